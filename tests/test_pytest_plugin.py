@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-from cachectl.timelines import files
+from support.timelines import read_timeline_file
 
 if TYPE_CHECKING:
     from homes import Home
@@ -275,7 +274,7 @@ def test_does_nothing():
     pass
 """
     session(home, tests, "--cachectl-timeline", "times/here")
-    written = {path.name: files.read(str(path)) for path in (home.path / "times" / "here").iterdir()}
+    written = {path.name: read_timeline_file(path) for path in (home.path / "times" / "here").iterdir()}
     assert len(written) == 2
     for timeline in written.values():
         assert "lookup" in {span.stage for span in timeline.spans}

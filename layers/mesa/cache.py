@@ -47,6 +47,7 @@ class MesaLookups(Lookups):
         regex(r"foz_cache(?:_idx)?\.foz|mesa_cache\.(?:db|idx)"),
         "Mesa keeps it open, and no event says which of its entries are read",
     )
+    mapped = OPENED
 
 
 class MesaShaderCache(Layer):

@@ -21,8 +21,8 @@ from cachectl.layers.base.store import Store, counting, each_part, remove_counte
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import means_no_file, status_at
 from cachectl.layers.host.processes import process_names, using
-from cachectl.layers.mesa.before_plans import Before
-from cachectl.layers.stores.tree import Leaf, Shape, Tree, scan_each
+from cachectl.layers.stores.tree import Leaf, Shape, Tree, always, scan_each
+from cachectl.layers.stores.tree_store import TreeStore
 
 if TYPE_CHECKING:
     from cachectl.layers.mesa import entries, owners
@@ -72,7 +72,7 @@ _NEVER: Final = "Mesa compiles it again in every run, and never replaces it"
 _DROPS: Final = "Mesa then drops every entry of the file"
 
 
-class ShaderCache(Before):
+class ShaderCache(TreeStore):
     """Entries in the three forms of Mesa; the role of a root says which one it has."""
 
     forms = ("mesa-entry/1",)
@@ -241,7 +241,7 @@ class ShaderCache(Before):
     # ------------------------------------------------------------------ clear
 
     def in_use(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
-        """Skip temporaries that a running process may be writing. Entries may be removed at any time.
+        """Skip what a running process may be writing or have open. Entries may be removed at any time.
 
         Machine code is removed with the last kernel of its driver and device: without a kernel, nothing shows
         that it is OpenCL's.
@@ -252,9 +252,13 @@ class ShaderCache(Before):
         now = self.environment.clock()
         for target in targets:
             age = now - (target.modified or now)
-            busy = isinstance(target, Orphan) and target.idle_only and users != () and age <= _REST_TIME
-            reason = f"changed {max(0, age):.0f} s ago, and Mesa is in use by {process_names(users)}"
-            yield target, reason if busy else None
+            reason = None
+            if isinstance(target, Orphan) and target.idle_only and users != ():
+                if any(shape.accepts(target.key) for shape in _PAIRED):
+                    reason = f"may be open in {process_names(users)}"
+                elif age <= _REST_TIME:
+                    reason = f"changed {max(0, age):.0f} s ago, and Mesa is in use by {process_names(users)}"
+            yield target, reason
 
     def _without_kernel(self, targets: Iterable[facts.Removable]) -> Iterator[Entry]:
         """Yield the entries of OpenCL that nothing could recognise without the targets."""
@@ -270,7 +274,7 @@ class ShaderCache(Before):
                 raws = (raw for raw in found if isinstance(raw, owners.Raw))
                 yield from owners.Owners(raws).without_kernel(keys)
 
-    def remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
+    def remove(self, root: Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Unlink entries and count the size again; in larger files, remove them under the lock of their file."""
         if root.role == MULTI_FILE:
             return remove_counted(self.name, self.changing(root), lambda _: self._remove_entries(root, targets))
@@ -300,7 +304,7 @@ class ShaderCache(Before):
             facts.Outcome(self.name, failed=notes) if trouble else facts.Outcome(self.name, skipped=notes)
         )
 
-    def _remove_entries(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
+    def _remove_entries(self, root: Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Remove a kernel of each driver and device last, and only if everything else could be removed.
 
         Without a kernel nothing shows whose they are, so after an interruption no purge would remove them.
@@ -313,14 +317,14 @@ class ShaderCache(Before):
             return outcome.plus(facts.Outcome(self.name, skipped=tuple(facts.Note(key, _KEPT) for key in sorted(last))))
         return outcome.plus(self._remove_files(root, [target for target in targets if target.key in last]))
 
-    def _remove_files(self, root: Root, targets: Iterable[facts.Target]) -> facts.Outcome:
+    def _remove_files(self, root: Root, targets: Iterable[facts.Removable]) -> facts.Outcome:
         """Remove files by their shapes; any tree removes cachectl's own."""
-        idle = using(OPENED, processes=self.environment.processes) == ()
-        groups: dict[Shape, list[facts.Target]] = {}
+        tidy = always if using(OPENED, processes=self.environment.processes) == () else None
+        groups: dict[Shape, list[facts.Removable]] = {}
         for target in targets:
             groups.setdefault(shape_of(root, target.key), []).append(target)
         removals = (
-            (str(root.path), own, partial(self.tree(root, shape).remove, own, tidy=idle))
+            (str(root.path), own, partial(self.tree(root, shape).remove, own, tidy=tidy))
             for shape, own in groups.items()
         )
         return each_part(self.name, removals)
@@ -372,7 +376,7 @@ class ShaderCache(Before):
                     complaint = error.message
                 if complaint is not None:
                     key, message = found.entry.key, f"{complaint}: {effect}"
-                    fix = f"cachectl purge {self.name} --key {key}"
+                    fix = f"cachectl purge --damaged {self.name}"
                     yield facts.Finding(
                         self.name, root.path, key, Severity.RECOMPILES, "damaged", message, fix, found.entry
                     )
@@ -387,7 +391,7 @@ class ShaderCache(Before):
             key = str(folder / name)
             leaf = self.tree(root, shape_of(root, key)).find(key)
             thing = None if leaf is None else leaf.orphan(root.path, problem.message)
-            fix = f"cachectl verify --quarantine {self.name}"
+            fix = f"cachectl purge --damaged {self.name}"
             yield facts.Finding(self.name, root.path, key, Severity.RECOMPILES, "file", problem.message, fix, thing)
 
     def _drifted(self, root: Root) -> Iterator[facts.Finding]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from functools import partial
 
-from cachectl.layers.base import facts
-from cachectl.layers.base.errors import Busy, Refused, not_a_key
+from cachectl.layers.base.errors import Refused
 from cachectl.layers.base.facts import Entry, Root
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.parts import EntryFiles, Lookups, Portability
-from cachectl.layers.host.open_files import open_elsewhere
 from cachectl.layers.miopen import places
 from cachectl.layers.miopen.places import SEPARATOR, TEMPORARY, DatabaseFile, Databases
 from cachectl.layers.stores.row_store import Rows
@@ -30,14 +27,6 @@ class MIOpenDatabases(Rows):
     @abstractmethod
     def file_of(self, file: DatabaseFile) -> RowFile:
         """Return an sqlite database as a file."""
-
-    @abstractmethod
-    def entry_aside(self, root: Root, file: DatabaseFile, target: facts.Target, thing: facts.Quarantined) -> str | None:
-        """Move an entry of a file into quarantine; return why it was left, or ``None``."""
-
-    @abstractmethod
-    def entry_back(self, root: Root, file: DatabaseFile, thing: facts.Quarantined, *, replace: bool) -> None:
-        """Put an entry back into its file."""
 
     def latest(self, databases: Databases) -> str | None:
         """Return the newest version in a root, which makes older ones stale; ``None`` if several MIOpens use it."""
@@ -66,34 +55,11 @@ class MIOpenDatabases(Rows):
         if databases.find(file.relative) is None and databases.blocked(file):
             raise Refused(self.name, "cannot put: a link, a folder, or somebody else's file stands there", file.path)
 
-    def quarantine(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
-        """Move an entry into quarantine, or an sqlite file that MIOpen cannot use and no program has open."""
-        relative, separator, _ = target.key.partition(SEPARATOR)
-        file = self.databases(root).find(relative)
-        if file is None:
-            return "already gone"
-        if separator:
-            return self.entry_aside(root, file, target, thing)
-        return self.file_of(file).set_file_aside(target, thing, partial(open_elsewhere, self.environment))
-
-    def restore(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
-        """Put an entry back unchanged, or move an sqlite file back."""
-        relative, separator, _ = thing.key.partition(SEPARATOR)
-        databases = self.databases(root)
-        file = databases.name(relative)
-        if file is None or (databases.find(relative) is None and databases.blocked(file)):
-            raise not_a_key(self.name, thing.key)
-        if separator:
-            self.entry_back(root, file, thing, replace=replace)
-            return
-        if (because := open_elsewhere(self.environment, file.path)) is not None:
-            raise Busy(self.name, because, file.path)
-        self.file_of(file).bring_file_back(thing, replace=replace)
-
 
 class MIOpenLookups(Lookups):
     """Old versions have a file for each kernel. Databases hold many entries."""
 
+    mapped = places.LIBRARIES
     files = EntryFiles(
         regex(r".*\.(?:u?kdb|u?db|txt)"), "no event says which records are read, or whether a lookup found one"
     )

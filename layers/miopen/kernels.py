@@ -27,7 +27,7 @@ from cachectl.layers.miopen.databases import MIOpenDatabases, MIOpenLayer, MIOpe
 from cachectl.layers.miopen.names import VERSION_FOLDER, program_names, version_numbers
 from cachectl.layers.miopen.places import LIBRARIES, SEPARATOR, TEMPORARY, DatabaseFile, Databases, judge, stale_because
 from cachectl.layers.stores.rows import Row, RowFile, Schema, disk_blocks, disk_usage
-from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree, scan_each
+from cachectl.layers.stores.tree import OWN_TEMPORARY, REFUSALS, Leaf, Shape, Tree, always, scan_each
 
 SWITCH: Final = "MIOPEN_DISABLE_CACHE"
 _ROW_FORM: Final = "miopen-kernel/1"
@@ -311,13 +311,14 @@ class KernelDatabases(MIOpenDatabases):
     def _shape(self, key: str) -> Shape | None:
         return next((shape for shape in self.shapes if shape.accepts(key)), None)
 
-    def remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
+    def remove(self, root: Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Delete rows, then vacuum. Never unlink a file that a program may have open, or whose log is pending."""
-        by_file: dict[str, list[facts.Target]] = {}
-        objects: list[facts.Target] = []
+        by_file: dict[str, list[facts.Removable]] = {}
+        objects: list[facts.Removable] = []
         for target in targets:
             file, separator, _ = target.key.partition(SEPARATOR)
-            (by_file.setdefault(file, []) if separator else objects).append(target)
+            is_object = (not separator and self._shape(target.key) is not None) or OWN_TEMPORARY.fullmatch(target.key)
+            (objects if is_object else by_file.setdefault(file, [])).append(target)
         parts: list[Part] = [
             (file, planned, partial(self._remove_from, root, file, planned)) for file, planned in by_file.items()
         ]
@@ -325,7 +326,7 @@ class KernelDatabases(MIOpenDatabases):
             planned = [target for target in objects if (self._shape(target.key) or self.shapes[0]) is shape]
             if planned:
                 tree = Tree(self.name, root.path, shape)
-                parts.append((str(root.path), planned, partial(tree.remove, planned, tidy=True)))
+                parts.append((str(root.path), planned, partial(tree.remove, planned, tidy=always)))
         return each_part(self.name, parts)
 
     def row_files(self, root: Root) -> Iterator[RowFile]:
@@ -339,33 +340,19 @@ class KernelDatabases(MIOpenDatabases):
         named = self.databases(root).name(file)
         return None if named is None else self._rows(named)
 
-    def foresee_rows(self, root: Root, file: str, targets: Sequence[facts.Target]) -> int | None:
-        """Delete the rows from a copy of the file."""
-        rows = self.row_file(root, file)
-        return None if rows is None else rows.foresee_delete(list(map(_planned_row, targets)))
-
-    def _remove_from(self, root: Root, relative: str, targets: Sequence[facts.Target]) -> facts.Outcome:
+    def _remove_from(self, root: Root, relative: str, targets: Sequence[facts.Removable]) -> facts.Outcome:
         file = self.databases(root).find(relative)
         if file is None:
             return facts.Outcome(self.name, skipped=tuple(facts.Note(target.key, "already gone") for target in targets))
         rows = self._rows(file)
-        planned = {target: _planned_row(target) for target in targets}
-        return self.remove_rows(rows, relative, planned, lambda: rows.delete(list(planned.values())))
+        if isinstance(targets[0], facts.Orphan):
+            return self.remove_damaged(rows, targets[0])
+        planned = {_planned_row(target): target for target in targets}
+        return self.remove_rows(rows, relative, planned, lambda: rows.delete(list(planned)))
 
     def file_of(self, file: DatabaseFile) -> RowFile:
         """Return a database with the table of new MIOpens."""
         return self._rows(file)
-
-    def entry_aside(self, root: Root, file: DatabaseFile, target: facts.Target, thing: facts.Quarantined) -> str | None:
-        """Move a row into quarantine."""
-        del root
-        return self._rows(file, self._schema(file) or kernel_db.SCHEMA).set_row_aside(_planned_row(target), thing)
-
-    def entry_back(self, root: Root, file: DatabaseFile, thing: facts.Quarantined, *, replace: bool) -> None:
-        """Insert a row again."""
-        del root
-        own = kernel_db.SCHEMA_2_3 if _plain(file) else kernel_db.SCHEMA
-        self._rows(file, own).bring_row_back(thing, replace=replace)
 
     def verify(self, root: Root) -> Iterator[facts.Finding]:
         """Unpack and check every row as MIOpen does when it loads it; no run repairs a row on which it throws."""
@@ -422,7 +409,7 @@ class KernelDatabases(MIOpenDatabases):
 
     def _file_fix(self, file: DatabaseFile) -> str:
         del file
-        return f"end every program that has it open, then: cachectl verify --quarantine {self.name}"
+        return f"end every program that has it open, then: cachectl purge --damaged {self.name}"
 
 
 class KernelLookups(MIOpenLookups):
@@ -522,7 +509,7 @@ def _flaws(row: Row, values: Sequence[object], seen: set[tuple[str, ...]]) -> It
         yield Severity.HARMLESS, code, message
 
 
-def _planned_row(target: facts.Target) -> Row:
+def _planned_row(target: facts.Removable) -> Row:
     return Row(target.stamp[0], _name_and_args(target.key), target.stamp[1])
 
 

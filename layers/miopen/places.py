@@ -449,7 +449,6 @@ def read_only(instead: str) -> Mapping[Ability, str]:
     return {
         Ability.PUT: f"{PACKAGED}; put into the layer {instead}, which MIOpen asks first",
         Ability.CLEAR: f"{PACKAGED}; its package manager removes them",
-        Ability.QUARANTINE: f"{PACKAGED}; its package manager puts whole ones there",
     }
 
 

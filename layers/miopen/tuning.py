@@ -30,17 +30,15 @@ from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Part, Store, each_part
 from cachectl.layers.base.switches import first_place, misread
 from cachectl.layers.disk.atomic import replace_file
-from cachectl.layers.disk.foresight import wait_until_free
 from cachectl.layers.disk.handles import blocks_at, blocks_of, opened, opened_root
 from cachectl.layers.disk.locks import record_lock
 from cachectl.layers.disk.presence import is_there, means_absent, status_at
 from cachectl.layers.miopen import places
 from cachectl.layers.miopen.databases import MIOpenDatabases, MIOpenLayer
 from cachectl.layers.miopen.places import LIBRARIES, SEPARATOR, DatabaseFile, Databases, judge, lock_files, owned_file
-from cachectl.layers.stores.quarantine import folder_pattern
 from cachectl.layers.stores.records import Fault, Record, RecordFile, record_complaint
 from cachectl.layers.stores.rows import RowFile, Schema, disk_blocks, disk_usage
-from cachectl.layers.stores.tree import NOTHING, OWN_TEMPORARY, REFUSALS, Tree
+from cachectl.layers.stores.tree import OWN_TEMPORARY, REFUSALS
 
 SWITCH: Final = "MIOPEN_DEBUG_DISABLE_FIND_DB"
 FIND_DB: Final = "MIOpen's find-db"
@@ -205,11 +203,6 @@ class TuningDatabases(MIOpenDatabases):
                 yield found.key, len(found.line) + 1, (found.checksum,)
 
     def _scan_orphans(self, root: Root) -> Iterator[facts.Orphan | Problem]:
-        for leaf in Tree(self.name, root.path, NOTHING).scan():
-            if isinstance(leaf, Problem):
-                yield leaf
-            elif not OWN_TEMPORARY.fullmatch(leaf.key):
-                yield leaf.orphan(root.path)
         try:
             names = sorted(os.listdir(root.path))
         except OSError as error:
@@ -393,17 +386,14 @@ class TuningDatabases(MIOpenDatabases):
             row = isinstance(target, facts.Entry) and target.key.partition(SEPARATOR)[0].endswith(endings)
             yield target, _LISTED_ONLY if row else None
 
-    def remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
+    def remove(self, root: Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Delete lines. Running programs keep the records that they have read."""
-        by_file: dict[str, dict[str, facts.Target]] = {}
+        by_file: dict[str, dict[str, facts.Removable]] = {}
         parts: list[Part] = []
         for target in targets:
             relative, separator, record = target.key.partition(SEPARATOR)
             if separator:
                 by_file.setdefault(relative, {})[record] = target
-            elif folder_pattern(self.name).fullmatch(target.key):
-                tree = Tree(self.name, root.path, NOTHING)
-                parts.append((target.key, (target,), partial(tree.remove, (target,))))
             else:
                 parts.append((target.key, (target,), partial(self._remove_orphan, root, target)))
         parts += [
@@ -412,7 +402,7 @@ class TuningDatabases(MIOpenDatabases):
         ]
         return each_part(self.name, parts)
 
-    def _remove_records(self, root: Root, relative: str, planned: Mapping[str, facts.Target]) -> facts.Outcome:
+    def _remove_records(self, root: Root, relative: str, planned: Mapping[str, facts.Removable]) -> facts.Outcome:
         file = self.databases(root).find(relative)
         if file is None:
             return facts.Outcome(
@@ -431,21 +421,7 @@ class TuningDatabases(MIOpenDatabases):
         skipped = () if failed else tuple(facts.Note(target.key, "changed since it was planned") for target in left)
         return facts.Outcome(self.name, len(gone), max(0, before - disk_usage(file.path)[1]), skipped, failed)
 
-    def foresee_rows(self, root: Root, file: str, targets: Sequence[facts.Target]) -> int | None:
-        """Delete the lines from a copy of the file."""
-        located = self.databases(root).find(file)
-        if located is None or any(SEPARATOR not in target.key for target in targets):
-            return None
-        for lock in self.lock_files(root, [target.key for target in targets]):
-            wait_until_free(self.name, lock, self.environment.lock_timeout)
-        return self._records(root, located).foresee_delete({target.key.partition(SEPARATOR)[2] for target in targets})
-
-    def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
-        """Return MIOpen's locks on the files of records."""
-        files = {key.partition(SEPARATOR)[0] for key in keys if SEPARATOR in key}
-        return [lock for file in sorted(files) for lock in lock_files(self.environment, root.path / file)]
-
-    def _remove_orphan(self, root: Root, target: facts.Target) -> facts.Outcome:
+    def _remove_orphan(self, root: Root, target: facts.Removable) -> facts.Outcome:
         path = root.path / target.key
         match = _SIDE_FILE.fullmatch(target.key)
         # MIOpen rewrites under its lock, so while cachectl holds it no program uses the temporary file.
@@ -494,19 +470,10 @@ class TuningDatabases(MIOpenDatabases):
         """Return a perf-db in sqlite."""
         return RowFile(self.name, file.path, PERF_TABLE, self.environment.lock_timeout)
 
-    def entry_aside(self, root: Root, file: DatabaseFile, target: facts.Target, thing: facts.Quarantined) -> str | None:
-        """Move a line into quarantine."""
-        return self._records(root, file).quarantine(target, thing)
-
-    def entry_back(self, root: Root, file: DatabaseFile, thing: facts.Quarantined, *, replace: bool) -> None:
-        """Append a line to its file."""
-        del replace
-        self._records(root, file).restore(thing)
-
     def _finding(self, root: Root, file: DatabaseFile, fault: Fault) -> facts.Finding:
         fix = {
             "newline": f"while nothing uses MIOpen: echo >> {shlex.quote(str(file.path))}",
-            "hidden": f"cachectl verify --quarantine {self.name}",
+            "hidden": f"cachectl purge --damaged {self.name}",
             "item": f"none needed; cachectl leaves line {fault.number} as it is",
         }.get(fault.code, f"while nothing uses MIOpen, delete line {fault.number} of {file.path}")
         message = f"line {fault.number}: {fault.message}"
@@ -523,7 +490,7 @@ class TuningDatabases(MIOpenDatabases):
         # A file that cannot be opened may be whole.
         damaged = isinstance(error, Damaged)
         severity, code = (Severity.FAILS, "damaged") if damaged else (Severity.HARMLESS, "unreadable")
-        fix = self._fix(file, f"end every program that has it open, then: cachectl verify --quarantine {self.name}")
+        fix = self._fix(file, f"end every program that has it open, then: cachectl purge --damaged {self.name}")
         thing = None
         if damaged and file.name.kind in self.tables:
             rows = RowFile(self.name, file.path, _PERF_DB, self.environment.lock_timeout)

@@ -6,7 +6,6 @@ Source: ``pytools/persistent_dict.py``.
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import starmap
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment, release_of
-from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Refused, Unreachable, not_a_key
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable, not_a_key
 from cachectl.layers.base.facts import Entry, Found, Problem, Root, Severity
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.store import each_part
@@ -23,20 +22,16 @@ from cachectl.layers.disk.presence import is_plain_file, means_absent
 from cachectl.layers.formats import pdict
 from cachectl.layers.formats.pickles import complaint as pickle_complaint
 from cachectl.layers.formats.pickles import is_framed
-from cachectl.layers.host.open_files import open_elsewhere
-from cachectl.layers.stores.quarantine import folder_pattern
 from cachectl.layers.stores.row_store import Rows
 from cachectl.layers.stores.rows import (
-    Deleted,
     Row,
     RowFile,
     Schema,
-    Weight,
     disk_blocks,
     disk_usage,
     without_companion,
 )
-from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree, scan_each
+from cachectl.layers.stores.tree import Leaf, Shape, Tree, always, scan_each
 
 if TYPE_CHECKING:
     from cachectl.layers.host.pythons import Python
@@ -210,14 +205,11 @@ class Dictionaries(Rows):
     def _concerns(self, root: Root, path: Path) -> bool:
         """Return whether something unreadable may contain entries of this layer: the root, or a folder by its name."""
         parts = path.relative_to(root.path).parts
-        return not parts or folder_pattern(self.name).fullmatch(parts[0]) is not None or self.owns(root, parts)
+        return not parts or self.owns(root, parts)
 
     def _is_own_orphan(self, leaf: Leaf) -> bool:
-        """Return whether an orphan is this layer's: in its quarantine, or left by an interrupted cachectl.
-
-        The latter belongs to the layer that takes all other dictionaries.
-        """
-        return leaf.orphan_rule is not None and (not OWN_TEMPORARY.fullmatch(leaf.key) or self.owns_identifier(""))
+        """Return whether an orphan is this layer's: one left by an interrupted cachectl, if it takes all others."""
+        return leaf.orphan_rule is not None and self.owns_identifier("")
 
     def _folder_entry(self, root: Root, name: pdict.DictionaryName, leaf: Leaf) -> Entry:
         staleness = self._staleness(name)
@@ -325,46 +317,18 @@ class Dictionaries(Rows):
 
     # ------------------------------------------------------------------ clear
 
-    def plan_everything(self, root: Root) -> facts.ClearPlan | None:
-        """Plan whole dictionaries by row count and last row id, without listing rows."""
-        targets: list[facts.Target] = []
-        failed: list[facts.Note] = []
-        for name in self.dictionaries(root):
-            path = root.path / name.file
-            if name.generation != "v5":
-                return None
-            try:
-                weight = self._rows(path).sum() if is_plain_file(path) else Weight(0, 0, 0)
-            except (LayerError, OSError) as error:
-                failed.append(facts.Note(name.file, self.unread(path, error).message))
-                continue
-            if weight.rows:
-                targets.append(facts.Target(root.path, name.file, weight.bytes, weight.rows, (weight.last,)))
-        for found in self._folders(root):
-            if isinstance(found, Problem):
-                failed += [facts.Note(str(found.path), found.message)] if found.hides else []
-            else:
-                targets.append(facts.Target(root.path, found.key, found.bytes, 0, found.stamp))
-        return facts.ClearPlan(self.name, tuple(targets), failed=tuple(failed))
-
-    def remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
+    def remove(self, root: Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Delete rows, then vacuum. Never unlink a file that a program may have open."""
         by_file = self._by_file((target.key, target) for target in targets).items()
         return each_part(
             self.name, ((file, planned, partial(self._remove_from, root, file, planned)) for file, planned in by_file)
         )
 
-    def _remove_from(self, root: Root, file: str, planned: list[facts.Target]) -> facts.Outcome:
+    def _remove_from(self, root: Root, file: str, planned: list[facts.Removable]) -> facts.Outcome:
         if file.endswith(".sqlite"):
             return self._remove_rows(root, file, planned)
         shape = _FOLDERS[file.startswith("pdict-v2-")]
-        return Tree(self.name, root.path, shape).remove(planned, tidy=True)
-
-    def foresee_rows(self, root: Root, file: str, targets: Sequence[facts.Target]) -> int | None:
-        """Delete the rows from a copy of the file."""
-        rows = self.row_file(root, file)
-        whole = any(self.separator not in target.key for target in targets)
-        return None if rows is None else rows.foresee_delete(None if whole else list(map(_planned_row, targets)))
+        return Tree(self.name, root.path, shape).remove(planned, tidy=always)
 
     def row_files(self, root: Root) -> Iterator[RowFile]:
         """Return the dictionaries of rows."""
@@ -375,34 +339,13 @@ class Dictionaries(Rows):
         """Return a dictionary of rows."""
         return self._rows(root.path / file) if file.endswith(".sqlite") else None
 
-    def _remove_rows(self, root: Root, file: str, targets: list[facts.Target]) -> facts.Outcome:
+    def _remove_rows(self, root: Root, file: str, targets: list[facts.Removable]) -> facts.Outcome:
         rows = self._rows(root.path / file)
-        planned = {target: _planned_row(target) if self.separator in target.key else None for target in targets}
-        return self.remove_rows(rows, file, planned, partial(_delete_rows, rows, targets))
-
-    # ------------------------------------------------------------------ quarantine
-
-    def quarantine(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
-        """Move a row into quarantine, or a damaged file that no program has open."""
-        file, _, digest = target.key.partition("/")
-        rows = self._rows(root.path / file)
-        if digest:
-            return rows.set_row_aside(Row(target.stamp[0], (digest,), target.stamp[1]), thing)
-        return rows.set_file_aside(target, thing, partial(open_elsewhere, self.environment))
-
-    def restore(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
-        """Insert a row again, or move a file back."""
-        file, _, digest = thing.key.partition("/")
-        name = pdict.parse_name(file, self.environment.python)
-        if name is None or not self.owns_identifier(name.identifier):
-            raise not_a_key(self.name, thing.key)
-        rows = self._rows(root.path / file)
-        if digest:
-            rows.bring_row_back(thing, replace=replace)
-            return
-        if (because := open_elsewhere(self.environment, rows.path)) is not None:
-            raise Busy(self.name, because, rows.path)
-        rows.bring_file_back(thing, replace=replace)
+        damaged = next((target for target in targets if isinstance(target, facts.Orphan)), None)
+        if damaged is not None:
+            return self.remove_damaged(rows, damaged)
+        planned = {_planned_row(target): target for target in targets}
+        return self.remove_rows(rows, file, planned, lambda: rows.delete(list(planned)))
 
     # ------------------------------------------------------------------ verify
 
@@ -436,12 +379,12 @@ class Dictionaries(Rows):
     def _damaged_row(self, root: Root, file: str, row: Row, message: str) -> facts.Finding:
         key = f"{file}/{row.key[0]}"
         thing = Entry(self.name, key, root.path, row.bytes, 0, stamp=(row.rowid, row.bytes))
-        fix = f"cachectl purge {self.name} --key {shlex.quote(key)}"
+        fix = f"cachectl purge --damaged {self.name}"
         return facts.Finding(self.name, root.path, key, Severity.FAILS, "pickle", message, fix, thing)
 
     def _damaged_file(self, root: Root, file: str, message: str) -> facts.Finding:
         thing = self._rows(root.path / file).orphan(root.path, file, message)
-        fix = f"end every program that has it open, then: cachectl verify --quarantine {self.name}"
+        fix = f"end every program that has it open, then: cachectl purge --damaged {self.name}"
         return facts.Finding(self.name, root.path, file, Severity.FAILS, "sqlite", message, fix, thing)
 
 
@@ -523,15 +466,8 @@ def _generation(pytools: str | None) -> tuple[str, bool] | None:
     return ("v5", False) if release >= (2024, 1, 4) else ("v4", True)
 
 
-def _planned_row(target: facts.Target) -> Row:
+def _planned_row(target: facts.Removable) -> Row:
     return Row(target.stamp[0], (target.key.partition("/")[2],), target.stamp[1])
-
-
-def _delete_rows(rows: RowFile, targets: list[facts.Target]) -> Deleted | None:
-    whole = next((target for target in targets if "/" not in target.key), None)
-    if whole is not None:
-        return rows.delete_up_to(Weight(whole.entries, whole.bytes, whole.stamp[0]))
-    return rows.delete(list(map(_planned_row, targets)))
 
 
 def _as_bytes(value: object) -> bytes:

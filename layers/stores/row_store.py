@@ -5,14 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.errors import Busy, Damaged, LayerError, NoRoom, reason_of
+from cachectl.layers.base.errors import Busy, Damaged, LayerError, reason_of
 from cachectl.layers.base.facts import Problem, Root
 from cachectl.layers.base.store import Store
-from cachectl.layers.stores.rows import Deleted, Row, RowFile, allocated, companions_of, disk_usage
+from cachectl.layers.host.open_files import open_elsewhere
+from cachectl.layers.stores.rows import Deleted, Row, RowFile, allocated, disk_usage
 
 T = TypeVar("T")
 
@@ -27,9 +29,10 @@ class Rows(Store):
     #: True because sqlite writes a journal before it deletes rows.
     clearing_needs_room = True
 
-    def failed_rows(self, file: str, targets: Sequence[facts.Target], error: LayerError) -> facts.Note:
-        """Return the reason why rows of a file could not be removed, and those to retry when there is room."""
-        return facts.Note(file, self.with_fix(error), tuple(targets) if isinstance(error, NoRoom) else ())
+    def failed_rows(self, file: str, targets: Sequence[facts.Removable], error: LayerError) -> facts.Note:
+        """Return the reason why rows of a file could not be removed."""
+        del targets
+        return facts.Note(file, self.with_fix(error))
 
     def unread(self, path: Path, error: LayerError | OSError) -> Problem:
         """Return the problem of a file with unlisted rows, because of a lock, an error or damage."""
@@ -53,14 +56,6 @@ class Rows(Store):
     @abstractmethod
     def write_rows(self, root: Root, file: str, artifacts: Sequence[facts.Artifact]) -> Mapping[str, bool | LayerError]:
         """Insert new rows into one file in one transaction; return for each key the result of :meth:`put_new`."""
-
-    def foresee_rows(self, root: Root, file: str, targets: Sequence[facts.Target]) -> int | None:
-        """Return the bytes that removing targets from one file would free.
-
-        ``None`` for a file that is no database. Raises :class:`LayerError` if none of them could be removed.
-        """
-        del root, file, targets
-        return None
 
     def row_files(self, root: Root) -> Iterable[RowFile]:
         """Return the databases of a root that exist and can be used."""
@@ -87,22 +82,26 @@ class Rows(Store):
             with suppress(LayerError):
                 rows.recover()
 
+    def remove_damaged(self, rows: RowFile, target: facts.Removable) -> facts.Outcome:
+        """Remove a whole database that its library cannot use, if no program has it open."""
+        reason = rows.remove_damaged(target.stamp, partial(open_elsewhere, self.environment))
+        if reason is not None:
+            return facts.Outcome(self.name, skipped=(facts.Note(target.key, reason),))
+        return facts.Outcome(self.name, bytes_freed=target.bytes)
+
     def remove_rows(
-        self, rows: RowFile, file: str, planned: Mapping[facts.Target, Row | None], delete: Callable[[], Deleted | None]
+        self, rows: RowFile, file: str, planned: Mapping[Row, facts.Removable], delete: Callable[[], Deleted]
     ) -> facts.Outcome:
         """Remove targets from one database by ``delete``, and free the space; count removed rows even if that fails.
 
-        ``planned`` gives the row of each target, ``None`` for one that means all rows. ``delete`` returns ``None``
-        if nothing is as planned.
+        ``planned`` gives the target of each row.
         """
         before = disk_usage(rows.path)[1], allocated(rows.path)
         try:
-            done = delete() or Deleted(0)
+            done = delete()
         except LayerError as error:
             done = _deleted_in_spite_of(error, rows, planned)
-        rest = [
-            target for target, row in planned.items() if (not done.removed if row is None else row not in done.rows)
-        ]
+        rest = [target for row, target in planned.items() if row not in done.rows]
         failed: list[facts.Note] = []
         skipped: list[facts.Note] = []
         if done.stopped is not None:
@@ -129,46 +128,6 @@ class Rows(Store):
         """Return a database, existing or not, by the name that keys begin with; ``None`` for any other name."""
         del root, file
         return None
-
-    def held_in(self, root: Root, keys: Sequence[str]) -> Mapping[str, tuple[Path, ...]]:
-        """Return the database of each row, and the files that sqlite keeps beside it."""
-        found: dict[str, tuple[Path, ...]] = {}
-        for file, listed in self._by_file((key, key) for key in keys).items():
-            path = root.path / file
-            shared = (path, *companions_of(path))
-            is_folder = path.is_dir()
-            found |= {key: (root.path / key,) if is_folder else shared for key in listed}
-        return found
-
-    def foresee_write(self, root: Root, keys: Sequence[str]) -> Mapping[str, LayerError]:
-        """Check each database once."""
-        refused: dict[str, LayerError] = {}
-        alone: list[str] = []
-        for file, listed in self._by_file((key, key) for key in keys).items():
-            rows = self.row_file(root, file)
-            if rows is None:
-                alone += listed
-                continue
-            try:
-                rows.foresee_insert()
-            except LayerError as error:
-                refused.update(dict.fromkeys(listed, error))
-        return {**super().foresee_write(root, alone), **refused}
-
-    def foresee_removal(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Foresight:
-        """Check each file once: it is written as a whole or not at all."""
-        seen = facts.Foresight()
-        for file, planned in self._by_file((target.key, target) for target in targets).items():
-            try:
-                freed = self.foresee_rows(root, file, planned)
-            except LayerError as error:
-                seen = seen.plus(facts.Foresight(failed=(facts.Note(file, error.message),)))
-                continue
-            if freed is None:
-                seen = seen.plus(super().foresee_removal(root, tuple(planned)))
-            else:
-                seen = seen.plus(facts.Foresight(tuple(planned), freed))
-        return seen
 
     def read_row(self, root: Root, key: str) -> facts.Artifact | None:
         """Read one row as :meth:`read_rows` does; raises its error."""
@@ -222,16 +181,13 @@ class Rows(Store):
         return found
 
 
-def _deleted_in_spite_of(error: LayerError, rows: RowFile, planned: Mapping[facts.Target, Row | None]) -> Deleted:
+def _deleted_in_spite_of(error: LayerError, rows: RowFile, planned: Mapping[Row, facts.Removable]) -> Deleted:
     """Count the planned rows that are gone after a failure.
 
     If the file cannot be read, that is none: the next program that opens it rolls back an interrupted write.
     """
     try:
-        whole = next((target for target, row in planned.items() if row is None), None)
-        if whole is not None:
-            return Deleted(max(0, whole.entries - rows.sum().rows), stopped=error)
-        named = [row for row in planned.values() if row is not None]
+        named = list(planned)
         left = rows.read_many([row.key for row in named])
     except LayerError:
         return Deleted(0, stopped=error)

@@ -13,7 +13,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -21,8 +21,7 @@ from typing import Final, NamedTuple, TypeVar
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Unreachable
 from cachectl.layers.base.facts import Orphan
-from cachectl.layers.disk.atomic import create, place_new, write_synced
-from cachectl.layers.disk.foresight import file_closed_because, wait_until_free
+from cachectl.layers.disk.atomic import create, place_new
 from cachectl.layers.disk.handles import (
     NO_ROOM,
     blocks_of,
@@ -32,14 +31,12 @@ from cachectl.layers.disk.handles import (
     status_of,
 )
 from cachectl.layers.disk.locks import LOCK_TIMEOUT
-from cachectl.layers.disk.plain import STAGE, borrow, open_plain, plain_identity, read_locked, read_plain, release
+from cachectl.layers.disk.plain import STAGE, borrow, open_plain, plain_identity, release
 from cachectl.layers.disk.presence import is_there
 from cachectl.layers.stores.database import (
     COMPANIONS,
-    WAL_MODE,
     Connection,
     demand_made_by,
-    demand_writable,
     has_journal,
     locked_too_long,
     on_disk,
@@ -47,7 +44,6 @@ from cachectl.layers.stores.database import (
     opened_for_writing,
 )
 from cachectl.layers.stores.emptying import EMPTY_PAGE_SIZES, empty_image, punch_free_pages, write_empty
-from cachectl.layers.stores.quarantine import Quarantine, demand, folder_of
 
 T = TypeVar("T")
 
@@ -583,45 +579,6 @@ class RowFile:
         connection.execute("commit")
         return removed
 
-    def foresee_delete(self, rows: Sequence[Row] | None) -> int:
-        """Return the bytes by which the file and its journals would shrink without these rows (``None``: all rows).
-
-        Changes nothing: the rows are deleted from a copy. Raises as :meth:`foresee_insert`.
-        """
-        self.foresee_insert()
-        before = disk_usage(self.path)[1]
-        # Without a name sqlite keeps the copy in memory, or in a temporary file if it is large.
-        with self._reading() as connection, closing(sqlite3.connect("", isolation_level=None)) as copy:
-            # This statement has a budget; the copy has none, and would run for ever on a damaged file.
-            connection.execute(f"select max({self.schema.size}) from {self.schema.table}")
-            connection.backup(copy)
-            if rows is None:
-                copy.execute(f"delete from {self.schema.table}")
-            else:
-                copy.execute("begin")
-                places = ((row.rowid,) for row in rows)
-                copy.executemany(f"delete from {self.schema.table} where rowid = ?", places)
-                copy.execute("commit")
-            copy.execute("vacuum")
-            pages, size = (int(copy.execute(f"pragma {name}").fetchone()[0]) for name in ("page_count", "page_size"))
-        return max(0, before - pages * size)
-
-    def foresee_insert(self) -> None:
-        """Raise the error of any writing, as far as file modes and locks show it. Changes nothing."""
-        with self._translated():
-            demand_writable(self.layer, self.path)
-        if (because := file_closed_because(self.path)) is not None:
-            message = f"cannot be written: {because}; make the file and its folder writable"
-            raise Unreachable(self.layer, message, self.path)
-        if not os.path.lexists(self.path):
-            return
-        log = read_locked(self.path, limit=20)[18:20] == WAL_MODE
-        shared = self.path.with_name(self.path.name + "-shm")
-        # In that mode programs hold a lock on the file as long as they have it open.
-        wait_until_free(
-            self.layer, shared if log else self.path, self.lock_timeout, span=_WAL_WRITE_LOCK if log else _WHOLE_FILE
-        )
-
     def _rows_if_all(self, connection: Connection, weight: Weight) -> int | None:
         """Return the number of rows if a weight covers all of them, ``None`` otherwise."""
         query = f"select count(*), coalesce(sum({self.schema.size}), 0), coalesce(max(rowid), 0)"
@@ -670,8 +627,6 @@ class RowFile:
         doubtful = "disk I/O error" in text or "unable to open" in text
         return _FULL in text or (doubtful and lacks_room(self.path.parent))
 
-    # ------------------------------------------------------------------ quarantine
-
     def orphan(self, root: Path, key: str, why: str) -> Orphan | None:
         """Return the whole file as an orphan; ``None`` if it has gone, or is no plain file."""
         with suppress(OSError):
@@ -679,62 +634,29 @@ class RowFile:
             return Orphan(key, root, stamp[1], 1, stamp[2] / 1e9, why, stamp=stamp)
         return None
 
-    def set_row_aside(self, row: Row, thing: facts.Quarantined) -> str | None:
-        """Copy a row into quarantine, then delete it; return why it was left, or ``None``."""
-        with self._translated("move aside"), opened_root(thing.root) as root:
-            values = self._whole(row)
-            if root is None or values is None:
-                return _CHANGED
-            with Quarantine(self.layer, thing.root).shelf(root, thing) as shelf:
-                write_synced(shelf.handle, _ROW, write_row(self.schema.columns, values))
-                try:
-                    shelf.taken = bool(self.delete([row]).removed)
-                except LayerError:
-                    # Keep the copy until it is certain that the row stays.
-                    shelf.taken = self._whole(row) is None
-                    raise
-                finally:
-                    if not shelf.taken:
-                        with suppress(FileNotFoundError):
-                            os.unlink(_ROW, dir_fd=shelf.handle)
-        return None if shelf.taken else _CHANGED
+    def remove_damaged(self, stamp: tuple[int, ...], in_use: Callable[[Path], str | None]) -> str | None:
+        """Remove the whole file with its journals; return why it was left, or ``None``.
 
-    def bring_row_back(self, thing: facts.Quarantined, *, replace: bool) -> None:
-        """Insert a row from quarantine. Raises :class:`EntryExists` as :meth:`insert`."""
-        with Quarantine(self.layer, thing.root).taken(thing) as folder:
-            demand(self.layer, folder, _ROW)
-            values = read_row(read_plain(_ROW, dir_fd=folder))
-            if values is None or set(values) != set(self.schema.columns):
-                raise Damaged(self.layer, "the row in quarantine is not one of this table", self.path)
-            key = [str(values[column]) for column in self.schema.key]
-            self.insert(key, [values[column] for column in self.schema.values], replace=replace)
-
-    def set_file_aside(
-        self, target: facts.Target, thing: facts.Quarantined, in_use: Callable[[Path], str | None]
-    ) -> str | None:
-        """Move the whole file into quarantine with its journals; return why it was left, or ``None``.
-
-        Only a file that its library cannot use is moved, and only while nobody has it open: ``in_use`` returns who has.
-        It is moved before its journals, by one rename (sqlite drops a journal without a database). Then it is checked
-        again, under a name that no program knows: if it is sound by now, or open, it is moved back.
+        Only a file that its library cannot use is removed, and only while nobody has it open: ``in_use`` returns who
+        has. It is moved before its journals, by one rename (sqlite drops a journal without a database). Then it is
+        checked again, under a name that no program knows: if it is sound by now, or open, it is moved back.
         """
-        with self._translated("move aside"), opened_root(thing.root) as root, opened_root(self.path.parent) as parent:
-            if root is None or parent is None or file_stamp(self.path) != target.stamp:
+        with self._translated("remove"), opened_root(self.path.parent) as parent:
+            if parent is None or file_stamp(self.path) != stamp:
                 return _CHANGED
             if (because := in_use(self.path)) is not None:
                 return because
-            with Quarantine(self.layer, thing.root).shelf(root, thing) as shelf:
-                os.rename(self.path.name, self.path.name, src_dir_fd=parent, dst_dir_fd=shelf.handle)
-                moved = RowFile(self.layer, folder_of(thing) / self.path.name, self.schema, self.lock_timeout)
+            with own_folder(parent, STAGE) as (trash, folder):
+                os.rename(self.path.name, self.path.name, src_dir_fd=parent, dst_dir_fd=trash)
+                moved = RowFile(self.layer, self.path.parent / folder / self.path.name, self.schema, self.lock_timeout)
                 because = in_use(moved.path)
-                if because is None and (file_stamp(moved.path) != target.stamp or moved.is_sound()):
+                if because is None and (file_stamp(moved.path) != stamp or moved.is_sound()):
                     because = _CHANGED
                 if because is not None:
-                    place_new(self.path.name, self.path.name, src=shelf.handle, dst=parent)
+                    place_new(self.path.name, self.path.name, src=trash, dst=parent)
                     return because
-                shelf.taken = True
                 for name in self._journals(parent):
-                    os.rename(name, name, src_dir_fd=parent, dst_dir_fd=shelf.handle)
+                    os.rename(name, name, src_dir_fd=parent, dst_dir_fd=trash)
                 os.fsync(parent)
         return None
 
@@ -745,61 +667,11 @@ class RowFile:
         except LayerError:
             return False
 
-    def bring_file_back(self, thing: facts.Quarantined, *, replace: bool) -> None:
-        """Move the whole file back into its place, with its journals.
-
-        Raises :class:`EntryExists` if another file is there and ``replace`` is not set; the caller ensures that nobody
-        has that one open. After any error the previous file is in its place again.
-        """
-        with self._translated("put it back"), Quarantine(self.layer, thing.root).taken(thing) as folder:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with opened_root(self.path.parent) as parent:
-                demand(self.layer, folder, self.path.name)
-                if parent is None:
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-                if status_of(parent, self.path.name) is not None and not replace:
-                    raise EntryExists(self.layer, self.path)
-                with own_folder(parent, STAGE) as (aside, _):
-                    self._exchange(folder, parent, aside)
-
-    def _exchange(self, folder: int, parent: int, aside: int) -> None:
-        """Move the present file aside and the quarantined one in; undo that on failure."""
-        standing = [self.path.name] if status_of(parent, self.path.name) is not None else []
-        standing += self._journals(parent)
-        if standing[:1] == [self.path.name]:
-            plain_identity(self.path)
-        gone: list[str] = []
-        placed: list[str] = []
-        try:
-            # A database is moved out before its journals and in after them, so it never meets those of another.
-            for name in standing:
-                os.rename(name, name, src_dir_fd=parent, dst_dir_fd=aside)
-                gone.append(name)
-            for name in [*self._journals(folder), self.path.name]:
-                place_new(name, name, src=folder, dst=parent)
-                placed.append(name)
-            os.fsync(parent)
-        except BaseException as error:
-            for name in reversed(placed):
-                os.rename(name, name, src_dir_fd=parent, dst_dir_fd=folder)
-            for name in reversed(gone):
-                os.rename(name, name, src_dir_fd=aside, dst_dir_fd=parent)
-            if isinstance(error, FileExistsError):
-                raise EntryExists(self.layer, self.path) from error
-            raise
-
     def _journals(self, folder: int) -> list[str]:
         """Return the names of the database's plain companion files in a folder."""
         names = [self.path.name + companion for companion in COMPANIONS]
         found = ((name, status_of(folder, name)) for name in names)
         return [name for name, status in found if status is not None and stat.S_ISREG(status.st_mode)]
-
-    def _whole(self, row: Row) -> tuple[object, ...] | None:
-        columns = ", ".join(f'"{column}"' for column in self.schema.columns)
-        query = f"select {columns} from {self.schema.table} where rowid = ? and {self.schema.where_key}"
-        with self._reading() as connection:
-            found = connection.execute(query, (row.rowid, *row.key)).fetchone()
-            return None if found is None else tuple(found)
 
     # ------------------------------------------------------------------ interrupted writes
 

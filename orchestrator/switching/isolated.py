@@ -26,7 +26,6 @@ from cachectl.layers.disk.copies import PREFIX, abandoned_copies, stage_in, user
 from cachectl.layers.disk.plain import STAGE
 from cachectl.layers.disk.private_folders import temporary_parent, temporary_parents
 from cachectl.layers.disk.temporaries import TEMPORARY, Abandoned, Owned, abandoned_in
-from cachectl.layers.disk.trust import as_owner
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
@@ -354,11 +353,10 @@ def remove_copies(environment: Environment) -> tuple[Orphan, ...]:
     The superuser removes none from another user's home.
     """
     left = abandoned_copies(environment) or ()
-    if left and environment.superuser and not environment.over_others and left[0].root.stat().st_uid != 0:
+    if left and environment.superuser and left[0].root.stat().st_uid != 0:
         return ()
     for copy in left:
-        with as_owner(copy.root):
-            _remove(copy.root / copy.key)
+        _remove(copy.root / copy.key)
     return tuple(copy for copy in left if not (copy.root / copy.key).exists())
 
 

@@ -17,7 +17,7 @@ from cachectl.inspecting import entries as listing
 from cachectl.inspecting.verify import findings
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.facts import Entry
-from cachectl.layers.base.selection import Selection
+from cachectl.layers.base.selection import ALL
 from cachectl.switching.shells import format_changes
 
 if TYPE_CHECKING:
@@ -270,9 +270,7 @@ def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.Mo
     assert {(trouble.layer, trouble.failed) for trouble in noticed} == {("pocl", True), ("cuda", True)}
     with pytest.warns(RuntimeWarning, match="Input/output error"):
         list(stack.entries())
-    outcomes = {
-        outcome.layer: outcome for outcome in plan(stack.clearable(), Selection(larger_than=1)).apply().outcomes
-    }
+    outcomes = {outcome.layer: outcome for outcome in plan(stack.clearable(), ALL).apply().layers}
     assert outcomes["cuda"].failed
     assert not outcomes["loopy"].failed
     assert {finding.layer for finding in findings(stack)} >= {"cuda"}

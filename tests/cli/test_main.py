@@ -204,7 +204,7 @@ def test_misuse_gets_one_line_and_its_status(home: Home, arguments: list[str], s
         ("run --no-cache git log -- x.py", "run --no-cache -- git log -- x.py"),
         ("run --isolated kept -- python x.py", "run --isolated=kept -- python x.py"),
         ("trace python x.py", "trace -- python x.py"),
-        ("trace --kernels --json - python x.py --json y", "trace --kernels --json - -- python x.py --json y"),
+        ("trace --explain --json - python x.py --json y", "trace --explain --json - -- python x.py --json y"),
         ("bench -n 3 python x.py -n 5", "bench -n 3 -- python x.py -n 5"),
     ],
 )

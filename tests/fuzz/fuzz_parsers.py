@@ -36,7 +36,6 @@ from cachectl.layers.mesa.formats import Database, Fossilize
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen import names as miopen_names
 from cachectl.layers.pyopencl import info as pyopencl_info
-from cachectl.layers.stores import quarantine, rows
 from cachectl.layers.stores.archive import artifact_from_bytes, unpack
 from cachectl.layers.stores.records import Record, RecordFile
 
@@ -122,16 +121,6 @@ def _source(data: bytes) -> None:
     opencl_source.kernel_names(data)
 
 
-def _quarantined(data: bytes) -> None:
-    root = Path("/root")
-    label = quarantine.read_label(data, root)
-    if label is not None:
-        assert quarantine.read_label(quarantine.write_label(label), root) == label
-    row = rows.read_row(data)
-    if row is not None:
-        assert rows.read_row(rows.write_row(tuple(row), tuple(row.values()))) is not None
-
-
 def _neo(data: bytes) -> None:
     neo_binaries.complaint(data)
     neo_binaries.describe(data)
@@ -186,7 +175,6 @@ PARSERS: Final[tuple[Callable[[bytes], None], ...]] = (
     _archive,
     _objects,
     _source,
-    _quarantined,
     _neo,
     _bitcode,
     _comgr,

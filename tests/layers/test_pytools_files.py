@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import shlex
 import sqlite3
 import struct
 import subprocess
@@ -59,7 +58,7 @@ def test_a_broken_file_is_a_problem_and_a_finding(home: Home, content: bytes) ->
     "arguments",
     [
         ["purge", "--all"],
-        *thorough(["purge", "pytools", "--larger-than", "1B"], ["prune", "--max-size", "1B"]),
+        *thorough(["prune", "--max-size", "1B"]),
     ],
 )
 def test_a_purge_names_the_cure_of_a_broken_dictionary_and_clears_the_others(home: Home, arguments: list[str]) -> None:
@@ -78,7 +77,7 @@ def test_a_purge_names_the_cure_of_a_broken_dictionary_and_clears_the_others(hom
     assert done.returncode == 1
     said = done.stderr.splitlines()
     assert len(said) == 2, said
-    cure = "cachectl verify --quarantine pytools"
+    cure = "cachectl purge --damaged pytools"
     assert all(line.startswith("cachectl: pytools: ") and cure in line for line in said)
     left = {entry["key"].partition("/")[0] for entry in home.json("ls", "pytools", check=False)["entries"]}
     assert left == set()
@@ -139,7 +138,7 @@ def test_rows_that_a_vacuum_numbered_anew_are_not_taken_for_older_ones(home: Hom
         connection.execute("delete from dict where rowid < 5")
         layer = PytoolsDictionaries(environment)
         plan = layer.plan_clear()
-        assert plan.entries == 1
+        assert len(plan.entries) == 1
         connection.execute("vacuum")
         connection.execute("insert into dict values (?, ?)", ("f" * 16, b"\x80\x04N."))
     # The row that came after the plan stays, even if this sqlite reuses row ids.
@@ -242,15 +241,6 @@ def test_a_pipe_under_a_dictionarys_name_makes_nobody_wait(home: Home) -> None:
     assert len(list(layer.verify(root))) == 1
     with pytest.raises(LayerError):
         layer.get(f"{file}/{'a' * 16}")
-
-
-def test_advice_is_safe_to_paste(home: Home) -> None:
-    environment = home.environment()
-    key = "x'; touch pwned; '"
-    dictionary(home.path / ".cache" / "pytools", f"pdict-v5-mine-{environment.python}.sqlite", {key: b"junk"})
-    layer = PytoolsDictionaries(environment)
-    (finding,) = layer.verify(layer.roots()[0])
-    assert shlex.split(finding.fix)[-1] == finding.key
 
 
 def test_a_purge_that_came_second_frees_nothing(home: Home) -> None:

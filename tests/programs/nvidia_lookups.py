@@ -69,7 +69,7 @@ class Job:
         """Trace the program, if asked while another one runs it too, and return the document."""
         document = self.folder / "trace.json"
         other = subprocess.Popen(PROGRAM, env=self.variables) if beside else None
-        done = self.cachectl("trace", "--kernels", *options, "--json", str(document), "--force", "--", *self.logged())
+        done = self.cachectl("trace", *options, "--json", str(document), "--force", "--", *self.logged())
         if other is not None:
             other.wait()
         read: dict[str, Any] = json.loads(document.read_text())

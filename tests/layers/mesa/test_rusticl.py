@@ -157,8 +157,7 @@ def test_rusticl_runs_what_put_has_placed(
 
 @pytest.mark.real
 @pytest.mark.parametrize("store", STORES)
-@pytest.mark.parametrize("by", ["quarantine", "purge"])
-def test_damage_that_mesa_never_repairs_is_found_and_fixed(store: str, by: str, cold: Home) -> None:
+def test_damage_that_mesa_never_repairs_is_found_and_fixed(store: str, cold: Home) -> None:
     rusticl(cold, 1, **STORES[store])
     layer = real(cold, store)
     bad = next(name for name, found in listed(layer).items() if found.kernels is None)
@@ -174,10 +173,7 @@ def test_damage_that_mesa_never_repairs_is_found_and_fixed(store: str, by: str, 
         assert damaged in holder.read_bytes()
     (finding,) = cold.json("verify", "mesa", check=False)["findings"]
     assert (finding["key"], finding["severity"]) == (bad, "recompiles every run")
-    if by == "quarantine":
-        assert cold.cachectl("verify", "--quarantine", "mesa").returncode == 0
-    else:
-        assert cold.cachectl(*finding["fix"].split()[1:]).returncode == 0
+    assert cold.cachectl(*finding["fix"].split()[1:]).returncode == 0
     assert rusticl(cold, 1, **STORES[store])["results"] == [2.0]
     assert _got(layer, bad).data == whole
     assert cold.json("verify", "mesa")["findings"] == []

@@ -171,7 +171,7 @@ def test_a_row_that_miopen_loads_is_no_damage(tmp_path: Path, values: Values, co
     layer = MIOpenKernels(environment_of(tmp_path))
     findings = list(layer.verify(layer.roots()[0]))
     assert [(finding.code, finding.severity) for finding in findings] == [(code, Severity.HARMLESS) for code in codes]
-    # Nothing that could be moved into quarantine.
+    # Nothing that is removed as damaged.
     assert [finding.thing for finding in findings] == [None] * len(codes)
     got = layer.get(key_of("odd.cl.o"))
     assert got is not None
@@ -243,18 +243,14 @@ def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path) -> None:
     assert [note.key for note in done.conflicts] == [f"ns%3A%3Aname.cl.o::{ARGS}"]
 
 
-def test_a_kernel_with_colons_in_its_name_is_moved_brought_back_and_purged(home: Home) -> None:
+def test_a_kernel_with_colons_in_its_name_is_purged(home: Home) -> None:
     odd: dict[str, Values] = {"ns::name.cl.o": (BLOB, "0" * 32, SIZE)}
     path = store(user_file(home.path), odd)
     (finding,) = home.json("verify", "miopen", check=False)["findings"]
     assert finding["fix"] == f"cachectl purge miopen --key '{key_of('ns%3A%3Aname.cl.o')}'"
     export = export_files(home.environment(), "db")
     assert [note.key for note in export.failures] == [f"ns%3A%3Aname.cl.o::{ARGS}"]
-    home.cachectl("verify", "--quarantine", "miopen")
-    assert stored(path) == {}
-    home.cachectl("restore", "--all")
-    assert stored(path) == odd
-    assert home.json("purge", "--all")["total"]["removed"] == 1
+    assert home.json("purge", "--damaged", "miopen")["total"]["removed"] == 1
     assert stored(path) == {}
 
 

@@ -149,7 +149,7 @@ def test_a_file_whose_pages_go_in_circles_ends_in_time(tmp_path: Path, monkeypat
     path = circular(tmp_path / FILE)
     rows = RowFile("pytools", path, SCHEMA)
     begin = time.monotonic()
-    for use in (rows.sum, lambda: list(rows.rows()), lambda: rows.foresee_delete(None)):
+    for use in (rows.sum, lambda: list(rows.rows())):
         with pytest.raises(Damaged, match="work"):
             use()
     assert time.monotonic() - begin < 60
@@ -248,28 +248,6 @@ def test_no_database_is_opened_for_writing_where_others_can_write(shared: Path, 
     path.parent.chmod(0o755)
     assert purge(shared)[0] == 0
     assert rows_of(path) == 0
-
-
-@as_root
-def test_over_others_works_as_the_owner(shared: Path) -> None:
-    """Files that the owner plants give no more rights than the owner has."""
-    path = dictionary(shared / "home" / ".cache" / "pytools" / FILE)
-    chown(shared / "home", NOBODY)
-    victim = shared / "thesis.tex"
-    victim.write_text("years of work")
-    status, done = purge(shared / "home")
-    assert (status, done["removed"]) == (1, 0)
-    with other_user(PLANT, str(path), str(victim), str(SECONDS)):
-        insert_all_the_time(path, SECONDS)
-        purge(shared / "home", "--over-others")
-    assert victim.read_text() == "years of work"
-    Path(f"{path}-journal").unlink(missing_ok=True)
-    path.unlink()
-    dictionary(path)
-    chown(shared / "home", NOBODY)
-    status, done = purge(shared / "home", "--over-others")
-    assert (status, done["removed"]) == (0, 20)
-    assert {file.stat().st_uid for file in path.parent.iterdir()} == {NOBODY}
 
 
 @as_root

@@ -20,7 +20,7 @@ import pytest
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.environment import Environment
 from cachectl.moving.output_files import PICTURE
-from cachectl.observing.machine import Machine, machine
+from cachectl.watching.machine import Machine, machine
 
 if TYPE_CHECKING:
     from homes import Home

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+import errno
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.proof import READ, one_file, prove, said_of
+from support.proof import one_file, prove, said_of
 
-from cachectl.observing.access_times import why_not_kept
-from cachectl.observing.file_events import FileEvents
-from cachectl.observing.proof import Proof, Verdict, Watch
 from cachectl.stack import Stack
+from cachectl.watching import events
+from cachectl.watching.events import FileEvents
+from cachectl.watching.proof import Proof, Verdict, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,24 +25,14 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------------- where events cannot be had
 
 
-class NoEvents(FileEvents):
-    """A system without file events."""
-
-    def _open(self) -> None:
-        raise OSError(38, "no such thing here")
+def no_events() -> None:
+    raise OSError(38, "no such thing here")
 
 
-class Overwhelmed(FileEvents):
-    """A reader that is too slow: the kernel drops what it cannot hold."""
-
-    def _drain(self, notify: object) -> None:
-        del notify
-
-
-def watched(home: Home, act: Callable[[], object], *, events: FileEvents, access_times: bool = True) -> Proof:
+def watched(home: Home, act: Callable[[], object]) -> Proof:
     """Watch the ComputeCache of a home while something is done."""
     stack = Stack(home.environment(), plugins=False)
-    watch = Watch(stack, [stack["cuda"]], events=events, access_times=access_times)
+    watch = Watch(stack, [stack["cuda"]])
     act()
     return watch.end()
 
@@ -55,34 +44,18 @@ def entry(home: Home, compute_cache: Callable[[Path], None]) -> Path:
     return one_file(home, "cuda")
 
 
-def test_access_times_replace_missing_events(home: Home, entry: Path) -> None:
-    if (why := why_not_kept(home.path)) is not None:
-        pytest.skip(why)
-    proof = watched(home, lambda: [path.lstat() for path in home.path.rglob("*")], events=NoEvents())
-    assert proof.holds
-    assert proof.attestations[0].means[0].startswith("access times of ")
-    proof = watched(home, entry.read_bytes, events=NoEvents())
-    assert [(touch.path, touch.what) for touch in proof.attestations[0].touches] == [(entry, ("was read",))]
-    proof = watched(home, entry.unlink, events=NoEvents())
-    assert [(touch.path, touch.what) for touch in proof.attestations[0].touches] == [(entry, ("vanished",))]
-    assert not list(entry.parents[2].glob(".cachectl*"))
-
-
-def test_without_any_means_nothing_is_claimed(home: Home, entry: Path) -> None:
-    proof = watched(home, entry.read_bytes, events=NoEvents(), access_times=False)
+def test_without_events_no_reading_is_excluded(home: Home, entry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "_Inotify", no_events)
+    proof = watched(home, entry.read_bytes)
     assert proof.of(Verdict.UNKNOWN) == ("cuda",)
+    assert proof.attestations[0].unknown == ("no file events (no such thing here)",)
     assert not proof.holds
-    proof = watched(home, entry.unlink, events=NoEvents(), access_times=False)
-    assert proof.of(Verdict.FAILS) == ("cuda",)
+    assert watched(home, entry.unlink).of(Verdict.FAILS) == ("cuda",)
 
 
-def test_an_empty_root_needs_no_means(home: Home) -> None:
-    (home.path / ".nv" / "ComputeCache").mkdir(parents=True)
-    proof = watched(home, lambda: None, events=NoEvents(), access_times=False)
-    assert proof.holds
-
-
-def test_lost_events_are_admitted(home: Home, entry: Path) -> None:
+def test_lost_events_are_admitted(home: Home, entry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that is too slow: the kernel drops what it cannot hold."""
+    monkeypatch.setattr(FileEvents, "_drain", lambda *_: None)
     neighbour = entry.parent / "neighbour"
 
     def storm() -> None:
@@ -90,62 +63,23 @@ def test_lost_events_are_admitted(home: Home, entry: Path) -> None:
             neighbour.touch()
             neighbour.unlink()
 
-    proof = watched(home, storm, events=Overwhelmed())
+    proof = watched(home, storm)
     assert "file events came faster" in proof.attestations[0].unknown[0]
     assert not proof.holds
 
 
-def test_files_of_a_killed_trial_are_recognised(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = Stack(home.environment())["cuda"]
-    root = layer.roots()[0]
-    root.path.mkdir(parents=True)
-    child = os.fork()
-    if child == 0:
-        monkeypatch.setattr(Path, "read_bytes", lambda _: os._exit(9))
-        why_not_kept(root.path)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    assert len(list(root.path.iterdir())) == 1
-    layer.clear(layer.plan_clear())
-    assert list(root.path.iterdir()) == []
-
-
-def test_a_file_system_without_access_times_is_found_out(home: Home, entry: Path) -> None:
-    folder = entry.parents[2]
-    kept = home.path / "kept"
-    shutil.move(folder, kept)
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "noatime", "none", str(folder)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("mounting takes privileges")
-    try:
-        shutil.copytree(kept, folder, dirs_exist_ok=True)
-        proof = watched(home, entry.read_bytes, events=NoEvents())
-        assert proof.attestations[0].unknown[0].endswith("its file system keeps no access times")
-        assert proof.of(Verdict.UNKNOWN) == ("cuda",)
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
-
-
 @pytest.mark.parametrize(("limit", "says"), [("watches", "max_user_watches"), ("instances", "max_user_instances")])
-def test_the_systems_limits_are_met_and_named(home: Home, entry: Path, limit: str, says: str) -> None:
+@pytest.mark.usefixtures("entry")
+def test_the_systems_limits_are_met_and_named(home: Home, limit: str, says: str) -> None:
     # A user namespace may lower its own limits, and no program outside it is touched.
     program = f'echo 0 > /proc/sys/user/max_inotify_{limit} && exec "$@"'
     inside = ["unshare", "--user", "--map-root-user", "sh", "-c", program, "sh"]
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
         pytest.skip("user namespaces are closed here")
-    code = READ.format(file=str(entry))
     ours = [sys.executable, "-m", "cachectl", "run", "--no-cache", "--layer", "cuda", "--prove", "--"]
-    read = home.run(*inside, *ours, sys.executable, "-c", code, check=False)
-    unread = home.run(*inside, *ours, "true", check=False)
-    if why_not_kept(home.path) is None:
-        assert f"{entry} was read" in read.stderr
-        assert "access times of " in unread.stderr
-    else:
-        assert says in unread.stderr
-        assert unread.returncode == 1
+    done = home.run(*inside, *ours, "true", check=False)
+    assert says in done.stderr
+    assert done.returncode == 1
 
 
 def test_roots_that_are_awaited_in_one_folder_are_all_seen(home: Home) -> None:
@@ -224,19 +158,6 @@ def test_a_folder_put_in_the_place_of_the_one_above_a_root_leaves_the_proof_open
     assert lines[-1] == "cachectl: proof cannot be given for cuda"
 
 
-def test_the_folder_above_a_root_shows_a_change_without_events(home: Home) -> None:
-    root = home.path / ".nv" / "ComputeCache"
-    assert watched(home, lambda: None, events=NoEvents()).holds
-
-    def come_and_go() -> None:
-        root.mkdir(parents=True)
-        shutil.rmtree(root.parent)
-
-    proof = watched(home, come_and_go, events=NoEvents())
-    assert proof.of(Verdict.UNKNOWN) == ("cuda",)
-    assert proof.attestations[0].unknown[0].endswith("is unknown: no such thing here")
-
-
 def test_a_place_that_is_made_and_unmade_for_ever_costs_no_recursion(home: Home) -> None:
     top = home.path / ".nv"
 
@@ -245,7 +166,7 @@ def test_a_place_that_is_made_and_unmade_for_ever_costs_no_recursion(home: Home)
             top.mkdir()
             top.rmdir()
 
-    proof = watched(home, again_and_again, events=FileEvents())
+    proof = watched(home, again_and_again)
     assert proof.of(Verdict.UNKNOWN) == ("cuda",)
 
 
@@ -254,7 +175,7 @@ def test_a_place_that_is_made_and_unmade_for_ever_costs_no_recursion(home: Home)
 DESCRIPTORS = """
 import os, sys
 from resource import RLIMIT_NOFILE, setrlimit
-from cachectl.observing.file_events import FileEvents
+from cachectl.watching.events import FileEvents
 setrlimit(RLIMIT_NOFILE, (64, 64))
 taken = []
 try:
@@ -265,18 +186,18 @@ except OSError:
 for _ in range(int(sys.argv[1])):
     os.close(taken.pop())
 free = len(os.listdir("/proc/self/fd"))
-events = FileEvents()
+events = FileEvents(print)
 print(events.why_not)
 print(len(os.listdir("/proc/self/fd")) == free, events.stop())
 """
 THREADS = """
 import os
 from resource import RLIMIT_AS, setrlimit
-from cachectl.observing.file_events import FileEvents
+from cachectl.watching.events import FileEvents
 pages = int(open("/proc/self/statm").read().split()[0])
 before = len(os.listdir("/proc/self/fd"))
 setrlimit(RLIMIT_AS, (pages * os.sysconf("SC_PAGE_SIZE") + (4 << 20),) * 2)
-events = FileEvents()
+events = FileEvents(print)
 print(events.why_not)
 print(len(os.listdir("/proc/self/fd")) == before, events.stop())
 """
@@ -286,9 +207,9 @@ print(len(os.listdir("/proc/self/fd")) == before, events.stop())
 def test_a_pipe_that_cannot_be_had_leaks_nothing(home: Home, free: int) -> None:
     """The first descriptor goes to the watch, and there are none, or one, for the pipe."""
     done = home.run(sys.executable, "-c", DESCRIPTORS, str(free))
-    assert done.stdout.splitlines() == ["Too many open files", "True ()"]
+    assert done.stdout.splitlines() == [events._REASONS[errno.EMFILE], "True None"]
 
 
 def test_a_thread_that_cannot_be_had_leaks_nothing(home: Home) -> None:
     done = home.run(sys.executable, "-c", THREADS)
-    assert done.stdout.splitlines() == ["can't start new thread", "True ()"]
+    assert done.stdout.splitlines() == ["can't start new thread", "True None"]

@@ -35,11 +35,12 @@ cl.Program(context, "__kernel void once(__global int *a) { a[0] = 1; }").build()
 def test_a_program_that_is_built_again_and_again_is_named(home: Home) -> None:
     """Caches are warm then, and the time of all these lookups shows nowhere else."""
     command = (sys.executable, "-c", REPEATING, str(home.programs))
-    done = home.cachectl("trace", "--kernels", "--json", "trace.json", "--", *command)
+    done = home.cachectl("trace", "--explain", "--json", "trace.json", "--", *command)
     (found,) = json.loads((home.path / "trace.json").read_text())["rebuilt"]
     assert (found["kernels"], found["builds"]) == (["often"], 9)
     assert "often: one process built the same program 9 times, all but the first in " in done.stderr
-    rows = [line.split()[1:] for line in done.stderr.partition("served by")[2].splitlines()[1:]]
+    table = done.stderr.partition("served by")[2].partition("\n\n")[0]
+    rows = [line.split()[1:] for line in table.splitlines()[1:]]
     assert sorted(rows) == [["1", "compiled", "often"], ["1", "compiled", "once"], ["8", "pocl", "often"]]
 
 
@@ -97,7 +98,7 @@ def test_no_simultaneous_build_is_wrongly_called_compiled(home: Home) -> None:
     document = home.path / "trace.json"
     for round_number in "123":
         command = (sys.executable, "-c", CROWDED, str(home.programs), round_number)
-        home.cachectl("trace", "--kernels", "--json", str(document), "--", *command)
+        home.cachectl("trace", "--json", str(document), "--", *command)
         built = json.loads(document.read_text())["kernels"]
         known = [kernel for kernel in built if kernel["kernels"] == ["known"]][-1]
         new = next(kernel for kernel in built if kernel["kernels"] == [f"new{round_number}"])

@@ -16,9 +16,9 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import CachectlError, Refused
 from cachectl.layers.base.facts import Ability, Scope
-from cachectl.observing.machine import Machine, machine
 from cachectl.switching import run as child
 from cachectl.switching.isolated import can_switch, copy_isolated_root, isolated_root, overlay_cache_home
+from cachectl.watching.machine import Machine, machine
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer

@@ -50,7 +50,7 @@ def check_screen(screen: str) -> None:
 
 def traced(home: Home, document: Path) -> tuple[str, ...]:
     """Return the command that traces the program."""
-    options = ("trace", "--kernels", "--json", str(document), "--")
+    options = ("trace", "--explain", "--json", str(document), "--")
     return (sys.executable, "-m", "cachectl", *options, sys.executable, str(home.programs / CHATTY))
 
 
@@ -140,7 +140,7 @@ def test_another_drivers_builds_are_no_hits_of_pocls(home: Home, intel_driver: D
         "cl.Program(cl.Context(intel.get_devices()), '__kernel void one(__global int *a) { a[0] = 1; }').build()"
     )
     variables: dict[str, Any] = {**intel_driver.variables, "OCL_ICD_VENDORS": str(folder), "PYOPENCL_NO_CACHE": "1"}
-    command = ("trace", "--kernels", "--json", str(document), "--", sys.executable, "-c", program)
+    command = ("trace", "--json", str(document), "--", sys.executable, "-c", program)
     home.cachectl(*command, **variables)
     _, kernels = pocl_of(document)
     assert kernels == [(None, None)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cachectl.observing.trace_events import messages_after, read_events
+from cachectl.watching.notes import messages_after, read_events
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,7 +129,7 @@ sys.exit(7)
 
 def test_whatever_lies_in_the_folder_the_status_is_the_commands(home: Home) -> None:
     document = home.path / "trace.json"
-    options = ("--kernels", "--explain", "--json", str(document))
+    options = ("--explain", "--json", str(document))
     lines = [text.replace("\0", "") for text in LINES.values()]
     done = home.cachectl("trace", *options, "--", sys.executable, "-c", PLANT, *lines, check=False)
     assert done.returncode == 7

@@ -1,4 +1,4 @@
-"""Where the time of a run went: spans of its processes and threads, on one clock.
+"""Where the time of a run went: spans of its processes and threads, on one clock, and their sums.
 
 Times are seconds since the trace began. They come from the monotonic clock, which all processes of a machine share.
 Each process notes both its clocks when it starts, so that those of other machines are aligned by the time of day.
@@ -11,10 +11,9 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
-from cachectl.layers.base.as_json import AsJson
-from cachectl.layers.base.parts import Compilation
+from cachectl.layers.base.parts import Lookups
 
 #: The stages of a start, in the order in which a kernel passes through them.
 STAGES: Final = (
@@ -64,7 +63,6 @@ class Timeline:
     wall_seconds: float
     processes: tuple[Process, ...]
     spans: tuple[Span, ...]
-    as_json: ClassVar[AsJson] = AsJson("cachectl/timeline/1")
 
     def own(self) -> Iterator[tuple[Span, float, str | None]]:
         """Yield each span with its seconds without the spans inside it, and its kernel, or that of a span around."""
@@ -92,25 +90,29 @@ class Clock:
 _SAME_CLOCK: Final = 10_000_000_000
 #: Seconds that a run may take longer than its command: processes that outlive it.
 _SLACK: Final = 1.0
+#: How many of the slowest kernels are listed.
+_SLOWEST: Final = 10
+_LOOKUPS: Final = frozenset({"hit", "miss", "store"})
+#: The outcome of a driver's lookup by whether it compiled.
+_OUTCOMES: Final = {True: "miss", False: "hit", None: None}
+#: A driver of which no layer knows what it stores.
+_UNKNOWN: Final = Lookups()
 _Event = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class DriverFacts:
-    """What layers say of events: the layer that an event belongs to, and the size and times of what a driver stored.
-
-    The latter two are asked for a layer's name and a path.
-    """
-
-    layer: Callable[[_Event], str]
-    weigh: Callable[[str, str], int | None]
-    compilations: Callable[[str, str], tuple[Compilation, ...]]
-
-
 def read_timeline(
-    command: Sequence[str], began: Clock, wall: float, events: Sequence[_Event], known: DriverFacts
+    command: Sequence[str],
+    began: Clock,
+    wall: float,
+    events: Sequence[_Event],
+    *,
+    layer_of: Callable[[_Event], str],
+    lookups: Mapping[str, Lookups],
 ) -> Timeline:
-    """Return the timeline of a run from the events of its processes, each process's in their order."""
+    """Return the timeline of a run from the events of its processes, each process's in their order.
+
+    ``layer_of`` names the layer that an event belongs to; ``lookups`` know what drivers have stored.
+    """
     processes: dict[int, Process] = {}
     clocks: dict[int, Clock] = {}
     for event in events:
@@ -118,7 +120,7 @@ def read_timeline(
             pid, host = event["pid"], event.get("host", "")
             processes[pid] = Process(pid, " ".join(event.get("program") or ()), host, event.get("rank"))
             clocks[pid] = Clock(event.get("monotonic", began.monotonic), event.get("epoch", began.epoch), host)
-    reader = _Reader(began, clocks, known)
+    reader = _Reader(began, clocks, layer_of, lookups)
     for event in events:
         # A program can write any event.
         if event.get("end", 0) - event.get("start", 0) <= (wall + _SLACK) * 1e9:
@@ -131,11 +133,18 @@ def read_timeline(
 class _Reader:
     """Makes spans of events."""
 
-    def __init__(self, began: Clock, clocks: Mapping[int, Clock], known: DriverFacts) -> None:
+    def __init__(
+        self,
+        began: Clock,
+        clocks: Mapping[int, Clock],
+        layer_of: Callable[[_Event], str],
+        lookups: Mapping[str, Lookups],
+    ) -> None:
         self.spans: list[Span] = []
         self._began = began
         self._clocks = clocks
-        self._known = known
+        self._layer_of = layer_of
+        self._drivers = lookups
         #: What a driver has said that it stored. It says so just before a build ends.
         self._stored: Sequence[str] = ()
         #: Kernels that were compiled after the build of their program, by process and name; they start at the end.
@@ -154,7 +163,7 @@ class _Reader:
         elif kind in _LOOKUPS:
             name = event.get("dictionary") or event.get("key") or event["layer"]
             span = self._span(event, "store" if kind == "store" else "lookup", name, when)
-            self.spans.append(replace(span, layer=self._known.layer(event), outcome=kind, bytes=event.get("bytes")))
+            self.spans.append(replace(span, layer=self._layer_of(event), outcome=kind, bytes=event.get("bytes")))
         elif kind == "build":
             span = self._span(event, "build", event.get("kind", kind), when)
             self.spans.append(replace(span, layer=event["layer"], outcome=event.get("binary")))
@@ -185,7 +194,8 @@ class _Reader:
         """Add the spans of the driver in a build: one that missed looks up, compiles, and loads."""
         compiled, layer = event.get("compiled"), str(event.get("driver") or "")
         stored = self._stored if compiled else ()
-        times = [(path, one) for path in stored for one in self._known.compilations(layer, path)]
+        part = self._drivers.get(layer, _UNKNOWN)
+        times = [(path, one) for path in stored for one in part.compilations(path)]
         for pair in event.get("compiles", ()):
             span = replace(self._span(event, "compile", DRIVER, pair), layer=layer or None, outcome=_OUTCOMES[compiled])
             inside = []
@@ -195,7 +205,7 @@ class _Reader:
                     later = replace(span, name="compiler", kernel=kernel, start=end, seconds=0.0)
                     self._later.setdefault((span.process, kernel or ""), []).append(later)
                 elif span.start <= (start := self._at(event["pid"], begun)) < end <= span.start + span.seconds:
-                    weight = self._known.weigh(layer, path)
+                    weight = part.weigh(path)
                     inside.append(replace(span, name="compiler", start=start, seconds=end - start, bytes=weight))
             known = compiled is False or bool(inside)
             self.spans += [replace(span, stage="lookup") if known else span, *inside]
@@ -204,11 +214,6 @@ class _Reader:
         """Return a time of day by a process's clocks as seconds since the trace began."""
         clock = self._clocks[process]
         return epoch - (clock.epoch - clock.monotonic + clock.shift_from(self._began)) / 1e9
-
-
-_LOOKUPS: Final = frozenset({"hit", "miss", "store"})
-#: The outcome of a driver's lookup by whether it compiled.
-_OUTCOMES: Final = {True: "miss", False: "hit", None: None}
 
 
 def self_seconds(spans: Sequence[Span]) -> list[float]:
@@ -248,3 +253,105 @@ def kernels_of(spans: Sequence[Span], outer: Sequence[int | None]) -> list[str |
         own = None if span.stage == "launch" and " " in (span.kernel or "") else span.kernel
         found.append(own or (None if parent is None else found[parent]))
     return found
+
+
+# ---------------------------------------------------------------------- sums
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Seconds of all threads in one stage, without the stages inside; ``hit`` and ``missed`` are parts of them."""
+
+    stage: str
+    seconds: float
+    hit: float
+    missed: float
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """Seconds of all stages of one kernel, and its slowest one.
+
+    ``warm`` is whether all its lookups hit, ``None`` if there was none.
+    """
+
+    kernel: str
+    seconds: float
+    slowest_stage: str
+    warm: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Where a start went. Seconds of several threads and processes add up in ``stages`` and ``slowest``.
+
+    ``missed`` are the seconds that misses took, from a lookup to the end of its store, in the thread in which they took
+    most: processes and threads of a run wait for each other. ``at_least`` is true if neither a driver nor its cache
+    showed whether it compiled, so that this is left out.
+    """
+
+    stages: tuple[StageTime, ...]
+    missed: float
+    at_least: bool
+    slowest: tuple[KernelTime, ...]
+
+
+@dataclass
+class _Kernel:
+    by_stage: dict[str, float] = field(default_factory=dict)
+    outcomes: set[str | None] = field(default_factory=set)
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.by_stage.values())
+
+    @property
+    def warm(self) -> bool | None:
+        return "miss" not in self.outcomes if self.outcomes & {"hit", "miss"} else None
+
+
+def summarize(timeline: Timeline) -> Summary:
+    """Sum a timeline up."""
+    stages = {stage: [0.0, 0.0, 0.0] for stage in STAGES}
+    kernels: dict[str, _Kernel] = {}
+    threads: dict[tuple[int, int], list[Span]] = {}
+    for span, seconds, name in timeline.own():
+        times = stages[span.stage]
+        times[0] += seconds
+        times[1] += seconds * (span.outcome == "hit")
+        times[2] += seconds * (span.outcome == "miss")
+        threads.setdefault((span.process, span.thread), []).append(span)
+        if name is not None:
+            kernel = kernels.setdefault(name, _Kernel())
+            kernel.by_stage[span.stage] = kernel.by_stage.get(span.stage, 0.0) + seconds
+            kernel.outcomes.add(span.outcome)
+    slowest = sorted(kernels.items(), key=lambda item: -item[1].seconds)[:_SLOWEST]
+    return Summary(
+        tuple(StageTime(stage, *times) for stage, times in stages.items() if times[0]),
+        max(map(_missed, threads.values()), default=0.0),
+        any(span.stage == "compile" and span.outcome is None for span in timeline.spans),
+        tuple(
+            KernelTime(name, kernel.seconds, max(kernel.by_stage, key=kernel.by_stage.__getitem__), kernel.warm)
+            for name, kernel in slowest
+        ),
+    )
+
+
+def _missed(spans: Sequence[Span]) -> float:
+    """Return the seconds of one thread from lookups that missed to the ends of their stores, and of compilations."""
+    waiting: dict[tuple[str | None, str, str | None], list[Span]] = {}
+    work: list[tuple[float, float]] = []
+    for span in spans:
+        end = span.start + span.seconds
+        lookup = (span.layer, span.name, span.kernel)
+        if span.outcome == "miss":
+            work.append((span.start, end))
+            if span.stage == "lookup":
+                waiting.setdefault(lookup, []).append(span)
+        elif span.stage == "store" and waiting.get(lookup):
+            work.append((waiting[lookup].pop().start, end))
+    missed, until = 0.0, -math.inf
+    for start, end in sorted(work):
+        missed += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return missed

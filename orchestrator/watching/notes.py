@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachectl.layers.disk.plain import open_plain
-from cachectl.observing.timeline import STAGES
+from cachectl.watching.timeline import STAGES
 
 #: Limit on the bytes read of all processes together: some 400,000 events.
 _MOST: Final = 128 << 20

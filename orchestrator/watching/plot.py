@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from cachectl.observing.bench import Bench, Setting
+    from cachectl.watching.bench import Bench, Setting
 
 #: Endings, and matplotlib's names for the formats.
 _FORMS: Final = {".png": "png", ".svg": "svg"}
