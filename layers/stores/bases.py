@@ -21,7 +21,6 @@ from cachectl.layers.disk.atomic import place_new
 from cachectl.layers.disk.clones import clone_file
 from cachectl.layers.disk.handles import descend, opened_root, own_folder
 from cachectl.layers.disk.plain import STAGE
-from cachectl.layers.disk.syncing import sync_all
 from cachectl.layers.stores.tree import Links, Shape
 
 #: Entries that are copied before they are synced and placed.
@@ -158,7 +157,7 @@ class _Bringing:
         if self._stage is None or self._handle is None:
             return
         if any(how != "linked" for *_, how in self._waiting):
-            sync_all(self._stage)
+            os.sync()
         at: tuple[str, ...] | None = None
         with ExitStack() as stack:
             folder: int | None = None
