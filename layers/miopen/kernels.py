@@ -345,20 +345,17 @@ def _is_open_to_all(folder: Path) -> bool:
         return False
 
 
-def _flaws(row: Row, values: Sequence[object], seen: set[tuple[str, ...]]) -> Iterator[tuple[Severity, str, str]]:
-    """Yield severity, code and message of each fault of a row; add its key to ``seen``."""
+def _flaws(row: Row, values: Sequence[object], seen: set[tuple[str, ...]]) -> Iterator[tuple[str, str]]:
+    """Yield code and message of each fault of a row; add its key to ``seen``."""
     if row.key in seen:
-        yield Severity.FAILS, "duplicate", "a second row has this key: MIOpen cannot make its index, and throws"
+        yield "duplicate", "a second row has this key: MIOpen cannot make its index, and throws"
     seen.add(row.key)
     if complaint := kernel_db.key_complaint(*row.key):
-        yield Severity.FAILS, "quote", complaint
+        yield "quote", complaint
     try:
-        oddities = kernel_db.unpack(values).oddities
+        kernel_db.decode(values)
     except ValueError as error:
-        yield Severity.FAILS, "content", str(error)
-        return
-    for code, message in oddities:
-        yield Severity.HARMLESS, code, message
+        yield "content", str(error)
 
 
 def _is_plain(file: DatabaseFile) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment, release_of
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unreachable, not_a_key
-from cachectl.layers.base.facts import Entry, Found, Problem, Root, Severity
+from cachectl.layers.base.facts import Entry, Found, Problem, Root
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.store import Part, attempt
 from cachectl.layers.disk.presence import is_plain_file, means_absent
@@ -291,7 +291,7 @@ class Dictionaries(Rows):
                 if complaint := pickle_complaint(_as_bytes(value)):
                     key, stamp = f"{rows.path.name}/{row.key[0]}", (row.rowid, row.bytes)
                     entry = Entry(self.name, key, root.path, row.bytes, 0, stamp=stamp)
-                    yield self.row_finding(entry, Severity.FAILS, "pickle", complaint)
+                    yield self.row_finding(entry, "pickle", complaint)
         except LayerError as error:
             yield self.file_finding(root, rows, error)
 

@@ -88,12 +88,10 @@ class Rows(Store):
             code, fix = "foreign", "nothing: cachectl does not use it"
         return facts.Finding(self.name, root.path, key, Severity.HARMLESS, code, error.message, fix)
 
-    def row_finding(self, thing: Entry, severity: Severity, code: str, message: str) -> facts.Finding:
-        """Return the finding of one row; its ``thing`` is the row unless that is harmless."""
-        key = thing.key
-        fix = f"cachectl purge {self.name} --key {shlex.quote(key)}"
-        removable = None if severity is Severity.HARMLESS else thing
-        return facts.Finding(self.name, thing.root, key, severity, code, message, fix, removable)
+    def row_finding(self, thing: Entry, code: str, message: str) -> facts.Finding:
+        """Return the finding of a damaged row."""
+        fix = f"cachectl purge {self.name} --key {shlex.quote(thing.key)}"
+        return facts.Finding(self.name, thing.root, thing.key, Severity.FAILS, code, message, fix, thing)
 
     @staticmethod
     def twice(verify: Callable[[], Iterable[facts.Finding]]) -> list[facts.Finding]:
