@@ -71,8 +71,7 @@ class LayerSet:
             return BadRequest(f"the plug-in {name} was left out: {why}")
         names = tuple(known)
         known_as = did_you_mean(name, names)
-        there = "cachectl layers lists them" if known_as else f"there are {', '.join(names)}"
-        return BadRequest(f"no layer is called {name!r}{known_as}; {there}")
+        return BadRequest(f"unknown layer {name!r}{known_as or '; there are ' + ', '.join(names)}")
 
     def portability(self, name: str) -> Portability | None:
         """Return the portability part of a layer; ``None`` if the layer has none, or is not here."""

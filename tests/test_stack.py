@@ -13,6 +13,8 @@ from cachectl.cli.output import to_json
 from cachectl.layers.base.selection import Selection
 from cachectl.observing.proof import Verdict
 from cachectl.stack import Stack
+from cachectl.verbs.env import env
+from cachectl.verbs.layers import layers
 
 if TYPE_CHECKING:
     from homes import Home
@@ -29,7 +31,7 @@ def test_looking_returns_the_documents_of_the_command_line(warm: Home) -> None:
         ("ls", stack.ls(layers=["pocl"], sort="size", limit=3)),
         ("verify", stack.verify(layers=["loopy", "pocl"])),
         ("doctor", stack.doctor(layers=["pocl"])),
-        ("layers", stack.abilities()),
+        ("layers", layers(stack)),
         ("restore", stack.restore()),
     ):
         document = validated(to_json(facts))
@@ -74,7 +76,7 @@ def test_running_returns_the_status_and_the_proof(home: Home) -> None:
 
 def test_variables_say_how_layers_are_switched_and_moved(home: Home) -> None:
     stack = Stack(home.environment(), plugins=False)
-    changes, notes = stack.env(layers=["cuda"])
+    changes, notes = env(stack, layers=["cuda"])
     assert (dict(changes), notes) == ({"CUDA_CACHE_DISABLE": "1"}, ())
-    changes, _ = stack.env(root=str(home.path / "root"), layers=["pocl"])
+    changes, _ = env(stack, root=str(home.path / "root"), layers=["pocl"])
     assert changes["POCL_CACHE_DIR"] == str(home.path / "root" / "pocl")

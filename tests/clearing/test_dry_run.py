@@ -15,9 +15,9 @@ import pytest
 from tiers import thorough
 
 from cachectl.cli import output
-from cachectl.cli.inspecting import ls
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.facts import Entry
+from cachectl.verbs import ls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,7 +145,7 @@ def test_unwritable_roots_are_what_would_fail(warm: Home, held_to_modes: tuple[s
     assert not any(layer["entries"] for layer in said["layers"])
 
 
-@pytest.mark.parametrize("command", [("purge", "--all"), *thorough((("prune", "--max-files", "1"),))])
+@pytest.mark.parametrize("command", [("purge", "--all"), *thorough((("prune", "--max-size", "1K"),))])
 def test_folders_inside_entries_may_be_closed(
     warm: Home, held_to_modes: tuple[str, ...], command: tuple[str, ...]
 ) -> None:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cachectl import Stack
-from cachectl.cli.inspecting.report import summary
+from cachectl.cli.parser import MEANT
 from cachectl.layers.base.registry import BUILT_IN
+from cachectl.verbs.report import summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,6 @@ HEAVY = {
     "loopy",
     "numpy",
     "mpi4py",
-    "rich",
     "json",
     "hashlib",
     "base64",
@@ -64,7 +64,10 @@ def test_a_report_loads_only_what_it_needs(home: Home) -> None:
 def test_layers_may_stand_behind_options(home: Home) -> None:
     done = home.json("purge", "pocl", "--dry-run", "cuda")
     assert [layer["layer"] for layer in done["layers"]] == ["pocl", "cuda"]
-    assert "no layer is called 'cudo'" in home.cachectl("export", "file", "--force", "cudo", check=False).stderr
+    assert (
+        "unknown layer 'cudo'; did you mean cuda?"
+        in home.cachectl("export", "file", "--force", "cudo", check=False).stderr
+    )
 
 
 def test_the_package_is_itself(home: Home) -> None:
@@ -113,11 +116,10 @@ def test_a_report_is_brief_unless_more_is_asked_for(home: Home, compute_cache: C
     summary, blank, *table = home.cachectl("report").stdout.splitlines()
     assert (summary, blank) == (f"{size:.1f} KiB in 40 entries", "")
     assert [line.split()[0] for line in table] == ["layer", "cuda", "total", "12"]
-    assert table[-1] == "12 more layers: nothing here; --all-layers"
-    everything = home.cachectl("report", "--all-layers").stdout
-    assert [line.split()[0] for line in everything.splitlines()[2:]] == ["layer", *BUILT_IN, "total"]
+    assert table[-1] == "12 more layers: nothing here; -v shows all"
+    everything = home.cachectl("report", "-v").stdout
+    assert [line.split()[0] for line in everything.splitlines()[2:17]] == ["layer", *BUILT_IN, "total"]
     place = "  ~/.nv/ComputeCache  (default (HOME))"
-    assert place not in everything
     for arguments in (["-v"], ["cuda"]):
         assert place in home.cachectl("report", *arguments).stdout.splitlines()
     (home.path / "limits.toml").write_text("[prune]\nmax-size = '5G'\n")
@@ -142,7 +144,7 @@ def test_dir_prints_places_alone(home: Home, compute_cache: Callable[[Path], Non
     assert home.cachectl("dir").stdout == f"{cache}\n"
     assert home.cachectl("dir", "cuda", "pocl").stdout == f"{cache}\n{home.path}/.cache/pocl/kcache\n"
     # A temporary folder is MIOpen's fallback, and no place of it as long as it keeps nothing there.
-    every = home.cachectl("dir", "--all-layers").stdout.splitlines()
+    every = home.cachectl("dir", *BUILT_IN).stdout.splitlines()
     assert all(line.startswith(str(home.path)) for line in every)
 
 
@@ -152,13 +154,10 @@ def test_ls_sorts_limits_and_selects(home: Home, compute_cache: Callable[[Path],
     sizes = [entry["bytes"] for entry in home.json("ls", "cuda", "--sort", "size", "--limit", "5")["entries"]]
     everything = sorted((path.stat().st_size for path in cache.glob("?/?/*")), reverse=True)
     assert sizes == everything[:5]
-    larger = home.json("ls", "cuda", "--larger-than", "8K")["entries"]
-    assert len(larger) == sum(size > 8192 for size in everything)
     oldest = next(cache.glob("?/?/*"))
     os.utime(oldest, (1, 1))
     keys = home.cachectl("ls", "cuda", "--older-than", "52w", "-q").stdout.split()
     assert keys == [str(oldest.relative_to(cache))]
-    assert len(home.json("ls", "cuda", "--newer-than", "1d")["entries"]) == 39
     assert home.json("ls", "cuda", "--sort", "age", "--limit", "1")["entries"][0]["key"] == keys[0]
 
 
@@ -167,10 +166,9 @@ def test_ls_sorts_limits_and_selects(home: Home, compute_cache: Callable[[Path],
     [
         (["purge"], 2, "--all"),
         (["purge", "--all", "pocl"], 2, "--all needs no LAYER"),
-        (["purge", "nosuch"], 2, "no layer is called 'nosuch'"),
-        (["report", "nosuch"], 2, "no layer is called 'nosuch'"),
+        (["purge", "nosuch"], 2, "unknown layer 'nosuch'"),
+        (["report", "nosuch"], 2, "unknown layer 'nosuch'"),
         (["ls", "--older-than", "soon"], 2, "such as 30d"),
-        (["ls", "--larger-than", "big"], 2, "such as 500M"),
         (["ls", "--limit", "-1"], 2, "--limit -1 is negative"),
         (["get", "pocl", "nosuch"], 1, "no entry has the key"),
         (["put", "pocl", "key", "nosuch"], 1, "No such file"),
@@ -343,11 +341,11 @@ def test_a_lock_is_waited_for_as_long_as_is_said(home: Home) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("reprot", "no command is called 'reprot' (did you mean report?)"),
-        ("--color never report", "write the command first: cachectl report --color never"),
-        ("purge cuad", "no layer is called 'cuad' (did you mean cuda?)"),
-        ("ls --kernal x", "unrecognized arguments: --kernal (did you mean --kernel?)"),
-        ("ls --formta=csv", "unrecognized arguments: --formta=csv (did you mean --format?)"),
+        ("reprot", "unknown command 'reprot'; did you mean report?"),
+        ("--json report", "write the command first: cachectl report --json"),
+        ("purge cuad", "unknown layer 'cuad'; did you mean cuda?"),
+        ("ls --kernal x", "unrecognized arguments: --kernal; did you mean --kernel?"),
+        *((word, f"unknown command {word!r}; did you mean {verb}?") for word, verb in MEANT.items()),
     ],
 )
 def test_a_typo_is_answered_with_what_was_probably_meant(home: Home, line: str, words: str) -> None:

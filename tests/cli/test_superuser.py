@@ -90,7 +90,7 @@ def test_the_rows_of_a_database_are_its_owners(
     before = database.read_bytes()
     for arguments in (
         ("purge", "pytools"),
-        ("purge", "pytools", "--larger-than", "1B"),
+        ("purge", "pytools", "--older-than", "0s"),
         ("put", "pytools", key, "row"),
         ("import", str(tmp_path / "bundle"), "--trust"),
         ("import", str(tmp_path / "bundle"), "--trust", "--dry-run"),

@@ -59,7 +59,7 @@ def test_a_broken_file_is_a_problem_and_a_finding(home: Home, content: bytes) ->
     "arguments",
     [
         ["purge", "--all"],
-        *thorough(["purge", "pytools", "--larger-than", "1B"], ["prune", "--max-size", "1B"]),
+        *thorough(["purge", "pytools", "--older-than", "0s"], ["prune", "--max-size", "1B"]),
     ],
 )
 def test_a_purge_names_the_cure_of_a_broken_dictionary_and_clears_the_others(home: Home, arguments: list[str]) -> None:

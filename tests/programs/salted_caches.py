@@ -12,7 +12,7 @@ import cachectl
 
 def loopy_rows():
     """Count loopy's rows."""
-    return sum(layer.entries for layer in cachectl.Stack().report(layers=["loopy"]).layers)
+    return sum(layer.total.entries for layer in cachectl.Stack().report(layers=["loopy"]).layers)
 
 
 def refreshed():

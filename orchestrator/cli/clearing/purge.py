@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from cachectl.cli import output
 from cachectl.cli.call import Call
-from cachectl.cli.inspecting import ls
 from cachectl.cli.parser import CHANGING, Parser
+from cachectl.verbs import ls
 
 if TYPE_CHECKING:
     from cachectl.clearing.purge import ListedEntry, PurgeResult
-    from cachectl.cli.call import Table
+    from cachectl.cli.call import Columns
     from cachectl.layers.base.facts import Entry, Note, Orphan, Outcome
 
 
@@ -21,9 +21,8 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--all", action="store_true", help="every user layer that is not precious")
     parser.add_selection()
     parser.add_dry_run("go")
-    parser.add_shared("--all-layers")
     parser.add_places(users=True)
-    parser.add_form("--mpi", *CHANGING)
+    parser.add_form(*CHANGING)
 
 
 def run(call: Call) -> int:
@@ -32,13 +31,7 @@ def run(call: Call) -> int:
         call.misuse("name the layers to purge, or use --all" if not given.all else "--all needs no LAYER")
     selected = call.selection()
     with output.working("purging"):
-        if given.mpi:
-            result = call.over_nodes(lambda nodes: nodes.purge(selected, given.layers, dry_run=given.dry_run))
-        else:
-            result = call.stack.purge(selected, layers=given.layers, dry_run=given.dry_run, notice=output.warn)
-    if result is None:
-        # Rank 0 shows it.
-        return 0
+        result = call.stack.purge(selected, layers=given.layers, dry_run=given.dry_run, notice=output.warn)
     missing = given.key is not None and result.found_nothing
     status = 1
     if not missing or call.form != "table":
@@ -50,9 +43,9 @@ def run(call: Call) -> int:
 
 def show_result(call: Call, result: PurgeResult) -> int:
     """Show what a purge did, or would do, in the form that was asked for, and return the exit status."""
-    every = call.options.all_layers or bool(call.options.layers)
+    every = bool(call.options.layers)
 
-    def table(result: PurgeResult) -> Table[Any]:
+    def table(result: PurgeResult) -> Columns[Any]:
         if not result.dry_run:
             return columns("removed"), result.outcomes
         entries = [entry for layer in result.layers for entry in layer.entries or ()]

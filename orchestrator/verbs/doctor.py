@@ -1,8 +1,8 @@
 """``cachectl doctor``: find problems of this set-up, each with the command that fixes it.
 
-Each layer reports its own problems (:meth:`Layer.diagnose`) and damage (:meth:`Layer.verify`). This module checks what
-holds for every layer: who may write a root, network file systems, roots that ranks share, stale entries and leaked
-files. It only reads.
+Each layer reports its own problems (:meth:`Layer.diagnose`) and damage. This module checks what holds for every layer:
+full file systems, who may write a root, network file systems, roots that ranks share, stale entries and leaked files.
+It only reads.
 """
 
 from __future__ import annotations
@@ -13,39 +13,68 @@ import re
 import shlex
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from cachectl.inspecting.space import WORST_FIRST, Space, cached_usage, may_exist, shortage, spaces
 from cachectl.inspecting.verify import failure, findings
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.errors import FAILURES, LayerError
-from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Quarantined, Root, Scope, Severity, Usage
+from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Root, Scope, Severity, Usage
 from cachectl.layers.base.texts import plural
 from cachectl.layers.disk.presence import nearest
+from cachectl.layers.disk.room import room_at
 from cachectl.layers.disk.trust import closed_by_another, open_to_others
 from cachectl.layers.host.launcher import RANKS, number_of
 from cachectl.layers.host.mounts import network_file_system
+from cachectl.options import FORM, LAYERS, PLACES, PYTHON, Request
+from cachectl.table import Column, Table, Whole
 
 if TYPE_CHECKING:
-    from cachectl.inspecting.space import UsageOf
+    from cachectl.layer_set import LayerSet
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
     from cachectl.layers.base.registry import Broken
 
+OPTIONS: Final = (LAYERS, PYTHON, PLACES, FORM)
+
+_WORST_FIRST: Final = (
+    Severity.UNSAFE,
+    Severity.FAILS,
+    Severity.RISKS,
+    Severity.RECOMPILES,
+    Severity.HEALS,
+    Severity.WASTES,
+    Severity.HARMLESS,
+)
+#: Free bytes and files: below the first nothing can be stored, below the second the next program may run out of space.
+_FULL: Final = (1 << 20, 10)
+_NEARLY_FULL: Final = (16 << 20, 100)
 #: This many empty files have no bytes, but they use up a quota of files.
 _MANY_FILES: Final = 1000
-
 #: Ranks within a node: these distinguish roots if each node has its own disk.
 _LOCAL_RANKS: Final = (
     *("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID", "SLURM_LOCALID"),
     *("FLUX_TASK_LOCAL_ID", "MPI_LOCALRANKID"),
 )
 
-#: Identifies a finding, so that a problem that several layers report appears once.
-Identity = tuple[object, ...]
+#: A finding, and the place that it is about; of several layers with the same problem of a place, one reports it.
+Placed = tuple[object, Finding]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The findings, worst first in each layer, after those about full file systems."""
+
+    findings: tuple[Finding, ...]
+    as_json: ClassVar[AsJson] = AsJson("cachectl/findings/1")
+
+    @property
+    def failed(self) -> bool:
+        """Return whether any finding is worse than harmless."""
+        return any(map(is_grave, self.findings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,40 +92,46 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """The findings, worst first in each layer, after those about space; ``space`` has every file system and quota."""
+class _Held:
+    """A root of a layer, whether it is the layer's first, and what it holds, or the error of counting it."""
 
-    findings: tuple[Finding, ...]
-    space: tuple[Space, ...]
-    as_json: ClassVar[AsJson] = AsJson("cachectl/findings/1")
+    layer: Layer
+    root: Root
+    first: bool
+    exists: bool
+    usage: Usage | LayerError | OSError
 
     @property
-    def failed(self) -> bool:
-        """Return whether any finding is worse than harmless."""
-        return any(map(is_grave, self.findings))
+    def in_use(self) -> bool:
+        """Return whether programs use it: a fallback that is empty, such as the temporary folder, is not in use."""
+        if self.first or not self.exists or not isinstance(self.usage, Usage):
+            return self.first or self.exists
+        return bool(self.usage.entries or self.usage.files or self.usage.orphan_files)
+
+
+def doctor(stack: LayerSet, layers: Iterable[str] = ()) -> Diagnosis:
+    """Return the problems of the named layers, or of all and of plug-ins, each with the command that fixes it."""
+    named = tuple(layers)
+    return diagnosis(stack.named(named), () if named else stack.broken)
 
 
 def diagnosis(layers: Iterable[Layer], broken: Iterable[Broken] = ()) -> Diagnosis:
-    """Return the findings: full file systems first, then layer by layer, the worst of each first.
-
-    A problem that several layers share is reported once.
-    """
-    layers, usage_of = tuple(layers), cached_usage()
-    space = spaces(layers, usage_of)
-    found = [finding for one in space for finding in shortage(one)]
-    found += [
-        Finding(plugin.name, Path("*"), None, Severity.HARMLESS, "plugin", plugin.why, _fix_plugin(plugin.name))
-        for plugin in broken
-    ]
-    said: set[Identity] = set()
-    for layer in layers:
+    """Return the findings: full file systems first, then layer by layer, the worst of each first."""
+    roots = {layer: list(_held(layer)) for layer in layers}
+    found = list(_of_space([held for of_layer in roots.values() for held in of_layer]))
+    for plugin in broken:
+        fix = f"fix or uninstall the plug-in {plugin.name}"
+        found.append(Finding(plugin.name, Path("*"), None, Severity.HARMLESS, "plugin", plugin.why, fix))
+    said: set[object] = set()
+    for layer, held in roots.items():
         of_layer: list[Finding] = []
-        for identity, finding in _everything(layer, usage_of):
+        for place, finding in _everything(layer, held):
+            identity = (finding.code, place) if place else (finding.layer, finding.root, finding.key, finding.message)
             if identity not in said:
                 said.add(identity)
                 of_layer.append(finding)
-        found += sorted(of_layer, key=lambda finding: WORST_FIRST.index(finding.severity))
-    return Diagnosis(tuple(found), space)
+        found += sorted(of_layer, key=lambda finding: _WORST_FIRST.index(finding.severity))
+    return Diagnosis(tuple(found))
 
 
 def is_grave(finding: Finding) -> bool:
@@ -104,70 +139,105 @@ def is_grave(finding: Finding) -> bool:
     return finding.severity is not Severity.HARMLESS
 
 
-def _fix_plugin(name: str) -> str:
-    return f"fix or uninstall the plug-in {name}"
+def _held(layer: Layer) -> Iterator[_Held]:
+    """Yield the roots of a layer; one that cannot be asked whether it exists is read, which reports the error."""
+    # `verify` reports the error of a layer whose roots are unknown.
+    with suppress(*FAILURES):
+        for number, root in enumerate(layer.roots()):
+            exists = True
+            with suppress(OSError):
+                exists = root.exists
+            try:
+                usage: Usage | LayerError | OSError = layer.usage(root) if exists else Usage()
+            except FAILURES as error:
+                usage = error
+            yield _Held(layer, root, not number, exists, usage)
 
 
-def _everything(layer: Layer, usage_of: UsageOf) -> Iterator[tuple[Identity, Finding]]:
+def _everything(layer: Layer, roots: Iterable[_Held]) -> Iterator[Placed]:
     try:
         for finding in layer.diagnose():
             # Layers that share a variable report its problem once.
-            yield (finding.code, finding.message, finding.fix), finding
+            yield (finding.message, finding.fix), finding
     except FAILURES as error:
-        yield _own(failure(layer, Path("*"), error))
-    unread: LayerError | OSError | None = None
-    found = list(_of_roots(layer, usage_of))
-    try:
-        found += map(_own, _of_quarantine(layer))
-    except FAILURES as error:
-        unread = error
-    found += map(_own, findings((layer,)))
-    if unread is not None and not any(finding.code == "unreadable" for _, finding in found):
-        found.append(_own(failure(layer, Path("*"), unread)))
-    yield from found
-
-
-def _own(finding: Finding) -> tuple[Identity, Finding]:
-    return (finding.layer, finding.root, finding.key, finding.code, finding.message), finding
-
-
-def _of_roots(layer: Layer, usage_of: UsageOf) -> Iterator[tuple[Identity, Finding]]:
-    try:
-        roots = layer.roots()
-    except FAILURES:
-        # `verify` reports the same error.
-        return
-    for root in roots:
-        first = root is roots[0]
-        if may_exist(root):
-            yield from _of_root(layer, root, usage_of, first=first)
-        elif first:
+        yield None, failure(layer, Path("*"), error)
+    for held in roots:
+        if held.exists:
+            yield from _of_root(held)
+        elif held.first:
             # The library will make this root at its first use.
-            yield from _of_surroundings(layer, root, reachable=True)
+            yield from _of_surroundings(layer, held.root, reachable=True)
+    for finding in findings((layer,)):
+        yield None, finding
 
 
-def _of_root(layer: Layer, root: Root, usage_of: UsageOf, *, first: bool) -> Iterator[tuple[Identity, Finding]]:
-    usage: Usage | None = None
-    try:
-        usage = usage_of(layer, root)
-    except FAILURES as error:
-        yield _own(failure(layer, root.path, error))
-    else:
+def _of_root(held: _Held) -> Iterator[Placed]:
+    layer, root, usage = held.layer, held.root, held.usage
+    counted = isinstance(usage, Usage)
+    if isinstance(usage, Usage):
         # `verify` may not meet this error.
-        yield from (_own(layer.store.to_finding(root, one)) for one in usage.problems if one.code == "unreadable")
-    # A fallback that holds nothing, the temporary folder for instance, is not in use.
-    if first or usage is None or usage.entries or usage.files or usage.orphan_files:
+        yield from ((None, layer.store.to_finding(root, one)) for one in usage.problems if one.code == "unreadable")
+    else:
+        yield None, failure(layer, root.path, usage)
+    if held.in_use:
         try:
             if hasattr(os, "geteuid"):
                 yield from _of_writers(layer, root)
         except FAILURES as error:
-            yield _own(failure(layer, root.path, error))
-        yield from _of_surroundings(layer, root, reachable=first and usage is not None)
-    if usage is not None and layer.abilities()[Ability.CLEAR] is None:
-        yield from map(_own, _of_content(layer, root, usage))
+            yield None, failure(layer, root.path, error)
+        yield from _of_surroundings(layer, root, reachable=held.first and counted)
+    if isinstance(usage, Usage) and layer.abilities()[Ability.CLEAR] is None:
+        yield from ((None, finding) for finding in _of_content(layer, root, usage))
 
 
-# ---------------------------------------------------------------------- stale entries, orphans, quarantine
+# ---------------------------------------------------------------------- full file systems
+
+
+def _of_space(roots: Iterable[_Held]) -> Iterator[Finding]:
+    """Report each file system or quota of a user's root that is full or nearly full."""
+    devices: dict[int, list[_Held]] = {}
+    for held in roots:
+        if held.root.scope is Scope.USER and held.in_use:
+            with suppress(OSError):
+                devices.setdefault(nearest(held.root.path).stat().st_dev, []).append(held)
+    for there in devices.values():
+        with suppress(OSError):
+            for room in room_at(there[0].root.path):
+                yield from _shortage(there, room.source, (room.bytes, room.files))
+
+
+def _shortage(roots: Iterable[_Held], source: str, free: tuple[int | None, int | None]) -> Iterator[Finding]:
+    grades = [
+        sum(amount is not None and amount < limits[unit] for limits in (_FULL, _NEARLY_FULL))
+        for unit, amount in enumerate(free)
+    ]
+    if not any(grades):
+        return
+    unit = grades[1] > grades[0]
+    short = [
+        f"{amount:,} more {word}" for amount, word, grade in zip(free, ("bytes", "files"), grades, strict=True) if grade
+    ]
+    sizes: dict[str, int] = {}
+    for held in roots:
+        layer, usage = held.layer, held.usage
+        if isinstance(usage, Usage) and not layer.precious and layer.abilities()[Ability.CLEAR] is None:
+            held_there = (usage.files, usage.orphan_files) if unit else (usage.bytes, usage.orphan_bytes)
+            sizes[layer.name] = sizes.get(layer.name, 0) + sum(amount or 0 for amount in held_there)
+    message = f"{source} has room for {' and '.join(short)}"
+    largest = max(sizes, key=sizes.__getitem__, default="")
+    if sizes.get(largest):
+        fix = f"cachectl purge {largest}"
+        most = f"{sizes[largest]:,} {'files' if unit else 'bytes'}"
+        message += f"; {largest} holds most of what can be cleared there, {most}"
+    else:
+        fix = "remove other files there"
+        message += "; no layer holds anything there that can be cleared"
+    place = next((held for held in roots if held.layer.name == largest), next(iter(roots)))
+    severity = Severity.FAILS if max(grades) > 1 else Severity.RISKS
+    yield Finding(place.layer.name, place.root.path, None, severity, "full", message, fix)
+
+
+# ---------------------------------------------------------------------- stale entries and orphans
 
 
 def _of_content(layer: Layer, root: Root, usage: Usage) -> Iterator[Finding]:
@@ -185,22 +255,10 @@ def _of_content(layer: Layer, root: Root, usage: Usage) -> Iterator[Finding]:
         yield Finding(layer.name, root.path, None, severity, "leaked", message, fix)
 
 
-def _of_quarantine(layer: Layer) -> Iterator[Finding]:
-    things: dict[Path, list[Quarantined]] = {}
-    for thing in layer.quarantined():
-        # Anything else could not be read, so it has no label for restore.
-        if isinstance(thing, Quarantined):
-            things.setdefault(thing.root, []).append(thing)
-    for root, held in things.items():
-        amount = plural(len(held), "thing")
-        message = f"{amount} of {sum(thing.bytes for thing in held):,} bytes in quarantine; cachectl restore lists them"
-        yield Finding(layer.name, root, None, Severity.HARMLESS, "quarantine", message, "cachectl restore")
-
-
 # ---------------------------------------------------------------------- network file systems and shared roots
 
 
-def _of_surroundings(layer: Layer, root: Root, *, reachable: bool) -> Iterator[tuple[Identity, Finding]]:
+def _of_surroundings(layer: Layer, root: Root, *, reachable: bool) -> Iterator[Placed]:
     """Report problems with the place of an active layer's root, whether or not the root exists yet."""
     if not _takes_part(layer):
         return
@@ -210,7 +268,7 @@ def _of_surroundings(layer: Layer, root: Root, *, reachable: bool) -> Iterator[t
         yield from _of_network(layer, root)
         yield from _of_ranks(layer, root)
     except FAILURES as error:
-        yield _own(failure(layer, root.path, error))
+        yield None, failure(layer, root.path, error)
 
 
 def _takes_part(layer: Layer) -> bool:
@@ -220,19 +278,16 @@ def _takes_part(layer: Layer) -> bool:
         return True
 
 
-def _of_network(layer: Layer, root: Root) -> Iterator[tuple[Identity, Finding]]:
+def _of_network(layer: Layer, root: Root) -> Iterator[Placed]:
     kind = network_file_system(root.path, mounts=layer.environment.mounts)
     hazard = layer.on_network
     if kind is not None and hazard is not None:
         message = f"lies on a network file system ({kind}): {hazard.message}"
         fix = _elsewhere(layer, '"$(mktemp -d)"')
-        yield (
-            ("network", root.path),
-            Finding(layer.name, root.path, None, hazard.severity, "network", message, fix),
-        )
+        yield root.path, Finding(layer.name, root.path, None, hazard.severity, "network", message, fix)
 
 
-def _of_ranks(layer: Layer, root: Root) -> Iterator[tuple[Identity, Finding]]:
+def _of_ranks(layer: Layer, root: Root) -> Iterator[Placed]:
     job, hazard = job_of(layer.environment), layer.among_ranks
     if job is None or hazard is None or _apart(layer.environment, root.path):
         return
@@ -241,7 +296,7 @@ def _of_ranks(layer: Layer, root: Root) -> Iterator[tuple[Identity, Finding]]:
     if layer.abilities()[Ability.RELOCATE] is None:
         message += "; fix it in the script that each rank runs"
     fix = _elsewhere(layer, job.own_folder)
-    yield ("ranks", root.path), Finding(layer.name, root.path, None, hazard.severity, "ranks", message, fix)
+    yield root.path, Finding(layer.name, root.path, None, hazard.severity, "ranks", message, fix)
 
 
 def _elsewhere(layer: Layer, folder: str) -> str:
@@ -280,14 +335,14 @@ def _apart(environment: Environment, path: Path) -> bool:
 # ---------------------------------------------------------------------- unusable roots
 
 
-def _of_use(layer: Layer, root: Root, hazard: Hazard) -> Iterator[tuple[Identity, Finding]]:
+def _of_use(layer: Layer, root: Root, hazard: Hazard) -> Iterator[Placed]:
     """Report why nothing can be stored in a root: its path is blocked by something else, or is not writable."""
     place = nearest(root.path, follow=False)
     if not place.is_dir():
         which = "there" if place == root.path else f"at {place}"
-        message = f"something that is no folder is {which}, so {hazard.message}"
+        message = f"something that is not a directory is {which}, so {hazard.message}"
         fix = _make_way(layer, root, place)
-        yield ("no-folder", place), Finding(layer.name, root.path, None, hazard.severity, "no-folder", message, fix)
+        yield place, Finding(layer.name, root.path, None, hazard.severity, "no-folder", message, fix)
     elif not _writable_for_us(place):
         state = "is" if place == root.path else f"cannot be made, because {place} is"
         home = layer.environment.home_folder
@@ -299,7 +354,7 @@ def _of_use(layer: Layer, root: Root, hazard: Hazard) -> Iterator[tuple[Identity
             fix = closed.command
         elif not _forbidden_by_mode(place):
             fix = _elsewhere(layer, '"$HOME/.cachectl"' if _writable_for_us(home) else '"$(mktemp -d)"')
-        yield ("closed", place), Finding(layer.name, root.path, None, hazard.severity, "closed", message, fix)
+        yield place, Finding(layer.name, root.path, None, hazard.severity, "closed", message, fix)
 
 
 def _make_way(layer: Layer, root: Root, place: Path) -> str:
@@ -325,18 +380,17 @@ def _forbidden_by_mode(place: Path) -> bool:
 # ---------------------------------------------------------------------- other writers
 
 
-def _of_writers(layer: Layer, root: Root) -> Iterator[tuple[Identity, Finding]]:
+def _of_writers(layer: Layer, root: Root) -> Iterator[Placed]:
     """Report who else may write or replace a root: a cache is code, which runs as its user."""
     real = Path(os.path.realpath(root.path))
     owner = real.stat().st_uid
     if root.scope is Scope.USER and owner not in (0, os.geteuid()):
         message = f"belongs to {user_name(owner)}, whose code runs as you"
         fix = _elsewhere(layer, '"$HOME/.cachectl"')
-        yield ("owner", root.path), Finding(layer.name, root.path, None, Severity.UNSAFE, "owner", message, fix)
+        yield root.path, Finding(layer.name, root.path, None, Severity.UNSAFE, "owner", message, fix)
     for folder in open_to_others(root.path):
         status = folder.stat()
-        identity = ("writable", status.st_dev, status.st_ino)
-        yield identity, _writable(layer, root, folder, itself=folder == real)
+        yield (status.st_dev, status.st_ino), _writable(layer, root, folder, itself=folder == real)
 
 
 def _writable(layer: Layer, root: Root, folder: Path, *, itself: bool) -> Finding:
@@ -361,3 +415,38 @@ def _group_name(number: int) -> str:
         return grp.getgrgid(number).gr_name
     except KeyError:
         return str(number)
+
+
+# ---------------------------------------------------------------------- the command line
+
+
+def run(request: Request) -> Diagnosis:
+    """Carry out ``cachectl doctor``."""
+    with request.working("examining"):
+        return doctor(request.stack, request.options.layers)
+
+
+COLUMNS: Final[tuple[Column[Finding], ...]] = (
+    Column("layer", lambda finding: finding.layer),
+    Column("severity", lambda finding: finding.severity.value),
+    Column("code", lambda finding: finding.code),
+    Column("root", lambda finding: str(finding.root or "")),
+    Column("key", lambda finding: finding.key or ""),
+    Column("message", lambda finding: finding.message),
+    Column("fix", lambda finding: finding.fix),
+)
+
+
+def table(done: Diagnosis, _request: Request) -> Table[Finding]:
+    """Return the findings."""
+    return Table(COLUMNS, done.findings)
+
+
+def show(done: Diagnosis, _request: Request) -> Iterator[object]:
+    """Yield each finding with its effect, and its fix on a line of its own to copy."""
+    for finding in done.findings:
+        where = finding.key if finding.key is not None else str(finding.root)
+        yield f"{finding.layer}: {where}: {finding.message} ({finding.severity.value})"
+        yield Whole(f"  fix: {finding.fix}")
+    if not done.findings:
+        yield "nothing is wrong"

@@ -6,23 +6,28 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.host.installing import command_to_install
+from cachectl.options import Option, Request, positive
 from cachectl.stack import Stack
 from cachectl.switching.isolated import isolated_root
 from cachectl.switching.run import variables_isolated, variables_off
+from cachectl.table import Column, Table, counts, sizes
+from cachectl.verbs.report import lines
 
 if TYPE_CHECKING:
-    from cachectl.clearing.purge import PurgeResult
-    from cachectl.inspecting.report import Report
     from cachectl.layers.base.environment import Environment
+    from cachectl.layers.base.facts import Outcome
+
+OPTIONS: Final = (
+    Option("--kernels", type=positive, default=8, metavar="N", help="how many kernels to compile (default: 8)"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,57 +40,52 @@ class DemoRun:
     entries: int
 
 
-@dataclass(frozen=True, slots=True)
-class Demo:
-    """The runs in their order, the report before the purge, and the purge."""
-
-    runs: tuple[DemoRun, ...]
-    report: Report
-    purged: PurgeResult
-
-    @property
-    def failed(self) -> bool:
-        """Return whether a run did not show its claim: warm and off store nothing, purge removes all, cold refills."""
-        cold, warm, off, again = (run.entries for run in self.runs)
-        return not (cold > 0 and cold == warm == off == again == self.purged.total.removed)
+_COLUMNS: Final[tuple[Column[DemoRun], ...]] = (
+    Column("kernels s", lambda run: f"{run.kernels:.2f}", right=True),
+    Column("process s", lambda run: f"{run.process:.2f}", right=True),
+    counts("entries after", lambda run: run.entries),
+    Column("run", lambda run: run.what),
+)
+_PURGED: Final[tuple[Column[Outcome], ...]] = (
+    Column("layer", lambda outcome: outcome.layer),
+    counts("removed", lambda outcome: outcome.removed),
+    sizes("size", lambda outcome: outcome.bytes_freed),
+)
 
 
-def demo(
-    here: Environment,
-    count: int,
-    *,
-    started: Callable[[Path], None],
-    working: Callable[[str], AbstractContextManager[object]],
-    notice: Callable[[str], None],
-) -> Demo:
-    """Run the demo with ``count`` kernels in an isolated root.
-
-    ``started`` gets the root, ``working`` surrounds each run, ``notice`` gets a line for each thing that went wrong
-    with the root. Raises :class:`CachectlError` if a package is missing or a run fails.
-    """
+def run(request: Request) -> int:
+    """Carry out ``cachectl demo``: warm and off must store nothing, purge must remove all, and cold refill."""
     missing = [name for name in ("loopy", "pyopencl") if find_spec(name) is None]
     if missing:
         message = f"the demo needs {' and '.join(missing)}; to add: {command_to_install('loopy', 'pyopencl[pocl]')}"
         raise CachectlError(message)
-    with isolated_root(here, notice=notice) as root:
+    here, number = request.environment, request.options.kernels
+    with isolated_root(here, notice=request.notice) as root:
         stack = Stack(_changed(here, variables_isolated(Stack(here), root)))
         off = _changed(here, variables_off(Stack(here), Stack(here), root / "off"))
 
-        def run(what: str, environment: Environment = stack.environment) -> DemoRun:
-            with working(what):
-                return _run(what, environment, stack, count)
+        def measured(what: str, environment: Environment = stack.environment) -> DemoRun:
+            with request.working(what):
+                return _run(what, environment, stack, number)
 
-        started(root)
-        runs = [run("cold: every cache empty"), run("warm: every cache full"), run("caches off", off)]
+        request.say([f"{number} loopy kernels on PoCL; every cache under {root}", ""])
+        runs = [measured("cold: every cache empty"), measured("warm: every cache full"), measured("caches off", off)]
         report = stack.report(layers=("loopy", "pyopencl-invoker", "pyopencl", "pocl"))
         purged = stack.plan_clear().apply()
-        runs.append(run("after purge --all: cold again"))
-        return Demo(tuple(runs), report, purged)
+        runs.append(measured("after purge --all: cold again"))
+    request.say([Table(_COLUMNS, runs), "", *lines(report, "/"), "", "cachectl purge --all"])
+    request.say([Table(_PURGED, [outcome for outcome in purged.outcomes if outcome.removed])])
+    cold, warm, without, again = (one.entries for one in runs)
+    removed = purged.total.removed
+    if cold > 0 and cold == warm == without == again == removed:
+        return 0
+    request.notice(f"the demo failed: {cold} entries cold, {warm} warm, {without} off, {removed} purged, {again} again")
+    return 1
 
 
 def _run(what: str, environment: Environment, stack: Stack, count: int) -> DemoRun:
     started = time.perf_counter()
-    command = [sys.executable, "-m", "cachectl.cli.demo_kernels", str(count)]
+    command = [sys.executable, "-m", "cachectl.verbs.demo_kernels", str(count)]
     child = subprocess.run(  # noqa: S603 - our own program, by our own interpreter
         command, env=dict(environment.variables), cwd=Path.cwd(), capture_output=True, text=True, check=False
     )
@@ -94,7 +94,7 @@ def _run(what: str, environment: Environment, stack: Stack, count: int) -> DemoR
         message = f"the demo program failed ({what}): {reason}"
         raise CachectlError(message)
     seconds = json.loads(child.stdout)
-    entries = stack.report(layers=("loopy", "pyopencl-invoker", "pocl")).entries or 0
+    entries = stack.report(layers=("loopy", "pyopencl-invoker", "pocl")).total.entries or 0
     return DemoRun(what, sum(seconds.values()), time.perf_counter() - started, entries)
 
 
