@@ -52,7 +52,7 @@ def configured_limits(layers: LayerSet, notice: Callable[[str], None]) -> Limits
     if limits.none:
         places = [printable(path) for _, path in config_paths(layers.environment)]
         where = f", or write a limit below [prune] in {places[0]}, such as max-size = '5G'" if places else ""
-        message = f"name a limit: --stale, --older-than, --max-size or --max-files{where}"
+        message = f"name a limit: --stale, --older-than or --max-size{where}"
         raise BadRequest(message)
     return limits
 

@@ -129,7 +129,7 @@ class Call:
         stack = Stack(self.environment)
         options = vars(self.options)
         # A verb about all layers is incomplete without them.
-        if options["verb"] not in _SHOWING_PLUGINS and not options.get("layers"):
+        if options["verb"] not in _SHOWING_PLUGINS and not (options.get("layers") or options.get("layer")):
             for plugin in stack.broken:
                 output.warn(f"plug-in {plugin.name}: {plugin.why}")
         return stack
@@ -249,7 +249,7 @@ class Call:
         """Return a file to write, which no layer's name may be."""
         from cachectl.moving.output_files import OutputFile
 
-        return OutputFile(name, kind, frozenset(layer.name for layer in self.stack), self.options.force)
+        return OutputFile(name, kind, self.stack, self.options.force)
 
     # ------------------------------------------------------------------ what comes out
 

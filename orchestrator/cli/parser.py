@@ -52,6 +52,8 @@ MEANT: Final = {
     **dict.fromkeys(("info", "stats", "status", "du"), "report"),
     **dict.fromkeys(("list", "show"), "ls"),
     "gc": "prune",
+    "export": "push",
+    **dict.fromkeys(("import", "merge"), "pull"),
     "check": "verify",
     "path": "dir",
 }

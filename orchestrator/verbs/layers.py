@@ -41,7 +41,8 @@ class Layers:
 
 def layers(stack: LayerSet, names: Iterable[str] = ()) -> Layers:
     """Return the abilities of the named layers, or of all."""
-    return Layers(tuple(map(_abilities, stack.named(names))), stack.broken)
+    named = tuple(names)
+    return Layers(tuple(map(_abilities, stack.named(named))), () if named else stack.broken)
 
 
 def _abilities(layer: Layer) -> LayerAbilities:

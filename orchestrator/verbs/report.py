@@ -178,7 +178,8 @@ def report(stack: LayerSet, layers: Iterable[str] = (), *, neighbours: bool = Fa
     ``neighbours`` also measures other caches of compiled code, which belong to no layer; ``by_python`` also sums the
     entries of each Python.
     """
-    chosen, beside = stack.named(layers), None
+    names, beside = tuple(layers), None
+    chosen = stack.named(names)
     if neighbours:
         from cachectl.layers.host.neighbours import neighbours as measured
 
@@ -187,7 +188,7 @@ def report(stack: LayerSet, layers: Iterable[str] = (), *, neighbours: bool = Fa
     return Report(
         stack.environment.clock(),
         tuple(map(_layer_report, chosen)),
-        stack.broken,
+        () if names else stack.broken,
         None if copies is None else (*copies, *abandoned_temporaries(stack.environment)),
         beside,
         _by_python(chosen, stack.environment) if by_python else None,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cachectl import Stack
-from cachectl.cli.parser import MEANT
 from cachectl.layers.base.registry import BUILT_IN
 from cachectl.verbs.report import summary
 
@@ -162,34 +161,6 @@ def test_ls_sorts_limits_and_selects(home: Home, compute_cache: Callable[[Path],
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
-        (["purge"], 2, "--all"),
-        (["purge", "--all", "pocl"], 2, "--all needs no LAYER"),
-        (["purge", "nosuch"], 2, "unknown layer 'nosuch'"),
-        (["report", "nosuch"], 2, "unknown layer 'nosuch'"),
-        (["ls", "--older-than", "soon"], 2, "such as 30d"),
-        (["ls", "--limit", "-1"], 2, "--limit -1 is negative"),
-        (["get", "pocl", "nosuch"], 1, "no entry has the key"),
-        (["put", "pocl", "key", "nosuch"], 1, "No such file"),
-        (["put", "pocl", "key", "/dev/null"], 1, "not an artifact file"),
-        (["run", "--no-cache"], 2, "end the line with --"),
-        (["run", "--no-cache", "--isolated", "--", "true"], 2, "not allowed with"),
-        (["run", "--no-cache", "--", "nosuchcommand"], 127, "cannot start 'nosuchcommand'"),
-        (["run", "--no-cache", "--", "/dev/null"], 126, "cannot start '/dev/null'"),
-        (["stage", "in", "--", "true"], 2, "nothing to stage: name a BUNDLE to start with, or --out FILE"),
-        (["env"], 2, "choose --disable, --enable, --root or --base"),
-    ],
-)
-def test_misuse_gets_one_line_and_its_status(home: Home, arguments: list[str], status: int, words: str) -> None:
-    done = home.cachectl(*arguments, check=False)
-    assert done.returncode == status
-    assert words in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
-
-
-@pytest.mark.parametrize(
     ("line", "corrected"),
     [
         ("run --no-cache python x.py", "run --no-cache -- python x.py"),
@@ -212,25 +183,6 @@ def test_a_command_that_is_not_marked_off_gets_the_corrected_line(home: Home, li
     (said,) = done.stderr.splitlines()
     assert said.endswith(f": cachectl {corrected}")
     assert list(home.path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["run", "python", "x.py"], "choose --no-cache, --base, --isolated, --prove or --store, then write"),
-        (["run", "--isolated="], "argument --isolated: no folder after =; write --isolated=DIR, or --isolated alone"),
-        (["run", "--isolated=", "--", "true"], "argument --isolated: no folder after ="),
-        (["run", "--nocache", "python", "x.py"], "unrecognized arguments: --nocache"),
-        (["trace"], "end the line with -- and the command to run"),
-        (["bench", "--"], "end the line with -- and the command to run"),
-        (["stage", "in"], "end the line with -- and the command to run"),
-    ],
-)
-def test_words_missing_from_a_run_are_named(home: Home, arguments: list[str], words: str) -> None:
-    done = home.cachectl(*arguments, check=False)
-    assert done.returncode == 2
-    (said,) = done.stderr.splitlines()
-    assert words in said
 
 
 def test_isolated_alone_takes_no_word_for_its_folder(home: Home) -> None:
@@ -336,23 +288,6 @@ def test_a_lock_is_waited_for_as_long_as_is_said(home: Home) -> None:
     assert done.returncode == 1
     assert "locked for more than 0.3 s" in done.stderr
     assert home.cachectl("purge", "pyopencl", "--wait", "forever", check=False).returncode == 2
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("reprot", "unknown command 'reprot'; did you mean report?"),
-        ("--json report", "write the command first: cachectl report --json"),
-        ("purge cuad", "unknown layer 'cuad'; did you mean cuda?"),
-        ("ls --kernal x", "unrecognized arguments: --kernal; did you mean --kernel?"),
-        *((word, f"unknown command {word!r}; did you mean {verb}?") for word, verb in MEANT.items()),
-    ],
-)
-def test_a_typo_is_answered_with_what_was_probably_meant(home: Home, line: str, words: str) -> None:
-    done = home.cachectl(*line.split(), check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    (said,) = done.stderr.splitlines()
-    assert words in said
 
 
 @pytest.mark.parametrize(
