@@ -9,7 +9,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cachectl.cli.parser import MEANT, VERBS, build_parser, mark_bare, verb_module
 from cachectl.layers.base.errors import did_you_mean
@@ -119,7 +119,15 @@ def _guarded(call: Call) -> int:
     from cachectl.cli import output
 
     try:
-        status = _carry_out(call)
+        if call.changes_user:
+            from cachectl.cli import users
+
+            # Each child reads the settings of its user.
+            status = users.run(call)
+        else:
+            verb = verb_module(call.options.verb)
+            done = verb.run(call)
+            status = done if isinstance(done, int) else _show(call, verb, done)
         output.finish()
     except BrokenPipeError:
         raise
@@ -135,19 +143,10 @@ def _guarded(call: Call) -> int:
     return status
 
 
-def _carry_out(call: Call) -> int:
-    """Call the verb, print what it returns, and return the exit status."""
+def _show(call: Call, verb: Any, done: object) -> int:  # noqa: ANN401 - a module
+    """Print what a verb returned in the form that was asked for, and return the exit status."""
     from cachectl.cli import output
 
-    if call.changes_user:
-        from cachectl.cli import users
-
-        # Each child reads the settings of its user.
-        return users.run(call)
-    verb = verb_module(call.options.verb)
-    done = verb.run(call)
-    if isinstance(done, int):
-        return done
     if isinstance(done, bytes):
         output.show_bytes(done)
     elif isinstance(done, output.Raw):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from cachectl.cli import output
 from cachectl.cli.call import Call
 from cachectl.cli.parser import CHANGING, Parser
-from cachectl.verbs import ls
 
 if TYPE_CHECKING:
     from cachectl.clearing.purge import ListedEntry, PurgeResult
@@ -56,6 +55,8 @@ def show_result(call: Call, result: PurgeResult) -> int:
 
 def entry_columns(now: float, entries: Iterable[ListedEntry]) -> tuple[output.Column[ListedEntry], ...]:
     """Return the columns of a dry run: those of ``ls``, and why if that is known; ages refer to ``now``."""
+    from cachectl.verbs import ls
+
     *before, key = (column.of(_entry_of) for column in ls.columns(now))
     why: output.Column[ListedEntry] = output.Column("why", lambda one: one.because or "")
     return (*before, *([why] if any(one.because for one in entries) else []), key)
