@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from cachectl.options import FORM, Request
-from cachectl.table import Column, Table
+from cachectl.table import Column, Table, Whole
 
 if TYPE_CHECKING:
     from cachectl.config import Config, Setting
@@ -47,4 +47,4 @@ def show(done: Config, request: Request) -> Iterator[object]:
         yield "nothing is set"
     yield ""
     for place in done.files:
-        yield f"{place.origin}: {place.path}{'' if place.exists else ' (missing)'}"
+        yield Whole(f"{place.origin}: {place.path}{'' if place.exists else ' (missing)'}")

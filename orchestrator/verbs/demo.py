@@ -18,7 +18,7 @@ from cachectl.options import Option, Request, positive
 from cachectl.stack import Stack
 from cachectl.switching.isolated import isolated_root
 from cachectl.switching.run import variables_isolated, variables_off
-from cachectl.table import Column, Table, counts, sizes
+from cachectl.table import Column, Table, Whole, counts, sizes
 from cachectl.verbs.report import lines
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def run(request: Request) -> int:
             with request.working(what):
                 return _run(what, environment, stack, number)
 
-        request.say([f"{number} loopy kernels on PoCL; every cache under {root}", ""])
+        request.say([Whole(f"{number} loopy kernels on PoCL; every cache under {root}"), ""])
         runs = [measured("cold: every cache empty"), measured("warm: every cache full"), measured("caches off", off)]
         report = stack.report(layers=("loopy", "pyopencl-invoker", "pyopencl", "pocl"))
         purged = stack.plan_clear().apply()
