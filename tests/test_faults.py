@@ -38,8 +38,8 @@ FEW_FAULTS: Final = (
     (READS, errno.EACCES, True),
 )
 FEW: Final = {
-    "filled": ("report", "ls", "verify", "purge", "import", "quarantine"),
-    "synthetic": ("report", "ls", "doctor", "purge", "prune", "restore", "export"),
+    "filled": ("report", "ls", "verify", "purge", "pull", "quarantine"),
+    "synthetic": ("report", "ls", "doctor", "purge", "prune", "restore", "push"),
     "mesa-single-file": ("ls", "purge"),
     "mesa-database": ("report", "purge-key"),
 }
@@ -259,7 +259,7 @@ def test_doctor_names_what_it_could_not_read_once(synthetic: Path, injector: Inj
     assert not unnamed
 
 
-@pytest.mark.parametrize("arguments", [("export",), ("get", "comgr", "{key}", "-o")])
+@pytest.mark.parametrize("arguments", [("get", "comgr", "{key}", "-o")])
 def test_the_next_command_removes_what_a_killed_one_left_beside_its_file(
     arguments: tuple[str, ...], synthetic: Path, injector: Injector
 ) -> None:

@@ -16,21 +16,16 @@ ALLOWED = {
     "layers.base.facts": {"layers.base", "layers.disk"},
     "layers.base": {"layers.base.facts", "layers.disk", "layers.formats", "layers.host", "layers.stores"},
     "layers": {"layers.base", "layers.disk", "layers.formats", "layers.host", "layers.inside", "layers.stores"},
-    "": {
-        *("layers", "inspecting", "clearing", "switching", "observing", "moving", "cluster", "homes", "pages"),
-        "sharing",
-    },
+    "": {"layers", "inspecting", "clearing", "switching", "observing", "homes", "pages", "exchange"},
     "pages": {""},
     "inspecting": {"", "layers", "pages"},
     "clearing": {"", "layers", "inspecting", "switching"},
     "switching": {"", "layers"},
-    "observing": {"", "layers", "inspecting", "switching", "moving", "pages", "entry_files"},
+    "observing": {"", "layers", "inspecting", "switching", "pages", "entry_files"},
     "entry_files": {"", "layers"},
-    "timelines": {"", "layers", "observing", "moving"},
-    "moving": {"", "layers", "inspecting", "switching", "pages"},
-    "cluster": {"", "layers", "inspecting", "clearing", "switching", "moving"},
+    "timelines": {"", "layers", "observing"},
     "homes": {"", "layers", "inspecting"},
-    "sharing": {"", "layers", "inspecting", "switching", "moving"},
+    "exchange": {"", "layers", "inspecting", "switching"},
 }
 
 

@@ -216,14 +216,6 @@ class ShaderCache(TreeStore):
         both = tuple(path for file in self._files(root) for path in (file.path, file.path.with_name(file.index_name)))
         return {key: both if _ENTRIES.accepts(key) else (root.path / key,) for key in keys}
 
-    def bring_from(self, base: Root, root: Root) -> facts.Brought:
-        """Link entries that are files, which Mesa replaces by a rename; copy those of a larger file one by one."""
-        from cachectl.layers.stores.bases import Rules, bring_tree
-
-        if root.role != MULTI_FILE:
-            return super().bring_from(base, root)
-        return bring_tree(self.name, base.path, root.path, _ENTRIES, Rules("always"))
-
     # ------------------------------------------------------------------ get and put
 
     def is_key(self, key: str) -> bool:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import partial
+from pathlib import Path
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.errors import Busy, Refused, not_a_key
+from cachectl.layers.base.errors import BadRequest, Busy, Refused, not_a_key
 from cachectl.layers.base.facts import Entry, Root
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.parts import EntryFiles, Lookups, Portability
+from cachectl.layers.base.texts import printable
 from cachectl.layers.host.open_files import open_elsewhere
 from cachectl.layers.miopen import places
+from cachectl.layers.miopen.names import VERSION_FOLDER, installed_names, parse_name, version_numbers
 from cachectl.layers.miopen.places import SEPARATOR, TEMPORARY, DatabaseFile, Databases
 from cachectl.layers.stores.row_store import Rows
 from cachectl.layers.stores.rows import RowFile
@@ -113,6 +116,32 @@ class MIOpenLayer(Layer):
     def lookups(self) -> Lookups:
         """How the lookups and stores of a run are observed."""
         return MIOpenLookups()
+
+    def place_of_file(self, file: Path) -> Path | None:
+        """Return the place of a database by its name: that of the newest file of the user for the same device.
+
+        Without one, kernels belong to the version of MIOpen that the file's folder names, or to the newest known one.
+        """
+        name, roots = parse_name(file.name), self.roots()
+        if name is None or not roots:
+            return None
+        databases = self.store.databases(roots[0])
+        is_own_kind = name.kind in databases.kinds
+        own = [found for found in databases.files() if isinstance(found, DatabaseFile)]
+        own.sort(key=lambda found: version_numbers(found.version or "0"), reverse=True)
+        installed = installed_names(name)[0]
+        alike = [found.relative for found in own if installed in installed_names(found.name)]
+        version = file.parent.name if VERSION_FOLDER.fullmatch(file.parent.name) else databases.newest()
+        if is_own_kind and not databases.folders:
+            return Path(file.name)
+        if alike and (version is None or not VERSION_FOLDER.fullmatch(file.parent.name)):
+            return Path(alike[0])
+        if not databases.folders or not installed.endswith(".kdb"):
+            return None
+        if version is None:
+            why = "name the version of MIOpen by the file's folder, such as 3.3.0.a85ca8a54"
+            raise BadRequest(f"{printable(file)}: no MIOpen has kept kernels here; {why}")
+        return Path(version, f"{installed.removesuffix('kdb')}ukdb")
 
     def present(self) -> bool:
         """Return whether MIOpen has left anything: a root, or in a temporary folder a database."""

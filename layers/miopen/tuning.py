@@ -27,7 +27,7 @@ from cachectl.layers.base.declarations import EnvSwitch, at_load
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable, not_a_key
 from cachectl.layers.base.facts import Hazard, Problem, Root, Severity
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.store import Part, Store, each_part
+from cachectl.layers.base.store import Part, each_part
 from cachectl.layers.base.switches import first_place, misread
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.disk.foresight import wait_until_free
@@ -152,10 +152,6 @@ class TuningDatabases(MIOpenDatabases):
             because = places.stale_because(file.version, latest, "files")
             yield from self._scan_file(root, file, because)
         yield from self._scan_orphans(root)
-
-    def bring_from(self, base: Root, root: Root) -> facts.Brought:
-        """Copy records one by one: MIOpen rewrites the file."""
-        return Store.bring_from(self, base, root)
 
     def _scan_file(self, root: Root, file: DatabaseFile, because: str | None) -> Iterator[facts.Found]:
         payload = 0

@@ -20,11 +20,11 @@ from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.store import target_of
 from cachectl.layers.formats import pocl_programs
 from cachectl.layers.formats.pocl_programs import BITCODE, MEMBERS, NO_PROGRAM
-from cachectl.layers.host.mounts import forbids_execution, network_file_system
+from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.host.processes import age_of, process_names, using
 from cachectl.layers.pocl.orphans import LEVELS, NAMED, UNCACHED, shape_of
 from cachectl.layers.stores.archive import pack, unpack
-from cachectl.layers.stores.tree import Leaf, Links, Tree, bulk, planned
+from cachectl.layers.stores.tree import Leaf, Tree, bulk, planned
 from cachectl.layers.stores.tree_store import TreeStore
 from cachectl.layers.stores.walk import Group
 
@@ -183,19 +183,6 @@ class Programs(TreeStore):
             raise Busy(
                 self.name, f"is not replaced while PoCL is in use by {process_names(users, processes=processes)}", key
             )
-
-    def bring_from(self, base: Root, root: Root) -> facts.Brought:
-        """Link the files of each program: PoCL reads them, and replaces them by a rename.
-
-        The folders are made, because PoCL adds native code for new work-group sizes, appends to ``build.log`` and
-        touches ``last_accessed``. Native code is not loaded from a file system that is mounted ``noexec``: from there,
-        programs are copied.
-        """
-        from cachectl.layers.stores.bases import Rules, bring_tree
-
-        links: Links = "never" if forbids_execution(base.path) else "always"
-        rules = Rules(links, leave=NO_PROGRAM, needed=frozenset(NAMED.first), grows=True)
-        return bring_tree(self.name, base.path, root.path, NAMED, rules)
 
     # ------------------------------------------------------------------ clear
 

@@ -161,13 +161,6 @@ class ProgramFolders(TreeStore):
         """Return the tree of programs of a root."""
         return Tree(self.name, root.path, _SHAPE)
 
-    def bring_from(self, base: Root, root: Root) -> facts.Brought:
-        """Link the files of each program. PyOpenCL removes the whole folder before it writes a program again."""
-        from cachectl.layers.stores.bases import Rules, bring_tree
-
-        rules = Rules("read-only", needed=frozenset({"info"}))
-        return bring_tree(self.name, base.path, root.path, _SHAPE, rules)
-
     # ------------------------------------------------------------------ get and put
 
     def is_key(self, key: str) -> bool:

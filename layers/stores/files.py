@@ -159,18 +159,6 @@ class Files(TreeStore):
         """Return the depth of a key, by which trees differ."""
         return key.count("/")
 
-    def bring_from(self, base: Root, root: Root) -> facts.Brought:
-        """Link or copy the missing files, and update the files beside the entries."""
-        from cachectl.layers.stores.bases import Rules, bring_tree
-
-        brought = facts.Brought()
-        for shape in self.shapes:
-            brought = brought.plus(bring_tree(self.name, base.path, root.path, shape, Rules(self.links)))
-        if brought.linked or brought.cloned or brought.copied or brought.dropped:
-            with self.index.changing(self, root):
-                pass
-        return brought
-
     # ------------------------------------------------------------------ clear
 
     def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:

@@ -67,20 +67,6 @@ class Rows(Store):
         del root
         return ()
 
-    def bring_from(self, base: Root, root: Root) -> facts.Brought:
-        """Copy each database that the root lacks, and insert the missing rows into the others.
-
-        A database cannot be linked: the library inserts rows and locks. Entries that are no rows are left.
-        """
-        brought = facts.Brought()
-        for rows in self.row_files(base):
-            own = RowFile(rows.layer, root.path / rows.path.relative_to(base.path), rows.schema, rows.lock_timeout)
-            try:
-                brought = brought.plus(own.bring_from(rows))
-            except (LayerError, OSError) as error:
-                brought = brought.plus(facts.Brought(failed=(facts.Note(str(rows.path), reason_of(error)),)))
-        return brought
-
     def recover(self, root: Root) -> None:
         """Roll back interrupted writes in each database, even if one fails."""
         for rows in self.row_files(root):

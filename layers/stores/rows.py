@@ -13,7 +13,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, TypeVar
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Unreachable
 from cachectl.layers.base.facts import Orphan
-from cachectl.layers.disk.atomic import create, place_new, write_synced
+from cachectl.layers.disk.atomic import place_new, write_synced
 from cachectl.layers.disk.foresight import file_closed_because, wait_until_free
 from cachectl.layers.disk.handles import (
     NO_ROOM,
@@ -32,7 +32,7 @@ from cachectl.layers.disk.handles import (
     status_of,
 )
 from cachectl.layers.disk.locks import LOCK_TIMEOUT
-from cachectl.layers.disk.plain import STAGE, borrow, open_plain, plain_identity, read_locked, read_plain, release
+from cachectl.layers.disk.plain import STAGE, open_plain, plain_identity, read_locked, read_plain, release
 from cachectl.layers.disk.presence import is_there
 from cachectl.layers.stores.database import (
     COMPANIONS,
@@ -57,8 +57,6 @@ _ADVICE: Final = {
 }
 #: Rows asked for in one query: the oldest sqlite takes 999 values.
 _ASKED_AT_ONCE: Final = 200
-#: Rows of a base that are read before they are inserted.
-_BROUGHT_AT_ONCE: Final = 1000
 #: Rows from which a second connection is faster.
 _LARGE: Final = 100_000
 #: Bytes that sqlite locks (start, length): those of a writer in the index of a log, and any of a plain database.
@@ -397,58 +395,6 @@ class RowFile:
             if not is_committed:
                 raise
         return done
-
-    def bring_from(self, base: RowFile) -> facts.Brought:
-        """Make this file a copy of a base, or insert the rows of the base whose keys are free."""
-        if not self._exists() and (whole := self._copy_whole(base)) is not None:
-            return whole
-        own = {row.key for row in self.rows()}
-        keys = [row.key for row in base.rows()]
-        missing = [key for key in keys if key not in own]
-        brought = facts.Brought(present=len(keys) - len(missing))
-        for first in range(0, len(missing), _BROUGHT_AT_ONCE):
-            some = missing[first : first + _BROUGHT_AT_ONCE]
-            pairs = zip(some, base.read_many(some), strict=True)
-            done = self.insert_new([(key, values) for key, values in pairs if values is not None])
-            brought = brought.plus(facts.Brought(copied=done.count(True), present=len(done) - done.count(True)))
-        return brought
-
-    def _copy_whole(self, base: RowFile) -> facts.Brought | None:
-        """Copy a database under its lock; return ``None`` if only its rows can be copied.
-
-        That is so if the file alone is not its content, or if another process has made this one meanwhile.
-        """
-        with self._translated("write", writing=True), ExitStack() as stack:
-            connection = stack.enter_context(base._reading())
-            if base._is_new(connection):
-                return facts.Brought()
-            if any(is_there(beside) for beside in companions_of(base.path)):
-                return None
-            (rows,) = connection.execute(f"select count(*) from {self.schema.table}").fetchone()
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            parent = stack.enter_context(opened_root(self.path.parent))
-            if parent is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
-            stage, _ = stack.enter_context(own_folder(parent, STAGE))
-            shares = self._clone(base.path, stage)
-            try:
-                place_new(self.path.name, self.path.name, src=stage, dst=parent)
-            except FileExistsError:
-                return None
-            os.fsync(parent)
-            return facts.Brought(cloned=rows) if shares else facts.Brought(copied=rows)
-
-    def _clone(self, source: Path, stage: int) -> bool:
-        from cachectl.layers.disk.clones import clone
-
-        old, new = borrow(source), create(self.path.name, stage, 0o644)
-        try:
-            shares = clone(old, new)
-            os.fsync(new)
-        finally:
-            os.close(new)
-            release(old)
-        return shares
 
     @contextmanager
     def _inserting(self, otherwise: str) -> Iterator[tuple[Connection, str]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from cachectl.cli.parser import VERBS, build_parser, mark_bare, verb_module
+from cachectl.cli.parser import MEANT, VERBS, build_parser, mark_bare, verb_module
 from cachectl.layers.base.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -61,7 +61,9 @@ def _run(words: list[str], environment: Environment | None) -> int:
 
 def _parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
     if words and words[0] not in VERBS and not words[0].startswith("-"):
-        parser.error(f"no command is called {words[0]!r}{did_you_mean(words[0], VERBS)}")
+        meant = MEANT.get(words[0])
+        hint = did_you_mean(words[0], VERBS) if meant is None else f"; cachectl {meant} does that"
+        parser.error(f"no command is called {words[0]!r}{hint}")
     if words and words[0].startswith("-") and words[0] not in _ALONE:
         if VERBS.keys().isdisjoint(words):
             parser.error(f"unrecognized arguments: {words[0]}{did_you_mean(words[0], _ALONE)}")
@@ -72,7 +74,7 @@ def _parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
         parser.error(f"write the command first: {shlex.join(['cachectl', *line])}")
     options, unknown = parser.parse_known_args(words)
     if isinstance(getattr(options, "layers", None), list) and not any(word.startswith("-") for word in unknown):
-        # argparse takes the layers to be complete at the first option after FILE: export FILE --force LAYER.
+        # argparse takes the layers to be complete at the first option after FILE: push FILE --force LAYER.
         options.layers = [*options.layers, *unknown]
         unknown = []
     if unknown:

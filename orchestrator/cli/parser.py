@@ -32,8 +32,8 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "report": ("inspecting.report", "locations, state, entries, bytes, stale, problems"),
     "dir": ("inspecting.dir", "the places of caches, one a line"),
     "ls": ("inspecting.ls", "entries, one a line"),
-    "get": ("moving.get", "write one entry to a file"),
-    "put": ("moving.put", "place an entry that get wrote, so that the library hits it"),
+    "get": ("exchange.get", "write one entry to a file"),
+    "put": ("exchange.put", "place an entry that get wrote, so that the library hits it"),
     "purge": ("clearing.purge", "remove entries; --all is every user layer but tuning results"),
     "prune": ("clearing.prune", "remove stale or old entries, then the longest unused until the rest fits"),
     "verify": ("inspecting.verify", "look for damage, entry by entry"),
@@ -43,14 +43,10 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "env": ("switching.env", "variables as shell commands, for eval"),
     "trace": ("observing.trace", "hits, misses and stores of every layer in a run of a command"),
     "bench": ("observing.bench", "the time each cache saves a command: all cold, all warm, each off in turn"),
-    "export": ("moving.export", "pack entries into one file, for another machine"),
-    "import": ("moving.import_", "place what export packed, once it is trusted and checked"),
-    "push": ("sharing.push", "add to a shared store the entries that it lacks"),
-    "pull": ("sharing.pull", "place the entries of a shared store that are missing here, once they are trusted"),
-    "store": ("sharing.store", "list, clean up or check a shared store"),
-    "miopen": ("moving.miopen", "merge databases of MIOpen, of several users or ranks"),
-    "stage": ("cluster.stage", "warm caches to every node of an MPI job, and back"),
-    "merge": ("cluster.merge", "entries of several folders, of ranks for instance, into one"),
+    "push": ("exchange.push", "add to a bundle, a folder or a URL the entries that it lacks"),
+    "pull": ("exchange.pull", "place the entries of a store or a root that are missing here, once they are trusted"),
+    "store": ("exchange.store", "list, clean up or check a store"),
+    "stage": ("exchange.stage", "warm caches to every node of an MPI job, and back"),
     "config": ("inspecting.config", "every setting, and the file, line or variable that it comes from"),
     "schedule": ("clearing.schedule", "prune by itself: a user timer, a cron line, or an epilog of Slurm"),
     "layers": ("inspecting.layers", "adapters, what each can do here, and why not"),
@@ -58,6 +54,21 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "demo": ("demo", "a demonstration on PoCL, in an isolated root"),
 }
 
+
+#: Words that people type first, and the command that they mean.
+MEANT: Final = {
+    "export": "push",
+    "import": "pull",
+    "merge": "pull",
+    "miopen": "pull",
+    "clean": "purge",
+    "clear": "purge",
+    "rm": "purge",
+    "info": "report",
+    "stats": "report",
+    "list": "ls",
+    "gc": "prune",
+}
 
 #: The longest wait for a lock in seconds: a day.
 _LONGEST: Final = 86400.0
@@ -123,7 +134,7 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
     "key": {"metavar": "KEY", "help": "the entry's key, as cachectl ls -q prints it; get takes the beginning of one"},
     # Words before -- that are no option: a command without --, with its own options.
     "unexpected": {"nargs": argparse.REMAINDER, "help": argparse.SUPPRESS},
-    "--sign": {"metavar": "KEY", "help": "sign it with a key of OpenSSH; the signature is FILE.sig"},
+    "--sign": {"metavar": "KEY", "help": "sign what is added with a key of OpenSSH"},
     "--python": {"action": "append", "default": [], "metavar": "PATH", "help": _PYTHON},
     "--wait": {"type": _seconds, "metavar": "SECONDS", "help": _WAIT},
     "--over-others": {"action": "store_true", "help": "as the superuser, change what belongs to another user too"},
@@ -214,42 +225,26 @@ class Parser(argparse.ArgumentParser):
             limit = "how long one home may take (default: 600)"
             self.add_argument("--time-limit", type=_seconds, metavar="SECONDS", help=limit)
 
-    def add_trust(self, file: str) -> None:
-        """Add the options that say why a bundle is trusted."""
-        why = self.add_mutually_exclusive_group()
-        signed = f"{file}.sig is by a signer of this list (ssh-keygen -Y)"
-        why.add_argument("--allowed-signers", metavar="LIST", help=signed)
-        why.add_argument("--sha256", metavar="HEX", help=f"this is the SHA-256 of {file}")
-        why.add_argument(
-            "--trust", action="store_true", help="trust the bundle unchecked: it is code that your programs will run"
-        )
-        newer = "refuse a bundle that was not signed within 30d, 12h, or since 2026-12-31"
-        self.add_argument("--newer-than", metavar="AGE", help=newer)
-
-    def add_store_trust(self, *, required: bool) -> None:
-        """Add the options that say why a shared store is trusted."""
-        why = self.add_mutually_exclusive_group(required=required)
+    def add_trust(self, group: argparse._ActionsContainer | None = None) -> None:
+        """Add the options that say why a store is trusted."""
+        why = (self if group is None else group).add_mutually_exclusive_group()
         signed = "take what a signer of this list has signed (ssh-keygen -Y)"
         why.add_argument("--allowed-signers", metavar="LIST", help=signed)
-        why.add_argument("--digest", metavar="HEX", help="the store is exactly the one with this digest")
-        unchecked = "trust the store unchecked: it is code that your programs will run"
+        pinned = "the SHA-256 of the bundle, or the digest of another store, as store ls prints it"
+        why.add_argument("--digest", metavar="HEX", help=pinned)
+        unchecked = "trust it unchecked: it is code that your programs will run"
         why.add_argument("--trust", action="store_true", help=unchecked)
-        older = "take from a store that is older than, or another than, the one read from URL before"
-        self.add_argument("--accept-older", action="store_true", help=older)
 
     def add_store_use(self) -> None:
-        """Add the options for a shared store around a command."""
-        group = self.add_argument_group("shared store")
-        url = "pull from this shared store before the command, push to it after the command what is new"
-        group.add_argument("--store", metavar="URL", help=url)
+        """Add the options for a store around a command."""
+        group = self.add_argument_group("store")
+        url = "pull from this store before the command, push to it after the command what is new"
+        group.add_argument("--store", metavar="SOURCE", help=url)
         modes = "ro: only pull; rw: pull and push (default)"
         group.add_argument("--store-mode", choices=("rw", "ro"), default="rw", help=modes)
         wait = "how long the store may delay the command; then it runs without (default: 30)"
         group.add_argument("--store-wait", type=_seconds, metavar="SECONDS", help=wait)
-        why = group.add_mutually_exclusive_group()
-        why.add_argument("--allowed-signers", metavar="LIST", help="pull what a signer of this list has signed")
-        why.add_argument("--digest", metavar="HEX", help="pull if the store is exactly the one with this digest")
-        why.add_argument("--trust", action="store_true", help="pull unchecked: it is code that the command will run")
+        self.add_trust(group)
         group.add_argument("--sign", metavar="KEY", help="sign what is pushed with a key of OpenSSH")
 
     def add_dry_run(self, what: str) -> None:

@@ -6,8 +6,8 @@ from typing import Final
 
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.disk.plain import read_plain
-from cachectl.moving.output_files import PAGE, Kind
 from cachectl.observing.timeline import Timeline
+from cachectl.output_files import PAGE, Kind
 from cachectl.timelines import chrome
 
 #: Limit on the bytes of a file that is read: a million spans.

@@ -197,55 +197,20 @@ def test_pyopencls_lock_is_what_would_fail(warm: Home) -> None:
 @pytest.fixture(scope="module")
 def packed(filled: Home, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a bundle of everything in the filled home."""
-    file = tmp_path_factory.mktemp("packed") / "bundle"
-    filled.cachectl("export", str(file))
+    file = tmp_path_factory.mktemp("packed") / "bundle.zip"
+    filled.cachectl("push", str(file))
     return file
 
 
-def test_import_names_every_entry_with_its_kernels(packed: Path, home: Home, filled: Home) -> None:
-    foreseen = home.json("import", str(packed), "--trust", "--dry-run")
+def test_pull_names_every_entry_with_its_kernels(packed: Path, home: Home, filled: Home) -> None:
+    foreseen = home.json("pull", str(packed), "--trust", "--dry-run")
     assert not (home.path / ".cache" / "pocl").exists()
     assert keys(foreseen) == listed(filled, *LAYERS)
     entries = [entry for layer in foreseen["layers"] for entry in layer["entries"]]
     expected = {(entry["key"], tuple(entry["kernels"])) for entry in filled.json("ls", *LAYERS)["entries"]}
     assert {(entry["key"], tuple(entry["kernels"])) for entry in entries} == expected
-    assert "lk3" in home.cachectl("import", str(packed), "--trust", "--dry-run").stdout
-    assert foreseen["total"] == home.json("import", str(packed), "--trust")["total"]
-
-
-def test_entries_that_were_not_placed_do_not_hit(packed: Path, home: Home, held_to_modes: tuple[str, ...]) -> None:
-    (home.path / ".cache").mkdir()
-    close(home.path / ".cache")
-    command = (*held_to_modes, sys.executable, "-m", "cachectl", "import", str(packed), "--trust")
-    for more in ((), ("--dry-run",)):
-        done = home.run(*command, *more, check=False)
-        assert done.returncode == 1
-        assert "will hit" not in done.stdout
-        table = [line.split() for line in done.stdout.splitlines() if line.startswith(LAYERS)]
-        assert {(line[0], line[1], line[-1]) for line in table} == {
-            ("loopy", "0", "40"),
-            ("pyopencl-invoker", "0", "11"),
-            ("pyopencl", "0", "3"),
-            ("pocl", "0", "11"),
-        }
-
-
-def test_a_file_where_the_folder_should_be_is_what_would_fail(packed: Path, home: Home) -> None:
-    (home.path / ".cache").mkdir()
-    (home.path / ".cache" / "pocl").write_text("mine")
-    for more in (("--dry-run",), ()):
-        done = home.json("import", str(packed), "--trust", *more, check=False)
-        (pocl,) = (layer for layer in done["layers"] if layer["layer"] == "pocl")
-        assert (pocl["placed"], len(pocl["failed"])) == (0, 11)
-        assert {note["because"] for note in pocl["failed"]} == {"cannot write: Not a directory"}
-
-
-def test_only_what_is_here_hits(packed: Path, warm: Home) -> None:
-    program = min((warm.path / ".cache" / "pocl" / "kcache").glob("??/*/program.bc"))
-    program.write_bytes(program.read_bytes() + b"other")
-    pocl = next(layer for layer in warm.json("import", str(packed), "--trust")["layers"] if layer["layer"] == "pocl")
-    assert (pocl["placed"], pocl["there"], len(pocl["kept"])) == (0, 10, 1)
-    assert [one["entries"] for one in pocl["outlook"]] == [10]
+    assert "lk3" in home.cachectl("pull", str(packed), "--trust", "--dry-run").stdout
+    assert foreseen["total"] == home.json("pull", str(packed), "--trust")["total"]
 
 
 # ---------------------------------------------------------------------- restore

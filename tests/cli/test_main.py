@@ -64,7 +64,13 @@ def test_a_report_loads_only_what_it_needs(home: Home) -> None:
 def test_layers_may_stand_behind_options(home: Home) -> None:
     done = home.json("purge", "pocl", "--dry-run", "cuda")
     assert [layer["layer"] for layer in done["layers"]] == ["pocl", "cuda"]
-    assert "no layer is called 'cudo'" in home.cachectl("export", "file", "--force", "cudo", check=False).stderr
+    assert "no layer is called 'cudo'" in home.cachectl("push", "file", "--force", "cudo", check=False).stderr
+
+
+@pytest.mark.parametrize(("word", "meant"), [("export", "push"), ("import", "pull"), ("rm", "purge")])
+def test_words_that_people_type_first_name_the_command(home: Home, word: str, meant: str) -> None:
+    done = home.cachectl(word, "file", check=False)
+    assert (done.returncode, f"cachectl {meant} does that" in done.stderr) == (2, True)
 
 
 def test_the_package_is_itself(home: Home) -> None:
@@ -179,7 +185,7 @@ def test_ls_sorts_limits_and_selects(home: Home, compute_cache: Callable[[Path],
         (["run", "--no-cache", "--isolated", "--", "true"], 2, "not allowed with"),
         (["run", "--no-cache", "--", "nosuchcommand"], 127, "cannot start 'nosuchcommand'"),
         (["run", "--no-cache", "--", "/dev/null"], 126, "cannot start '/dev/null'"),
-        (["stage", "in", "--", "true"], 2, "nothing to stage: name a BUNDLE to start with, or --out FILE"),
+        (["stage", "--", "true"], 2, "nothing to stage: name a SOURCE to start with, or --out FILE"),
         (["env"], 2, "choose --disable, --enable, --root or --base"),
     ],
 )
@@ -225,7 +231,7 @@ def test_a_command_that_is_not_marked_off_gets_the_corrected_line(home: Home, li
         (["run", "--nocache", "python", "x.py"], "unrecognized arguments: --nocache"),
         (["trace"], "end the line with -- and the command to run"),
         (["bench", "--"], "end the line with -- and the command to run"),
-        (["stage", "in"], "end the line with -- and the command to run"),
+        (["stage"], "end the line with -- and the command to run"),
     ],
 )
 def test_words_missing_from_a_run_are_named(home: Home, arguments: list[str], words: str) -> None:

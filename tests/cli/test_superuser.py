@@ -83,7 +83,7 @@ def test_the_rows_of_a_database_are_its_owners(
     fill_sumpy(home.environment())
     (database,) = (home.path / ".cache" / "pytools").glob("*.sqlite")
     (key, *_) = [entry["key"] for entry in home.json("ls", "pytools")["entries"]]
-    home.cachectl("export", str(tmp_path / "bundle"), "pytools")
+    home.cachectl("push", str(tmp_path / "bundle.zip"), "pytools")
     home.cachectl("get", "pytools", key, "-o", "row")
     home.cachectl("purge", "pytools", "--key", key)
     os.chown(database, 65534, 65534)
@@ -92,8 +92,7 @@ def test_the_rows_of_a_database_are_its_owners(
         ("purge", "pytools"),
         ("purge", "pytools", "--larger-than", "1"),
         ("put", "pytools", key, "row"),
-        ("import", str(tmp_path / "bundle"), "--trust"),
-        ("import", str(tmp_path / "bundle"), "--trust", "--dry-run"),
+        ("pull", str(tmp_path / "bundle.zip"), "--trust"),
     ):
         done = home.cachectl(*arguments, check=False)
         assert done.returncode == 1, arguments
@@ -101,7 +100,7 @@ def test_the_rows_of_a_database_are_its_owners(
         assert "--over-others" in done.stderr
     assert database.read_bytes() == before
     # In a folder of the superuser's, its owner could not make a journal: nobody's database is closed to everybody else.
-    done = home.cachectl("import", str(tmp_path / "bundle"), "--trust", "--over-others", check=False)
+    done = home.cachectl("pull", str(tmp_path / "bundle.zip"), "--trust", "--over-others", check=False)
     assert done.returncode == 1
     assert "belongs to nobody" in done.stderr
     assert database.read_bytes() == before

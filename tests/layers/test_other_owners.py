@@ -112,12 +112,12 @@ def attacked(shared: Path, compute_cache: Callable[[Path], None]) -> tuple[Path,
 
 def test_files_changed_for_another_user_keep_their_owner(attacked: tuple[Path, Path]) -> None:
     home, _ = attacked
-    bundle = str(home.parent / "bundle")
-    assert cachectl(home, "export", bundle, "cuda", "miopen-tuning", "--force")[0] == 0
+    bundle = str(home.parent / "bundle.zip")
+    assert cachectl(home, "push", bundle, "cuda", "miopen-tuning", "--force")[0] == 0
     for layer, entries in (("cuda", 40), ("miopen-tuning", 2)):
         status, said, _ = cachectl(home, "purge", layer, "--over-others", "--json")
         assert (status, removed(said)) == (0, entries)
-    status, _, wrong = cachectl(home, "import", bundle, "--trust", "--over-others")
+    status, _, wrong = cachectl(home, "pull", bundle, "cuda", "miopen-tuning", "--trust", "--over-others")
     assert status == 0, wrong
     assert sorted((home / TUNING / FIND).read_text().splitlines()) == LINES.splitlines()
     assert sum(path.is_file() for path in (home / KERNELS).rglob("*")) == 41

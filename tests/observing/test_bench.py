@@ -19,8 +19,8 @@ import pytest
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.environment import Environment
-from cachectl.moving.output_files import PICTURE
 from cachectl.observing.machine import Machine, machine
+from cachectl.output_files import PICTURE
 
 if TYPE_CHECKING:
     from homes import Home

@@ -34,7 +34,6 @@ from cachectl.layers.base.facts.found import (
 if TYPE_CHECKING:
     from cachectl.layers.base.facts.changes import (
         Artifact,
-        Brought,
         ClearPlan,
         Finding,
         Flag,
@@ -59,7 +58,6 @@ else:
 __all__ = [
     "Ability",
     "Artifact",
-    "Brought",
     "Bulk",
     "ClearPlan",
     "Condition",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cachectl.inspecting.by_python import PythonShare
     from cachectl.inspecting.report import LayerReport, Report, RootReport
     from cachectl.layers.host.neighbours import Neighbour
-    from cachectl.moving.output_files import OutputFile
+    from cachectl.output_files import OutputFile
 
 
 def add_options(parser: Parser) -> None:
@@ -43,7 +43,7 @@ def run(call: Call) -> int:
     with call.working("counting"):
         report = call.stack.report(layers=layers, neighbours=given.neighbours, by_python=bool(given.by))
     if page is not None:
-        from cachectl.moving.whole_files import STREAM
+        from cachectl.output_files import STREAM
 
         with output.working("reading every entry"):
             drawn = call.stack.report_page(report, layers=layers, bench=given.bench, trace=given.trace)
@@ -92,8 +92,7 @@ def summary(report: Report, limit: int | None) -> str:
 
 def _page_file(call: Call) -> OutputFile:
     """Return the file of ``--html``, once it is known that it may be written."""
-    from cachectl.moving.output_files import PAGE, demand_targets
-    from cachectl.moving.whole_files import STREAM
+    from cachectl.output_files import PAGE, STREAM, demand_targets
 
     file = call.output_file(call.options.html, PAGE)
     if file.name == STREAM and call.form != "table":

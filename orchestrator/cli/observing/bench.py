@@ -29,9 +29,8 @@ def add_options(parser: Parser) -> None:
 
 
 def run(call: Call) -> int:
-    from cachectl.moving.output_files import PICTURE, demand_targets, json_kind
-    from cachectl.moving.whole_files import STREAM
     from cachectl.observing import bench, plot
+    from cachectl.output_files import PICTURE, STREAM, demand_targets, json_kind
 
     given = call.options
     call.demand_command()

@@ -50,8 +50,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(call: Call) -> int:
-    from cachectl.moving.output_files import demand_targets, json_kind
-    from cachectl.moving.whole_files import STREAM
+    from cachectl.output_files import STREAM, demand_targets, json_kind
     from cachectl.timelines import files
 
     given = call.options
@@ -79,8 +78,7 @@ def run(call: Call) -> int:
 
 def _compare(call: Call) -> int:
     from cachectl.layers.base.errors import BadRequest
-    from cachectl.moving.output_files import demand_targets, json_kind
-    from cachectl.moving.whole_files import STREAM
+    from cachectl.output_files import STREAM, demand_targets, json_kind
     from cachectl.timelines import files
     from cachectl.timelines.compare import compare
 

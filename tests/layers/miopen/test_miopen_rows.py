@@ -22,10 +22,9 @@ from cachectl.layers.base.facts import Artifact, Problem, Severity
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen.kernels import MIOpenKernels
-from cachectl.layers.miopen.merging import merge
 from cachectl.layers.miopen.places import kernel_key, split_kernel_key
 from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels, lookup
-from cachectl.moving.installable import export_files
+from cachectl.stack import Stack
 
 if TYPE_CHECKING:
     from homes import Home
@@ -127,10 +126,9 @@ def test_a_row_that_miopen_loads_is_no_damage(tmp_path: Path, values: Values, co
     got = layer.get(key_of("odd.cl.o"))
     assert got is not None
     kernel = got.data
-    # What is exported is as MIOpen itself stores it.
-    done = export_files(environment_of(tmp_path), "db")
-    assert (done.failures, [file.entries for file in done.files]) == ((), [1])
-    assert stored(tmp_path / "db" / "gfx90a6e.kdb") == {"odd.cl.o": kernel_db.encode(kernel)}
+    # What is pushed is as MIOpen itself stores it.
+    Stack(environment_of(tmp_path)).push(str(tmp_path / "gfx90a6e.kdb"), layers=["miopen"])
+    assert stored(tmp_path / "gfx90a6e.kdb") == {"odd.cl.o": kernel_db.encode(kernel)}
 
 
 @pytest.mark.parametrize("values", THROWN.values(), ids=THROWN)
@@ -182,16 +180,15 @@ def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path) -> None:
     assert (outcome.removed, outcome.skipped, outcome.failed) == (len(NAMES), (), ())
     assert stored(path) == {}
     assert layer.put_new(whole) == [True] * len(whole)
-    # Installed and merged under the same names, and found there.
-    export_files(environment, "system", Selection(key=artifact.key))
-    assert set(stored(tmp_path / "system" / "gfx90a6e.kdb")) == {"ns::name.cl.o"}
+    # Installed under the same names, and found there.
+    file = tmp_path / "system" / "gfx90a6e.kdb"
+    file.parent.mkdir()
+    Stack(environment).push(str(file), Selection(key=artifact.key), layers=["miopen"])
+    assert set(stored(file)) == {"ns::name.cl.o"}
     other = environment_of(tmp_path / "other", MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "system"))
     found = lookup(MIOpenKernels(other), MIOpenSystemKernels(other), "gfx90a6e", "ns::name.cl.o", ARGS)
     assert found is not None
     assert found.data == CODE + b"ns::name.cl.o"
-    into = store(tmp_path / "merged" / "gfx90a6e.ukdb", {"ns::name.cl.o": kernel_db.encode(CODE)})
-    (done,) = merge(environment, [str(path)], str(into)).files
-    assert [note.key for note in done.conflicts] == [f"ns%3A%3Aname.cl.o::{ARGS}"]
 
 
 def test_a_kernel_with_colons_in_its_name_is_moved_brought_back_and_purged(home: Home) -> None:
@@ -199,8 +196,8 @@ def test_a_kernel_with_colons_in_its_name_is_moved_brought_back_and_purged(home:
     path = store(user_file(home.path), odd)
     (finding,) = home.json("verify", "miopen", check=False)["findings"]
     assert finding["fix"] == f"cachectl purge miopen --key '{key_of('ns%3A%3Aname.cl.o')}'"
-    export = export_files(home.environment(), "db")
-    assert [note.key for note in export.failures] == [f"ns%3A%3Aname.cl.o::{ARGS}"]
+    pushed = Stack(home.environment()).push(str(home.path / "gfx90a6e.kdb"), layers=["miopen"])
+    assert [note.key for note in pushed.layers[0].failed] == [key_of("ns%3A%3Aname.cl.o")]
     home.cachectl("verify", "--quarantine", "miopen")
     assert stored(path) == {}
     home.cachectl("restore", "--all")

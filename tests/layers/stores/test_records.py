@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from cachectl.layers.base.errors import Damaged, EntryExists, Refused, Unreachable
 from cachectl.layers.disk.atomic import replace_file
-from cachectl.layers.stores.merging import MergingRecords
 from cachectl.layers.stores.records import Fault, Record, RecordFile
 
 PART = st.text(st.characters(blacklist_characters="=:;\n", blacklist_categories=["Cs"]), min_size=1, max_size=12)
@@ -135,17 +134,6 @@ def test_a_line_hidden_by_one_without_a_value_is_not_taken_out(tmp_path: Path) -
     assert lines == {"malformed": b"a=", "hidden": None}
     path.write_bytes(b"a=S:1\na=S:2\n")
     assert faults(path) == [(2, "duplicate")]
-
-
-def test_a_merge_changes_only_the_records_it_adds_to(tmp_path: Path) -> None:
-    path = tmp_path / "records.txt"
-    path.write_bytes(b"k1=A:1;junk;B:2\n\nno equals\nk2=A:1;\n\xff\xfe\nk3=junk\nk4=A:1;;\n")
-    lines = [b"k1=A:1;C:3", b"k2=A:1;more;B:2;", b"k3=A:1", b"no equals=A:1", b"k5=A:1;junk;"]
-    merged = MergingRecords("test", path, nullcontext).merge(lines)
-    assert path.read_bytes() == (
-        b"k1=A:1;junk;B:2;C:3\n\nno equals\nk2=A:1;B:2\n\xff\xfe\nk3=junk\nk4=A:1;;\nno equals=A:1\nk5=A:1;junk;\n"
-    )
-    assert merged == (4, 2, (("k3",),))
 
 
 def test_a_record_is_never_glued_to_an_unfinished_line(tmp_path: Path) -> None:
