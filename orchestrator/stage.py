@@ -472,7 +472,8 @@ class Ranks:
                 if file.tell():
                     added += writer.take(Index(_Parcel(self.environment, file), self.environment))
             writer.finish()
-        self._inform(f"{place.shown}: {plural(added, 'entry', 'entries')} added; digest {writer.digest}")
+        digest = f"; digest {writer.digest}" * (writer.index.names.store is not None)
+        self._inform(f"{place.shown}: {plural(added, 'entry', 'entries')} added{digest}")
 
     def _apart(self) -> Environment:
         """Return an environment whose unnamed temporary files lie on the node's own disk, if possible."""

@@ -84,8 +84,7 @@ def test_the_other_way_round_nothing_is_written_either(home: Home, mpiexec: str,
 def test_ranks_that_are_connected_go_on_whichever_mpi_it_is(home: Home, open_mpi: OtherMpi) -> None:
     pytest.importorskip("mpi4py")
     done = home.run(open_mpi.mpiexec, "-n", "2", *STAGE, "true", check=True, **open_mpi.variables)
-    assert len(lines_of(done)) == 1
-    assert (home.path / "warm.zip").exists()
+    assert ["0 entries added" in line for line in lines_of(done)] == [True]
 
 
 @pytest.mark.cluster
@@ -94,8 +93,7 @@ def test_a_launcher_of_one_rank_within_another_launcher_is_no_job(home: Home, mp
     inner = (open_mpi.mpiexec, "-n", "1", *STAGE, "true")
     first = ("sh", "-c", 'test "$PMI_RANK" != 0 || exec "$@"', "sh")
     done = home.run(mpiexec, "-n", "2", *first, *inner, check=True, **open_mpi.variables)
-    assert len(lines_of(done)) == 1
-    assert (home.path / "warm.zip").exists()
+    assert ["0 entries added" in line for line in lines_of(done)] == [True]
 
 
 # ---------------------------------------------------------------------- one MPI, and what Slurm sets
