@@ -33,7 +33,6 @@ class PoclPortability(Portability):
     }
     needed = ("PoCL library", "processor features")
     informing = ("pyopencl",)
-    named = True
 
     def facts(self, environment: Environment) -> Facts:
         """Return versions, names of libraries (which bear a version or a digest), and the processor."""

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from cachectl.exchange.format import is_name
-from cachectl.exchange.place import BadStore, Missing, Stored, TransferFailed
+from cachectl.exchange.place import BadStore, Changed, Missing, Stored, TransferFailed
 from cachectl.layers.base.errors import BadRequest, CachectlError
 from cachectl.layers.base.limits import LARGEST_BUNDLE, SPARED_ROOM
 from cachectl.layers.base.texts import printable
@@ -210,7 +210,7 @@ class BundlePlace:
             return
         same = not self._path.exists() if self._old is None else is_same_file(self._path, self._old.fileno())
         if not same:
-            raise TransferFailed(f"{self.shown} was written by another command meanwhile; push again")
+            raise Changed(self.shown)
 
     def finish(self) -> None:
         """Complete the new bundle with what stays of the old one, and put it in its place."""
@@ -253,7 +253,7 @@ class BundlePlace:
             else:
                 os.replace(stage, self._path)
         except FileExistsError as error:
-            raise TransferFailed(f"{self.shown} was written by another command meanwhile; push again") from error
+            raise Changed(self.shown) from error
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(stage)

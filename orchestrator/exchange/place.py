@@ -35,6 +35,13 @@ class TransferFailed(CachectlError):
     """A place could not be read or written."""
 
 
+class Changed(TransferFailed):
+    """A bundle was written by another command meanwhile: what is missing in it has to be found anew."""
+
+    def __init__(self, shown: str) -> None:
+        super().__init__(f"{shown} was written by another command meanwhile; push again")
+
+
 class Missing(CachectlError, FileNotFoundError):
     """A name that a store does not have."""
 

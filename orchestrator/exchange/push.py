@@ -45,7 +45,7 @@ from cachectl.exchange.format import (
     part_file,
 )
 from cachectl.exchange.index import Gone, Index, place_of
-from cachectl.exchange.place import TransferFailed, is_url, local_path
+from cachectl.exchange.place import Changed, TransferFailed, is_url, local_path
 from cachectl.exchange.portability import portability_key
 from cachectl.exchange.trust import judges, sign
 from cachectl.inspecting.entries import listed
@@ -64,6 +64,8 @@ _CHECKPOINT: Final = 600.0
 #: Seconds between the upload of a pack and that of its index part, after which the push fails: half of the default
 #: grace period of ``store gc``.
 _TOO_SLOW: Final = 43200.0
+#: How often a push begins anew because another command has written the bundle meanwhile.
+_AGAIN: Final = 100
 #: New entries up to this number are read one by one, more of them by a listing of all.
 _FEW: Final = 64
 #: Bytes of the line of an entry beside its key.
@@ -156,9 +158,15 @@ def push(
     if not is_url(name) and (found := place_of_file(chosen, here.expand(local_path(name)))) is not None:
         return _push_to_file(stack, here.expand(local_path(name)), *found, selection)
     with judges(here, sign, allowed_signers) as trusted:
-        writer = Writer(Index(place_of(target, here, writes=True, force=force), here, trusted), sign)
-        done = push_layers(stack, writer, selection, chosen, besides, named=bool(named))
-        writer.finish()
+        for again in reversed(range(_AGAIN)):
+            try:
+                writer = Writer(Index(place_of(target, here, writes=True, force=force), here, trusted), sign)
+                done = push_layers(stack, writer, selection, chosen, besides, named=bool(named))
+                writer.finish()
+                break
+            except Changed:
+                if not again:
+                    raise
     return Push(
         *(writer.index.place.shown, writer.index.names.store, writer.digest, writer.written),
         *(tuple(sorted(map(str, writer.parts))), sign is not None, done),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from urllib.parse import urlencode, urljoin, urlsplit
 
 from cachectl.exchange.bundle import BundlePlace, lacks_room, unnamed_file
-from cachectl.exchange.place import BadStore, TransferFailed
+from cachectl.exchange.place import BadStore, Changed, TransferFailed
 from cachectl.layers.base.errors import BadRequest, CachectlError
 from cachectl.layers.base.limits import LARGEST_BUNDLE
 from cachectl.layers.base.texts import printable
@@ -96,7 +96,7 @@ class RegistryPlace(BundlePlace):
     def _publish(self, file: BinaryIO) -> None:
         """Upload the bundle, then the manifest of the tag."""
         if self._manifest()[1] != self._seen:
-            raise TransferFailed(f"{self.shown} was written by another command meanwhile; push again")
+            raise Changed(self.shown)
         digest = hashlib.sha256()
         file.seek(0)
         while chunk := file.read(_CHUNK):

@@ -526,7 +526,7 @@ def test_an_answer_after_the_deadline_has_no_effect(
 
 def test_entries_that_are_not_placed_by_the_deadline_are_left_out(cheap: Home, other: Home, tmp_path: Path) -> None:
     class Passed(Deadline):
-        left = 0.0  # type: ignore[assignment]
+        left = 0.0
 
         def wait_for(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401 - as the class
             return work()

@@ -31,8 +31,14 @@ def test_nothing_that_a_push_acknowledged_is_lost_in_a_folder(home: Home, tmp_pa
     stress(home, str(tmp_path / "store"), tmp_path / "homes")
 
 
-def test_a_killed_push_leaves_the_store_readable(home: Home, tmp_path: Path) -> None:
-    stress(home, str(tmp_path / "store"), tmp_path / "homes", "1")
+@pytest.mark.parametrize("name", ["store", "store.zip"])
+def test_a_killed_push_leaves_the_store_readable(home: Home, tmp_path: Path, name: str) -> None:
+    stress(home, str(tmp_path / name), tmp_path / "homes", "1")
+
+
+@pytest.mark.hazard
+def test_nothing_that_a_push_acknowledged_is_lost_in_a_bundle(home: Home, tmp_path: Path) -> None:
+    stress(home, str(tmp_path / "store.zip"), tmp_path / "homes", "4")
 
 
 @pytest.mark.hazard
