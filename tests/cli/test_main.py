@@ -293,7 +293,7 @@ def test_a_lock_is_waited_for_as_long_as_is_said(home: Home) -> None:
         ("ls", "default: all"),
         ("purge", "name one, or use --all"),
         ("prune", "default: every user layer but tuning results"),
-        ("export", "default: all but tuning results"),
+        ("push", "default: all but tuning results"),
     ],
 )
 def test_the_help_of_a_verb_says_what_no_layer_means(home: Home, verb: str, none_means: str) -> None:
