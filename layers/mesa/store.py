@@ -241,7 +241,7 @@ class ShaderCache(TreeStore):
     # ------------------------------------------------------------------ clear
 
     def in_use(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
-        """Skip temporaries that a running process may be writing. Entries may be removed at any time.
+        """Skip what a running process may be writing or have open. Entries may be removed at any time.
 
         Machine code is removed with the last kernel of its driver and device: without a kernel, nothing shows
         that it is OpenCL's.
@@ -252,11 +252,13 @@ class ShaderCache(TreeStore):
         now = self.environment.clock()
         for target in targets:
             age = now - (target.modified or now)
-            busy = isinstance(target, Orphan) and target.idle_only and users != ()
-            # A whole file may stay open however long ago it changed.
-            busy = busy and (age <= _REST_TIME or not target.key.endswith(".tmp"))
-            reason = f"changed {max(0, age):.0f} s ago, and Mesa is in use by {process_names(users)}"
-            yield target, reason if busy else None
+            reason = None
+            if isinstance(target, Orphan) and target.idle_only and users != ():
+                if any(shape.accepts(target.key) for shape in _PAIRED):
+                    reason = f"may be open in {process_names(users)}"
+                elif age <= _REST_TIME:
+                    reason = f"changed {max(0, age):.0f} s ago, and Mesa is in use by {process_names(users)}"
+            yield target, reason
 
     def _without_kernel(self, targets: Iterable[facts.Removable]) -> Iterator[Entry]:
         """Yield the entries of OpenCL that nothing could recognise without the targets."""
@@ -317,12 +319,12 @@ class ShaderCache(TreeStore):
 
     def _remove_files(self, root: Root, targets: Iterable[facts.Removable]) -> facts.Outcome:
         """Remove files by their shapes; any tree removes cachectl's own."""
-        idle = using(OPENED, processes=self.environment.processes) == ()
+        tidy = always if using(OPENED, processes=self.environment.processes) == () else None
         groups: dict[Shape, list[facts.Removable]] = {}
         for target in targets:
             groups.setdefault(shape_of(root, target.key), []).append(target)
         removals = (
-            (str(root.path), own, partial(self.tree(root, shape).remove, own, tidy=always if idle else None))
+            (str(root.path), own, partial(self.tree(root, shape).remove, own, tidy=tidy))
             for shape, own in groups.items()
         )
         return each_part(self.name, removals)

@@ -11,13 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from cachectl.inspecting.report import build_report
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import CachectlError, Refused
 from cachectl.layers.base.facts import Ability, Scope
 from cachectl.switching import run as child
-from cachectl.switching.isolated import can_switch, copy_isolated_root, isolated_root, overlay_cache_home
+from cachectl.switching.isolated import can_switch, copy_isolated_root, isolated_root, link_cache_home
+from cachectl.verbs.report import report as count
 from cachectl.watching.machine import Machine, machine
 
 if TYPE_CHECKING:
@@ -299,10 +299,8 @@ class _Work:
     def _seconds(self, setting: str, root: Path, changes: Mapping[str, str | None]) -> float:
         """Run the command once with its output hidden; return its wall seconds, or raise :class:`Ended`."""
         environment = self.stack.environment
-        with (
-            overlay_cache_home(environment, self.layers, root, self.notice),
-            TemporaryFile() as said,
-        ):
+        link_cache_home(environment, self.layers, root)
+        with TemporaryFile() as said:
             started = time.perf_counter()
             status = child.run(self.command, changes, environment, self.signals, quiet=said)
             seconds = time.perf_counter() - started
@@ -321,7 +319,7 @@ class _Work:
 
     def _entries(self, root: Path) -> dict[str, int]:
         stack = self._moved(root)
-        report = build_report(stack, stack.named(layer.name for layer in self.layers))
+        report = count(stack, [layer.name for layer in self.layers])
         return {
             layer.layer: sum(one.usage.entries or 0 for one in layer.roots if root in one.root.path.parents)
             for layer in report.layers

@@ -100,6 +100,10 @@ def test_a_single_file_that_mesa_cannot_use_is_removed_with_its_other_half(name:
     path.write_bytes(b"what is none of Mesa's")
     found = list(layer.verify(layer.roots()[0]))
     assert {Path(str(finding.key)).name for finding in found} == {"foz_cache.foz", "foz_cache_idx.foz"}
+    # Who has it open is not known.
+    busy = MesaShaderCache(replace(layer.environment, processes=Path("/no such folder"))).plan_clear(damaged=True)
+    assert busy.entries == ()
+    assert {note.because.partition(" in ")[0] for note in busy.skipped} == {"may be open"}
     layer.clear(layer.plan_clear(damaged=True))
     assert [path.name for path in root.glob("*/*/*")] == ["index"]
     layer.put(key("a"), Artifact("mesa", key("a"), "mesa-entry/1", contents()[key("a")]))
