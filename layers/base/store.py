@@ -19,7 +19,7 @@ from typing import ClassVar, NamedTuple, TypeVar, final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unsettled, reason_of
+from cachectl.layers.base.errors import EntryExists, LayerError, Unsettled, reason_of
 from cachectl.layers.base.facts import (
     Bulk,
     Counted,
@@ -144,10 +144,6 @@ class Store(ABC):
         """Yield the things to count in a root."""
         yield from self.scan(root, contents=False)
 
-    def usage(self, root: Root) -> facts.Usage:
-        """Count a root."""
-        return sum_usage(self.iter_usage(root))
-
     def in_use(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
         """Pair each thing to be cleared with the reason to leave it for now, ``None`` if there is none.
 
@@ -231,13 +227,6 @@ class Store(ABC):
     def unreadable(self, root: Root, key: str, error: LayerError | OSError) -> facts.Finding:
         """Return the finding of an entry that could not be read; it has no ``thing``, since the entry may be whole."""
         return self.to_finding(root, Problem(root.path / key, "unreadable", reason_of(error)))
-
-    @final
-    def with_fix(self, error: LayerError) -> str:
-        """Return an error's message; for damage, with the command that removes it."""
-        if not isinstance(error, Damaged) or facts.Ability.CLEAR in self.refusals():
-            return error.message
-        return f"{error.message}; to remove it: cachectl purge --damaged {self.name}"
 
 
 def attempt(act: Callable[[], T]) -> T | LayerError | OSError:
