@@ -66,7 +66,8 @@ class KernelDatabases(MIOpenDatabases):
 
     def rows(self, file: DatabaseFile, schema: Schema = kernel_db.SCHEMA) -> RowFile:
         """Return the rows of a file."""
-        return KernelRows(self.name, file.path, schema, self.environment.lock_timeout)
+        environment = self.environment
+        return KernelRows(self.name, file.path, schema, environment.lock_timeout, shared=environment.trusts_writers)
 
     def row_file(self, root: Root, file: str) -> RowFile | None:
         """Return a database of kernels."""

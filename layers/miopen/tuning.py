@@ -149,7 +149,8 @@ class TuningDatabases(MIOpenDatabases):
         """Return the rows of a perf-db in sqlite; ``None`` for records of a text file."""
         if file.name.kind not in self.tables:
             return None
-        return RowFile(self.name, file.path, _PERF_DB, self.environment.lock_timeout)
+        environment = self.environment
+        return RowFile(self.name, file.path, _PERF_DB, environment.lock_timeout, shared=environment.trusts_writers)
 
     def records(self, root: Root, file: DatabaseFile) -> RecordFile:
         """Return the records of a text file."""

@@ -109,7 +109,8 @@ class Dictionaries(Rows):
         return (rows for name in self.dictionaries(root) if (rows := self.row_file(root, name.file)) is not None)
 
     def _rows(self, path: Path) -> RowFile:
-        return RowFile(self.name, path, SCHEMA, self.environment.lock_timeout)
+        environment = self.environment
+        return RowFile(self.name, path, SCHEMA, environment.lock_timeout, shared=environment.trusts_writers)
 
     # ------------------------------------------------------------------ listing
 

@@ -127,7 +127,13 @@ def opened_for_reading(layer: str, path: Path, lock_timeout: float) -> Iterator[
 
 @contextmanager
 def opened_for_writing(
-    layer: str, path: Path, lock_timeout: float, require: Callable[[sqlite3.Connection], object], *, create: bool
+    layer: str,
+    path: Path,
+    lock_timeout: float,
+    require: Callable[[sqlite3.Connection], object],
+    *,
+    create: bool,
+    shared: bool = False,
 ) -> Iterator[sqlite3.Connection]:
     """Open a database for writing; sqlite rolls back interrupted writes first.
 
@@ -136,9 +142,9 @@ def opened_for_writing(
     to the file.
     """
     if create:
-        _require_private(layer, nearest(path.parent) / path.name)
+        _require_private(layer, nearest(path.parent) / path.name, shared=shared)
         path.parent.mkdir(parents=True, exist_ok=True)
-    _require_private(layer, path)
+    _require_private(layer, path, shared=shared)
     is_new = create and _make(path)
     for suffix in ("", *COMPANIONS):
         if not suffix or os.path.lexists(companion(path, suffix)):
@@ -154,14 +160,14 @@ def opened_for_writing(
 
 
 @contextmanager
-def exclusively_locked(layer: str, path: Path, lock_timeout: float) -> Iterator[None]:
+def exclusively_locked(layer: str, path: Path, lock_timeout: float, *, shared: bool = False) -> Iterator[None]:
     """Hold the lock of sqlite's writers on a file that need not be a database, without opening it as one.
 
     Raises :class:`Busy` after ``lock_timeout`` seconds, and :class:`OSError` for anything but a plain file.
     """
     import fcntl
 
-    _require_private(layer, path)
+    _require_private(layer, path, shared=shared)
     handle = open_plain(path, flags=os.O_RDWR)
 
     def is_locked() -> bool:
@@ -208,9 +214,10 @@ def _version(path: Path) -> tuple[int, ...] | None:
     return None if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def _require_private(layer: str, path: Path) -> None:
+def _require_private(layer: str, path: Path, *, shared: bool) -> None:
+    """Raise :class:`Unreachable` for a file that other users can write, unless they are trusted (``shared``)."""
     names = tuple(path.name + suffix for suffix in ("", *COMPANIONS))
-    if (reason := shared_because(path.parent, names)) is not None:
+    if not shared and (reason := shared_because(path.parent, names)) is not None:
         message = f"not opened for writing: {reason}, and could make sqlite delete other files; close it to them first"
         raise Unreachable(layer, message, path)
 

@@ -145,11 +145,15 @@ class RowFile:
     operating system refuses or its content is unknown.
     """
 
-    def __init__(self, layer: str, path: Path, schema: Schema, lock_timeout: float = LOCK_TIMEOUT) -> None:
+    def __init__(
+        self, layer: str, path: Path, schema: Schema, lock_timeout: float = LOCK_TIMEOUT, *, shared: bool = False
+    ) -> None:
         self.layer = layer
         self.path = path
         self.schema = schema
         self.lock_timeout = lock_timeout
+        #: Whether other users who can write to it are trusted.
+        self.shared = shared
 
     # ------------------------------------------------------------------ reading
 
@@ -389,7 +393,10 @@ class RowFile:
         with self._translated("remove"):
             if (reason := in_use(self.path)) is not None:
                 return reason
-        with self._translated("remove"), exclusively_locked(self.layer, self.path, self.lock_timeout):
+        with (
+            self._translated("remove"),
+            exclusively_locked(self.layer, self.path, self.lock_timeout, shared=self.shared),
+        ):
             if file_stamp(self.path) != stamp:
                 return CHANGED
             # The file goes first: sqlite ignores a log without a database, and would apply one to the next database.
@@ -438,7 +445,9 @@ class RowFile:
 
     @contextmanager
     def _writing(self, *, create: bool = False) -> Iterator[sqlite3.Connection]:
-        opened = opened_for_writing(self.layer, self.path, self.lock_timeout, self._require_made, create=create)
+        opened = opened_for_writing(
+            self.layer, self.path, self.lock_timeout, self._require_made, create=create, shared=self.shared
+        )
         with self._translated(), opened as connection:
             yield connection
 
