@@ -80,12 +80,7 @@ class KernelFile:
         self.layer = layer
         self.path = path
         self._lock_timeout = lock_timeout
-        columns = (
-            RowFile(layer, path, kernel_db.SCHEMA, lock_timeout).columns() if os.path.lexists(path) else frozenset()
-        )
-        self.schema = kernel_db.schema_of(columns) if columns else None
-        if columns and self.schema is None:
-            raise Damaged(layer, f"the columns of kern_db are {', '.join(sorted(columns))}", path)
+        self.schema = kernel_db.SCHEMA if os.path.lexists(path) else None
 
     def kernels(self) -> tuple[list[Kernel], list[Note]]:
         """Return every kernel that MIOpen could use, packed as it packs, and the faults of the others.

@@ -15,7 +15,6 @@ from support.miopen_files import (
     CODE,
     FIND,
     RAW,
-    TABLE_2_3,
     environment_of,
     packed,
     pending,
@@ -111,21 +110,6 @@ def test_no_two_miopens_are_mixed(tmp_path: Path) -> None:
     assert set(stored(tmp_path / "db" / "gfx90a6e.kdb")) == {"new.cl.o"}
     assert [note.key for note in done.skipped] == [str(user_file(tmp_path, version="3.2.0.x"))]
     assert not done.failed
-
-
-def test_the_first_generation_stays_what_it_is(tmp_path: Path) -> None:
-    path = user_file(tmp_path, "gfx906_60", "2.3.0")
-    path.parent.mkdir(parents=True)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(TABLE_2_3)
-        values = ("conv.cl.o", ARGS, CODE)
-        connection.execute("INSERT INTO kern_db(kernel_name, kernel_args, kernel_blob) VALUES(?, ?, ?)", values)
-        connection.commit()
-    export_files(environment_of(tmp_path), "db")
-    with closing(sqlite3.connect(tmp_path / "db" / "gfx906_60.kdb")) as connection:
-        columns = [row[1] for row in connection.execute("PRAGMA table_info(kern_db)")]
-        assert columns == ["id", "kernel_name", "kernel_args", "kernel_blob"]
-        assert connection.execute("SELECT kernel_blob FROM kern_db").fetchall() == [(CODE,)]
 
 
 def test_object_files_are_named_as_left_out(tmp_path: Path) -> None:

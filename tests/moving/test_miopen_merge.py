@@ -20,7 +20,6 @@ from support.miopen_files import (
     CODE,
     FIND,
     RAW,
-    TABLE_2_3,
     VERSION,
     environment_of,
     packed,
@@ -94,17 +93,6 @@ def test_damaged_bundles_are_named_and_the_rest_merged(tmp_path: Path) -> None:
     assert [len(file.failures) for file in done.files] == [1, 1]
     assert "damaged" in done.files[1].conflicts[0].because
     assert stored(into) == {"x.cl.o": bad, "a.cl.o": packed(CODE)}
-
-
-def test_another_generation_is_not_merged(tmp_path: Path) -> None:
-    into = store(user_file(tmp_path), {"x.cl.o": packed(CODE)})
-    old = tmp_path / "old" / "gfx90a6e.ukdb"
-    old.parent.mkdir()
-    with closing(sqlite3.connect(old)) as connection:
-        connection.executescript(TABLE_2_3)
-        connection.commit()
-    done = merge(environment_of(tmp_path), [str(old)], str(into))
-    assert "another generation" in done.files[0].failures[0].because
 
 
 def test_names_that_miopen_never_opens_are_refused_first(tmp_path: Path) -> None:

@@ -58,14 +58,7 @@ def fill(home: Path) -> None:
     store(
         user_file(home), {(NAME, ARGS): packed(CODE), other: (b"\x7fELF raw", packed(b"\x7fELF raw")[1], 0)}, wal=True
     )
-    old = user_file(home, "gfx906_60", "2.3.0")
-    old.parent.mkdir(parents=True)
-    with closing(sqlite3.connect(old)) as connection:
-        connection.executescript(TABLE_2_3)
-        connection.execute(
-            "INSERT INTO kern_db(kernel_name, kernel_args, kernel_blob) VALUES(?, ?, ?)", (NAME, ARGS, CODE)
-        )
-        connection.commit()
+    store(user_file(home, "gfx906_60", "3.2.0.x"), {(NAME, ARGS): (CODE, packed(CODE)[1], 0)})
     object_file(home)
 
 
@@ -104,7 +97,7 @@ def test_both_generations_are_listed(tmp_path: Path) -> None:
     assert set(entries) == {
         KEY,
         f"{VERSION}/gfx90a6e.ukdb::Conv_Winograd_v21_1_3.s.o:: -mcpu=gfx90a",
-        key_of("2.3.0/gfx906_60.ukdb"),
+        key_of("3.2.0.x/gfx906_60.ukdb"),
         "2.2.1/0123456789abcdef0123456789abcdef/MIOpenPooling.cl.o",
     }
     new = entries[KEY]
@@ -113,7 +106,7 @@ def test_both_generations_are_listed(tmp_path: Path) -> None:
     assert new.versions == {"miopen": VERSION}
     assert new.written_before == user_file(tmp_path).stat().st_mtime
     assert (new.stale, new.modified) == (None, None)
-    old = entries[key_of("2.3.0/gfx906_60.ukdb")]
+    old = entries[key_of("3.2.0.x/gfx906_60.ukdb")]
     assert (old.bytes, old.stale) == (len(CODE), True)
     assert old.stale_because == f"a newer MIOpen ({VERSION}) has its own files"
     oldest = entries["2.2.1/0123456789abcdef0123456789abcdef/MIOpenPooling.cl.o"]
@@ -139,15 +132,26 @@ def test_kernels_are_selected_with_and_without_the_ending_of_their_source(tmp_pa
         }
 
 
-@pytest.mark.parametrize("file", [f"{VERSION}/gfx90a6e.ukdb", "2.3.0/gfx906_60.ukdb"])
-def test_get_gives_the_uncompressed_kernel(tmp_path: Path, file: str) -> None:
+def test_get_gives_the_uncompressed_kernel(tmp_path: Path) -> None:
     fill(tmp_path)
-    got = MIOpenKernels(environment_of(tmp_path)).get(key_of(file))
+    got = MIOpenKernels(environment_of(tmp_path)).get(KEY)
     assert got is not None
     assert (got.form, got.data) == ("miopen-kernel/1", CODE)
     assert got.detail["kernel_name"] == NAME
     assert got.detail["kernel_args"] == ARGS
     assert got.detail["md5"] == packed(CODE)[1]
+
+
+def test_kernels_of_2_3_are_listed_and_removed_and_nothing_else(tmp_path: Path) -> None:
+    path = store(user_file(tmp_path, "gfx906_60", "2.3.0"), {})
+    spoil(path, "DROP TABLE kern_db;" + TABLE_2_3 + f"INSERT INTO kern_db VALUES(1, '{NAME}', '{ARGS}', x'00')")
+    layer = MIOpenKernels(environment_of(tmp_path))
+    (key,) = (entry.key for entry in layer.entries())
+    for use in (lambda: layer.get(key), lambda: layer.put(key, artifact(key))):
+        with pytest.raises(Refused, match=r"columns of MIOpen 2\.3\.0"):
+            use()
+    assert findings(layer) == [("foreign", Severity.HARMLESS)]
+    assert layer.clear(layer.plan_clear(Selection(key=key))).removed == 1
 
 
 def test_arguments_are_byte_exact(tmp_path: Path) -> None:
@@ -174,26 +178,6 @@ def test_put_writes_what_miopen_would_have_written(tmp_path: Path, code: bytes) 
     assert got is not None
     assert got.data == code
     assert findings(layer) == []
-
-
-def test_put_into_the_folder_of_2_3_stores_as_that_did(tmp_path: Path) -> None:
-    fill(tmp_path)
-    layer = MIOpenKernels(environment_of(tmp_path))
-    for base in ("gfx906_60", "gfx900_56"):
-        key = key_of(f"2.3.0/{base}.ukdb", "new.cl.o", "")
-        layer.put(key, artifact(key))
-        with closing(sqlite3.connect(user_file(tmp_path, base, "2.3.0"))) as connection:
-            columns = [row[1] for row in connection.execute("PRAGMA table_info(kern_db)")]
-            assert columns == ["id", "kernel_name", "kernel_args", "kernel_blob"]
-            query = "SELECT kernel_blob FROM kern_db WHERE kernel_name = 'new.cl.o'"
-            assert connection.execute(query).fetchall() == [(CODE,)]
-
-
-def test_put_refuses_a_file_of_another_generation_than_its_folder(tmp_path: Path) -> None:
-    path = store(user_file(tmp_path), {})
-    spoil(path, "DROP TABLE kern_db;" + TABLE_2_3)
-    with pytest.raises(Damaged, match="columns of another MIOpen"):
-        MIOpenKernels(environment_of(tmp_path)).put(KEY, artifact(KEY))
 
 
 def test_put_into_a_wal_file_leaves_its_rows_and_its_mode(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from cachectl.layers.base.facts import Ability, Artifact, Condition, Orphan, Pro
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk.atomic import replace_file
+from cachectl.layers.miopen import tuning as miopen_tuning
 from cachectl.layers.miopen.places import lock_files
 from cachectl.layers.miopen.system_tuning import MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import MIOpenTuning
@@ -305,14 +306,19 @@ def test_sqlite_results_are_read_and_left(tmp_path: Path) -> None:
     assert snapshot(tmp_path, times=True) == before
 
 
-def test_left_overs_are_orphans_and_go(tmp_path: Path) -> None:
+def test_what_interrupted_rewrites_leave_goes_when_no_program_has_miopen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = fill(tmp_path)
-    for name in (f"{FIND}.temp", f".cachectl-stage-{'0' * 32}", "gfx900_56.HIP.3_3_0_x.udb.txt.time"):
+    for name in (f"{FIND}.temp", f".cachectl-stage-{'0' * 32}"):
         (folder / name).write_text("rest")
     (folder / "notes.temp").write_text("not MIOpen's")
     layer = MIOpenTuning(environment_of(tmp_path))
-    orphans = [found.key for found in layer.scan(layer.roots()[0]) if isinstance(found, Orphan)]
-    assert len(orphans) == 3
+    orphans = [found for found in layer.scan(layer.roots()[0]) if isinstance(found, Orphan)]
+    assert len(orphans) == 2
+    monkeypatch.setattr(miopen_tuning, "using", lambda *_, **__: (1,))
+    assert len(layer.plan_removal(orphans).skipped) == 2
+    monkeypatch.setattr(miopen_tuning, "using", lambda *_, **__: ())
     outcome = layer.clear(layer.plan_clear())
     assert (outcome.removed, outcome.skipped, outcome.failed) == (3, (), ())
     assert sorted(os.listdir(folder)) == ["miopen-lockfiles", "notes.temp"]
