@@ -2,8 +2,7 @@
 
 ``python -m benchmarks.timelines [--rounds N] [COMMAND...]`` prints the median seconds of the program plain, under the
 trace, and of the whole command, which also starts cachectl, and the processor seconds of the first two. Without a
-command it is ``tests/programs/hundred.py`` with 30 kernels. With ``--forecast`` it prints what each cold start, of 100
-kernels, forecasts of the warm start that is measured next.
+command it is ``tests/programs/hundred.py`` with 30 kernels.
 """
 
 from __future__ import annotations
@@ -18,9 +17,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-
-from cachectl.observing.summary import summarize
-from cachectl.timelines import files
 
 PROGRAM = (sys.executable, str(Path(__file__).parents[1] / "tests" / "programs" / "hundred.py"))
 TRACE = (sys.executable, "-m", "cachectl", "trace", "--force", "--timeline")
@@ -70,32 +66,13 @@ def overhead(command: Sequence[str], rounds: int) -> None:
         )
 
 
-def forecast(command: Sequence[str], rounds: int) -> None:
-    """Print what cold starts forecast of the warm starts that follow them."""
-    sys.stdout.write(" cold s  forecast s  warm s     off\n")
-    for _ in range(rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            timeline = Path(folder, "timeline.json")
-            traced = (*TRACE, str(timeline), "--", *command)
-            run(traced, Path(folder))
-            cold = files.read(str(timeline))
-            run(traced, Path(folder))
-            warm = files.read(str(timeline)).wall_seconds
-        said = summarize(cold).warm.seconds
-        sys.stdout.write(f"{cold.wall_seconds:7.2f}  {said:10.2f}  {warm:6.2f}  {said / warm - 1:+6.1%}\n")
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--forecast", action="store_true")
     parser.add_argument("command", nargs="*")
     given = parser.parse_args(arguments)
-    if given.forecast:
-        forecast(given.command or (*PROGRAM, "100"), given.rounds)
-    else:
-        overhead(given.command or (*PROGRAM, "30"), given.rounds)
+    overhead(given.command or (*PROGRAM, "30"), given.rounds)
 
 
 if __name__ == "__main__":

@@ -71,6 +71,13 @@ class ComgrIndex(Index):
     shapes = (Shape((regex(re.escape(TIMESTAMP)),), folders=False),)
 
 
+class ComgrLookups(Lookups):
+    """LLVM opens the file of an entry, or maps it, and renames a temporary to a new one."""
+
+    files = EntryFiles()
+    mapped = LIBRARIES
+
+
 class ComgrCache(Layer):
     """Outputs of single commands of AMD's compiler: bitcode and code objects, one file each."""
 
@@ -78,7 +85,7 @@ class ComgrCache(Layer):
     title = "AMD comgr cache"
     switch = EnvSwitch("AMD_COMGR_CACHE", off="0", read=at_load(*LIBRARIES))
     # LLVM sets the access time of an entry that it reads.
-    store = Files(_SHAPE, codec=ComgrCodec(), index=ComgrIndex(), writers=LIBRARIES, links="read-only")
+    store = Files(_SHAPE, codec=ComgrCodec(), index=ComgrIndex(), writers=LIBRARIES)
     on_network = Hazard(
         Severity.RISKS,
         "programs map its files, and have been killed (SIGBUS) where others changed them; the newest releases keep no "
@@ -88,7 +95,7 @@ class ComgrCache(Layer):
     @property
     def lookups(self) -> Lookups:
         """LLVM opens the file of an entry, or maps it, and renames a temporary to a new one."""
-        return Lookups(files=EntryFiles())
+        return ComgrLookups()
 
     # ------------------------------------------------------------------ where and whether
 

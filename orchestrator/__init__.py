@@ -8,9 +8,9 @@ from __future__ import annotations
 # Importing typing would double what importing this package costs; checkers know the name.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cachectl.observing.trace import traced
     from cachectl.stack import Stack
     from cachectl.switching.disabled import disabled, isolated
+    from cachectl.watching.trace import traced
 
 __version__ = "0.1.0"
 __all__ = ["Stack", "__version__", "disabled", "isolated", "traced"]
@@ -19,7 +19,7 @@ _HOMES = {
     "Stack": "cachectl.stack",
     "disabled": "cachectl.switching.disabled",
     "isolated": "cachectl.switching.disabled",
-    "traced": "cachectl.observing.trace",
+    "traced": "cachectl.watching.trace",
 }
 
 

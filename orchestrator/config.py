@@ -224,7 +224,6 @@ class Config:
             stale=given.get("stale"),
             before=None if age is None else now - age,
             bytes=given.get("max-size"),
-            files=given.get("max-files"),
         )
 
     def read_interpreters(self, value: Value) -> tuple[Path, ...]:
@@ -380,16 +379,6 @@ def _size(value: Value) -> int | None:
     return None if value is False or value == "false" else parse_size(str(value))
 
 
-def _count(value: Value) -> int | None:
-    if value is False or value == "false":
-        return None
-    number = _number(value)
-    if number < 1:
-        message = f"{number} is less than one"
-        raise ValueError(message)
-    return number
-
-
 def _number(value: Value) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
@@ -407,7 +396,6 @@ def _age(value: Value) -> float:
 #: The limits of ``[prune]`` and ``[prune.LAYER]``: the name of each option, and how its value is read.
 LIMITS: Final[Mapping[str, Callable[[Value], Any]]] = {
     "max-size": _size,
-    "max-files": _count,
     "older-than": _age,
     "stale": read_flag,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from cachectl.layers.base.environment import Environment
@@ -31,8 +32,11 @@ class LayerSet:
     #: Gets the name of each layer that :meth:`named` returned when a verb begins with it.
     announce: Callable[[str], None] | None = None
 
-    def __init__(self, environment: Environment | None = None, *, plugins: bool = True) -> None:
+    def __init__(self, environment: Environment | None = None, *, plugins: bool = True, shared: bool = False) -> None:
+        """Resolve the layers; ``shared`` says that other users who can write to a cache are trusted."""
         self.environment = Environment.here() if environment is None else environment
+        if shared:
+            self.environment = replace(self.environment, shared=True)
         self.broken: tuple[Broken, ...] = ()
         self._layers: dict[str, Layer] = {layer.name: layer for layer in built_in(self.environment)}
         if plugins:

@@ -135,11 +135,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         from dataclasses import replace
         from pathlib import Path
 
-        from cachectl.timelines import chrome
+        from cachectl.watching import timeline_files
 
         place = Path(folder, re.sub(r"[^\w.\[\]-]+", "_", item.nodeid)[-_LONGEST_NAME:] + ".json")
         try:
-            place.write_bytes(chrome.encode(replace(traced.timeline, command=("pytest", item.nodeid))))
+            place.write_bytes(timeline_files.chrome_trace(replace(traced.timeline, command=("pytest", item.nodeid))))
         except OSError as error:
             # A session may turn warnings into errors, which would end it here.
             with suppress(pytest.PytestWarning):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from cachectl.clearing.limits import Limits
     from cachectl.clearing.purge import PurgePlan, PurgeResult
-    from cachectl.clearing.quarantine import Restoration
     from cachectl.clearing.schedule import Schedule
     from cachectl.inspecting.doctor import Diagnosis
     from cachectl.inspecting.entries import Listing, Trouble
@@ -27,14 +26,14 @@ if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
     from cachectl.moving.exporting import Export
     from cachectl.moving.importing import Import, Trust
-    from cachectl.observing.bench import Bench, Step
-    from cachectl.observing.proof import Proof, Watch
-    from cachectl.observing.trace import Trace
     from cachectl.sharing.around import StoreUse
     from cachectl.sharing.pulling import Pull
     from cachectl.sharing.pushing import Push
     from cachectl.sharing.store import SharedStore
     from cachectl.switching.run import Ran
+    from cachectl.watching.bench import Bench, Step
+    from cachectl.watching.proof import Proof, Watch
+    from cachectl.watching.trace import Trace
 
     #: Gets one line for each thing that a caller should know and that is no error.
     Notice = Callable[[str], None]
@@ -140,17 +139,11 @@ class Stack(LayerSet):
 
         return listed(self.named(layers), selection, notice or warn_of_failures)
 
-    def verify(self, *, layers: Sequence[str] = (), quarantine: bool = False) -> Verification:
-        """Check every entry for damage; ``quarantine`` moves damaged things aside."""
+    def verify(self, *, layers: Iterable[str] = ()) -> Verification:
+        """Check every entry for damage."""
         from cachectl.inspecting.verify import verify
 
-        chosen = self.named(layers)
-        found = verify(chosen)
-        if not quarantine:
-            return found
-        from cachectl.clearing import quarantine as clearing
-
-        return clearing.quarantine(chosen, found, named=bool(layers))
+        return verify(self.named(layers))
 
     def doctor(self, *, layers: Sequence[str] = ()) -> Diagnosis:
         """Return the problems of this set-up, each with the command that fixes it."""
@@ -175,25 +168,26 @@ class Stack(LayerSet):
 
         recover(self.chosen(layers))
 
-    def plan_clear(self, selection: Selection = ALL, *, layers: Iterable[str] = (), listed: bool = False) -> PurgePlan:
-        """Plan a purge of the named layers, or of every clearable one. Touches nothing.
+    def plan_clear(self, selection: Selection = ALL, *, layers: Iterable[str] = (), damaged: bool = False) -> PurgePlan:
+        """Plan a purge of the named layers, or of every clearable one; with ``damaged`` only of damaged entries.
 
-        With ``listed``, ``plan.foreseen()`` names every entry; that takes as long as listing them.
+        Touches nothing.
         """
         from cachectl.clearing.purge import plan
 
-        return plan(self.chosen(layers), selection, listed=listed)
+        return plan(self.chosen(layers), selection, damaged=damaged)
 
     def purge(
         self,
         selection: Selection = ALL,
         *,
         layers: Sequence[str] = (),
+        damaged: bool = False,
         dry_run: bool = False,
         notice: Notice = warn_user,
     ) -> PurgeResult:
-        """Remove the selected entries, and what killed commands left; or return what would be removed."""
-        plan = partial(self.plan_clear, selection, layers=layers, listed=dry_run)
+        """Remove the selected entries, and what killed commands left; or return the plan (``dry_run``)."""
+        plan = partial(self.plan_clear, selection, layers=layers, damaged=damaged)
         return self._clear(plan, layers, dry_run=dry_run, notice=notice)
 
     def prune(
@@ -241,27 +235,11 @@ class Stack(LayerSet):
         from cachectl.clearing.purge import remove_abandoned
 
         if dry_run:
-            return plan().foreseen()
+            return plan().result
         self.recover(layers)
         result = plan().apply()
         remove_abandoned(self.environment, notice)
         return result
-
-    def restore(
-        self,
-        names: Collection[str] = (),
-        *,
-        everything: bool = False,
-        replace: bool = False,
-        dry_run: bool = False,
-    ) -> Restoration:
-        """Restore the named things, or ``everything``, from quarantine; without either, list what is there.
-
-        ``replace`` lets them take the place of what is there now.
-        """
-        from cachectl.clearing.quarantine import restore
-
-        return restore(self, names, everything=everything, replace=replace, dry_run=dry_run)
 
     # ------------------------------------------------------------------ switching
 
@@ -307,7 +285,7 @@ class Stack(LayerSet):
                 )
 
         def watch(watched: Iterable[Layer], left_out: frozenset[str]) -> Watch:
-            from cachectl.observing.proof import Watch
+            from cachectl.watching.proof import Watch
 
             return Watch(self, watched, left_out=left_out)
 
@@ -376,15 +354,13 @@ class Stack(LayerSet):
         changes, others = variables_for(chosen, on=True, root=start.root)
         return changes, (*notes, *start.lines, *others)
 
-    # ------------------------------------------------------------------ observing
+    # ------------------------------------------------------------------ watching
 
-    def trace(
-        self, command: Sequence[str], *, kernels: bool = False, explain: bool = False, notice: Notice = warn_user
-    ) -> Trace:
-        """Run a command and return what each layer did; with ``kernels`` every build, with ``explain`` every miss."""
-        from cachectl.observing.trace import trace
+    def trace(self, command: Sequence[str], *, explain: bool = False, notice: Notice = warn_user) -> Trace:
+        """Run a command and return what each layer did; with ``explain`` also why each lookup missed."""
+        from cachectl.watching.trace import trace
 
-        return trace(self, command, kernels=kernels, explain=explain, notice=notice)
+        return trace(self, command, explain=explain, notice=notice)
 
     def bench(
         self,
@@ -395,7 +371,7 @@ class Stack(LayerSet):
         show: Callable[[Step], None] = lambda _step: None,
     ) -> Bench:
         """Run a command with all caches cold, all warm, all off, and each off in turn; return the times it took."""
-        from cachectl.observing.bench import bench
+        from cachectl.watching.bench import bench
 
         return bench(command, self, rounds, notice=notice, show=show)
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-from cachectl.timelines import files
+from support.timelines import read_timeline_file
 
 if TYPE_CHECKING:
     from homes import Home
@@ -176,17 +175,6 @@ def test_a_test_that_cannot_be_cold_is_one_line(home: Home) -> None:
     assert "pytest test_it.py::test_cold" in line
 
 
-@pytest.mark.thorough
-@pytest.mark.real
-def test_an_option_that_comes_too_late_is_one_line(home: Home) -> None:
-    (home.path / "late.py").write_text(LATE)
-    done = session(home, "", "-p", "late", "--no-kernel-caches", check=False, PYTHONPATH=str(home.path))
-    assert done.returncode == 4
-    (line,) = filter(None, (done.stdout + done.stderr).splitlines())
-    assert line.startswith("ERROR: --no-kernel-caches: cannot switch off in this process: pocl (")
-    assert line.endswith("cachectl run --no-cache -- pytest")
-
-
 @pytest.mark.real
 def test_no_kernel_caches_is_the_whole_session(home: Home) -> None:
     done = session(
@@ -241,12 +229,6 @@ def test_other_peoples_sessions_import_nothing_of_it(home: Home) -> None:
     session(home, f"{tests}", "-q")
 
 
-def test_it_can_be_left_out(home: Home) -> None:
-    tests = "def test_nothing(): pass\n"
-    done = session(home, tests, "-p", "no:cachectl", "-p", "no:cachectl.pytest_plugin")
-    assert "kernel caches" not in done.stdout
-
-
 @pytest.mark.skipif(find_spec("xdist") is None, reason="needs pytest-xdist, which is not installed")
 @pytest.mark.thorough
 def test_workers_of_xdist_are_off_too(home: Home) -> None:
@@ -275,7 +257,7 @@ def test_does_nothing():
     pass
 """
     session(home, tests, "--cachectl-timeline", "times/here")
-    written = {path.name: files.read(str(path)) for path in (home.path / "times" / "here").iterdir()}
+    written = {path.name: read_timeline_file(path) for path in (home.path / "times" / "here").iterdir()}
     assert len(written) == 2
     for timeline in written.values():
         assert "lookup" in {span.stage for span in timeline.spans}

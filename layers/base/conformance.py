@@ -92,7 +92,7 @@ class LayerConformance(ABC):
         assert all(not list(layer.verify(root)) for root in layer.roots())
         if layer.abilities()[Ability.CLEAR] is None:
             plan = layer.plan_clear()
-            assert not plan.targets
+            assert not plan.entries
             assert not plan.failed
         if layer.abilities()[Ability.GET] is None:
             assert layer.get("no such key") is None
@@ -115,7 +115,7 @@ class LayerConformance(ABC):
         if layer.abilities()[Ability.GET] is None:
             layer.get(keys[0])
         if layer.abilities()[Ability.CLEAR] is None:
-            assert layer.plan_clear().targets
+            assert layer.plan_clear().entries
         assert snapshot(tmp_path, times=True) == before
 
     def test_a_scan_repeats(self, tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ class LayerConformance(ABC):
         victim = first_entry(layer)
         before = snapshot(tmp_path)
         plan = layer.plan_clear(Selection(key=victim.key))
-        assert plan.entries == 1
+        assert [planned.key for planned in plan.entries] == [victim.key]
         assert snapshot(tmp_path) == before
         outcome = layer.clear(plan)
         assert (outcome.removed, outcome.failed) == (1, ())
@@ -258,11 +258,24 @@ class LayerConformance(ABC):
         stranger.write_text("not the layer's own")
         plan = layer.plan_clear()
         outcome = layer.clear(plan)
-        assert outcome.removed == plan.entries > 0
+        assert outcome.removed == plan.outcome.removed > 0
         assert not outcome.failed
         assert list(layer.entries()) == []
         assert stranger.read_text() == "not the layer's own"
         assert layer.clear(layer.plan_clear()).removed == 0
+
+    def test_a_plan_lists_what_a_clear_removes(self, tmp_path: Path) -> None:
+        """A plan lists each entry once, and changes nothing."""
+        layer = self.seeded(tmp_path)
+        if layer.abilities()[Ability.CLEAR] is not None:
+            return
+        before = snapshot(tmp_path, times=True)
+        plan = layer.plan_clear()
+        assert snapshot(tmp_path, times=True) == before
+        named = [planned.key for planned in plan.entries if isinstance(planned, Entry)]
+        done = layer.clear(plan)
+        assert len(named) == len(set(named)) == done.removed
+        assert (plan.skipped, plan.failed) == (done.skipped, done.failed)
 
     def test_what_went_meanwhile_is_skipped(self, tmp_path: Path) -> None:
         """The second application of a plan removes nothing and reports its targets as skipped."""
@@ -275,8 +288,6 @@ class LayerConformance(ABC):
         assert again.removed == 0
         assert len(again.skipped) == 1
         assert again.skipped[0].because
-
-    # ------------------------------------------------------------------ quarantine
 
     # ------------------------------------------------------------------ damage and refusals
 
@@ -293,6 +304,21 @@ class LayerConformance(ABC):
                     layer.usage(root)
                     list(layer.verify(root))
             path.write_bytes(content)
+
+    def test_what_verify_finds_damaged_can_be_removed(self, tmp_path: Path) -> None:
+        """Removing damaged entries removes exactly those that verify names; then it names none of them any more."""
+        layer = self.seeded(tmp_path)
+        if layer.abilities()[Ability.CLEAR] is not None or layer.precious:
+            return
+        assert not layer.plan_clear(damaged=True).entries
+        files = sorted(path for root in layer.roots() for path in root.path.rglob("*") if path.is_file())
+        for path in files[:1]:
+            content = path.read_bytes()
+            path.write_bytes(content[: len(content) // 2])
+        for _ in range(2):
+            plan = layer.plan_clear(damaged=True)
+            layer.clear(plan)
+        assert not layer.plan_clear(damaged=True).entries
 
     def test_refusals_carry_a_reason(self, tmp_path: Path) -> None:
         """Every missing ability has a reason."""

@@ -36,7 +36,7 @@ class Environment:
     installed in, or ``None`` if there is no Python; ``lock_timeout`` is how many seconds to wait for a lock that
     another process holds; ``processes`` is where the system shows running programs, ``mounts`` where it lists mounted
     file systems, and ``topology`` where AMD's driver lists processors, GPUs among them. ``superuser`` says whether the
-    user is one, and ``over_others`` whether it may change what belongs to other users. ``executable`` is the
+    user is one, and ``shared`` whether other users who can write to a cache are trusted. ``executable`` is the
     interpreter of ``python``, ``python_paths`` are others that the user named, and ``searches_pythons`` says whether
     there may be more. ``memo`` keeps answers as long as the environment.
     """
@@ -56,7 +56,7 @@ class Environment:
     mounts: Path = MOUNTS
     topology: Path = Path("/sys/class/kfd/kfd/topology/nodes")
     superuser: bool = False
-    over_others: bool = False
+    shared: bool = False
     executable: Path = Path(os.path.abspath(sys.executable))
     python_paths: tuple[Path, ...] = ()
     searches_pythons: bool = False

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Entry, Removable, Root
 from cachectl.layers.base.parts import EntryFiles, Facts, Lookups, Outlook, Portability, Tagging, named_parts
-from cachectl.layers.cuda.entries import ComputeCache
+from cachectl.layers.cuda.entries import LIBRARIES, ComputeCache
 from cachectl.layers.disk.plain import read_plain
 from cachectl.layers.formats import compute_cache
 from cachectl.layers.host.hardware import nvidia_driver, nvidia_gpus
@@ -44,6 +44,7 @@ class CudaLookups(Lookups):
     """The driver opens the file of an entry to read it, and writes a new one in place."""
 
     files = EntryFiles()
+    mapped = LIBRARIES
 
     def difference(self, alike: Sequence[Entry], event: Mapping[str, Any]) -> str:
         """Compare keys, which are plain text, with that of the nearest entry of the same half."""

@@ -168,10 +168,19 @@ def finds(number: int, path: Path, folder: Path, *, processes: Path = _PROC) -> 
 
 def maps_below(number: int, folder: Path, *, processes: Path = _PROC) -> bool:
     """Return whether a process maps a file below a folder. Raises :class:`OSError` if unknown."""
-    lines = (processes / str(number) / "maps").read_bytes().splitlines()
-    files = {Path(os.fsdecode(line[line.index(b"/") :])) for line in lines if b" /" in line}
-    above = {parent for file in files for parent in file.parents}
-    return any(finds(number, one, folder, processes=processes) for one in above)
+    process, ours, above = processes / str(number), folder.stat(), {"/"}
+    for line in (process / "maps").read_bytes().splitlines():
+        if b" /" in line:
+            place = os.path.dirname(os.fsdecode(line[line.index(b"/") :]))
+            while place not in above:
+                above.add(place)
+                place = os.path.dirname(place)
+    for place in above:
+        # It has no links; the files of one that is gone are still mapped.
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if os.path.samestat(os.stat(f"{process}/root{place}"), ours):
+                return True
+    return False
 
 
 def _concerned(processes: Path) -> Iterator[int]:

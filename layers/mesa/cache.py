@@ -18,7 +18,7 @@ from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.parts import EntryFiles, Lookups
 from cachectl.layers.base.switches import misread, off
 from cachectl.layers.host.drivers import driver_files
-from cachectl.layers.mesa.stores import (
+from cachectl.layers.mesa.store import (
     DATABASE,
     FOLDERS,
     MULTI_FILE,
@@ -47,6 +47,7 @@ class MesaLookups(Lookups):
         regex(r"foz_cache(?:_idx)?\.foz|mesa_cache\.(?:db|idx)"),
         "Mesa keeps it open, and no event says which of its entries are read",
     )
+    mapped = OPENED
 
 
 class MesaShaderCache(Layer):

@@ -33,7 +33,7 @@ from cachectl.layers.miopen.databases import (
 from cachectl.layers.miopen.names import VERSION_FOLDER, program_names
 from cachectl.layers.miopen.places import LIBRARIES, TEMPORARY
 from cachectl.layers.stores.rows import Row, RowFile, Values
-from cachectl.layers.stores.tree import Shape, Tree, scan_each
+from cachectl.layers.stores.tree import Shape, Tree, always, scan_each
 
 SWITCH: Final = "MIOPEN_DISABLE_CACHE"
 ROW_FORM: Final = "miopen-kernel/1"
@@ -250,7 +250,7 @@ class UserKernelDatabases(KernelDatabases):
             raise Damaged(self.name, "the object file is no code object", key)
         trees[0].write(key, artifact.data, replace=replace)
 
-    def remove_others(self, root: Root, targets: Sequence[facts.Target]) -> Iterator[Part]:
+    def remove_others(self, root: Root, targets: Sequence[facts.Removable]) -> Iterator[Part]:
         """Remove object files, and what an interrupted cachectl left."""
         trees = self._trees(root)
         for tree in trees:
@@ -258,7 +258,7 @@ class UserKernelDatabases(KernelDatabases):
             other = {target.key for target in targets if not any(one.shape.accepts(target.key) for one in trees)}
             planned = [target for target in targets if target.key in (keys | other if tree is trees[0] else keys)]
             if planned:
-                yield str(root.path), planned, partial(tree.remove, planned, tidy=True)
+                yield str(root.path), planned, partial(tree.remove, planned, tidy=always)
 
     def verify(self, root: Root) -> Iterator[facts.Finding]:
         """Check every row, and find what is in the way of object files."""

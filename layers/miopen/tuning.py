@@ -319,9 +319,9 @@ class TuningDatabases(MIOpenDatabases):
                 is_row = target.key.partition(SEPARATOR)[0].endswith(endings)
                 yield target, _LISTED_ONLY if is_row else None
 
-    def remove_others(self, root: Root, targets: Sequence[facts.Target]) -> Iterator[Part]:
+    def remove_others(self, root: Root, targets: Sequence[facts.Removable]) -> Iterator[Part]:
         """Delete lines, and useless files. Running programs keep the records that they have read."""
-        by_file: dict[str, dict[str, facts.Target]] = {}
+        by_file: dict[str, dict[str, facts.Removable]] = {}
         leftovers = [target for target in targets if SEPARATOR not in target.key]
         for target in targets:
             relative, separator, record = target.key.partition(SEPARATOR)
@@ -332,7 +332,7 @@ class TuningDatabases(MIOpenDatabases):
         if leftovers:
             yield str(root.path), leftovers, partial(self._leftovers(root).remove, leftovers)
 
-    def _remove_records(self, root: Root, relative: str, planned: Mapping[str, facts.Target]) -> facts.Outcome:
+    def _remove_records(self, root: Root, relative: str, planned: Mapping[str, facts.Removable]) -> facts.Outcome:
         file = self.databases(root).find(relative)
         if file is None:
             gone = tuple(facts.Note(target.key, "already gone") for target in planned.values())

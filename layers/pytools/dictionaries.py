@@ -25,7 +25,7 @@ from cachectl.layers.formats.pickles import complaint as pickle_complaint
 from cachectl.layers.formats.pickles import is_framed
 from cachectl.layers.stores.row_store import Rows
 from cachectl.layers.stores.rows import RowFile, Schema, disk_usage, without_companion
-from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree, scan_each
+from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree, always, scan_each
 
 if TYPE_CHECKING:
     from cachectl.layers.host.pythons import Python
@@ -266,13 +266,13 @@ class Dictionaries(Rows):
 
     # ------------------------------------------------------------------ remove and verify
 
-    def remove_others(self, root: Root, targets: Sequence[facts.Target]) -> Iterator[Part]:
+    def remove_others(self, root: Root, targets: Sequence[facts.Removable]) -> Iterator[Part]:
         """Remove folders of old dictionaries, and what an interrupted cachectl left."""
         for shape in _FOLDERS:
             own = [target for target in targets if (_shape_of(target.key) or _FOLDERS[0]) is shape]
             tree = Tree(self.name, root.path, shape)
             if own:
-                yield str(root.path), own, partial(tree.remove, own, tidy=True)
+                yield str(root.path), own, partial(tree.remove, own, tidy=always)
 
     def verify(self, root: Root) -> Iterator[facts.Finding]:
         """Check every file with sqlite's own check, and every row as a pickle."""

@@ -56,7 +56,7 @@ class Rows(Store):
         """Return the key columns of a row from the text that follows the file in its key."""
         return (text,)
 
-    def remove_others(self, root: Root, targets: Sequence[facts.Target]) -> Iterable[Part]:
+    def remove_others(self, root: Root, targets: Sequence[facts.Removable]) -> Iterable[Part]:
         """Return the parts of a removal that are not in a database."""
         del root, targets
         return ()
@@ -73,7 +73,7 @@ class Rows(Store):
         """Return the message of an error about a file; for damage, with the command that removes it."""
         if not isinstance(error, LayerError):
             return reason_of(error)
-        cure = f"; to remove it: cachectl purge {self.name} --damaged" if isinstance(error, Damaged) else ""
+        cure = f"; to remove it: cachectl purge --damaged {self.name}" if isinstance(error, Damaged) else ""
         return error.message + cure
 
     def file_finding(self, root: Root, rows: RowFile, error: LayerError) -> facts.Finding:
@@ -81,7 +81,7 @@ class Rows(Store):
         key = os.path.relpath(rows.path, root.path)
         if isinstance(error, Damaged):
             thing = rows.orphan(root.path, key, error.message)
-            fix = f"end every program that has it open, then: cachectl purge {self.name} --damaged"
+            fix = f"end every program that has it open, then: cachectl purge --damaged {self.name}"
             return facts.Finding(self.name, root.path, key, Severity.FAILS, "sqlite", error.message, fix, thing)
         code, fix = "unreadable", "nothing: try again when no program is writing"
         if isinstance(error, Refused):
@@ -101,10 +101,10 @@ class Rows(Store):
 
     # ------------------------------------------------------------------ removal
 
-    def remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
+    def remove(self, root: Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Delete rows, then vacuum. A file goes only if it is damaged and nobody can have it open."""
         parts: list[Part] = []
-        others: list[facts.Target] = []
+        others: list[facts.Removable] = []
         for file, planned in self._by_file((target.key, target) for target in targets).items():
             rows = self.row_file(root, file)
             if rows is None:
@@ -113,7 +113,7 @@ class Rows(Store):
                 parts.append((file, planned, partial(self._remove_from, rows, file, planned)))
         return each_part(self.name, [*parts, *self.remove_others(root, others)])
 
-    def _remove_from(self, rows: RowFile, file: str, targets: Sequence[facts.Target]) -> facts.Outcome:
+    def _remove_from(self, rows: RowFile, file: str, targets: Sequence[facts.Removable]) -> facts.Outcome:
         if not os.path.lexists(rows.path):
             return facts.Outcome(self.name, skipped=tuple(facts.Note(target.key, "already gone") for target in targets))
         before = disk_usage(rows.path).bytes
@@ -145,7 +145,7 @@ class Rows(Store):
         freed = max(0, before - disk_usage(rows.path).bytes) if removed else 0
         return facts.Outcome(self.name, removed, freed, tuple(skipped), tuple(failed))
 
-    def _planned(self, target: facts.Target) -> Row:
+    def _planned(self, target: facts.Removable) -> Row:
         rowid, size = target.stamp
         return Row(rowid, self.key_of(target.key.partition(self.separator)[2]), size)
 
@@ -207,15 +207,3 @@ class Rows(Store):
         for key, thing in things:
             found.setdefault(key.partition(self.separator)[0], []).append(thing)
         return found
-
-    # ------------------------------------------------------------------ dry runs
-
-    def foresee_removal(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Foresight:
-        """Return the plan."""
-        del root
-        return facts.Foresight(targets, sum(target.bytes for target in targets))
-
-    def foresee_write(self, root: Root, keys: Sequence[str]) -> Mapping[str, LayerError]:
-        """Return nothing: only writing shows what fails."""
-        del root, keys
-        return {}

@@ -84,7 +84,7 @@ class Call:
             here,
             python_paths=self._python_paths(here),
             lock_timeout=here.lock_timeout if wait is None else wait,
-            over_others=getattr(self.options, "over_others", False),
+            shared=getattr(self.options, "shared", False),
         )
 
     @property
@@ -182,15 +182,13 @@ class Call:
 
     def selection(self) -> Selection:
         """Return which entries were selected."""
-        from cachectl.layers.base.selection import Selection, parse_age, parse_size
+        from cachectl.layers.base.selection import Selection, parse_age
 
         options, now = self.options, self.now
         return Selection(
             kernel=options.kernel,
             key=None if options.key is None else self.key(options.key, self._selected_layers()),
             before=None if options.older_than is None else now - parse_age(options.older_than),
-            after=None if options.newer_than is None else now - parse_age(options.newer_than),
-            larger_than=None if options.larger_than is None else parse_size(options.larger_than),
             stale=options.stale,
         )
 

@@ -42,7 +42,7 @@ def run(call: Call) -> int:
     output.show_lines([""])
     show_report(done.report, home="/")
     output.show_lines(["", "cachectl purge --all"])
-    show_purge(done.purged, call.now)
+    show_purge(done.purged)
     if not done.failed:
         return 0
     cold, warm, off, again = (one.entries for one in done.runs)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cachectl.layers.base.facts import Note
-    from cachectl.observing.bench import Step
+    from cachectl.watching.bench import Step
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -37,7 +37,6 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "purge": ("clearing.purge", "remove entries; --all is every user layer but tuning results"),
     "prune": ("clearing.prune", "remove stale or old entries, then the longest unused until the rest fits"),
     "verify": ("inspecting.verify", "look for damage, entry by entry"),
-    "restore": ("clearing.restore", "list what verify --quarantine moved aside, or restore it"),
     "doctor": ("inspecting.doctor", "problems of this set-up, each with the command that fixes it"),
     "run": ("switching.run", "run a command with caches off, or on in empty roots"),
     "env": ("switching.env", "variables as shell commands, for eval"),
@@ -122,14 +121,15 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
     "--sign": {"metavar": "KEY", "help": "sign it with a key of OpenSSH; the signature is FILE.sig"},
     "--python": {"action": "append", "default": [], "metavar": "PATH", "help": _PYTHON},
     "--wait": {"type": _seconds, "metavar": "SECONDS", "help": _WAIT},
-    "--over-others": {"action": "store_true", "help": "as the superuser, change what belongs to another user too"},
+    "--shared": {"action": "store_true", "help": "also change a cache that other users can write: you trust them"},
+    "--verbose": {"action": "store_true", "help": "list every layer, and with --dry-run every entry"},
     "--all-layers": {"action": "store_true", "help": "also list layers with nothing in them"},
     "--json": {"action": "store_true", "help": "the same as --format json"},
 }
 #: The forms of output.
 FORMS: Final = ("table", "json", "jsonl", "csv")
 #: Options of every verb that changes a cache.
-CHANGING: Final = ("--wait", "--over-others")
+CHANGING: Final = ("--wait", "--shared")
 
 
 #: The width of what argparse only makes to check it.
@@ -170,7 +170,7 @@ class Parser(argparse.ArgumentParser):
     def add_shared(self, *names: str) -> None:
         """Add options that several verbs share, by their names in :data:`SHARED`."""
         for name in names:
-            self.add_argument(name, **SHARED[name])
+            self.add_argument(*(("-v",) if name == "--verbose" else ()), name, **SHARED[name])
 
     def add_layers(self, default: str = "default: all") -> None:
         """Add the argument LAYER, which may be repeated; ``default`` says what none means."""
@@ -194,8 +194,6 @@ class Parser(argparse.ArgumentParser):
         group = self.add_argument_group("selection")
         group.add_argument("--kernel", metavar="GLOB", help="entries of kernels whose name matches")
         group.add_argument("--older-than", metavar="AGE", help="not changed or used for 30d, 12h, 2w")
-        group.add_argument("--newer-than", metavar="AGE", help="changed or used within AGE")
-        group.add_argument("--larger-than", metavar="SIZE", help="larger than 500M, 2GiB")
         stale = "entries that no known Python or driver can hit any more"
         group.add_argument("--stale", action="store_true", help=stale)
         group.add_argument("--key", metavar="KEY", help="the entry of this key, or of the only one that begins so")

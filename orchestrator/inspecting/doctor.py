@@ -22,7 +22,7 @@ from cachectl.inspecting.verify import failure, findings
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.errors import FAILURES, LayerError, PluginFailed
-from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Quarantined, Root, Scope, Severity, Usage
+from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Root, Scope, Severity, Usage
 from cachectl.layers.base.texts import plural
 from cachectl.layers.disk.presence import nearest
 from cachectl.layers.disk.trust import closed_by_another, open_to_others
@@ -117,10 +117,6 @@ def _everything(layer: Layer, usage_of: UsageOf) -> Iterator[tuple[Identity, Fin
     except FAILURES as error:
         errors.append(error)
     found += _of_roots(layer, usage_of)
-    try:
-        found += map(_own, _of_quarantine(layer))
-    except FAILURES as error:
-        errors.append(error)
     found += map(_own, findings((layer,)))
     # The finding of a root that cannot be read names it.
     known = any(finding.code == "unreadable" for _, finding in found)
@@ -170,7 +166,7 @@ def _of_root(layer: Layer, root: Root, usage_of: UsageOf, *, first: bool) -> Ite
         yield from map(_own, _of_content(layer, root, usage))
 
 
-# ---------------------------------------------------------------------- stale entries, orphans, quarantine
+# ---------------------------------------------------------------------- stale entries, orphans
 
 
 def _of_content(layer: Layer, root: Root, usage: Usage) -> Iterator[Finding]:
@@ -186,18 +182,6 @@ def _of_content(layer: Layer, root: Root, usage: Usage) -> Iterator[Finding]:
         amount = plural(usage.orphan_files, "leaked file")
         message = f"{amount} of {orphan_bytes:,} bytes, which nothing reads"
         yield Finding(layer.name, root.path, None, severity, "leaked", message, fix)
-
-
-def _of_quarantine(layer: Layer) -> Iterator[Finding]:
-    things: dict[Path, list[Quarantined]] = {}
-    for thing in layer.quarantined():
-        # Anything else could not be read, so it has no label for restore.
-        if isinstance(thing, Quarantined):
-            things.setdefault(thing.root, []).append(thing)
-    for root, held in things.items():
-        amount = plural(len(held), "thing")
-        message = f"{amount} of {sum(thing.bytes for thing in held):,} bytes in quarantine; cachectl restore lists them"
-        yield Finding(layer.name, root, None, Severity.HARMLESS, "quarantine", message, "cachectl restore")
 
 
 # ---------------------------------------------------------------------- network file systems and shared roots

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, LayerError, PluginFailed, reason_of
-from cachectl.layers.base.facts import Finding, Note, Outcome, Root, Severity
+from cachectl.layers.base.facts import Finding, Root, Severity
 from cachectl.layers.disk.trust import closed_by_another
 
 if TYPE_CHECKING:
@@ -17,58 +17,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """How many things of one layer were moved to quarantine, and why others were not."""
-
-    layer: str
-    moved: int
-    skipped: tuple[Note, ...]
-    failed: tuple[Note, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Verification:
-    """The damage, what was not checked by layer, and the things moved to quarantine if requested."""
+    """The damage, and what was not checked by layer."""
 
     findings: tuple[Finding, ...]
     not_checked: Mapping[str, str] | None = None
-    outcomes: tuple[Outcome, ...] | None = None
-    as_json: ClassVar[AsJson] = AsJson(
-        "cachectl/findings/1",
-        hidden=("outcomes",),
-        also=("quarantine",),
-        optional=("not_checked", "quarantine"),
-    )
-
-    @property
-    def quarantine(self) -> tuple[Moved, ...] | None:
-        """Return the things moved of each layer; ``None`` if that was not requested."""
-        if self.outcomes is None:
-            return None
-        return tuple(Moved(one.layer, one.removed, one.skipped, one.failed) for one in self.outcomes)
+    as_json: ClassVar[AsJson] = AsJson("cachectl/findings/1", optional=("not_checked",))
 
     @property
     def failed(self) -> bool:
-        """Return whether damage was found and is still in place."""
-        return bool(self.findings) and not (self.outcomes is not None and self.repaired)
-
-    @property
-    def repaired(self) -> bool:
-        """Return whether nothing harmful is left in place."""
-        left = [finding for finding in self.findings if finding.thing is None]
-        # An unreadable place may hold damage.
-        harmless = all(finding.severity is Severity.HARMLESS and finding.code != "unreadable" for finding in left)
-        return harmless and not any(outcome.failed or outcome.skipped for outcome in self.outcomes or ())
-
-    def moved(self, finding: Finding) -> bool:
-        """Return whether the thing of a finding is in quarantine now."""
-        if finding.thing is None:
-            return False
-        for outcome in self.outcomes or ():
-            if outcome.layer == finding.layer:
-                left = {note.key for note in (*outcome.skipped, *outcome.failed)}
-                return not left & {"*", finding.thing.key}
-        return False
+        """Return whether damage was found."""
+        return bool(self.findings)
 
 
 def findings(layers: Iterable[Layer]) -> list[Finding]:

@@ -53,12 +53,6 @@ def test_no_more_goes_than_has_to(home: Home, cuda: Path) -> None:
     assert len(entries(cuda)) == len(sizes) - 3
 
 
-def test_files_can_be_bounded(home: Home, cuda: Path) -> None:
-    home.cachectl("prune", "--max-files", "11")
-    assert len(entries(cuda)) == 10
-    assert (cuda / "index").exists()
-
-
 def test_old_entries_are_removed_and_a_dry_run_changes_nothing(home: Home, cuda: Path) -> None:
     for path in entries(cuda)[30:]:
         os.utime(path)
@@ -103,10 +97,12 @@ def configure(home: Home, text: str) -> None:
 
 def test_configured_limits_apply_without_an_option(home: Home, cuda: Path) -> None:
     before = entries(cuda)
-    configure(home, "[prune]\nmax-files = 31\n[prune.cuda]\nmax-files = 21\n")
+    index = (cuda / "index").stat().st_size
+    all_but = {n: index + sum(path.stat().st_size for path in before[n:]) for n in (2, 10, 20)}
+    configure(home, f"[prune]\nmax-size = '{all_but[10]}B'\n[prune.cuda]\nmax-size = '{all_but[20]}B'\n")
     assert home.json("prune", "--dry-run")["total"]["removed"] == 20
-    assert home.json("prune", "--dry-run", CACHECTL_PRUNE_CUDA_MAX_FILES="false")["total"]["removed"] == 10
-    assert home.json("prune", "--dry-run", "--max-files", "39")["total"]["removed"] == 2
+    assert home.json("prune", "--dry-run", CACHECTL_PRUNE_CUDA_MAX_SIZE="false")["total"]["removed"] == 10
+    assert home.json("prune", "--dry-run", "--max-size", f"{all_but[2]}B")["total"]["removed"] == 2
     assert home.json("prune", "pocl")["total"]["removed"] == 0
     assert home.json("prune", "cuda")["total"]["removed"] == 20
     assert entries(cuda) == before[20:]
@@ -122,10 +118,10 @@ def test_a_layer_has_an_age_and_staleness_of_its_own(home: Home, cuda: Path) -> 
 
 
 def test_limits_of_an_unknown_layer_are_named(home: Home, cuda: Path) -> None:
-    configure(home, "[prune]\nmax-files = 31\n\n[prune.cudda]\nmax-files = 1\n")
+    configure(home, "[prune]\nstale = true\n\n[prune.cudda]\nstale = true\n")
     done = home.cachectl("prune")
     assert "config.toml:4: no layer is called 'cudda', so its limits are not applied" in done.stderr
-    assert len(entries(cuda)) == 30
+    assert len(entries(cuda)) == 40
 
 
 def test_tuning_has_only_limits_of_its_own(home: Home) -> None:

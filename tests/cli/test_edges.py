@@ -17,7 +17,7 @@ from cachectl.inspecting import entries as listing
 from cachectl.inspecting.verify import findings
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.facts import Entry
-from cachectl.layers.base.selection import Selection
+from cachectl.layers.base.selection import ALL
 from cachectl.switching.shells import format_changes
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
         (["purge"], 2, "cachectl purge: name the layers to purge, or use --all; try cachectl purge --help"),
         (["ls", "--quiet", "--json"], 2, "not allowed with argument"),
         (["ls", "--limit", "many"], 2, "cachectl ls: argument --limit: invalid int value: 'many'"),
-        (["ls", "--larger-than", "9" * 400 + "B"], 2, "is too large"),
+        (["prune", "--max-size", "9" * 400 + "B"], 2, "is too large"),
         (["purge", "cuda", "--key", "nope"], 1, "no entry that is selected has the key 'nope'"),
         (["purge", "--all", "--key", "nope", "-n"], 1, "no entry that is selected has the key 'nope'"),
         (["env", "--root", ""], 2, "--root '' is no folder"),
@@ -270,9 +270,7 @@ def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.Mo
     assert {(trouble.layer, trouble.failed) for trouble in noticed} == {("pocl", True), ("cuda", True)}
     with pytest.warns(RuntimeWarning, match="Input/output error"):
         list(stack.entries())
-    outcomes = {
-        outcome.layer: outcome for outcome in plan(stack.clearable(), Selection(larger_than=1)).apply().outcomes
-    }
+    outcomes = {outcome.layer: outcome for outcome in plan(stack.clearable(), ALL).apply().layers}
     assert outcomes["cuda"].failed
     assert not outcomes["loopy"].failed
     assert {finding.layer for finding in findings(stack)} >= {"cuda"}

@@ -32,11 +32,10 @@ from cachectl.layers.formats import (
     pickles,
 )
 from cachectl.layers.mesa import entries as mesa_entries
-from cachectl.layers.mesa import indexes as mesa_files
+from cachectl.layers.mesa.formats import Database, Fossilize
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen import names as miopen_names
 from cachectl.layers.pyopencl import info as pyopencl_info
-from cachectl.layers.stores import quarantine
 from cachectl.layers.stores.archive import artifact_from_bytes, unpack
 from cachectl.layers.stores.records import Record, RecordFile
 
@@ -122,13 +121,6 @@ def _source(data: bytes) -> None:
     opencl_source.kernel_names(data)
 
 
-def _quarantined(data: bytes) -> None:
-    root = Path("/root")
-    label = quarantine.read_label(data, root)
-    if label is not None:
-        assert quarantine.read_label(quarantine.write_label(label), root) == label
-
-
 def _neo(data: bytes) -> None:
     neo_binaries.complaint(data)
     neo_binaries.describe(data)
@@ -162,13 +154,13 @@ def _mesa_entry(data: bytes) -> None:
 
 
 def _mesa_index(data: bytes) -> None:
-    places = list(mesa_files.foz_places(data))
-    written = b"".join(map(mesa_files.foz_record, places))
-    assert len(written) <= len(data)
-    mesa_files.is_fossilize(data[:16])
-    mesa_files.db_number(data)
-    for place in mesa_files.db_places(data):
-        assert mesa_files.db_record(place) in data
+    for form in (Fossilize(), Database()):
+        head = data[: form.head]
+        form.complaint(head, head)
+        for place in form.places(data):
+            blob = form.blob(place, data[max(0, place.begin) :][: form.frame])
+            assert blob is None or blob.name.startswith(place.name)
+            assert blob is None or form.record(blob) in data
 
 
 PARSERS: Final[tuple[Callable[[bytes], None], ...]] = (
@@ -183,7 +175,6 @@ PARSERS: Final[tuple[Callable[[bytes], None], ...]] = (
     _archive,
     _objects,
     _source,
-    _quarantined,
     _neo,
     _bitcode,
     _comgr,

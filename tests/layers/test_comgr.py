@@ -285,7 +285,7 @@ def test_damage_is_reported_with_its_effect_in_comgr(layer: ComgrCache) -> None:
         layer.get(cut)
     given = {one.path.name: one.code for one in layer.scan(root) if isinstance(one, Problem)}
     assert given == dict.fromkeys((cut, inner, empty), "damaged")
-    assert layer.quarantine(layer.plan_quarantine(findings), findings).removed == 3
+    assert layer.clear(layer.plan_clear(damaged=True)).removed == 3
     assert list(layer.verify(root)) == []
     assert len(list(layer.entries())) == 2
 
@@ -323,7 +323,7 @@ def test_a_left_temporary_goes_once_nobody_compiles(layer: ComgrCache, tmp_path:
     (busy / str(os.getpid())).mkdir()
     (busy / str(os.getpid()) / "maps").write_text("7f00 /opt/rocm/lib/libamd_comgr.so.3\n")
     plan = ComgrCache(replace(layer.environment, processes=busy)).plan_clear()
-    assert ([note.key for note in plan.skipped], len(plan.targets)) == ([left.name], 4)
+    assert ([note.key for note in plan.skipped], len(plan.entries)) == ([left.name], 4)
     layer.clear(layer.plan_clear())
     assert not left.exists()
 
@@ -347,7 +347,7 @@ def test_the_command_carries_and_names(home: Home) -> None:
 
 def test_a_trace_infers_from_entries_that_appear(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where file events cannot be had."""
-    monkeypatch.setattr("cachectl.entry_files.events.Inotify", no_file_events)
+    monkeypatch.setattr("cachectl.watching.events._Inotify", no_file_events)
     fill(home.path / ".cache" / "comgr")
     key = name_of("new")
     copy = f'cp "$HOME/.cache/comgr/{name_of("spirv")}" "$HOME/.cache/comgr/{key}"'

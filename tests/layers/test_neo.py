@@ -296,7 +296,7 @@ def test_clearing_sets_the_account_right(layer: NeoCompilerCache) -> None:
     assert list(layer.verify(layer.roots()[0])) == []
 
 
-def test_put_and_quarantine_set_the_account_right(layer: NeoCompilerCache) -> None:
+def test_put_and_a_purge_of_damage_set_the_account_right(layer: NeoCompilerCache) -> None:
     root = layer.roots()[0]
     key = f"{SPIRV[0]}.ocloc_cache"
     artifact = layer.get(key)
@@ -309,11 +309,8 @@ def test_put_and_quarantine_set_the_account_right(layer: NeoCompilerCache) -> No
     (root.path / key).write_bytes(data[:-4])
     findings = list(layer.verify(root))
     assert [finding.code for finding in findings] == ["damaged", "index"]
-    assert layer.quarantine(layer.plan_quarantine(findings), findings).removed == 1
+    assert layer.clear(layer.plan_clear(damaged=True)).removed == 1
     assert accounted(root.path) == 0
-    (thing,) = layer.quarantined()
-    layer.restore(thing)  # type: ignore[arg-type]
-    assert accounted(root.path) == len(data) - 4
 
 
 def test_without_an_account_the_driver_counts_itself(layer: NeoCompilerCache) -> None:
@@ -433,7 +430,7 @@ def test_a_left_temporary_goes_once_no_driver_runs(layer: NeoCompilerCache, tmp_
     beside = NeoCompilerCache(replace(layer.environment, processes=busy))
     plan = beside.plan_clear()
     assert [note.key for note in plan.skipped] == ["cl_cache.aB3xYz"]
-    assert len(plan.targets) == 8
+    assert len(plan.entries) == 8
     layer.clear(layer.plan_clear())
     assert not left.exists()
 
@@ -490,7 +487,7 @@ if os.environ.get("NEO_CACHE_STATS") == "1":
 
 def test_a_trace_reads_what_the_driver_counts(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where file events cannot be had."""
-    monkeypatch.setattr("cachectl.entry_files.events.Inotify", no_file_events)
+    monkeypatch.setattr("cachectl.watching.events._Inotify", no_file_events)
     unpack(home.path / ".cache" / "neo_compiler_cache")
     home.cachectl("trace", "--json", "trace.json", "--", "python3", "-I", "-S", "-c", DRIVER)
     layers = json.loads((home.path / "trace.json").read_text())["layers"]

@@ -110,11 +110,11 @@ def test_an_entry_is_held_by_programs_that_ran_when_it_was_used(home: Home, monk
     monkeypatch.setattr(pocl_roots, "using", lambda _libraries, **_: (4711, 4712))
     monkeypatch.setattr(pocl_kernels, "age_of", lambda pid, **_: {4711: 7200.0, 4712: 3600.0}[pid])
     plan = layer.plan_clear()
-    assert [target.key for target in plan.targets] == ["AB/" + "D" * 37]
+    assert [target.key for target in plan.entries] == ["AB/" + "D" * 37]
     assert [(note.key, "process 4711," in note.because) for note in plan.skipped] == [("AB/" + "C" * 37, True)]
     # Of a process that does not show its age everything may be held.
     monkeypatch.setattr(pocl_kernels, "age_of", lambda _pid, **_: None)
-    assert layer.plan_clear().targets == ()
+    assert layer.plan_clear().entries == ()
 
 
 PROGRAM = f".cache/pocl/kcache/AB/{'C' * 37}/program.bc"
@@ -211,6 +211,18 @@ def demand_spared(
         spared = [note.key for note in plan.skipped if f"process {number} " in note.because]
         assert spared == (["AB/" + "C" * 37] if spares else [])
         assert layer.clear(plan).removed == (not spares)
+
+
+@pytest.mark.real
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the variables of a process")
+def test_the_demo_works_beside_a_program_whose_root_is_unknown(home: Home) -> None:
+    """What the purge leaves is named."""
+    library = home.path / "libpocl.so.2"
+    library.write_bytes(b"a driver")
+    with mapping({"HOME": str(home.path), "POCL_CACHE_DIR": "pocl"}, library) as number:
+        done = home.cachectl("demo", "--kernels", "1")
+    assert f"{number} (" in done.stderr
+    assert "pocl: skipped " in done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows when a process was started")

@@ -50,7 +50,7 @@ def test_whether_another_python_can_hit_its_entries_is_unknown(layer: PyOpenCLBi
     assert {entry.stale for entry in entries} == {None}
     assert "unknown: built under Python 3.8.1" in str(entries[0].stale_because)
     assert layer.usage(layer.roots()[0]).stale_entries is None
-    assert layer.plan_clear(Selection(stale=True)).entries == 0
+    assert layer.plan_clear(Selection(stale=True)).entries == ()
 
 
 def test_a_changed_header_makes_an_entry_stale(home: Home) -> None:
@@ -182,7 +182,7 @@ def test_purging_what_is_stale_looks_at_headers_too(home: Home) -> None:
     home.run(sys.executable, "-c", program, PYTHONPATH=path)
     header.write_text("#define ANSWER 43\n")
     layer = PyOpenCLBinaries(home.environment())
-    assert layer.plan_clear(Selection(stale=True)).entries == 1
+    assert len(layer.plan_clear(Selection(stale=True)).entries) == 1
 
 
 def test_a_lock_of_a_dead_cachectl_is_taken_over(warm: Home) -> None:
@@ -227,7 +227,6 @@ def test_a_lock_that_nobody_holds_is_an_orphan_and_goes(warm: Home, monkeypatch:
     assert layer.usage(root).orphan_files == 0
     monkeypatch.setattr(pyopencl_programs, "using", lambda _libraries, **_: ())
     plan = layer.plan_clear()
-    assert layer.foresee(plan).failed == ()
     outcome = layer.clear(plan)
     assert (outcome.removed, outcome.skipped, outcome.failed) == (0, (), ())
     assert not lock.exists()

@@ -13,9 +13,9 @@ import pytest
 from support.hostile_names import HOSTILE
 from support.timelines import make_timeline
 
-from cachectl.observing.page import page
 from cachectl.pages import BEGINNING
 from cachectl.pages.skeleton import embeddable
+from cachectl.watching.timeline_files import page
 
 
 class Elements(HTMLParser):

@@ -11,8 +11,8 @@ from support.browser import Browser
 from support.hostile_names import HOSTILE
 from support.timelines import make_timeline
 
-from cachectl.observing.page import page
-from cachectl.observing.timeline import Process, Span, Timeline
+from cachectl.watching.timeline import Process, Span, Timeline
+from cachectl.watching.timeline_files import page
 
 ENTER, HOME, END, ESCAPE, RIGHT = "\ue007", "\ue011", "\ue010", "\ue00c", "\ue014"
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from cachectl.observing.timeline import Process, Span, Timeline
+from cachectl.watching.timeline import Process, Span, Timeline
 
 LAYERS = ("loopy", "pyopencl-invoker", "pocl")
 #: Kernels of a flow solver, as generated code names them.
@@ -18,6 +20,21 @@ WORK = ("preprocess", "schedule", "codegen")
 def kernel_names(count: int) -> list[str]:
     """Return so many different names of kernels."""
     return [f"{SUBJECTS[number % len(SUBJECTS)]}_{number:03}" for number in range(count)]
+
+
+def read_timeline_file(path: Path) -> Timeline:
+    """Read a file in the Chrome trace format that ``trace --timeline`` has written."""
+    document = json.loads(path.read_bytes())
+    about = document["otherData"]
+    assert about["schema"] == "cachectl/timeline/1"
+    spans = [
+        Span(one["pid"], one["tid"], one["cat"], one["name"], one["ts"] / 1e6, one["dur"] / 1e6, **one["args"])
+        for one in document["traceEvents"]
+        if one["ph"] == "X"
+    ]
+    spans.sort(key=lambda span: (span.start, -span.seconds))
+    processes = tuple(Process(**one) for one in about["processes"])
+    return Timeline(tuple(about["command"]), about["started"], about["wall_seconds"], processes, tuple(spans))
 
 
 def make_timeline(ranks: int = 4, kernels: int = 24, *, warm: float = 0.4, seed: int = 1) -> Timeline:

@@ -264,7 +264,7 @@ def test_files_are_linked_only_if_the_driver_cannot_write_to_them(
     assert taken is not None
     stack["cuda"].put(key, taken)
     assert (tmp_path / "second" / "cuda" / key).is_symlink()
-    assert stack.purge(layers=["cuda"]).outcomes[0].orphans_removed == 40
+    assert stack.purge(layers=["cuda"]).layers[0].orphans_removed == 40
     assert snapshot(base, times=True) == before
 
 

@@ -1,1 +1,1 @@
-"""The verbs of ``cachectl.observing``: options, call and rendering, one file each."""
+"""The verbs of ``cachectl.watching``: options, call and rendering, one file each."""

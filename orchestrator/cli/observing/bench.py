@@ -11,7 +11,7 @@ from cachectl.cli.call import Call
 from cachectl.cli.parser import Parser, positive
 
 if TYPE_CHECKING:
-    from cachectl.observing.bench import Bench, Saved, Setting
+    from cachectl.watching.bench import Bench, Saved, Setting
 
 
 def add_options(parser: Parser) -> None:
@@ -31,7 +31,7 @@ def add_options(parser: Parser) -> None:
 def run(call: Call) -> int:
     from cachectl.moving.output_files import PICTURE, demand_targets, json_kind
     from cachectl.moving.whole_files import STREAM
-    from cachectl.observing import bench, plot
+    from cachectl.watching import bench, plot
 
     given = call.options
     call.demand_command()

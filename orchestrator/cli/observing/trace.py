@@ -16,10 +16,9 @@ from cachectl.layers.base.texts import plural
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cachectl.entry_files.lookups import EntryTrace
-    from cachectl.observing.summary import Forecast, KernelTime, StageTime
-    from cachectl.observing.trace import KernelTrace, LayerTrace, Miss, Rebuilt, Trace
-    from cachectl.timelines.compare import Comparison, KernelChange, StageChange
+    from cachectl.watching.evidence import EntryTrace, LayerTrace, Miss
+    from cachectl.watching.timeline import KernelTime, StageTime, Summary
+    from cachectl.watching.trace import KernelTrace, Rebuilt, Trace
 
 T = TypeVar("T")
 #: Seconds of repeated builds that are worth a line, and the most lines.
@@ -29,76 +28,41 @@ _MOST: Final = 3
 
 def add_options(parser: Parser) -> None:
     parser.add_shared("unexpected")
-    parser.add_argument(
-        "--kernels",
-        action="store_true",
-        help="also list the builds of kernels: the layer that served them, their time",
-    )
-    parser.add_argument("--explain", action="store_true", help="also explain every miss")
+    explain = "also list builds and entries, and explain every miss"
+    parser.add_argument("--explain", action="store_true", help=explain)
+    parser.add_argument("--json", metavar="FILE", help="write JSON to a file, - for standard output")
     timeline = "write where the time went: .json in the Chrome trace format, which Perfetto opens, .html as a page"
     parser.add_argument("--timeline", metavar="FILE", help=timeline)
-    compare = "run nothing: compare two timelines in .json files"
-    parser.add_argument("--compare", nargs=2, metavar="FILE", help=compare)
-    parser.add_argument("--json", metavar="FILE", help="write JSON to a file, - for standard output")
     parser.add_force("JSON or a timeline of trace")
-    parser.add_shared("--all-layers")
     parser.usage = (
-        "cachectl trace [--kernels] [--explain] [--all-layers] [--timeline FILE]\n"
-        "       [--json FILE] [--force] -- COMMAND...\n"
-        "       cachectl trace --compare A.json B.json [--json FILE [--force]]"
+        "cachectl trace [--explain] [--json FILE] [--timeline FILE.json|FILE.html] [--force]\n       -- COMMAND..."
     )
 
 
 def run(call: Call) -> int:
     from cachectl.moving.output_files import demand_targets, json_kind
     from cachectl.moving.whole_files import STREAM
-    from cachectl.timelines import files
+    from cachectl.watching import timeline_files
 
     given = call.options
-    if given.compare is not None:
-        return _compare(call)
     call.demand_command()
     if given.timeline is not None:
-        files.check(given.timeline)
+        timeline_files.check(given.timeline)
     written = None if given.json is None else call.output_file(given.json, json_kind("cachectl/trace"))
-    drawn = None if given.timeline is None else call.output_file(given.timeline, files.TIMELINE)
+    drawn = None if given.timeline is None else call.output_file(given.timeline, timeline_files.TIMELINE)
     demand_targets(written, drawn)
-    done = call.stack.trace(call.command, kernels=given.kernels, explain=given.explain, notice=output.warn)
+    done = call.stack.trace(call.command, explain=given.explain, notice=output.warn)
     if given.json == STREAM:
         output.show_json(done)
     elif written is not None:
         written.write((output.json_bytes(done),))
-    _show(done, all_layers=given.all_layers)
+    _show(done)
     if drawn is not None and done.timeline is None:
         output.warn(f"no process of the run could be watched, so {drawn.name} was not written")
         return done.exit_status or 1
     if drawn is not None and done.timeline is not None:
-        drawn.write((files.encode(done.timeline, drawn.name),))
+        drawn.write((timeline_files.encode(done.timeline, drawn.name),))
     return done.exit_status or 0
-
-
-def _compare(call: Call) -> int:
-    from cachectl.layers.base.errors import BadRequest
-    from cachectl.moving.output_files import demand_targets, json_kind
-    from cachectl.moving.whole_files import STREAM
-    from cachectl.timelines import files
-    from cachectl.timelines.compare import compare
-
-    given = call.options
-    if call.command or given.timeline is not None:
-        message = "--compare reads two timelines and runs no command; leave out the command and --timeline"
-        raise BadRequest(message)
-    written = None if given.json is None else call.output_file(given.json, json_kind("cachectl/compare"))
-    demand_targets(written)
-    before, after = map(files.read, given.compare)
-    found = compare(before, after, tuple(given.compare))
-    if given.json == STREAM:
-        output.show_json(found)
-        return 0
-    if written is not None:
-        written.write((output.json_bytes(found),))
-    _show_comparison(found)
-    return 0
 
 
 COLUMNS: Final[tuple[output.Column[LayerTrace], ...]] = (
@@ -138,19 +102,6 @@ SLOWEST_COLUMNS: Final[tuple[output.Column[KernelTime], ...]] = (
     output.Column("state", lambda one: {True: "warm", False: "cold", None: output.DASH}[one.warm]),
     output.Column("slowest kernels", lambda one: one.kernel),
 )
-CHANGED_STAGES: Final[tuple[output.Column[StageChange], ...]] = (
-    output.Column("stage", lambda one: one.stage),
-    output.Column("before", lambda one: f"{one.before:.3f}", right=True),
-    output.Column("after", lambda one: f"{one.after:.3f}", right=True),
-    output.Column("change", lambda one: f"{one.after - one.before:+.3f}", right=True),
-)
-CHANGED_KERNELS: Final[tuple[output.Column[KernelChange], ...]] = (
-    output.Column("before", lambda one: one.before or output.DASH),
-    output.Column("after", lambda one: one.after or output.DASH),
-    output.Column("seconds", lambda one: f"{one.seconds_after - one.seconds_before:+.3f}", right=True),
-    output.Column("layers", lambda one: " ".join(one.layers) or output.DASH),
-    output.Column("kernel", lambda one: one.kernel),
-)
 
 
 def _seconds(seconds: float) -> str:
@@ -161,52 +112,44 @@ def _served_by(kernel: KernelTrace) -> str:
     return kernel.served_by or ("compiled" if kernel.compiled else output.DASH)
 
 
-def _forecast(warm: Forecast, done: Trace) -> str:
-    off = [f"; {layer.layer} is {layer.state}" for layer in done.layers if layer.state in ("disabled", "closed")]
-    end = "".join(off)
-    if not warm.saves and not warm.at_least:
-        return f"it took {done.wall_seconds:.2f} s, and no lookup missed{end}"
-    about = "at least" if warm.at_least else "about"
-    less = f"{about} {warm.saves:.2f} s less: {warm.seconds:.2f} s"
-    return f"it took {done.wall_seconds:.2f} s; with every cache filled, {less}{end}"
-
-
-def _show_comparison(found: Comparison) -> None:
-    output.show_lines(
-        [f"before {found.wall_before:.2f} s: {found.before}", f"after {found.wall_after:.2f} s: {found.after}", ""]
-    )
-    output.show_table(CHANGED_STAGES, found.stages)
-    output.show_lines([""])
-    if found.kernels:
-        output.show_table(CHANGED_KERNELS, found.kernels)
-    output.show_lines([f"as cold or warm as before: {plural(found.unchanged, 'kernel')}"])
+def _missed(summary: Summary, done: Trace) -> str:
+    off = "".join(f"; {one.layer} is {one.state}" for one in done.layers if one.state in ("disabled", "closed"))
+    if not summary.missed and not summary.at_least:
+        return f"it took {done.wall_seconds:.2f} s, and no lookup missed{off}"
+    about = "at least " if summary.at_least else ""
+    return f"of {done.wall_seconds:.2f} s, {about}{summary.missed:.2f} s went into misses{off}"
 
 
 def _table(columns: Sequence[output.Column[T]], things: Iterable[T]) -> list[str]:
     return output.plain_table(columns, things, output.width(sys.stderr))
 
 
-def _show(done: Trace, *, all_layers: bool) -> None:
+def _show(done: Trace) -> None:
     """Print on standard error: standard output belongs to the command."""
     with suppress(OSError):
         sys.stderr.flush()
         os.write(2, done.passed_on)
-    shown = [layer for layer in done.layers if all_layers or layer.hits or layer.misses or layer.stores]
+    shown = [layer for layer in done.layers if layer.was_used]
     if shown:
         output.show_errors(_table(COLUMNS, shown))
     stopped = [layer for layer in done.layers if layer.state is not None]
-    named = {layer.layer for layer in (*shown, *stopped)}
     output.show_errors(f"{layer.layer}: {layer.state} ({layer.state_why})" for layer in stopped)
-    output.show_errors(output.more_layers(len(done.layers) - len(named), named, "no use seen"))
+    others = len(done.layers) - len({layer.layer for layer in (*shown, *stopped)})
+    output.show_errors([f"{plural(others, 'more layer' if shown or stopped else 'layer')}: no use seen"])
     for one in done.unwatched:
         output.show_errors([f"not counted, could not be watched: {one.command} (it used {', '.join(one.layers)})"])
     if done.summary is not None and done.summary.stages:
         output.show_errors(["", *_table(STAGE_COLUMNS, done.summary.stages)])
-        output.show_errors(["", _forecast(done.summary.warm, done)])
+        output.show_errors(["", _missed(done.summary, done)])
         if done.summary.slowest:
             output.show_errors(["", *_table(SLOWEST_COLUMNS, done.summary.slowest)])
     if worth := [one for one in done.rebuilt if one.seconds >= _NOTABLE][:_MOST]:
         output.show_errors(["", *map(_rebuilt_line, worth)])
+    if done.misses is not None:
+        _explain(done, done.misses)
+
+
+def _explain(done: Trace, misses: Sequence[Miss]) -> None:
     if done.kernels:
         alike: dict[tuple[tuple[str, ...], str], list[KernelTrace]] = {}
         for kernel in done.kernels:
@@ -214,8 +157,7 @@ def _show(done: Trace, *, all_layers: bool) -> None:
         output.show_errors(["", *_table(KERNEL_COLUMNS, alike.values())])
     if done.entries:
         output.show_errors(["", *_table(ENTRY_COLUMNS, done.entries)])
-    if done.misses is not None:
-        output.show_errors(["", *_folded(done.misses)])
+    output.show_errors(["", *_folded(misses)])
 
 
 def _rebuilt_line(one: Rebuilt) -> str:

@@ -12,7 +12,7 @@ from cachectl.cli.parser import Parser, folder
 from cachectl.layers.base.texts import plural
 
 if TYPE_CHECKING:
-    from cachectl.observing.proof import Attestation, Proof
+    from cachectl.watching.proof import Attestation, Proof
 
 #: How many paths the proof of a layer names.
 _FEW = 3
@@ -78,7 +78,7 @@ def _such_as(call: Call) -> str:
 
 def _show_proof(proof: Proof) -> None:
     """Print on standard error the proof of each layer, then the verdict."""
-    from cachectl.observing.proof import Verdict
+    from cachectl.watching.proof import Verdict
 
     for one in proof.attestations:
         output.warn(f"proof: {one.layer}: {_attested(one)}")
@@ -97,18 +97,19 @@ def _show_proof(proof: Proof) -> None:
 
 
 def _attested(one: Attestation) -> str:
-    from cachectl.observing.proof import Verdict
+    from cachectl.watching.proof import Verdict
 
     if one.verdict is Verdict.FAILS:
         shown = [f"{touch.path} {', '.join(touch.what)}" for touch in one.touches[:_FEW]]
         more = len(one.touches) - len(shown)
         return "; ".join([*shown, *([f"and {more:,} more"] if more else [])])
     files = f"{plural(one.compared, 'file')} compared"
+    means = ", ".join([f"file events on {plural(one.folders, 'folder')}", *one.notes])
     if one.verdict is Verdict.UNKNOWN:
         return f"no write seen ({files}), but reads are unknown: {'; '.join(one.unknown)}"
     if not one.roots:
         return "keeps nothing in this environment"
-    if not one.there:
+    if not one.present:
         verb = "is" if len(one.roots) == 1 else "are"
         return f"not written, not read ({' and '.join(map(str, one.roots))} {verb} not there)"
-    return f"not written ({files}), not read ({', '.join(one.means)})"
+    return f"not written ({files}), not read ({means})"

@@ -16,7 +16,7 @@ import pytest
 from tiers import thorough
 
 from cachectl.layers.base.conformance import LayerConformance
-from cachectl.layers.base.facts import Artifact, Found, Outcome, Problem, Quarantined, Root, Target
+from cachectl.layers.base.facts import Artifact, Found, Outcome, Problem, Removable, Root
 from cachectl.layers.base.store import Store
 from cachectl.layers.stores.tree import Shape, Tree
 
@@ -179,7 +179,7 @@ class TestNotes(LayerConformance):
 
 
 class Folders(Store):
-    """A store with the six methods of the protocol and nothing else."""
+    """A store with the four methods of the protocol and nothing else."""
 
     forms = ("notes/1",)
     shape = Shape((re.compile(r"[0-9a-f]{8}\.note"),), folders=True)
@@ -202,14 +202,8 @@ class Folders(Store):
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
         self.tree(root).write(key, artifact.data, replace=replace)
 
-    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+    def remove(self, root: Root, targets: tuple[Removable, ...]) -> Outcome:
         return self.tree(root).remove(targets)
-
-    def quarantine(self, root: Root, target: Target, thing: Quarantined) -> str | None:
-        return self.tree(root).quarantine(target, thing)
-
-    def restore(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
-        self.tree(root).restore(thing, replace=replace)
 
 
 class TestSmallFolders(TestNotes):

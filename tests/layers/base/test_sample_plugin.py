@@ -85,7 +85,7 @@ def test_it_is_switched_carried_fixed_and_purged(plugged: Home) -> None:
     plugged.cachectl("get", "toyc", key, "-o", "entry")
     (plugged.path / ".cache" / "toyc" / key).write_bytes(b"garbage")
     assert plugged.cachectl("verify", "toyc", check=False).returncode == 1
-    plugged.cachectl("verify", "toyc", "--quarantine")
+    plugged.cachectl("purge", "toyc", "--damaged")
     plugged.cachectl("put", "toyc", key, "entry")
     assert plugged.run(*TOYC, "axpy").stdout == "axpy found\n"
     purged = {layer["layer"]: layer["removed"] for layer in plugged.json("purge", "--all")["layers"]}

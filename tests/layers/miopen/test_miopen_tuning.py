@@ -194,7 +194,7 @@ def test_tuning_is_precious_and_knows_no_kernels(tmp_path: Path) -> None:
     assert layer.precious
     assert layer.abilities()[Ability.KERNELS] is not None
     plan = layer.plan_clear(Selection(kernel="*"))
-    assert not plan.targets
+    assert not plan.entries
     assert "kernel" in plan.skipped[0].because
 
 
@@ -299,7 +299,7 @@ def test_sqlite_results_are_read_and_left(tmp_path: Path) -> None:
     assert got is not None
     assert got.data == f"{TUNED}=SolverA:1,2".encode()
     plan = layer.plan_clear()
-    assert not plan.targets
+    assert not plan.entries
     assert [note.because for note in plan.skipped] == [plan.skipped[0].because] * 2
     assert "never changed" in plan.skipped[0].because
     assert list(layer.verify(layer.roots()[0])) == []

@@ -1,1 +1,0 @@
-"""Lookups and stores of caches that keep each entry in a file, seen from outside while a command runs."""

@@ -1,1 +1,0 @@
-"""Timelines outside of a run: as files, and two of them compared."""

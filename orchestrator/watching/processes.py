@@ -1,0 +1,177 @@
+"""The processes that may use a cache while a run lasts, seen from outside: those of the run, and other programs.
+
+A Python that is started with ``-I`` or a cleared environment does not load the observer, and other programs never do.
+Linux shows such processes; on other systems nothing is seen and nothing is claimed. Processes of other users show
+nothing either.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_PROC: Final = Path("/proc")
+#: Indexes of fields of ``/proc/PID/stat`` after the name, see proc(5).
+_PARENT, _START_OF_STACK = 1, 25
+#: Seconds between looks: importing one of the libraries alone takes three times as long. Then how many times the
+#: duration of a look, so that looking takes at most a tenth of one processor.
+_SECONDS_BETWEEN: Final = 0.05
+_TIMES: Final = 9
+
+
+@dataclass(frozen=True)
+class Signs:
+    """Parts of the paths of files that a process has mapped or opened if it uses a layer's cache."""
+
+    mapped: Sequence[str] = ()
+    opened: Sequence[str] = ()
+
+
+@dataclass
+class Descendant:
+    """One program in a process: its command, its parent's process id, and the caches that it was seen to use.
+
+    ``stack`` is the address where its stack begins: a fork keeps it, and a new program gets another one.
+    """
+
+    pid: int
+    parent: int
+    stack: int
+    command: str
+    uses: set[str]
+
+
+class Processes:
+    """Processes that use caches: :meth:`look` records those that are alive.
+
+    ``folder`` is that of the run's events. ``observed`` are the signs of layers whose lookups count in the process
+    itself, ``by_files`` those of layers whose lookups show by files, whoever makes them.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        observed: Mapping[str, Signs],
+        by_files: Mapping[str, Signs],
+        *,
+        proc: Path = _PROC,
+    ) -> None:
+        self._folder = folder
+        self._observed = observed
+        self._by_files = by_files
+        self._proc = proc
+        #: By process id and stack, because a process may execute another program.
+        self._seen: dict[tuple[int, int], Descendant] = {}
+        self._latest: dict[int, Descendant] = {}
+        #: Commands of programs that are not of the run, by layer.
+        self.strangers: dict[str, set[str]] = {}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look at the beginning of the block, repeatedly while it runs, and at its end."""
+        ended = threading.Event()
+        self.look()
+        thread = threading.Thread(target=self._look_on, args=(ended,), name="cachectl-processes", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            self.look()
+
+    def _look_on(self, ended: threading.Event) -> None:
+        took = 0.0
+        while not ended.wait(max(_SECONDS_BETWEEN, _TIMES * took)):
+            begun = time.monotonic()
+            self.look()
+            took = time.monotonic() - begun
+
+    def look(self) -> None:
+        """Record the processes that are alive now; one of the run that the observer watches is not examined."""
+        run = {os.getpid()}
+        waiting = [os.getpid()]
+        while waiting:
+            parent = waiting.pop()
+            for pid in self._children(parent):
+                waiting.append(pid)
+                run.add(pid)
+                with suppress(OSError):
+                    self._note(pid, parent)
+        with suppress(OSError):
+            for name in os.listdir(self._proc):
+                if name.isdecimal() and int(name) not in run:
+                    with suppress(OSError):
+                        self._note_stranger(int(name))
+
+    def unwatched(self) -> tuple[Descendant, ...]:
+        """Return the processes of the run that used a cache and were not watched."""
+        return tuple(one for one in self._seen.values() if one.uses and not self._is_watched(one))
+
+    def _children(self, parent: int) -> Iterator[int]:
+        tasks = self._proc / str(parent) / "task"
+        with suppress(OSError):
+            for task in os.listdir(tasks):
+                with suppress(OSError):
+                    yield from map(int, (tasks / task / "children").read_bytes().split())
+
+    def _command(self, pid: int) -> str:
+        return " ".join(os.fsdecode(word) for word in (self._proc / f"{pid}/cmdline").read_bytes().split(b"\0")[:-1])
+
+    def _stat(self, pid: int) -> list[bytes]:
+        return (self._proc / f"{pid}/stat").read_bytes().rpartition(b") ")[2].split()
+
+    def _note(self, pid: int, parent: int) -> None:
+        command, fields = self._command(pid), self._stat(pid)
+        if not command or fields[0] == b"Z":
+            # It has ended.
+            return
+        stack = int(fields[_START_OF_STACK])
+        if (pid, stack) not in self._seen:
+            self._seen[pid, stack] = Descendant(pid, parent, stack, command, set())
+        one = self._latest[pid] = self._seen[pid, stack]
+        if not self._is_watched(one):
+            one.uses |= self._uses(pid, self._observed)
+
+    def _note_stranger(self, pid: int) -> None:
+        uses = self._uses(pid, self._by_files)
+        if uses and not self._is_of_run(pid):
+            for layer in uses:
+                self.strangers.setdefault(layer, set()).add(self._command(pid))
+
+    def _is_watched(self, one: Descendant) -> bool:
+        """Return whether the observer watches a process; a fork of a watched process is watched too."""
+        if (self._folder / f"{one.pid}.events").exists():
+            return True
+        parent = self._latest.get(one.parent)
+        return parent is not None and parent.stack == one.stack and self._is_watched(parent)
+
+    def _is_of_run(self, pid: int) -> bool:
+        """Return whether a process, or one above it, was started with the trace's variable, or by this process."""
+        if (self._folder / f"{pid}.events").exists():
+            return True
+        mark = os.fsencode(self._folder)
+        while pid > 1:
+            # Some programs clear the variables of those that they start, and those of other users are not shown.
+            with suppress(OSError):
+                if pid == os.getpid() or mark in (self._proc / f"{pid}/environ").read_bytes():
+                    return True
+            pid = int(self._stat(pid)[_PARENT])
+        return False
+
+    def _uses(self, pid: int, signs: Mapping[str, Signs]) -> set[str]:
+        maps = (self._proc / f"{pid}/maps").read_bytes()
+        uses = {layer for layer, sign in signs.items() if any(part.encode() in maps for part in sign.mapped)}
+        if any(sign.opened for sign in signs.values()):
+            folder = self._proc / f"{pid}/fd"
+            for number in os.listdir(folder):
+                with suppress(OSError):
+                    path = os.readlink(folder / number)
+                    uses |= {layer for layer, sign in signs.items() if any(part in path for part in sign.opened)}
+        return uses

@@ -1,0 +1,357 @@
+"""Where the time of a run went: spans of its processes and threads, on one clock, and their sums.
+
+Times are seconds since the trace began. They come from the monotonic clock, which all processes of a machine share.
+Each process notes both its clocks when it starts, so that those of other machines are aligned by the time of day.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from cachectl.layers.base.parts import Lookups
+
+#: The stages of a start, in the order in which a kernel passes through them.
+STAGES: Final = (
+    *("import", "driver", "create", "preprocess", "schedule", "codegen"),
+    *("build", "compile", "lookup", "store", "launch"),
+)
+#: The name of the span of a driver's whole part of a build.
+DRIVER: Final = "driver"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One stretch of work of a thread: its stage, what it worked on, and when, in seconds.
+
+    ``outcome`` is ``hit``, ``miss`` or ``store``, and ``None`` for work that is no lookup. Spans of a thread nest: the
+    time of a stage is that of its spans without the spans inside them.
+    """
+
+    process: int
+    thread: int
+    stage: str
+    name: str
+    start: float
+    seconds: float
+    layer: str | None = None
+    kernel: str | None = None
+    outcome: str | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process of a run; ``rank`` is its number in an MPI job, if it has one."""
+
+    process: int
+    command: str
+    host: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The spans of a run. ``started`` is when the trace began, in epoch seconds."""
+
+    command: tuple[str, ...]
+    started: float
+    wall_seconds: float
+    processes: tuple[Process, ...]
+    spans: tuple[Span, ...]
+
+    def own(self) -> Iterator[tuple[Span, float, str | None]]:
+        """Yield each span with its seconds without the spans inside it, and its kernel, or that of a span around."""
+        outer = parents(self.spans)
+        return zip(self.spans, self_seconds(self.spans), kernels_of(self.spans, outer), strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """One moment by both clocks of a machine, in nanoseconds."""
+
+    monotonic: int = field(default_factory=time.monotonic_ns)
+    epoch: int = field(default_factory=time.time_ns)
+    host: str = field(default_factory=platform.node)
+
+    def shift_from(self, began: Clock) -> int:
+        """Return what to subtract from times of this monotonic clock so that they count from another moment."""
+        apart = (self.epoch - self.monotonic) - (began.epoch - began.monotonic)
+        if self.host == began.host and abs(apart) < _SAME_CLOCK:
+            return began.monotonic
+        return began.monotonic - apart
+
+
+#: Nanoseconds by which the two clocks of a machine may drift apart in a run, as the time of day is set.
+_SAME_CLOCK: Final = 10_000_000_000
+#: Seconds that a run may take longer than its command: processes that outlive it.
+_SLACK: Final = 1.0
+#: How many of the slowest kernels are listed.
+_SLOWEST: Final = 10
+_LOOKUPS: Final = frozenset({"hit", "miss", "store"})
+#: The outcome of a driver's lookup by whether it compiled.
+_OUTCOMES: Final = {True: "miss", False: "hit", None: None}
+#: A driver of which no layer knows what it stores.
+_UNKNOWN: Final = Lookups()
+_Event = Mapping[str, Any]
+
+
+def read_timeline(
+    command: Sequence[str],
+    began: Clock,
+    wall: float,
+    events: Sequence[_Event],
+    *,
+    layer_of: Callable[[_Event], str],
+    lookups: Mapping[str, Lookups],
+) -> Timeline:
+    """Return the timeline of a run from the events of its processes, each process's in their order.
+
+    ``layer_of`` names the layer that an event belongs to; ``lookups`` know what drivers have stored.
+    """
+    processes: dict[int, Process] = {}
+    clocks: dict[int, Clock] = {}
+    for event in events:
+        if event["event"] == "started":
+            pid, host = event["pid"], event.get("host", "")
+            processes[pid] = Process(pid, " ".join(event.get("program") or ()), host, event.get("rank"))
+            clocks[pid] = Clock(event.get("monotonic", began.monotonic), event.get("epoch", began.epoch), host)
+    reader = _Reader(began, clocks, layer_of, lookups)
+    for event in events:
+        # A program can write any event.
+        if event.get("end", 0) - event.get("start", 0) <= (wall + _SLACK) * 1e9:
+            reader.read(event)
+    spans = sorted(reader.spans, key=lambda span: (span.start, -span.seconds))
+    in_order = sorted(processes.values(), key=lambda one: (math.inf if one.rank is None else one.rank, one.process))
+    return Timeline(tuple(command), began.epoch / 1e9, wall, tuple(in_order), tuple(spans))
+
+
+class _Reader:
+    """Makes spans of events."""
+
+    def __init__(
+        self,
+        began: Clock,
+        clocks: Mapping[int, Clock],
+        layer_of: Callable[[_Event], str],
+        lookups: Mapping[str, Lookups],
+    ) -> None:
+        self.spans: list[Span] = []
+        self._began = began
+        self._clocks = clocks
+        self._layer_of = layer_of
+        self._drivers = lookups
+        #: What a driver has said that it stored. It says so just before a build ends.
+        self._stored: Sequence[str] = ()
+        #: Kernels that were compiled after the build of their program, by process and name; they start at the end.
+        self._later: dict[tuple[int, str], list[Span]] = {}
+
+    def read(self, event: _Event) -> None:
+        """Add the spans of an event."""
+        kind = event["event"]
+        if kind == "messages":
+            self._stored = event["wrote"]
+        if event["pid"] not in self._clocks or event.get("start", 0) > event.get("end", -1):
+            return
+        when = (event["start"], event["end"])
+        if kind == "span":
+            self._work(self._span(event, event["stage"], event["name"], when))
+        elif kind in _LOOKUPS:
+            name = event.get("dictionary") or event.get("key") or event["layer"]
+            span = self._span(event, "store" if kind == "store" else "lookup", name, when)
+            self.spans.append(replace(span, layer=self._layer_of(event), outcome=kind, bytes=event.get("bytes")))
+        elif kind == "build":
+            span = self._span(event, "build", event.get("kind", kind), when)
+            self.spans.append(replace(span, layer=event["layer"], outcome=event.get("binary")))
+            self._driver(event)
+            self._stored = ()
+
+    def _span(self, event: _Event, stage: str, name: str, when: Sequence[int]) -> Span:
+        clock = self._clocks[event["pid"]]
+        start, seconds = (when[0] - clock.shift_from(self._began)) / 1e9, (when[1] - when[0]) / 1e9
+        kernel = " ".join(event.get("kernels") or ()) or None
+        return Span(event["pid"], event.get("thread", 0), stage, name, start, seconds, kernel=kernel)
+
+    def _work(self, span: Span) -> None:
+        """Add a span of work, with what the driver compiled in it since a kernel was launched."""
+        self.spans.append(span)
+        if span.stage != "launch":
+            return
+        end, begun = span.start + span.seconds, span.start
+        names = {(span.process, name) for name in (span.kernel or "").split()}
+        ended = [one for name in names for one in self._later.get(name, ()) if begun < one.start <= end]
+        for one in sorted(ended, key=lambda one: one.start):
+            self.spans.append(replace(one, thread=span.thread, start=begun, seconds=one.start - begun))
+            begun = one.start
+            # It is part of the innermost such span, which is noted first.
+            self._later[span.process, one.kernel or ""].remove(one)
+
+    def _driver(self, event: _Event) -> None:
+        """Add the spans of the driver in a build: one that missed looks up, compiles, and loads."""
+        compiled, layer = event.get("compiled"), str(event.get("driver") or "")
+        stored = self._stored if compiled else ()
+        part = self._drivers.get(layer, _UNKNOWN)
+        times = [(path, one) for path in stored for one in part.compilations(path)]
+        for pair in event.get("compiles", ()):
+            span = replace(self._span(event, "compile", DRIVER, pair), layer=layer or None, outcome=_OUTCOMES[compiled])
+            inside = []
+            for path, (kernel, begun, ended) in times:
+                end = self._at(event["pid"], ended)
+                if begun is None:
+                    later = replace(span, name="compiler", kernel=kernel, start=end, seconds=0.0)
+                    self._later.setdefault((span.process, kernel or ""), []).append(later)
+                elif span.start <= (start := self._at(event["pid"], begun)) < end <= span.start + span.seconds:
+                    weight = part.weigh(path)
+                    inside.append(replace(span, name="compiler", start=start, seconds=end - start, bytes=weight))
+            known = compiled is False or bool(inside)
+            self.spans += [replace(span, stage="lookup") if known else span, *inside]
+
+    def _at(self, process: int, epoch: float) -> float:
+        """Return a time of day by a process's clocks as seconds since the trace began."""
+        clock = self._clocks[process]
+        return epoch - (clock.epoch - clock.monotonic + clock.shift_from(self._began)) / 1e9
+
+
+def self_seconds(spans: Sequence[Span]) -> list[float]:
+    """Return the seconds of each span without those of the spans inside it.
+
+    Spans must be in the order of a timeline: by start, longer ones first.
+    """
+    own = [span.seconds for span in spans]
+    for index, outer in enumerate(parents(spans)):
+        if outer is not None:
+            # Parts of spans that overlap without nesting count once, in the later one.
+            inside = min(spans[index].start + spans[index].seconds, spans[outer].start + spans[outer].seconds)
+            own[outer] -= inside - spans[index].start
+    return [max(0.0, seconds) for seconds in own]
+
+
+def parents(spans: Sequence[Span]) -> list[int | None]:
+    """Return for each span the index of the innermost span of its thread that is open when it starts."""
+    open_spans: dict[tuple[int, int], list[int]] = {}
+    found: list[int | None] = []
+    for index, span in enumerate(spans):
+        stack = open_spans.setdefault((span.process, span.thread), [])
+        while stack and spans[stack[-1]].start + spans[stack[-1]].seconds <= span.start:
+            stack.pop()
+        found.append(stack[-1] if stack else None)
+        stack.append(index)
+    return found
+
+
+def kernels_of(spans: Sequence[Span], outer: Sequence[int | None]) -> list[str | None]:
+    """Return the kernel of each span: its own, else that of the nearest span around it that has one.
+
+    A wait for several kernels that were launched before it belongs to none of them.
+    """
+    found: list[str | None] = []
+    for span, parent in zip(spans, outer, strict=True):
+        own = None if span.stage == "launch" and " " in (span.kernel or "") else span.kernel
+        found.append(own or (None if parent is None else found[parent]))
+    return found
+
+
+# ---------------------------------------------------------------------- sums
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Seconds of all threads in one stage, without the stages inside; ``hit`` and ``missed`` are parts of them."""
+
+    stage: str
+    seconds: float
+    hit: float
+    missed: float
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """Seconds of all stages of one kernel, and its slowest one.
+
+    ``warm`` is whether all its lookups hit, ``None`` if there was none.
+    """
+
+    kernel: str
+    seconds: float
+    slowest_stage: str
+    warm: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Where a start went. Seconds of several threads and processes add up in ``stages`` and ``slowest``.
+
+    ``missed`` are the seconds that misses took, from a lookup to the end of its store, in the thread in which they took
+    most: processes and threads of a run wait for each other. ``at_least`` is true if neither a driver nor its cache
+    showed whether it compiled, so that this is left out.
+    """
+
+    stages: tuple[StageTime, ...]
+    missed: float
+    at_least: bool
+    slowest: tuple[KernelTime, ...]
+
+
+@dataclass
+class _Kernel:
+    by_stage: dict[str, float] = field(default_factory=dict)
+    outcomes: set[str | None] = field(default_factory=set)
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.by_stage.values())
+
+    @property
+    def warm(self) -> bool | None:
+        return "miss" not in self.outcomes if self.outcomes & {"hit", "miss"} else None
+
+
+def summarize(timeline: Timeline) -> Summary:
+    """Sum a timeline up."""
+    stages = {stage: [0.0, 0.0, 0.0] for stage in STAGES}
+    kernels: dict[str, _Kernel] = {}
+    threads: dict[tuple[int, int], list[Span]] = {}
+    for span, seconds, name in timeline.own():
+        times = stages[span.stage]
+        times[0] += seconds
+        times[1] += seconds * (span.outcome == "hit")
+        times[2] += seconds * (span.outcome == "miss")
+        threads.setdefault((span.process, span.thread), []).append(span)
+        if name is not None:
+            kernel = kernels.setdefault(name, _Kernel())
+            kernel.by_stage[span.stage] = kernel.by_stage.get(span.stage, 0.0) + seconds
+            kernel.outcomes.add(span.outcome)
+    slowest = sorted(kernels.items(), key=lambda item: -item[1].seconds)[:_SLOWEST]
+    return Summary(
+        tuple(StageTime(stage, *times) for stage, times in stages.items() if times[0]),
+        max(map(_missed, threads.values()), default=0.0),
+        any(span.stage == "compile" and span.outcome is None for span in timeline.spans),
+        tuple(
+            KernelTime(name, kernel.seconds, max(kernel.by_stage, key=kernel.by_stage.__getitem__), kernel.warm)
+            for name, kernel in slowest
+        ),
+    )
+
+
+def _missed(spans: Sequence[Span]) -> float:
+    """Return the seconds of one thread from lookups that missed to the ends of their stores, and of compilations."""
+    waiting: dict[tuple[str | None, str, str | None], list[Span]] = {}
+    work: list[tuple[float, float]] = []
+    for span in spans:
+        end = span.start + span.seconds
+        lookup = (span.layer, span.name, span.kernel)
+        if span.outcome == "miss":
+            work.append((span.start, end))
+            if span.stage == "lookup":
+                waiting.setdefault(lookup, []).append(span)
+        elif span.stage == "store" and waiting.get(lookup):
+            work.append((waiting[lookup].pop().start, end))
+    missed, until = 0.0, -math.inf
+    for start, end in sorted(work):
+        missed += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return missed

@@ -1,0 +1,269 @@
+"""``cachectl bench``: real programs on PoCL in every setting, and what the figures say of each layer."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cachectl.layers.base.conformance import snapshot
+from cachectl.layers.base.environment import Environment
+from cachectl.moving.output_files import PICTURE
+from cachectl.watching.machine import Machine, machine
+
+if TYPE_CHECKING:
+    from homes import Home
+
+CACHECTL = (sys.executable, "-m", "cachectl")
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+
+
+def bench(home: Home, *arguments: str, command: tuple[str, ...]) -> Any:  # noqa: ANN401 - JSON
+    """Run the real command and read what it measured."""
+    done = home.cachectl("bench", *arguments, "--json", "-", "--", *command)
+    return {**json.loads(done.stdout), "said": done.stderr}
+
+
+def program(name: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, str(PROGRAMS / name), *arguments)
+
+
+@pytest.mark.real
+def test_settings_are_what_they_say_of_the_driver(home: Home, tmp_path: Path) -> None:
+    """PoCL's messages show which of the runs of a plain program it compiled in."""
+    log, build = tmp_path / "log", tmp_path / "build.py"
+    build.write_text(
+        "import pyopencl as cl\n"
+        "pocl = next(p for p in cl.get_platforms() if p.name == 'Portable Computing Language')\n"
+        "cl.Program(cl.Context(pocl.get_devices()), '__kernel void one(void) {}').build()\n"
+    )
+    script = f'"{sys.executable}" {build} 2>&1 | grep -c "Writing program.bc" >> {log}; exit 0'
+    home = type(home)(home.path, {**home.variables, "POCL_DEBUG": "llvm"})
+    measured = bench(home, "-n", "1", command=("sh", "-c", script))
+    assert [one["setting"] for one in measured["settings"]] == ["warm", "pocl off", "cold", "off"]
+    # Filled, and found full; then each setting.
+    assert log.read_text().split() == ["1", "0", "0", "1", "1", "1"]
+    assert not (home.path / ".cache").exists()
+
+
+@pytest.mark.thorough
+@pytest.mark.real
+def test_seconds_saved_are_differences_of_medians(home: Home) -> None:
+    measured = bench(home, "-n", "2", command=program("kernels.py", "1"))
+    settings = {one["setting"]: one for one in measured["settings"]}
+    assert {len(one["seconds"]) for one in settings.values()} == {2}
+    for one in settings.values():
+        assert one["median"] == statistics.median(one["seconds"])
+        assert all(second > 0 for second in one["seconds"])
+    assert {one["layer"] for one in measured["saved_by_layer"]} == {"loopy", "pyopencl-invoker", "pocl"}
+    for one in measured["saved_by_layer"]:
+        off = settings[f"{one['layer']} off"]
+        assert one["seconds"] == off["median"] - settings["warm"]["median"]
+        assert one["by_round"] == [
+            without - warm for without, warm in zip(off["seconds"], settings["warm"]["seconds"], strict=True)
+        ]
+        assert one["entries"] > 0
+    unused = {one["layer"]: one["why"] for one in measured["not_used"]}
+    assert unused["cuda"] == "the command stores nothing in it"
+    assert "PoCL" in measured["machine"]["drivers"]
+    assert measured["versions"]["pyopencl"]
+
+
+@pytest.mark.thorough
+@pytest.mark.real
+def test_layers_of_one_switch_are_emptied_one_at_a_time(home: Home, tmp_path: Path) -> None:
+    """PyOpenCL has one switch for both of its caches, so off is off for both: each is emptied for its turn."""
+    log = tmp_path / "log"
+    script = f"{' '.join(program('binaries.py', '2'))} | tail -n 1 >> {log}"
+    measured = bench(home, "-n", "1", command=("sh", "-c", script))
+    settings = {one["setting"]: one for one in measured["settings"]}
+    assert settings["pyopencl off"]["how"] == "emptied: its switch is that of pyopencl-invoker too"
+    assert settings["pyopencl-invoker off"]["how"] == "emptied: its switch is that of pyopencl too"
+    fills = len(log.read_text().splitlines()) - len(settings)
+    said = [json.loads(line)["said"] for line in log.read_text().splitlines()[fills:]]
+    hits = {name: sum("cache hit" in line for line in lines) for name, lines in zip(settings, said, strict=True)}
+    assert hits == {
+        **{name: 2 for name in settings if name not in ("pyopencl off", "cold", "off")},
+        **dict.fromkeys(("pyopencl off", "cold", "off"), 0),
+    }
+
+
+@pytest.mark.thorough
+@pytest.mark.real
+def test_a_dictionary_without_a_switch_is_emptied(home: Home, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    measured = bench(
+        home, "-n", "1", command=("sh", "-c", f"{' '.join(program('dictionary.py', '3'))} | tail -n 1 >> {log}")
+    )
+    (one,) = measured["saved_by_layer"]
+    assert (one["layer"], one["entries"]) == ("pytools", 3)
+    before = [json.loads(line)["before"] for line in log.read_text().splitlines()]
+    # Twice filled, then warm, emptied, cold and off.
+    assert before == [0, 3, 3, 0, 0, 0]
+
+
+@pytest.mark.thorough
+@pytest.mark.real
+def test_a_warm_home_is_neither_read_nor_written(warm: Home) -> None:
+    # The first command in a home records the Pythons.
+    warm.cachectl("report")
+    before = snapshot(warm.path, times=True)
+    log = warm.path.parent / "log"
+    bench(warm, "-n", "1", command=("sh", "-c", f"{' '.join(program('dictionary.py', '3'))} | tail -n 1 >> {log}"))
+    assert snapshot(warm.path, times=True) == before
+
+
+def test_rounds_begin_with_another_setting_each(home: Home, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    script = f'echo "${{POCL_KERNEL_CACHE}}" >> {log}'
+    measured = bench(home, "-n", "3", command=("sh", "-c", script))
+    assert [one["setting"] for one in measured["settings"]] == ["warm", "cold", "off"]
+    assert measured["saved_by_layer"] == []
+    # After two runs that fill nothing: warm cold off, cold off warm, off warm cold.
+    assert "".join(log.read_text().split()) == "11" + "110" + "101" + "011"
+
+
+@pytest.mark.thorough
+@pytest.mark.real
+def test_a_command_that_never_gets_warm_is_said(home: Home) -> None:
+    program = (
+        "import time; from pytools.persistent_dict import PersistentDict\n"
+        "PersistentDict('never-the-same', safe_sync=False)[time.time_ns()] = 1\n"
+    )
+    done = home.cachectl("bench", "-n", "1", "--", sys.executable, "-c", program)
+    assert "pytools off" in done.stdout
+    assert done.stderr.splitlines() == [
+        "cachectl: still storing new entries after 3 runs; warm timings may be too high",
+        "cachectl: a warm run stored new entries in pytools; warm timings may be too high",
+    ]
+
+
+def test_a_failing_command_ends_it_with_its_own_status(home: Home, tmp_path: Path) -> None:
+    target = tmp_path / "bench.json"
+    script = "echo of no use; echo what went wrong >&2; exit 7"
+    done = home.cachectl("bench", "--json", str(target), "--", "sh", "-c", script, check=False)
+    assert (done.returncode, done.stdout) == (7, "")
+    assert done.stderr.splitlines() == [
+        "command: what went wrong",
+        "cachectl: the command ended with status 7 in its first run, so nothing is compared",
+    ]
+    assert not target.exists()
+    assert home.cachectl("bench", "--", "sh", "-c", "kill -9 $$", check=False).returncode == 137
+    done = home.cachectl("bench", "--", "no-such-program", check=False)
+    assert (done.returncode, done.stderr) == (
+        127,
+        "cachectl: cannot start 'no-such-program': No such file or directory\n",
+    )
+
+
+def test_the_command_is_given_nothing_to_read(home: Home) -> None:
+    assert home.cachectl("bench", "-n", "1", "--", "sh", "-c", 'test -z "$(cat)"').returncode == 0
+
+
+@pytest.mark.parametrize("taken_well", [False, True])
+def test_a_signal_ends_all_of_it_and_the_scratch_goes(home: Home, tmp_path: Path, *, taken_well: bool) -> None:
+    log = tmp_path / "log"
+    trap = "trap 'exit 0' TERM; " if taken_well else ""
+    script = f"{trap}echo $XDG_CACHE_HOME >> {log}; while :; do sleep 0.05; done"
+    command = [sys.executable, "-m", "cachectl", "bench", "--", "sh", "-c", script]
+    with subprocess.Popen(command, env=home.variables, cwd=home.path, stdout=subprocess.PIPE) as started:
+        while not (log.exists() and log.read_text().endswith("\n")):
+            assert started.poll() is None
+        started.terminate()
+        assert started.wait(600) == 128 + signal.SIGTERM
+    (root,) = log.read_text().splitlines()
+    assert not Path(root).parent.exists()
+
+
+def test_misuse_is_noticed_before_anything_is_run(home: Home, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    command = ("--", "touch", str(ran))
+    for wrong, line in {
+        ("--plot", "bars.jpeg"): "cachectl: --plot 'bars.jpeg': the file name must end in .png or .svg",
+        ("--json", "nowhere/b.json"): "cachectl: 'nowhere/b.json': the folder does not exist; make nowhere first",
+    }.items():
+        done = home.cachectl("bench", *wrong, *command, check=False)
+        assert (done.returncode, done.stderr) == (2, f"{line}\n")
+    assert home.cachectl("bench", "-n", "0", *command, check=False).returncode == 2
+    assert home.cachectl("bench", check=False).returncode == 2
+    assert not ran.exists()
+
+
+def test_plots_name_the_command_and_every_setting(home: Home, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    png, svg = tmp_path / "bars.png", tmp_path / "bars.svg"
+    command = ("--", "sh", "-c", ": $x_1$ 10%")
+    home.cachectl("bench", "-n", "1", "--plot", str(png), *command)
+    home.cachectl("bench", "-n", "2", "--plot", str(svg), *command)
+    assert png.read_bytes().startswith(b"\x89PNG\r\n")
+    # A picture that bench drew may be replaced, and no other.
+    assert all(PICTURE.is_begun_by(file.read_bytes()) for file in (png, svg))
+    svg_of_others = tmp_path / "other.svg"
+    svg_of_others.write_text('<?xml version="1.0"?><svg/>')
+    done = home.cachectl("bench", "-n", "1", "--plot", str(svg_of_others), *command, check=False)
+    assert done.returncode == 1
+    assert svg_of_others.read_text() == '<?xml version="1.0"?><svg/>'
+    words = [element.text for element in ET.parse(svg).iter() if element.tag.endswith("}text")]  # noqa: S314 - our own
+    assert "sh -c ': $x_1$ 10%'" in words
+    assert {"all caches warm", "all caches cold", "all caches off"} <= set(words)
+    assert any(word and word.endswith("2 times each") for word in words)
+
+
+def test_a_terminal_sees_how_long_it_still_takes(home: Home) -> None:
+    command = [sys.executable, "-m", "cachectl", "bench", "-n", "2", "--", "sleep", "0.3"]
+    child, controller = pty.fork()
+    if child == 0:
+        os.execvpe(command[0], command, {**home.variables, "TERM": "xterm", "COLUMNS": "100"})  # noqa: S606
+    seen = b""
+    while True:
+        try:
+            more = os.read(controller, 4096)
+        except OSError:
+            break
+        if not more:
+            break
+        seen += more
+    os.close(controller)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert b"filling the caches" in seen
+    assert re.search(rb"5/6.*about \d+ s.*left", re.sub(rb"\x1b\[[0-9;]*m", b"", seen))
+
+
+def test_a_machine_is_named_by_what_it_has(tmp_path: Path) -> None:
+    proc = tmp_path / "proc"
+    gpu = proc / "driver" / "nvidia" / "gpus" / "0000:01:00.0"
+    gpu.mkdir(parents=True)
+    (gpu / "information").write_text("Model: \t\t NVIDIA H200\nIRQ:   \t\t 20\n")
+    (proc / "cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC 9654   96-Core Processor\n")
+    found = machine(Environment({}, home=tmp_path, processes=proc))
+    assert (found.cpu, found.gpus) == ("AMD EPYC 9654 96-Core Processor", ("NVIDIA H200",))
+    assert replace(found, cpus=4).title == "NVIDIA H200, AMD EPYC 9654 96-Core Processor, 4 CPUs"
+    assert Machine(None, None, ("X", "X"), "Linux 6", ()).title == "2x X"
+    assert Machine(None, None, (), "Linux 6", ()).title == "Linux 6"
+
+
+def test_finished_rounds_are_kept_when_it_is_interrupted(home: Home, tmp_path: Path) -> None:
+    # Two runs fill the caches, and a round has three: the signal comes in the last run of the second round.
+    runs = tmp_path / "runs"
+    script = f"echo >> {runs}; test $(wc -l < {runs}) -lt 8 || kill -INT $PPID; sleep 0.01"
+    command = (*CACHECTL, "bench", "-n", "2", "--json", "figures", "--", "sh", "-c", script)
+    done = home.run(*command, check=False)
+    assert done.returncode == 128 + signal.SIGINT, done.stderr
+    assert "interrupted: 1 of 2 rounds are finished, and count" in done.stderr
+    assert "every cache empty" in done.stdout
+    figures = json.loads((home.path / "figures").read_text())
+    assert figures["exit_status"] == 130
+    assert {len(one["seconds"]) for one in figures["settings"]} == {1}

@@ -1,0 +1,324 @@
+"""Where a start goes: spans of real programs on one clock, their sums, and the files they are written to."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.timelines import make_timeline, read_timeline_file
+from support.tracing import real, trace
+
+from cachectl.layer_set import LayerSet
+from cachectl.layers.base.parts import Compilation, Lookups
+from cachectl.layers.inside import observer
+from cachectl.watching import timeline_files
+from cachectl.watching.timeline import STAGES, Clock, Span, Timeline, read_timeline, summarize
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from homes import Home
+
+SECOND = 1_000_000_000
+
+
+def timed(home: Home, *program: str, check: bool = True) -> Timeline:
+    """Trace a program of tests/programs and read its timeline."""
+    file = home.path / "timeline.json"
+    command = (sys.executable, str(home.programs / program[0]), *program[1:])
+    home.cachectl("trace", "--timeline", str(file), "--", *command, check=check)
+    return read_timeline_file(file)
+
+
+def covered(timeline: Timeline) -> float:
+    """Return the share of stages in the time from the first import to the end of the last first launch."""
+    begin = min(span.start for span in timeline.spans if span.stage == "import")
+    end = max(span.start + span.seconds for span in timeline.spans if span.stage == "launch")
+    return sum(own for span, own, _ in timeline.own() if begin <= span.start < end) / (end - begin)
+
+
+# ---------------------------------------------------------------------- real programs
+
+
+@real
+def test_a_start_is_timed_stage_by_stage(home: Home) -> None:
+    """A cold start passes every stage; a warm one has lookups that hit instead, each with its layer and kernel."""
+    cold = timed(home, "kernels.py", "1")
+    # PyOpenCL's own cache is off for PoCL.
+    assert {span.stage for span in cold.spans} == set(STAGES)
+    (process,) = cold.processes
+    assert (process.rank, process.host) == (None, os.uname().nodename)
+    assert "kernels.py" in process.command
+    names = {span.name for span in cold.spans if span.stage == "import"}
+    assert {"loopy", "islpy", "numpy"} <= names
+    assert {kernel for _, _, kernel in cold.own()} == {None, "lk0"}
+    (compiled, shaped) = [span for span in cold.spans if span.stage == "compile"]
+    assert (compiled.layer, compiled.outcome, shaped.layer, shaped.kernel) == ("pocl", "miss", "pocl", "lk0")
+    assert compiled.bytes
+    document = trace(home, "kernels.py", "1")
+    stages = {one["stage"]: one for one in document["summary"]["stages"]}
+    assert {"import", "create", "lookup", "launch"} <= stages.keys() <= {*STAGES} - {"compile", "store", "schedule"}
+    assert stages["lookup"]["hit"] == stages["lookup"]["seconds"] > 0
+    assert document["summary"]["missed"] == 0
+    assert [one["warm"] for one in document["summary"]["slowest"]] == [True]
+
+
+@pytest.mark.thorough
+@real
+def test_stages_make_up_a_start(home: Home) -> None:
+    """Of the time from the first import of the stack to the last first launch, stages make up 95 %."""
+    assert covered(timed(home, "thirteen.py", "8", "5")) >= 0.95
+    assert covered(timed(home, "thirteen.py", "8", "5")) >= 0.95
+
+
+@pytest.mark.cluster
+def test_ranks_are_aligned(home: Home, mpiexec: str) -> None:
+    """Four ranks leave a barrier at the same moment, give or take what the scheduler of two processors adds."""
+    file = home.path / "timeline.json"
+    rank = (sys.executable, str(home.programs / "barriers.py"))
+    home.cachectl("trace", "--timeline", str(file), "--", mpiexec, "-n", "4", *rank)
+    timeline = read_timeline_file(file)
+    assert [one.rank for one in timeline.processes if "barriers.py" in one.command and one.rank is not None] == [
+        *range(4)
+    ]
+    moments: dict[str, list[float]] = {}
+    for span in timeline.spans:
+        if span.name.startswith("barrier-"):
+            moments.setdefault(span.name, []).append(span.start)
+    assert [len(starts) for starts in moments.values()] == [4] * 8
+    assert min(max(starts) - min(starts) for starts in moments.values()) <= 0.005
+
+
+CHILDREN = """
+import os, signal, sys, threading
+from pytools.persistent_dict import WriteOncePersistentDict
+def look(name):
+    try:
+        WriteOncePersistentDict(name).fetch(1)
+    except KeyError:
+        pass
+thread = threading.Thread(target=look, args=("in-a-thread",))
+thread.start(); thread.join()
+if (child := os.fork()) == 0:
+    look("in-a-fork")
+    os._exit(0)
+os.waitpid(child, 0)
+look("before-the-kill")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_threads_forks_and_what_a_killed_program_did(home: Home) -> None:
+    file = home.path / "timeline.json"
+    done = home.cachectl("trace", "--timeline", str(file), "--", sys.executable, "-c", CHILDREN, check=False)
+    assert done.returncode == 128 + signal.SIGKILL
+    spans = {span.name: span for span in read_timeline_file(file).spans if span.stage == "lookup"}
+    in_thread, in_fork, last = (spans[name] for name in ("in-a-thread", "in-a-fork", "before-the-kill"))
+    assert in_thread.process == last.process != in_fork.process
+    assert in_thread.thread != last.thread == last.process
+    assert in_thread.start < in_fork.start < last.start
+
+
+def test_a_block_has_the_same_spans(home: Home) -> None:
+    program = """
+import cachectl, json, time
+with cachectl.traced() as t:
+    from pytools.persistent_dict import WriteOncePersistentDict
+    time.sleep(0.2)
+    try:
+        WriteOncePersistentDict("here").fetch(1)
+    except KeyError:
+        pass
+*imported, looked = t.spans
+assert [(one.stage, one.name) for one in imported] == [("import", "pytools"), ("import", "pytools.persistent_dict")]
+assert (looked.stage, looked.layer, looked.outcome) == ("lookup", "pytools", "miss")
+assert looked.start > 0.2
+assert [one.stage for one in t.summary.stages] == ["import", "lookup"]
+"""
+    home.run(sys.executable, "-c", program)
+
+
+def test_code_run_in_programs_needs_the_standard_library_alone() -> None:
+    parts = [layer.lookups for layer in LayerSet(plugins=False) if layer.lookups is not None]
+    paths = {path for part in parts for path in (*part.watchers.values(), *part.listeners.values())}
+    paths.add(Path(observer.__file__))
+    assert len(paths) > 4
+    for path in paths:
+        nodes = [*ast.walk(ast.parse(path.read_text()))]
+        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        assert {name.partition(".")[0] for name in names} <= sys.stdlib_module_names, path
+
+
+# ---------------------------------------------------------------------- events
+
+
+def read(events: Sequence[dict[str, Any]], *compilations: Compilation) -> tuple[Span, ...]:
+    """Read events of a run that began at 100 s of the monotonic clock, and 1000 s of the epoch."""
+
+    class Driver(Lookups):
+        def compilations(self, path: str) -> tuple[Compilation, ...]:
+            assert path == "/program"
+            return compilations
+
+    started = {"pid": 1, "event": "started", "monotonic": 100 * SECOND, "epoch": 1000 * SECOND, "host": "here"}
+    began = Clock(100 * SECOND, 1000 * SECOND, "here")
+
+    def layer_of(event: Mapping[str, Any]) -> str:
+        return str(event["layer"])
+
+    everything = [started, *events]
+    return read_timeline(("run",), began, 50.0, everything, layer_of=layer_of, lookups={"drv": Driver()}).spans
+
+
+def event(kind: str, start: float, end: float, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    when = {"start": int(start * SECOND), "end": int(end * SECOND), "thread": 1}
+    return {"pid": 1, "event": kind, "layer": "one", **when, **more}
+
+
+def test_other_machines_are_aligned_by_the_time_of_day() -> None:
+    """Their monotonic clocks began elsewhere. On one machine the time of day may be set in the run."""
+    for host, monotonic, epoch, expected in (
+        ("here", 102, 1002, 5.0),
+        ("here", 102, 1003, 5.0),
+        ("there", 9000, 1002, 2.0),
+    ):
+        other = {"pid": 2, "event": "started", "monotonic": monotonic * SECOND, "epoch": epoch * SECOND, "host": host}
+        begin = 105 if host == "here" else 9000
+        (span,) = read([other, {**event("hit", begin, begin + 1), "pid": 2}])
+        assert span.start == pytest.approx(expected)
+
+
+def test_a_driver_that_missed_looked_up_and_compiled() -> None:
+    """The times of what it stored split its part of a build; what a launch compiles is part of the wait for it."""
+    said = {"pid": 1, "event": "messages", "layer": "drv", "lookups": 1, "wrote": ["/program"], "upto": 0}
+    about = {"driver": "drv", "compiled": True, "binary": None, "kernels": ["k"]}
+    build = event("build", 101, 111, compiles=[[102 * SECOND, 110 * SECOND]], **about)
+    launch = event("span", 112, 113, stage="launch", name="enqueue", kernels=["k"])
+    wait = event("span", 113, 120, stage="launch", name="wait", kernels=["k"])
+    times: tuple[Compilation, Compilation] = ((None, 1003.0, 1008.0), ("k", None, 1018.0))
+    spans = read([said, build, launch, wait], *times)
+    assert [(span.stage, span.start, span.seconds) for span in spans] == [
+        ("build", 1.0, 10.0),
+        ("lookup", 2.0, 8.0),
+        ("compile", 3.0, 5.0),
+        ("launch", 12.0, 1.0),
+        ("launch", 13.0, 7.0),
+        ("compile", 13.0, 5.0),
+    ]
+    assert [own for _, own, _ in Timeline((), 0.0, 50.0, (), spans).own()] == [2.0, 3.0, 5.0, 1.0, 2.0, 5.0]
+    # Where files have no such times, all of it counts as compiled.
+    stages = [(span.stage, span.seconds) for span in read([said, build])]
+    assert stages == [("build", 10.0), ("compile", 8.0)]
+
+
+# ---------------------------------------------------------------------- sums
+
+
+def span(stage: str, start: float, seconds: float, **more: Any) -> Span:  # noqa: ANN401 - fields
+    return Span(1, 1, stage, more.pop("name", stage), start, seconds, **more)
+
+
+KEY = {"layer": "one", "kernel": "k"}
+
+
+def test_misses_last_from_the_lookup_to_the_end_of_the_store() -> None:
+    """What lies within others counts once."""
+    spans = (
+        span("import", 0, 1),
+        span("lookup", 1, 1, name="outer", outcome="miss", **KEY),
+        span("preprocess", 2, 2, kernel="k"),
+        span("lookup", 4, 1, name="inner", outcome="miss", **KEY),
+        span("codegen", 5, 1, kernel="k"),
+        span("store", 6, 1, name="inner", outcome="store", **KEY),
+        span("store", 7, 0.5, name="outer", outcome="store", **KEY),
+        span("compile", 8, 4, outcome="miss", **KEY),
+        span("launch", 12, 1, kernel="k"),
+    )
+    summary = summarize(Timeline((), 0.0, 14.0, (), spans))
+    assert summary.missed == 6.5 + 4
+    assert not summary.at_least
+    assert {one.stage: (one.seconds, one.hit, one.missed) for one in summary.stages} == {
+        "import": (1, 0, 0),
+        "preprocess": (2, 0, 0),
+        "codegen": (1, 0, 0),
+        "compile": (4, 0, 4),
+        "lookup": (2, 0, 2),
+        "store": (1.5, 0, 0),
+        "launch": (1, 0, 0),
+    }
+    (slowest,) = summary.slowest
+    assert (slowest.kernel, slowest.seconds, slowest.slowest_stage, slowest.warm) == ("k", 11.5, "compile", False)
+    silent = summarize(Timeline((), 0.0, 14.0, (), (span("compile", 0, 1, **KEY),)))
+    assert silent.at_least
+
+
+def test_a_wait_for_several_kernels_is_part_of_none() -> None:
+    spans = (span("launch", 0, 1, kernel="k"), span("launch", 1, 1, name="wait", kernel="k other"))
+    summary = summarize(Timeline((), 0.0, 2.0, (), spans))
+    assert [(one.kernel, one.seconds) for one in summary.slowest] == [("k", 1)]
+    assert [(one.stage, one.seconds) for one in summary.stages] == [("launch", 2)]
+
+
+# ---------------------------------------------------------------------- files
+
+
+def test_a_file_is_in_the_chrome_trace_format(tmp_path: Path) -> None:
+    timeline = make_timeline(2, 3)
+    data = timeline_files.encode(timeline, "a.json")
+    (tmp_path / "a.json").write_bytes(data)
+    again = read_timeline_file(tmp_path / "a.json")
+    assert (again.command, again.processes) == (timeline.command, timeline.processes)
+    made = sorted(timeline.spans, key=lambda span: (span.start, -span.seconds))
+    for one, other in zip(again.spans, made, strict=True):
+        assert replace(one, start=0.0, seconds=0.0) == replace(other, start=0.0, seconds=0.0)
+        assert (one.start, one.seconds) == pytest.approx((other.start, other.seconds), abs=1e-8)
+    document = json.loads(data)
+    complete = [one for one in document["traceEvents"] if one["ph"] == "X"]
+    assert len(complete) == len(timeline.spans)
+    assert all({"name", "cat", "ph", "ts", "dur", "pid", "tid", "args"} == one.keys() for one in complete)
+    metadata = {(one["name"], one["pid"]): one["args"] for one in document["traceEvents"] if one["ph"] == "M"}
+    assert metadata["process_name", 4001] == {"name": "rank 1: python simulate.py"}
+    assert metadata["thread_name", 4001]["name"].startswith(("main", "thread"))
+
+
+def test_a_timeline_needs_a_form_and_a_process(home: Home) -> None:
+    for name in ("c", "c.txt"):
+        done = home.cachectl("trace", "--timeline", name, "--", "true", check=False)
+        assert (done.returncode, "ends in .json" in done.stderr) == (2, True)
+    done = home.cachectl("trace", "--timeline", "c.json", "--", "true", check=False)
+    assert (done.returncode, (home.path / "c.json").exists()) == (1, False)
+
+
+def test_a_program_that_changes_its_clocks(home: Home) -> None:
+    """Spans are those of the run's own clock, and an event that takes longer than the run is left out."""
+    program = """
+import glob, json, os, time
+time.time = time.monotonic_ns = time.time_ns = lambda: 7
+from pytools.persistent_dict import WriteOncePersistentDict
+(notes,) = glob.glob(os.environ["CACHECTL_TRACE"] + "/*.events")
+more = {"event": "span", "stage": "launch", "name": "more", "start": 0, "end": 1 << 61, "thread": 1, "pid": os.getpid()}
+with open(notes, "a") as file:
+    print(json.dumps(more), file=file)
+"""
+    home.cachectl("trace", "--timeline", "a.json", "--", sys.executable, "-c", program)
+    timeline = read_timeline_file(home.path / "a.json")
+    assert {span.stage for span in timeline.spans} == {"import"}
+    assert all(0 < span.start < span.start + span.seconds < timeline.wall_seconds for span in timeline.spans)
+
+
+def test_a_page_can_be_written(home: Home) -> None:
+    program = "from pytools.persistent_dict import WriteOncePersistentDict"
+    home.cachectl("trace", "--timeline", "a.html", "--", sys.executable, "-c", program)
+    assert "pytools" in (home.path / "a.html").read_text()
+    home.cachectl("trace", "--timeline", "a.html", "--", sys.executable, "-c", program)
+    (home.path / "a.html").write_text("mine")
+    done = home.cachectl("trace", "--timeline", "a.html", "--", sys.executable, "-c", program, check=False)
+    assert "is not a timeline" in done.stderr

@@ -1,0 +1,704 @@
+"""Which cache served a run: counted cold, warm and after a purge, for every kind of build, while other programs run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from contextlib import closing
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.tracing import numbers, real, trace
+from tiers import thorough
+
+from cachectl.layers.inside import dictionaries, observer
+from cachectl.switching.run import CannotStart
+from cachectl.watching.notes import read_events
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Driver
+    from homes import Home
+
+#: A program of two builds, one of them by loopy.
+TWO = ("thirteen.py", "1", "1", "live")
+#: A program of three builds, two of them by loopy.
+THREE = ("thirteen.py", "2", "1", "live")
+#: The layers that such a program uses, with the beginnings of the names of their dictionaries.
+USED = {"loopy": "loopy-", "pyopencl-invoker": "pyopencl-", "pyopencl": "", "pocl": ""}
+
+
+def rows(home: Home, beginning: str, what: str = "count(*)") -> int:
+    """Ask sqlite itself how many rows, or bytes, the dictionaries of a layer hold."""
+    total = 0
+    for path in (home.path / ".cache" / "pytools").glob(f"pdict-v5-{beginning}*.sqlite"):
+        with closing(sqlite3.connect(path)) as connection:
+            total += connection.execute(f"select coalesce({what}, 0) from dict").fetchone()[0]
+    return total
+
+
+def traced(
+    home: Home,
+    lines: str,
+    *arguments: str,
+    options: tuple[str, ...] = (),
+    begin: str | None = None,
+    **variables: Any,  # noqa: ANN401 - as Home.cachectl
+) -> dict[str, Any]:
+    """Trace a program of PyOpenCL, and return the document, with what was printed."""
+    command = (sys.executable, "-c", f"{begin or BEGINNING}\n{lines}", str(home.programs), *arguments)
+    done = home.cachectl("trace", *options, "--json", "trace.json", "--force", "--", *command, **variables)
+    document = json.loads((home.path / "trace.json").read_text())
+    return {**document, "printed": done.stdout, "said": done.stderr}
+
+
+def layer_of(document: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(layer for layer in document["layers"] if layer["layer"] == name)
+
+
+BEGINNING = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import kernels, pyopencl as cl
+context = cl.Context([kernels.device()])
+def source(name):
+    return "__kernel void %s(__global int *a) { a[0] = 1; }" % name
+def attempt(call, *arguments, **options):
+    try:
+        return call(*arguments, **options)
+    except (cl.RuntimeError, TypeError, AttributeError, ValueError):
+        return None
+"""
+
+
+@real
+def test_cold_warm_and_after_a_purge(home: Home) -> None:
+    """Stores are the rows and programs that are there afterwards; a warm run stores nothing and misses nothing."""
+    cold = trace(home, *TWO)
+    assert (cold["exit_status"], cold["schema"]) == (0, "cachectl/trace/1")
+    for layer, beginning in USED.items():
+        hits, misses, stores = numbers(cold, layer)
+        assert (hits, stores) == (0, misses)
+        assert stores == (rows(home, beginning) if beginning else 2) > 0
+        assert not beginning or layer_of(cold, layer)["bytes"] == rows(home, beginning, "sum(length(key_value))") > 0
+    assert len(list((home.path / ".cache" / "pocl" / "kcache").rglob("program.bc"))) == 2
+    listed = home.json("ls", "pyopencl")["entries"]
+    assert layer_of(cold, "pyopencl")["bytes"] == sum(entry["bytes"] for entry in listed) > 0
+    warm = trace(home, *TWO)
+    for layer in USED:
+        hits, misses, stores = numbers(warm, layer)
+        assert (misses, stores) == (0, 0)
+        assert hits
+    assert numbers(warm, "pyopencl") == (2, 0, 0)
+    home.cachectl("purge", "pyopencl")
+    purged = trace(home, *TWO)
+    assert numbers(purged, "pyopencl") == (0, 2, 2)
+    assert numbers(purged, "loopy") == numbers(warm, "loopy")
+
+
+@pytest.mark.thorough
+@real
+def test_the_numbers_are_those_of_the_libraries_own_logs(home: Home) -> None:
+    """PyOpenCL says hit or miss for each program, PoCL prints what it builds and writes: beside it, not in it."""
+    document = home.path / "trace.json"
+    program = (sys.executable, str(home.programs / "binaries.py"), "5")
+    for expected in ("miss", "hit"):
+        done = home.cachectl("trace", "--json", str(document), "--", *program)
+        said = Counter(re.findall("binary cache (hit|miss)", done.stdout))
+        assert said == {expected: 5}
+        hits, misses, _ = numbers(json.loads(document.read_text()), "pyopencl")
+        assert (hits, misses) == (said["hit"], said["miss"])
+
+
+@pytest.mark.thorough
+@real
+def test_pocl_says_the_same_of_itself(home: Home) -> None:
+    """Cold and warm, PoCL's own messages in a run without a trace count as many programs built and written."""
+    program = (sys.executable, str(home.programs / "thirteen.py"), "8", "5")
+    assert numbers(trace(home, "thirteen.py", "8", "5"), "pocl") == (0, 13, 13)
+    traced_warm = numbers(trace(home, "thirteen.py", "8", "5"), "pocl")
+    said = home.run(*program, POCL_DEBUG="llvm").stderr
+    builds, writes = said.count("building program with options"), said.count("Writing program.bc")
+    assert traced_warm == (builds - writes, writes, writes) == (13, 0, 0)
+    shutil.rmtree(home.path / ".cache" / "pocl" / "kcache")
+    said = home.run(*program, POCL_DEBUG="llvm").stderr
+    assert (said.count("building program with options"), said.count("Writing program.bc")) == (13, 13)
+
+
+@pytest.mark.thorough
+@real
+def test_four_programs_at_once_are_counted_together(home: Home) -> None:
+    """Children's numbers add up: each of four warm programs hits all it asks for."""
+    trace(home, *THREE)
+    one = trace(home, *THREE)
+    four = trace(home, "four.py", str(home.programs / "thirteen.py"), "2", "1", "live")
+    for layer in USED:
+        hits, misses, stores = numbers(one, layer)
+        assert hits
+        assert numbers(four, layer) == (4 * hits, misses, stores)
+
+
+@pytest.mark.thorough
+@real
+def test_another_program_beside_does_not_count(home: Home) -> None:
+    """Lookups of an untraced program on the same caches are not counted."""
+    trace(home, *THREE)
+    waiting = (
+        "import subprocess, sys; import pyopencl;"
+        "environment = dict(__import__('os').environ); del environment['CACHECTL_TRACE'];"
+        f"environment['PYTHONPATH'] = {home.variables.get('PYTHONPATH', '')!r};"
+        "sys.exit(subprocess.run(sys.argv[1:], env=environment, stdout=subprocess.DEVNULL).returncode)"
+    )
+    document = home.path / "trace.json"
+    other = (sys.executable, str(home.programs / "kernels.py"), "8")
+    home.cachectl("trace", "--json", str(document), "--", sys.executable, "-c", waiting, *other)
+    assert numbers(json.loads(document.read_text()), "loopy") == (0, 0, 0)
+
+
+@real
+def test_kernels_and_reasons(home: Home) -> None:
+    """Each build is listed with who served it; a miss beside an entry of the same kernel says what may differ."""
+    cold = trace(home, "thirteen.py", "1", "1", options=("--explain",))
+    assert [(kernel["kernels"], kernel["served_by"]) for kernel in cold["kernels"]] == [
+        (["lk0"], None),
+        (["pk0"], None),
+    ]
+    assert {miss["because"] for miss in cold["misses"]} == {"cold: no entry like it"}
+    warm = trace(home, "thirteen.py", "1", "1", options=("--explain",))
+    assert [kernel["served_by"] for kernel in warm["kernels"]] == ["pocl", "pocl"]
+    assert warm["misses"] == []
+    assert all(kernel["seconds"] > 0 for kernel in warm["kernels"])
+    for path in (home.path / ".cache" / "pytools").glob("pdict-v5-loopy-*"):
+        path.rename(path.with_name(path.name.replace("2025.2", "2024.1")))
+    explained = trace(home, "thirteen.py", "1", "1", options=("--explain",))
+    reasons = {miss["because"] for miss in explained["misses"] if miss["layer"] == "loopy"}
+    assert any("an entry of the same kernel is there, but" in reason for reason in reasons)
+
+
+@pytest.mark.thorough
+@real
+def test_a_miss_names_what_differs(home: Home) -> None:
+    """Of PyOpenCL's programs the source is known; of PoCL's keys, what was built before in the same run."""
+    build = """
+characterize.has_src_build_cache = lambda device: None
+for options in sys.argv[3:] or [""]:
+    cl.Program(context, "__kernel void one(__global int *a) { a[0] = %s; }" % sys.argv[2]).build(options)
+"""
+
+    def reasons(layer: str, *arguments: str) -> list[str]:
+        lines = f"from pyopencl import characterize\n{build}"
+        misses = traced(home, lines, *arguments, options=("--explain",))["misses"]
+        return [miss["because"] for miss in misses if miss["layer"] == layer]
+
+    assert reasons("pyopencl", "1") == ["cold: no entry like it"]
+    assert reasons("pyopencl", "1") == []
+    alike = "an entry of the same source is there, but build options, include path, device or driver differ"
+    assert reasons("pyopencl", "1", "-DTWO=2") == [alike]
+    assert reasons("pyopencl", "2") == ["an entry of the same kernel is there, but its source is another"]
+    shutil.rmtree(home.path / ".cache")
+    again = "the same source was built before in this run, with options '' there, '-DTWO=2' here"
+    assert reasons("pocl", "3", "", "-DTWO=2") == ["cold: no entry like it", again]
+
+
+@real
+def test_the_program_notices_nothing(home: Home) -> None:
+    """Output, status, standard input and the user's own sitecustomize are as without a trace."""
+    site = home.path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("import builtins; builtins.mine = 'ran'")
+    program = (
+        "import sys, os; import pyopencl as cl; print(mine, sys.stdin.read()); cl.get_platforms();"
+        "sys.stderr.write('to stderr\\n'); sys.stderr.flush(); os.write(2, b'raw\\n'); sys.exit(7)"
+    )
+    paths = os.pathsep.join(filter(None, [str(site), home.variables.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-m", "cachectl", "trace", "--", sys.executable, "-c", program],
+        env={**home.variables, "PYTHONPATH": paths},
+        input="typed",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 7
+    assert done.stdout == "ran typed\n"
+    assert done.stderr.startswith("to stderr\nraw\n")
+    assert "POCL:" not in done.stderr
+
+
+@pytest.mark.thorough
+@real
+def test_events_of_a_killed_program_are_kept(home: Home) -> None:
+    """Events are written as they happen; the status is 128 and the signal."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(home.programs)!r}); import kernels, os, signal, pyopencl as cl;"
+        "c = cl.Context([kernels.device()]); q = cl.CommandQueue(c); kernels.compile_and_check(c, q, 0);"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    document = home.path / "trace.json"
+    done = home.cachectl("trace", "--json", str(document), "--", sys.executable, "-c", program, check=False)
+    assert done.returncode == 128 + signal.SIGKILL
+    read = json.loads(document.read_text())
+    assert read["exit_status"] == 128 + signal.SIGKILL
+    assert numbers(read, "pocl") == (0, 1, 1)
+    assert numbers(read, "loopy")[2] == rows(home, "loopy-")
+
+
+def test_a_run_without_python_is_inferred_or_unknown(home: Home) -> None:
+    """Numbers that could not be watched are null, with the reason."""
+    document = home.path / "trace.json"
+    home.cachectl("trace", "--json", str(document), "--", "true")
+    layers = {layer["layer"]: layer for layer in json.loads(document.read_text())["layers"]}
+    assert layers["loopy"]["evidence"] == "none"
+    assert layers["loopy"]["hits"] is None
+    assert "no Python of the run" in layers["loopy"]["why"]
+    assert layers["pocl"]["evidence"] == "inferred"
+    assert layers["pocl"]["stores"] == 0
+
+
+@pytest.mark.thorough
+@real
+@pytest.mark.parametrize("by", ["the program", "the user"])
+def test_messages_that_others_asked_for_stay_theirs(home: Home, by: str) -> None:
+    """They are printed as they are without a trace, and no number is called exact that was not heard."""
+    lines, late = "cl.Program(context, source('one')).build()", "os.environ['POCL_DEBUG'] = 'llvm'\ncontext = "
+    begin = BEGINNING.replace("context = ", late, 1) if by == "the program" else BEGINNING
+    variables: dict[str, Any] = {} if by == "the program" else {"POCL_DEBUG": "llvm"}
+    document = traced(home, lines, begin=begin, **variables)
+    shutil.rmtree(home.path / ".cache" / "pocl" / "kcache")
+    plain = home.run(sys.executable, "-c", f"{begin}\n{lines}", str(home.programs), **variables)
+    assert document["said"].count("LLVM |") == plain.stderr.count("LLVM |") > 0
+    assert (layer_of(document, "pocl")["evidence"], layer_of(document, "pocl")["stores"]) == ("inferred", 1)
+
+
+@real
+def test_a_block_of_this_process(home: Home) -> None:
+    """From Python the same numbers, for the block alone."""
+    program = f"""
+import json, sys
+sys.path.insert(0, {str(home.programs)!r})
+import cachectl
+import kernels, pyopencl as cl
+with cachectl.traced() as cold:
+    context = cl.Context([kernels.device()])
+    queue = cl.CommandQueue(context)
+    kernels.compile_and_check(context, queue, 0)
+kernels.compile_and_check(context, queue, 1)
+print(json.dumps([cold["loopy"].misses, cold["loopy"].stores, cold["pocl"].stores, cold["loopy"].evidence]))
+"""
+    done = home.run(sys.executable, "-c", program)
+    misses, stores, programs, evidence = json.loads(done.stdout.splitlines()[-1])
+    assert misses == stores > 0
+    assert programs == 1
+    assert evidence == "exact"
+    # The kernel after the block has added its own rows, which the block does not count.
+    assert rows(home, "loopy-") == 2 * stores
+
+
+def test_misuse_is_one_line(home: Home) -> None:
+    """No command, and no folder for the document, are noticed before anything is run."""
+    assert home.cachectl("trace", check=False).returncode == 2
+    nowhere = home.cachectl("trace", "--json", "/nowhere/at/all.json", "--", "true", check=False)
+    assert (nowhere.returncode, len(nowhere.stderr.splitlines())) == (2, 1)
+    ran = home.path / "ran"
+    (home.path / "folder.json").mkdir()
+    (home.path / "link.json").symlink_to("/nowhere/a.json")
+    for wrong in (("folder.json",), ("link.json",), ("a.json", "--json", "./a.json")):
+        done = home.cachectl("trace", "--timeline", *wrong, "--", "touch", str(ran), check=False)
+        assert (done.returncode, len(done.stderr.splitlines()), ran.exists()) == (2, 1, False)
+    missing = home.cachectl("trace", "--", "no-such-command", check=False)
+    assert missing.returncode == 127
+    assert issubclass(CannotStart, OSError)
+
+
+DICTIONARY = """
+import sys, warnings
+import cachectl
+from pytools.persistent_dict import PersistentDict, WriteOncePersistentDict
+dictionary = WriteOncePersistentDict("mine", safe_sync=False)
+dictionary.store_if_not_present(1, 2)
+with cachectl.traced() as t:
+    dictionary.store_if_not_present(1, 2)
+    dictionary.clear_in_mem_cache()
+    dictionary.fetch(1)
+    dictionary.fetch(1)
+    try:
+        dictionary.fetch(3)
+    except KeyError:
+        pass
+fetch = WriteOncePersistentDict.fetch
+print(t["pytools"].hits, t["pytools"].misses, t["pytools"].stores, fetch.__qualname__)
+"""
+
+
+@pytest.mark.thorough
+@real
+def test_libraries_loaded_before_are_watched_and_restored(home: Home) -> None:
+    """A lookup in memory is none, a store of what is there is none; after the block the methods are the old ones."""
+    said = home.run(sys.executable, "-c", DICTIONARY).stdout
+    assert said == "1 1 0 WriteOncePersistentDict.fetch\n"
+
+
+#: Programs that close what they did not open, and then get the number of a file of ours for their own.
+CLOSING = {
+    "events": (
+        "from pytools.persistent_dict import PersistentDict\nfirst = PersistentDict('first', safe_sync=False)\n"
+        "first.store(1, 2); os.closerange(3, 256); f = open('mine.txt', 'w')\n"
+        "second = PersistentDict('second', safe_sync=False); second.store(1, 2); f.write('mine'); f.close()\n"
+        "print(second.fetch(1))"
+    ),
+    "messages": (
+        "cl.Program(context, source('one')).build(); os.closerange(3, 256); f = open('mine.txt', 'w'); f.write('mine');"
+        "f.flush(); cl.Program(context, source('two')).build(); f.close(); print(2)"
+    ),
+}
+
+
+@pytest.mark.thorough
+@real
+@pytest.mark.parametrize("what", CLOSING)
+def test_nothing_goes_into_a_file_of_the_programs(home: Home, what: str) -> None:
+    assert traced(home, CLOSING[what])["printed"] == "2\n"
+    assert (home.path / "mine.txt").read_text() == "mine"
+    for path in (home.path / ".cache" / "pytools").glob("*second*.sqlite"):
+        assert path.read_bytes().startswith(b"SQLite format 3")
+
+
+@real
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux shows what a process has loaded")
+@pytest.mark.parametrize("how", thorough("a shell", "-I", "cleared variables"))
+def test_a_child_that_cannot_be_watched_is_named(home: Home, how: str) -> None:
+    """The numbers of the others are then a lower bound."""
+    kernels = (str(home.programs / "kernels.py"), "1")
+    hidden = f"import sys, runpy; sys.path[:0] = {[str(home.programs)]!r}; sys.argv = {list(kernels)!r};"
+    hidden += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    starts = {
+        "-I": "subprocess.run([sys.executable, '-I', '-c', sys.argv[1]])",
+        "cleared variables": "subprocess.run([sys.executable, '-c', sys.argv[1]], env={'HOME': os.environ['HOME']})",
+        "a shell": "os.system(f'{sys.executable} -I -c \"{sys.argv[1]}\"')",
+    }
+    program = f"import os, runpy, subprocess, sys; {starts[how]}; sys.argv = {list(kernels)!r};"
+    program += f"sys.path[:0] = {[str(home.programs)]!r}; runpy.run_path(sys.argv[0], run_name='__main__')"
+    document = home.path / "trace.json"
+    done = home.cachectl("trace", "--json", str(document), "--", sys.executable, "-c", program, hidden)
+    read = json.loads(document.read_text())
+    (unwatched,) = read["unwatched"]
+    assert set(unwatched["layers"]) >= {"loopy", "pyopencl-invoker", "pocl"}
+    assert "not counted" in done.stderr
+    evidence = {layer["layer"]: layer["evidence"] for layer in read["layers"]}
+    assert evidence["loopy"] == evidence["pocl"] == "inferred"
+
+
+@pytest.mark.thorough
+@real
+def test_children_that_use_no_cache_or_are_forked_change_nothing(home: Home) -> None:
+    """Numbers stay exact while other Pythons and commands run. A fork is known by its stack, not by its title."""
+    lines = (
+        "import ctypes, subprocess, time\nsubprocess.run([sys.executable, '-I', '-c', 'import sqlite3, time; "
+        "time.sleep(.3)']); subprocess.run(['sleep', '.2'])\ncl.Program(context, source('one')).build()\n"
+        "child = os.fork()\nif not child:\n"
+        "    stat = open('/proc/self/stat').read().rpartition(') ')[2].split()\n"
+        "    ctypes.memset(int(stat[45]), 119, 6)\n    time.sleep(.3)\n    os._exit(0)\nos.waitpid(child, 0)"
+    )
+    document = traced(home, lines)
+    assert document["unwatched"] == []
+    assert (numbers(document, "pocl"), layer_of(document, "loopy")["evidence"]) == ((0, 1, 1), "exact")
+
+
+def test_a_library_of_an_unknown_form_is_left_alone_and_named(home: Home, tmp_path: Path) -> None:
+    """The program runs as without a trace; a warning and the reason of the layer say that nothing was counted."""
+    package = tmp_path / "site" / "pytools"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "persistent_dict.py").write_text(
+        "class WriteOncePersistentDict:\n    def fetch(self, key):\n        return key\n"
+    )
+    program = "from pytools.persistent_dict import WriteOncePersistentDict as D; print(D().fetch('fetched'))"
+    paths = os.pathsep.join(filter(None, [str(package.parent), home.variables.get("PYTHONPATH")]))
+    command = (sys.executable, "-c", program)
+    done = home.cachectl("trace", "--json", "trace.json", "--", *command, PYTHONPATH=paths)
+    assert done.stdout == "fetched\n"
+    assert done.stderr.count("cachectl: pytools.persistent_dict cannot be watched (AttributeError: ") == 1
+    layers = {layer["layer"]: layer for layer in json.loads((home.path / "trace.json").read_text())["layers"]}
+    for name in ("loopy", "pyopencl-invoker", "pytools"):
+        assert (layers[name]["evidence"], layers[name]["hits"]) == ("none", None)
+        assert layers[name]["why"].startswith("pytools.persistent_dict cannot be watched")
+
+
+def test_what_a_watcher_replaced_before_it_failed_is_restored(tmp_path: Path) -> None:
+    notes = observer.Notes([str(tmp_path)], str(tmp_path), {})
+    library = SimpleNamespace(first=len)
+
+    def watch(module: SimpleNamespace, notes: observer.Notes) -> None:
+        notes.put(module, "first", None)
+        notes.put(module, "second", None)
+
+    notes.fit("library", watch, library)
+    assert library.first is len
+    (failed,) = [event for event in read_events(tmp_path).events if event["event"] == "failed"]
+    assert (failed["library"], failed["error"]) == ("library", "KeyError: 'second'")
+    notes.stop()
+
+
+def test_dictionaries_are_called_as_the_program_calls_them(tmp_path: Path) -> None:
+    """Releases of pytools add arguments of their own, by position and by name."""
+
+    class PersistentDict:
+        identifier = "mine"
+
+        def fetch(self, *arguments: object, **options: object) -> object:
+            return arguments, options
+
+        store = _fetch = fetch
+
+    class WriteOncePersistentDict(PersistentDict):
+        fetch = store = _fetch = PersistentDict.fetch
+
+    module = SimpleNamespace(
+        PersistentDict=PersistentDict, WriteOncePersistentDict=WriteOncePersistentDict, NoSuchEntryError=KeyError
+    )
+    notes = observer.Notes([str(tmp_path)], str(tmp_path), {})
+    dictionaries.watch(module, notes)
+    for kind in (PersistentDict, WriteOncePersistentDict):
+        for method in ("fetch", "store", "_fetch"):
+            call = getattr(kind(), method)
+            assert call("key", 1, _stacklevel=2) == (("key", 1), {"_stacklevel": 2})
+            assert call(key="key") == ((), {"key": "key"})
+    notes.stop()
+
+
+@real
+def test_a_layer_that_takes_no_part_is_named_with_the_reason(home: Home, tmp_path: Path) -> None:
+    """Off by a variable, and closed by a file in the place of its root; a layer that is used is not named."""
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "pocl"
+    command = (sys.executable, "-c", "import loopy")
+    tracing = ("trace", "--json", "trace.json", "--", *command)
+    done = home.cachectl(*tracing, LOOPY_NO_CACHE="1", POCL_CACHE_DIR=str(place))
+    named = ["loopy: disabled (LOOPY_NO_CACHE=1)", f"pocl: closed ({place}: Not a directory)"]
+    shown = done.stderr.splitlines()
+    assert set(named) <= set(shown)
+    document = json.loads((home.path / "trace.json").read_text())
+    layers = {layer["layer"]: (layer["state"], layer["state_why"]) for layer in document["layers"]}
+    assert layers["loopy"] == ("disabled", "LOOPY_NO_CACHE=1")
+    assert layers["pytools"] == (None, None)
+    stopped = [state for state, _ in layers.values() if state is not None]
+    assert f"{len(layers) - len(stopped)} layers: no use seen" in done.stderr.replace("more layers", "layers")
+    assert "and no lookup missed; loopy is disabled; pocl is closed" in done.stderr
+    trace(home, *TWO)
+    layers = {layer["layer"]: layer["state"] for layer in trace(home, *TWO)["layers"]}
+    assert {layers[name] for name in ("loopy", "pyopencl-invoker", "pyopencl", "pocl")} == {None}
+
+
+@real
+def test_a_bypassed_layer_is_named(home: Home, tmp_path: Path) -> None:
+    """With a folder, the loader of PyOpenCL's wheel finds the wheel's PoCL and no other driver."""
+    program = (sys.executable, str(home.programs / "kernels.py"), "1")
+    done = home.cachectl("trace", "--", *program, OCL_ICD_VENDORS=str(tmp_path))
+    assert "\npyopencl: bypassed (PyOpenCL leaves PoCL to the driver's own cache)\n" in done.stderr
+
+
+# ---------------------------------------------------------------------- builds
+
+
+@real
+def test_a_program_that_is_built_again_and_again_is_named(home: Home) -> None:
+    """Caches are warm then, and the time of all these lookups shows nowhere else."""
+    lines = "for name in ['often'] * 9 + ['once']: cl.Program(context, source(name)).build()"
+    document = traced(home, lines, options=("--explain",))
+    (found,) = document["rebuilt"]
+    assert (found["kernels"], found["builds"]) == (["often"], 9)
+    assert "often: one process built the same program 9 times, all but the first in " in document["said"]
+    table = document["said"].partition("served by")[2].partition("\n\n")[0]
+    shown = [line.split()[1:] for line in table.splitlines()[1:]]
+    assert sorted(shown) == [["1", "compiled", "often"], ["1", "compiled", "once"], ["8", "pocl", "often"]]
+
+
+SPEAKING = """
+import ctypes, sys
+sys.path.insert(0, sys.argv[1])
+import kernels, pyopencl as cl
+library = ctypes.CDLL(None)
+stream = ctypes.c_void_p.in_dll(library, "stderr")
+context = cl.Context([kernels.device()])
+library.fputs(b"from C, before\\n", stream)
+cl.Program(context, "__kernel void one(__global int *a) { a[0] = 1; }").build()
+sys.stderr.write("from Python, after\\n")
+stream = ctypes.c_void_p.in_dll(library, "stderr")
+library.fputs(b"from C, at the end\\n", stream)
+"""
+
+
+@real
+@pytest.mark.thorough
+def test_output_of_c_code_stays_with_the_program_that_captures_it(home: Home) -> None:
+    """It is there, complete and before what is printed after the next build, for the parent that reads it."""
+    parent = (
+        "import subprocess, sys; done = subprocess.run([sys.executable, *sys.argv[1:]], stderr=-1, text=True);"
+        "print(done.stderr.splitlines())"
+    )
+    command = (sys.executable, "-c", parent, "-c", SPEAKING, str(home.programs))
+    said = home.cachectl("trace", "--", *command)
+    assert said.stdout == "['from C, before', 'from Python, after', 'from C, at the end']\n"
+    assert "from C" not in said.stderr
+
+
+CROWDED = """
+import threading
+cl.Program(context, source("known")).build()
+gate = threading.Barrier(2)
+def at_once(name):
+    gate.wait()
+    cl.Program(context, source(name)).build()
+threads = [threading.Thread(target=at_once, args=(name,)) for name in ("known", "new" + sys.argv[2])]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+@pytest.mark.thorough
+@real
+def test_no_simultaneous_build_is_wrongly_called_compiled(home: Home) -> None:
+    """A served build is never called compiled: the answer is right or unknown."""
+    for round_number in "123":
+        built = traced(home, CROWDED, round_number)["kernels"]
+        known = [kernel for kernel in built if kernel["kernels"] == ["known"]][-1]
+        new = next(kernel for kernel in built if kernel["kernels"] == [f"new{round_number}"])
+        assert known["compiled"] in (False, None)
+        assert new["compiled"] in (True, None)
+        assert new["served_by"] is None
+
+
+#: What a program does on PoCL, and what its own messages say of that in a second run: hits and misses.
+SCENES = {
+    "a failure in the compiler": ("attempt(cl.Program(context, '__kernel void bad() { no; }').build)", (0, 0)),
+    "a failure before the compiler": (
+        (
+            "cl.Program(context, source('one')).build(); attempt(cl.Program(context, source('two')).build, '-no-such');"
+            "attempt(cl.Program(context, source('three')).build, 3.4)"
+        ),
+        (1, 0),
+    ),
+    "a failed compile": ("attempt(cl.Program(context, '__kernel void bad() { no; }').compile)", (0, 0)),
+    "compiled": ("cl.Program(context, source('one')).compile()", (1, 0)),
+    "compiled and linked": ("cl.link_program(context, [cl.Program(context, source('one')).compile()])", (1, 1)),
+    "binaries": (
+        (
+            "p = cl.Program(context, source('one')).build();"
+            "cl.Program(context, context.devices, p.get_info(cl.program_info.BINARIES)).build()"
+        ),
+        (2, 0),
+    ),
+    "a reloaded library": (
+        "import importlib; importlib.reload(cl); cl.Program(context, source('one')).build()",
+        (1, 0),
+    ),
+}
+
+
+@real
+@pytest.mark.parametrize("scene", [next(iter(SCENES)), *thorough(*list(SCENES)[1:])])
+def test_lookups_of_pocl_are_counted_for_every_kind_of_build(home: Home, scene: str) -> None:
+    """PoCL looks up programs and object files, and links again each time. A failure is no hit, a binary is one."""
+    lines, expected = SCENES[scene]
+    home.run(sys.executable, "-c", f"{BEGINNING}\n{lines}", str(home.programs))
+    pocl = layer_of(traced(home, lines), "pocl")
+    assert (pocl["hits"], pocl["misses"], pocl["evidence"]) == (*expected, "exact")
+
+
+@pytest.mark.thorough
+@real
+def test_each_device_is_a_lookup_of_its_own(home: Home) -> None:
+    """A program for two devices is looked up twice, and found for one of them if that is what was there."""
+    program = (
+        "import sys, pyopencl as cl; devices = next(p for p in cl.get_platforms() if p.name.startswith('Portable'))"
+        ".get_devices(); chosen = devices[:int(sys.argv[1])];"
+        "cl.Program(cl.Context(chosen), '__kernel void one(__global int *a) { a[0] = 1; }').build()"
+    )
+    document = home.path / "trace.json"
+    counted = []
+    for devices in "1", "2", "2":
+        command = (sys.executable, "-c", program, devices)
+        home.cachectl("trace", "--json", str(document), "--", *command, POCL_DEVICES="pthread pthread")
+        hits, misses, _ = numbers(json.loads(document.read_text()), "pocl")
+        assert hits is not None
+        assert misses is not None
+        counted.append(hits + misses)
+    assert counted == [1, 2, 2]
+    assert (hits, misses) == (2, 0)
+
+
+@pytest.mark.thorough
+@real
+def test_a_trace_within_a_trace_and_the_users_own_site(home: Home) -> None:
+    """Both traces hear of all; the user's module is imported as ever, and may fail as ever."""
+    site = home.path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("VALUE = 42\n")
+    paths = os.pathsep.join(filter(None, [str(site), home.variables.get("PYTHONPATH")]))
+    inner, outer = home.path / "inner.json", home.path / "outer.json"
+    program = "import sitecustomize, sys; print(sitecustomize.VALUE, file=sys.stdout); import runpy; "
+    program += f"sys.path.insert(0, {str(home.programs)!r}); sys.argv = ['thirteen.py', '1', '1'];"
+    program += "runpy.run_path(sys.path[0] + '/thirteen.py', run_name='__main__')"
+    nested = (sys.executable, "-m", "cachectl", "trace", "--json", str(inner), "--", sys.executable, "-c", program)
+    done = home.cachectl("trace", "--json", str(outer), "--", *nested, PYTHONPATH=paths)
+    assert done.stdout.startswith("42\n")
+    assert "Error" not in done.stderr
+    for document in (inner, outer):
+        assert numbers(json.loads(document.read_text()), "pocl") == (0, 2, 2)
+    (site / "sitecustomize.py").write_text("raise KeyError('mine')\n")
+    done = home.cachectl("trace", "--json", str(inner), "--", sys.executable, "-c", "", PYTHONPATH=paths)
+    assert "KeyError: 'mine'" in done.stderr
+    evidence = {layer["layer"]: layer["evidence"] for layer in json.loads(inner.read_text())["layers"]}
+    assert evidence["loopy"] == "exact"
+
+
+@pytest.mark.thorough
+@real
+def test_a_process_that_becomes_another_program_says_nothing_twice(home: Home) -> None:
+    """After ``exec`` the number of the process, and so its files, are the same."""
+    lines = (
+        "stage = int(sys.argv[2]); import ctypes; library = ctypes.CDLL(None)\n"
+        "cl.Program(context, source(f'one{stage}')).build()\n"
+        "library.fputs(b'stage %d\\n' % stage, ctypes.c_void_p.in_dll(library, 'stderr'))\n"
+        "stage < 2 and os.execv(sys.executable, [sys.executable, '-c', SELF, sys.argv[1], str(stage + 1)])"
+    )
+    program = f"SELF = sys.orig_argv[2]\n{lines}"
+    document = home.path / "trace.json"
+    command = (sys.executable, "-c", f"{BEGINNING}\n{program}", str(home.programs), "0")
+    done = home.cachectl("trace", "--json", str(document), "--", *command)
+    assert re.findall(r"stage \d", done.stderr) == ["stage 0", "stage 1", "stage 2"]
+    assert numbers(json.loads(document.read_text()), "pocl") == (0, 3, 3)
+
+
+ON_EVERY_POCL = """
+import json, pyopencl as cl
+found = [platform for platform in cl.get_platforms() if platform.name == "Portable Computing Language"]
+for platform in found:
+    cl.Program(cl.Context(platform.get_devices()), "__kernel void one(__global int *a) { a[0] = 1; }").build()
+print(len({platform.version for platform in found}))
+"""
+
+
+@real
+def test_each_of_two_pocls_in_one_process_is_heard(home: Home, debian_pocl: Driver, tmp_path: Path) -> None:
+    """The wheel's loader adds the wheel's PoCL to those of a folder; a program of either is counted, cold and warm."""
+    vendors = tmp_path / "vendors"
+    vendors.mkdir()
+    shutil.copy(debian_pocl.variables["OCL_ICD_VENDORS"], vendors)
+    command = ("trace", "--json", "trace.json", "--", sys.executable, "-c", ON_EVERY_POCL)
+    for expected in ((0, 2, 2), (2, 0, 0)):
+        done = home.cachectl(*command, OCL_ICD_VENDORS=str(vendors))
+        assert done.stdout == "2\n"
+        document = json.loads((home.path / "trace.json").read_text())
+        assert numbers(document, "pocl") == expected
+        (pocl,) = [layer for layer in document["layers"] if layer["layer"] == "pocl"]
+        assert pocl["evidence"] == "exact"

@@ -1,0 +1,440 @@
+"""Lookups and stores that show by files.
+
+Programs use the caches of CUDA, NEO, comgr and MIOpen as the drivers do, with entries that the drivers made; Rusticl
+uses Mesa's itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.tracing import numbers
+from tiers import thorough
+
+from cachectl.layer_set import LayerSet
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.parts import Lookups
+from cachectl.watching import events
+from cachectl.watching.events import CLOSE_WRITE, CREATE, DELETE, LOST, MODIFY, OPEN, EntryEvents, History, counted
+from cachectl.watching.evidence import EntryTrace, with_files
+from cachectl.watching.timeline import Clock, read_timeline, summarize
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from homes import Home
+
+DATA = Path(__file__).parents[1] / "data"
+#: The folder of each kind below the home.
+PLACES = {
+    "cuda": ".nv/ComputeCache",
+    "neo": ".cache/neo_compiler_cache",
+    "comgr": ".cache/comgr",
+    "miopen": ".cache/miopen/3.3.0.a85ca8a54",
+}
+
+
+@pytest.fixture(scope="session")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """Return a folder of entries of each kind, by their keys."""
+    top = tmp_path_factory.mktemp("sources")
+    for name in ("computecache-h200-opencl", "neo-ocloc-22.43"):
+        with tarfile.open(DATA / f"{name}.tar.gz") as archive:
+            archive.extractall(top / name)  # noqa: S202 - our own
+    cuda = top / "computecache-h200-opencl"
+    cuda = next(path for path in (cuda, *cuda.iterdir()) if (path / "index").exists())
+    (cuda / "index").unlink()
+    deep = top / "neo"
+    for path in (top / "neo-ocloc-22.43").rglob("*.ocloc_cache"):
+        target = deep / path.name[0] / path.name[1] / path.name.replace("ocloc", "cl")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    comgr = top / "comgr"
+    comgr.mkdir()
+    for number in range(5):
+        output = f"output {number}".encode() * 3000
+        lengths = len(output).to_bytes(8, "little"), (0).to_bytes(8, "little")
+        (comgr / f"llvmcache-{number:064x}").write_bytes(lengths[0] + output + lengths[1])
+    return {"cuda": cuda, "neo": deep, "comgr": comgr, "miopen": comgr}
+
+
+def arguments(home: Home, sources: Mapping[str, Path], kind: str, *keys: str) -> tuple[str, ...]:
+    return "entry_stores.py", kind, str(home.path / PLACES[kind]), str(sources[kind]), *keys
+
+
+def traced(
+    home: Home,
+    sources: Mapping[str, Path],
+    kind: str,
+    *keys: str,
+    explain: bool = False,
+    variables: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Trace the program, with some variables of its own, and return the document."""
+    document = home.path / "trace.json"
+    program, *rest = arguments(home, sources, kind, *keys)
+    options = (*(("--explain",) if explain else ()), "--json", str(document), "--force")
+    home.cachectl(
+        "trace",
+        *options,
+        "--",
+        sys.executable,
+        str(home.programs / program),
+        *rest,
+        **(variables or {}),
+    )
+    return dict(json.loads(document.read_text()))
+
+
+def layer_of(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    (found,) = [layer for layer in document["layers"] if layer["layer"] == name]
+    return dict(found)
+
+
+def used(document: Mapping[str, Any], kind: str, what: str) -> set[str]:
+    return {entry["key"] for entry in document["entries"] if entry["layer"] == kind and entry[what]}
+
+
+@pytest.mark.parametrize("kind", ["cuda", *thorough("neo", "comgr")])
+def test_cold_warm_and_one_missing(home: Home, sources: Mapping[str, Path], kind: str) -> None:
+    """Each entry is a miss and a store, then a hit; of a purged one, the entry itself is named."""
+    (home.path / ".cache" / "neo_compiler_cache").mkdir(parents=True)
+    keys = {str(path.relative_to(sources[kind])) for path in sources[kind].rglob("*") if path.is_file()}
+    cold = traced(home, sources, kind)
+    assert numbers(cold, kind) == (0, len(keys), len(keys))
+    # Folders of entries are new, and may have been watched too late for a hit right after a store.
+    assert layer_of(cold, kind)["evidence"] == "exact" or events._EARLY in layer_of(cold, kind)["why"]
+    assert used(cold, kind, "stores") == keys
+    warm = traced(home, sources, kind)
+    assert numbers(warm, kind) == (len(keys), 0, 0)
+    assert (used(warm, kind, "hits"), used(warm, kind, "stores")) == (keys, set())
+    gone = min(keys)
+    (home.path / PLACES[kind] / gone).unlink()
+    purged = traced(home, sources, kind)
+    assert numbers(purged, kind) == (len(keys) - 1, 1, 1)
+    assert used(purged, kind, "stores") == {gone}
+    assert {layer["layer"] for layer in purged["layers"] if layer["hits"] and layer["evidence"] == "exact"} == {kind}
+
+
+def test_names_devices_and_sizes_of_entries(home: Home, sources: Mapping[str, Path]) -> None:
+    """Both halves of each of CUDA's kernels are listed; a damaged one that is written again is a miss."""
+    traced(home, sources, "cuda")
+    key = min(str(path.relative_to(sources["cuda"])) for path in sources["cuda"].rglob("?" * 14))
+    with (home.path / PLACES["cuda"] / key).open("r+b") as file:
+        file.truncate(100)
+    read = traced(home, sources, "cuda", explain=True)
+    assert numbers(read, "cuda") == (39, 1, 1)
+    assert used(read, "cuda", "stores") == {key}
+    assert {kernel for entry in read["entries"] for kernel in entry["kernels"]} == {f"ka{n}" for n in range(20)}
+    assert {entry["device"] for entry in read["entries"]} == {"sm_90"}
+    assert all(
+        entry["bytes"] == (home.path / PLACES["cuda"] / entry["key"]).stat().st_size for entry in read["entries"]
+    )
+    (miss,) = [miss for miss in read["misses"] if miss["layer"] == "cuda"]
+    assert miss["because"] == "its entry was there before, and was damaged or removed"
+
+
+@pytest.mark.thorough
+def test_a_damaged_entry_that_nobody_writes_again_is_a_miss(home: Home, sources: Mapping[str, Path]) -> None:
+    """AMD's compiler reads it in each run, and compiles."""
+    traced(home, sources, "comgr")
+    victim = next((home.path / PLACES["comgr"]).glob("llvmcache-*"))
+    victim.write_bytes(victim.read_bytes()[:-9])
+    read = traced(home, sources, "comgr")
+    assert numbers(read, "comgr") == (4, 1, 0)
+    assert layer_of(read, "comgr")["evidence"] == "exact"
+
+
+@pytest.mark.thorough
+def test_differences_of_two_cuda_keys_are_named(home: Home, sources: Mapping[str, Path]) -> None:
+    """A front end's key holds the include path, a back end's the date of the compiler: each is named, once."""
+    from cachectl.layers.formats import compute_cache
+
+    for path in sources["cuda"].rglob("?" * 14):
+        data = path.read_bytes()
+        key = compute_cache.key_of(data)
+        header = compute_cache.read_header(data)
+        assert key is not None
+        assert header is not None
+        other = key.replace(b"/tmp/site/", b"/old/venv/").replace(b"Apr 29 2026", b"Mar 11 2026")
+        target = home.path / PLACES["cuda"] / compute_cache.key_from(compute_cache.fnv1a(other))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fields = (header.version, len(other), len(data) - len(key) - 28, header.checksum)
+        target.write_bytes(compute_cache.HEADER.pack(*fields) + other + data[28 + len(key) :])
+    program, *rest = arguments(home, sources, "cuda")
+    done = home.cachectl("trace", "--explain", "--", sys.executable, str(home.programs / program), *rest)
+    lines = [line for line in done.stderr.splitlines() if line.startswith(("cuda: ", "  … and"))]
+    assert len(lines) == 4
+    text = "\n".join(lines)
+    assert "include path (-I /old/venv/pyopencl/cl there, -I /tmp/site/pyopencl/cl here)" in text
+    assert "compiler built (Mar 11 2026 17:12:06 there, Apr 29 2026 17:12:06 here)" in text
+    assert text.count("… and 19 more kernels: the same") == 2
+
+
+@pytest.mark.thorough
+def test_the_database_of_miopen(home: Home, sources: Mapping[str, Path]) -> None:
+    """Its openings count the lookups, which is an inference; if it is not opened, nothing was asked."""
+    cold = traced(home, sources, "miopen")
+    assert numbers(cold, "miopen") == (0, 5, 5)
+    warm = traced(home, sources, "miopen")
+    assert numbers(warm, "miopen") == (5, 0, 0)
+    assert layer_of(warm, "miopen")["evidence"] == "inferred"
+    assert "no event says which records are read" in layer_of(warm, "miopen")["why"]
+    other = traced(home, sources, "comgr")
+    assert numbers(other, "miopen") == (0, 0, 0)
+    assert layer_of(other, "miopen")["evidence"] == "exact"
+
+
+class watched:  # noqa: N801 - used as a function
+    """Watches a block, and has what was seen afterwards."""
+
+    def __init__(self, home: Home) -> None:
+        environment = Environment({"HOME": str(home.path)}, home=home.path, cwd=home.path)
+        stack = LayerSet(environment)
+        files = [(layer, layer.lookups.files) for layer in stack if layer.lookups and layer.lookups.files]
+        self.events = EntryEvents(files)
+        self.block = self.events.watching()
+        self.found: dict[str, Any] = {}
+
+    def __enter__(self) -> dict[str, Any]:
+        self.block.__enter__()
+        return self.found
+
+    def __exit__(self, *error: object) -> None:
+        self.block.__exit__(None, None, None)
+        self.found.update(self.events.seen() or {})
+
+
+def done(home: Home, sources: Mapping[str, Path], kind: str, *keys: str) -> None:
+    program, *rest = arguments(home, sources, kind, *keys)
+    subprocess.run((sys.executable, str(home.programs / program), *rest), check=True, capture_output=True)
+
+
+@pytest.mark.thorough
+def test_folders_that_come_and_go(home: Home, sources: Mapping[str, Path]) -> None:
+    """The whole cache is removed and made again, several times, while it is watched."""
+    with watched(home) as found:
+        for _ in range(4):
+            done(home, sources, "cuda")
+            done(home, sources, "cuda")
+            shutil.rmtree(home.path / ".nv")
+    hits = sum(len(entry.hits) for entry in found["cuda"].entries)
+    stores = sum(len(entry.stores) for entry in found["cuda"].entries)
+    assert stores == 160
+    assert hits == 160 or found["cuda"].doubts
+
+
+WRITING = (OPEN, MODIFY, CLOSE_WRITE)
+
+
+@pytest.mark.parametrize(
+    ("listed", "masks", "hits", "stores"),
+    [
+        # Who writes it again right after reading it found it broken; one that vanished first was not.
+        ((), (OPEN, *WRITING), [], [2.0]),
+        ((), (OPEN, DELETE, CREATE, *WRITING), [1.0], [3.0]),
+        # A file in a new folder is reported once, by the listing and by its events.
+        ((1.0,), (CREATE, *WRITING, OPEN), [5.0], [1.0]),
+        ((1.0,), WRITING, [], [1.0]),
+    ],
+)
+def test_histories(listed: tuple[float, ...], masks: tuple[int, ...], hits: list[float], stores: list[float]) -> None:
+    history = History()
+    for at in listed:
+        history.listed(at)
+    for at, mask in enumerate(masks, 1):
+        history.record(mask, float(at))
+    assert counted(history.uses) == (hits, stores)
+
+
+@pytest.mark.parametrize(("order", "fewest"), [("oc", 100), ("oo.c.c", 100), ("o.o.c.c", 200)])
+def test_openings_at_once_are_doubtful(home: Home, order: str, fewest: int) -> None:
+    """Openings in a tight loop are counted exactly; two of one entry at the same time may be reported as one."""
+    entry, other = (home.path / PLACES["comgr"] / f"llvmcache-{number:064x}" for number in range(2))
+    entry.parent.mkdir(parents=True)
+    entry.write_bytes(b"entry")
+    other.write_bytes(b"entry")
+    handles = []
+    with watched(home) as found:
+        for step in order * 100:
+            if step == "o":
+                handles.append(os.open(entry, os.O_RDONLY))
+            else:
+                os.close(handles.pop() if step == "c" else os.open(other, os.O_RDONLY))
+    hits = len(found["comgr"].entries[0].hits)
+    assert fewest <= hits <= order.count("o") * 100
+    assert found["comgr"].doubts == ([] if order == "oc" else [events._TOGETHER])
+
+
+@pytest.mark.parametrize("pause", [0, 0.1])
+def test_entries_that_are_read_before_their_folder_is_watched(
+    home: Home, sources: Mapping[str, Path], pause: float
+) -> None:
+    """Hits right after a store in a new folder may be missing: no count without them is exact."""
+    keys = sorted(str(path.relative_to(sources["cuda"])) for path in sources["cuda"].rglob("?" * 14))[:5]
+    with watched(home) as found:
+        for key in keys:
+            path = home.path / PLACES["cuda"] / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for flags in (os.O_WRONLY | os.O_CREAT, os.O_RDONLY):
+                handle = os.open(path, flags)
+                os.write(handle, b"entry") if flags != os.O_RDONLY else os.read(handle, 5)
+                os.close(handle)
+                time.sleep(pause)
+    hits, stores = (sum(len(getattr(entry, what)) for entry in found["cuda"].entries) for what in ("hits", "stores"))
+    assert stores == 5
+    assert hits == 5 or found["cuda"].doubts
+
+
+@pytest.mark.thorough
+def test_a_program_that_never_stops_opening_an_entry(home: Home, sources: Mapping[str, Path]) -> None:
+    """The trace ends, and its numbers are doubtful if events were lost."""
+    traced(home, sources, "comgr")
+    entry = home.path / PLACES["comgr"] / f"llvmcache-{0:064x}"
+    script = f"import os\nwhile True:\n    os.close(os.open({str(entry)!r}, os.O_RDONLY))"
+    with subprocess.Popen((sys.executable, "-c", script)) as stranger:
+        try:
+            read = layer_of(traced(home, sources, "comgr"), "comgr")
+        finally:
+            stranger.kill()
+    assert read["evidence"] == "inferred"
+    assert (read["misses"], read["stores"]) == (0, 0)
+
+
+def test_lost_events_are_doubtful(home: Home) -> None:
+    block = watched(home)
+    with block as found:
+        assert block.events._events is not None
+        block.events._events.lost = True
+    assert found["comgr"].doubts == [LOST]
+
+
+MAPS = """
+import mmap, os, sys, time
+with open(sys.argv[1], "rb") as file:
+    driver = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+print(flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux shows what a process has loaded")
+@pytest.mark.parametrize("of_run", [False, True])
+def test_another_process_that_has_the_driver_loaded_is_doubtful(
+    home: Home, sources: Mapping[str, Path], tmp_path: Path, *, of_run: bool
+) -> None:
+    """It may have used the cache. A process of the run counts, whatever its parent does."""
+    driver = tmp_path / "libcuda.so.1"
+    driver.write_bytes(b"driver")
+    maps = (sys.executable, "-c", MAPS, str(driver))
+    if of_run:
+        program = f"import subprocess; subprocess.run({[*maps, '0.3']!r})"
+        home.cachectl("trace", "--json", "trace.json", "--", sys.executable, "-c", program)
+        found = layer_of(json.loads((home.path / "trace.json").read_text()), "cuda")
+        assert found["evidence"] == "exact"
+        return
+    with subprocess.Popen((*maps, "600"), stdout=subprocess.PIPE) as stranger:
+        try:
+            assert stranger.stdout is not None
+            stranger.stdout.readline()
+            program, *rest = arguments(home, sources, "cuda")
+            command = (sys.executable, "-m", "cachectl", "trace", "--json", "trace.json", "--")
+            home.run(*command, sys.executable, str(home.programs / program), *rest)
+        finally:
+            stranger.kill()
+    read = json.loads((home.path / "trace.json").read_text())
+    assert layer_of(read, "cuda")["evidence"] == "inferred"
+    assert f"another program that may use the cache ran meanwhile: {' '.join(maps)}" in layer_of(read, "cuda")["why"]
+    assert numbers(read, "cuda") == (0, 40, 40)
+
+
+@pytest.mark.thorough
+@pytest.mark.real
+def test_rusticl(home: Home) -> None:
+    """Mesa's own hits and stores, kernel by kernel: its machine code bears no name."""
+    (home.path / ".cache").mkdir(exist_ok=True)
+    document = home.path / "trace.json"
+    aside: dict[str, Any] = {"POCL_CACHE_DIR": str(home.path / "pocl"), "RUSTICL_ENABLE": "llvmpipe"}
+
+    def run(*, single: str = "0") -> dict[str, Any]:
+        program = (sys.executable, str(home.programs / "rusticl.py"), "3")
+        options = ("--json", str(document), "--force", "--")
+        home.cachectl("trace", *options, *program, **aside, MESA_DISK_CACHE_SINGLE_FILE=single)
+        return dict(json.loads(document.read_text()))
+
+    cold = run()
+    files = [path for path in (home.path / ".cache" / "mesa_shader_cache").glob("??/*") if not path.suffix]
+    if not files:
+        pytest.skip("no Rusticl here")
+    assert numbers(cold, "mesa") == (0, len(files), len(files))
+    assert [(kernel["served_by"], kernel["compiled"]) for kernel in cold["kernels"]] == [(None, True)] * 3
+    warm = run()
+    assert numbers(warm, "mesa") == (len(files), 0, 0)
+    assert layer_of(warm, "mesa")["evidence"] == "exact"
+    assert [(kernel["served_by"], kernel["compiled"]) for kernel in warm["kernels"]] == [("mesa", False)] * 3
+    named = next(entry for entry in warm["entries"] if entry["kernels"] == ["rk1"])
+    (home.path / ".cache" / "mesa_shader_cache" / named["key"]).unlink()
+    purged = run()
+    assert numbers(purged, "mesa") == (len(files) - 1, 1, 1)
+    assert [kernel["kernels"] for kernel in purged["kernels"] if kernel["compiled"]] == [["rk1"]]
+    shutil.rmtree(home.path / ".cache" / "mesa_shader_cache")
+    single = run(single="1")
+    assert layer_of(single, "mesa")["evidence"] == "inferred"
+    assert numbers(single, "mesa")[0] is None
+    assert "Mesa keeps it open" in layer_of(single, "mesa")["why"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("options", ["ro", "size=1m"])
+def test_a_miss_that_stores_nothing_is_unknown(home: Home, sources: Mapping[str, Path], options: str) -> None:
+    """In a folder that cannot be written, and on a full file system, the numbers are a lower bound."""
+    root = home.path / PLACES["cuda"]
+    root.mkdir(parents=True)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(root)], check=False).returncode:
+        pytest.skip("mounting takes privileges")
+    try:
+        read = traced(home, sources, "cuda")
+    finally:
+        subprocess.run(["umount", str(root)], check=True)
+    layer = layer_of(read, "cuda")
+    assert layer["evidence"] == "inferred"
+    assert ": a miss that stores nothing does not show" in layer["why"]
+    assert numbers(read, "cuda") == ((0, 0, 0) if options == "ro" else (0, 40, 40))
+
+
+def test_a_cache_that_is_off_shows_no_lookup(home: Home, sources: Mapping[str, Path]) -> None:
+    """A driver that is told not to use it compiles in silence."""
+    traced(home, sources, "comgr")
+    read = traced(home, sources, "comgr", variables={"CUDA_CACHE_DISABLE": "1"})
+    assert (layer_of(read, "cuda")["evidence"], layer_of(read, "comgr")["evidence"]) == ("inferred", "exact")
+    assert "it is off (CUDA_CACHE_DISABLE" in layer_of(read, "cuda")["why"]
+
+
+@pytest.mark.parametrize("compiled", [True, False, None])
+def test_a_build_by_a_driver_that_says_nothing(*, compiled: bool | None) -> None:
+    """The entries of its kernels show whether it compiled; the summary uses that."""
+    build: dict[str, Any] = {"event": "build", "pid": 1, "thread": 1, "layer": "pyopencl", "kernels": ["k"]}
+    clock = Clock(0, 0, "here")
+    build |= {"start": 0, "end": 10**10, "at": 10.0, "seconds": 10.0, "failed": False, "compiles": [[10**9, 9 * 10**9]]}
+    stores = int(compiled is True)
+    entry = EntryTrace("drv", "key", 1 - stores, stores, None, ("k",), "gpu", at=(5.0,))
+    seen = with_files([build], [entry] if compiled is not None else [])
+    seen.insert(0, {"event": "started", "pid": 1, "monotonic": 0, "epoch": 0, "host": "here"})
+    driver = {"drv": Lookups()}
+    timeline = read_timeline((), clock, 12.0, seen, layer_of=lambda event: str(event["layer"]), lookups=driver)
+    (span,) = [span for span in timeline.spans if span.name == "driver"]
+    stage, outcome = {True: ("compile", "miss"), False: ("lookup", "hit"), None: ("compile", None)}[compiled]
+    assert (span.stage, span.outcome, span.layer) == (stage, outcome, "drv" if compiled is not None else None)
+    summary = summarize(timeline)
+    assert summary.slowest[0].warm is {True: False, False: True, None: None}[compiled]
+    assert summary.at_least is (compiled is None)
+    assert summary.missed == (8 if compiled else 0)
