@@ -62,7 +62,7 @@ class KernelDatabases(MIOpenDatabases):
 
     def rows(self, file: DatabaseFile) -> RowFile:
         """Return the rows of a file."""
-        return KernelRows(self.name, file.path, kernel_db.SCHEMA, self.environment.lock_timeout)
+        return self.opened(file.path, kernel_db.SCHEMA, KernelRows)
 
     def row_file(self, root: Root, file: str) -> RowFile | None:
         """Return a database of kernels."""

@@ -158,7 +158,7 @@ class TuningDatabases(MIOpenDatabases):
         """Return the rows of a perf-db in sqlite; ``None`` for records of a text file."""
         if file.name.kind not in self.tables:
             return None
-        return RowFile(self.name, file.path, _PERF_DB, self.environment.lock_timeout)
+        return self.opened(file.path, _PERF_DB)
 
     def records(self, root: Root, file: DatabaseFile) -> RecordFile:
         """Return the records of a text file."""
@@ -301,11 +301,6 @@ class TuningDatabases(MIOpenDatabases):
             raise Unreachable(self.name, f"cannot make the lock folder: {error.strerror}", folder) from error
         return handle
 
-    def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
-        """Return MIOpen's locks on the files of records."""
-        files = {key.partition(SEPARATOR)[0] for key in keys if SEPARATOR in key}
-        return [lock for file in sorted(files) for lock in lock_files(self.environment, root.path / file)]
-
     # ------------------------------------------------------------------ remove and verify
 
     def in_use(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
@@ -366,7 +361,7 @@ class TuningDatabases(MIOpenDatabases):
                 if isinstance(fault, Fault):
                     yield self._finding(root, file, fault)
         except LayerError as error:
-            finding = self.file_finding(root, rows or RowFile(self.name, file.path, _PERF_DB), error)
+            finding = self.file_finding(root, rows or self.opened(file.path, _PERF_DB), error)
             moved = f"end every program that has it open, then move {shlex.quote(str(file.path))} elsewhere"
             is_damaged = isinstance(error, Damaged)
             yield changed(finding, thing=None, fix=self.fix(file.path, moved) if is_damaged else finding.fix)
