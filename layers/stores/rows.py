@@ -40,7 +40,7 @@ from cachectl.layers.stores.emptying import empty_image, write_empty
 #: Rows asked for in one query: the oldest sqlite takes 999 values.
 _ASKED_AT_ONCE: Final = 200
 #: Rows with their values that are read before writers may continue.
-_READ_AT_ONCE: Final = 500
+_READ_AT_ONCE: Final = 50
 _FIRST: Final = -(1 << 63)
 _CHUNK: Final = 1 << 20
 _MAKE_ROOM: Final = "; make room and try again"

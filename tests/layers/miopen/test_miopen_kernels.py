@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.miopen_kernels import (
@@ -34,15 +33,14 @@ from support.miopen_kernels import (
 
 from cachectl.layers.base.conformance import LayerConformance, snapshot
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
-from cachectl.layers.base.facts import Artifact, Severity
+from cachectl.layers.base.errors import EntryExists, LayerError, Refused, Unreachable
+from cachectl.layers.base.facts import Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen.kernels import MIOpenKernels
 from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels
 from cachectl.layers.miopen.system_tuning import MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import MIOpenTuning
-from cachectl.layers.stores import database
 
 
 def object_file(home: Path, version: str = "2.2.1") -> Path:
@@ -112,15 +110,6 @@ def test_both_generations_are_listed(tmp_path: Path) -> None:
     oldest = entries["2.2.1/0123456789abcdef0123456789abcdef/MIOpenPooling.cl.o"]
     assert (oldest.bytes, oldest.files, oldest.stale) == (len(CODE), 1, True)
     assert oldest.kernels == ("MIOpenPooling.cl", "MIOpenPooling")
-
-
-def test_the_bytes_counted_are_those_on_disk(tmp_path: Path) -> None:
-    fill(tmp_path)
-    layer = MIOpenKernels(environment_of(tmp_path))
-    usage = layer.usage(layer.roots()[0])
-    files = [path for path in (tmp_path / ".cache").rglob("*") if path.is_file()]
-    assert (usage.files, usage.bytes) == (len(files), sum(path.stat().st_size for path in files))
-    assert (usage.entries, usage.stale_entries, usage.problems) == (4, 2, ())
 
 
 def test_kernels_are_selected_with_and_without_the_ending_of_their_source(tmp_path: Path) -> None:
@@ -295,45 +284,6 @@ def test_a_clear_beside_a_running_program_deletes_rows_and_never_the_file(tmp_pa
     assert (outcome.removed, outcome.skipped, outcome.failed) == (2, (), ())
     assert path.stat().st_ino == inode
     assert stored(path) == []
-
-
-def test_many_kernels_are_read_and_placed_in_one_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = {(f"k{number}.cl.o", ARGS): packed(CODE + bytes([number])) for number in range(50)}
-    store(user_file(tmp_path / "one"), kernels)
-    layer = MIOpenKernels(environment_of(tmp_path / "one"))
-    keys = [entry.key for entry in layer.entries()]
-    connected, opened = database._connected, 0
-
-    def counted(*arguments: Any) -> Any:  # noqa: ANN401 - as what it stands in for
-        nonlocal opened
-        opened += 1
-        return connected(*arguments)
-
-    monkeypatch.setattr(database, "_connected", counted)
-    read = layer.get_many(keys)
-    assert opened <= 2
-    artifacts = [one for one in read.values() if isinstance(one, Artifact)]
-    assert [one.data for one in artifacts] == [CODE + bytes([number]) for number in range(50)]
-    other = MIOpenKernels(environment_of(tmp_path / "two"))
-    different = replace(artifacts[7], data=b"\x7fELF another", detail={})
-    spoilt = replace(artifacts[8], detail={"md5": "0" * 32})
-    opened = 0
-    done = other.put_new([*artifacts[:7], different, spoilt, *artifacts[9:]])
-    assert opened <= 12
-    assert isinstance(done.pop(8), Damaged)
-    assert done == [True] * 49
-    again = other.put_new(artifacts)
-    assert isinstance(again[7], EntryExists)
-    assert [one for number, one in enumerate(again) if number != 7] == [False] * 7 + [True] + [False] * 41
-    assert other.get(keys[7]) != artifacts[7]
-
-
-def test_the_name_of_a_database_is_no_key_of_a_nameless_kernel(tmp_path: Path) -> None:
-    store(user_file(tmp_path), {("", ""): packed(CODE), (NAME, ARGS): packed(CODE)})
-    layer = MIOpenKernels(environment_of(tmp_path))
-    file = KEY.partition("::")[0]
-    assert layer.get(file) is None
-    assert set(layer.get_many([file, f"{file}::::", KEY])) == {f"{file}::::", KEY}
 
 
 def test_clear_gives_space_back(tmp_path: Path) -> None:

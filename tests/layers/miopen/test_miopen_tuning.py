@@ -17,7 +17,7 @@ import pytest
 
 from cachectl.layers.base.conformance import LayerConformance, snapshot
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused
 from cachectl.layers.base.facts import Ability, Artifact, Condition, Orphan, Problem, Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
@@ -153,19 +153,6 @@ def test_many_records_are_placed_by_one_rewrite(tmp_path: Path, monkeypatch: pyt
     assert (folder_of(tmp_path / "three") / FIND).read_bytes() == artifacts[0].data + b"\n"
     assert isinstance(again[3], EntryExists)
     assert [one for number, one in enumerate(again) if number != 3] == [False] * 3 + [True] + [False] * 45
-
-
-def test_records_that_running_programs_cannot_notice_are_not_called_present(tmp_path: Path) -> None:
-    folder = fill(tmp_path)
-    (folder / f"{FIND}.time").mkdir()
-    lines = ("new=S:1,0,A", "newer=S:1,0,A", "other=S:9,0,A", "other=S:1.5,0,A;T:2.5,0,B")
-    done = MIOpenTuning(environment_of(tmp_path)).put_new(
-        [artifact(f"{FIND}::{line.partition('=')[0]}", line) for line in lines]
-    )
-    assert [type(one) for one in done[:2]] == [Unreachable, Unreachable]
-    assert isinstance(done[2], EntryExists)
-    # A second one of a key is tried after the first, alone.
-    assert done[3] is False
 
 
 def test_a_key_that_no_record_can_have_is_refused_by_its_name(tmp_path: Path) -> None:
