@@ -47,7 +47,7 @@ class KernelRows(RowFile):
     def same(self, standing: Values, new: Values) -> bool:
         """Compare the kernels."""
         try:
-            return kernel_db.decode(standing) == kernel_db.decode(new)
+            return standing == new or kernel_db.decode(standing) == kernel_db.decode(new)
         except ValueError:
             return False
 

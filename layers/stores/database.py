@@ -168,8 +168,10 @@ def exclusively_locked(layer: str, path: Path, lock_timeout: float) -> Iterator[
 
     Raises :class:`Busy` after ``lock_timeout`` seconds, and :class:`OSError` for anything but a plain file.
     """
-    import fcntl
-
+    try:
+        import fcntl
+    except ImportError as error:
+        raise Refused(layer, "this platform has no record locks", path) from error
     handle = open_plain(path, flags=os.O_RDWR)
 
     def is_locked() -> bool:
