@@ -38,8 +38,8 @@ FEW_FAULTS: Final = (
     (READS, errno.EACCES, True),
 )
 FEW: Final = {
-    "filled": ("report", "ls", "verify", "purge", "import", "purge-damaged"),
-    "synthetic": ("report", "ls", "doctor", "purge", "prune", "purge-damaged", "export"),
+    "filled": ("report", "ls", "verify", "purge", "pull", "purge-damaged"),
+    "synthetic": ("report", "ls", "doctor", "purge", "prune", "purge-damaged", "push"),
     "mesa-single-file": ("ls", "purge"),
     "mesa-database": ("report", "purge-key"),
 }
@@ -256,7 +256,7 @@ def test_doctor_names_what_it_could_not_read_once(synthetic: Path, injector: Inj
     assert not unnamed
 
 
-@pytest.mark.parametrize("arguments", [("export",), ("get", "comgr", "{key}", "-o")])
+@pytest.mark.parametrize("arguments", [("get", "comgr", "{key}", "-o")])
 def test_the_next_command_removes_what_a_killed_one_left_beside_its_file(
     arguments: tuple[str, ...], synthetic: Path, injector: Injector
 ) -> None:

@@ -125,6 +125,14 @@ class Declaration(ABC):
         """Return the missing roots without which programs that are running now fail."""
         return ()
 
+    def place_of_file(self, file: Path) -> Path | None:
+        """Return where in the first root a file of the library belongs that lies elsewhere; ``None`` for other files.
+
+        The keys of its entries begin with that relative path.
+        """
+        del file
+        return None
+
     @property
     def portability(self) -> Portability | None:
         """The facts that decide whether a program elsewhere can hit an entry."""
@@ -252,24 +260,6 @@ class Layer(Declaration):
             raise Refused(self.name, f"cannot put: no place to keep entries in this environment ({self.state().why})")
         self._require_changeable(roots[0])
         return roots[0]
-
-    @final
-    def bring_from(self, base: Path, folder: Path) -> facts.Brought:
-        """Make the entries of a base available in this layer, whose roots are below ``folder``.
-
-        The base is laid out as that folder; a root that it lacks is left. Nothing in the base changes. Raises
-        :class:`Refused` if the layer cannot place entries.
-        """
-        self._require(Ability.PUT)
-        brought = facts.Brought()
-        for root in self.roots():
-            if folder in root.path.parents:
-                place = replace(root, path=base / root.path.relative_to(folder))
-                try:
-                    brought = brought.plus(self.store.bring_from(place, root))
-                except (LayerError, OSError) as error:
-                    brought = brought.plus(facts.Brought(failed=(facts.Note(str(place.path), reason_of(error)),)))
-        return brought
 
     @final
     def recover_all(self, within: Callable[[Root], bool] = lambda _root: True) -> None:

@@ -39,9 +39,6 @@ from cachectl.layers.formats.details import Details
 
 T = TypeVar("T")
 
-#: Entries that are read from a base before they are written.
-_BROUGHT_AT_ONCE = 200
-
 
 class Damage(NamedTuple):
     """The damage of an entry's bytes, and its effect on the library."""
@@ -176,28 +173,6 @@ class Store(ABC):
             return False if standing.data == artifact.data else EntryExists(self.name, root.path)
         failure = attempt(partial(self.write, root, artifact.key, artifact, replace=False))
         return True if failure is None else failure
-
-    def bring_from(self, base: Root, root: Root) -> facts.Brought:
-        """Make the entries of a base available in a root, and change nothing in the base.
-
-        The base has the same layout, belongs to anybody, and may be on a read-only file system. Entries that the root
-        has stay. The general way copies what is missing; a store overrides it if its library tolerates links.
-        """
-        standing = {found.key for found in self.scan(root, contents=False) if isinstance(found, Entry)}
-        listed = [found for found in self.scan(base, contents=False) if isinstance(found, Entry)]
-        keys = [entry.key for entry in listed if entry.guest is None]
-        brought = facts.Brought(present=sum(key in standing for key in keys))
-        missing = [key for key in keys if key not in standing]
-        for first in range(0, len(missing), _BROUGHT_AT_ONCE):
-            read = self.read_many(base, missing[first : first + _BROUGHT_AT_ONCE])
-            artifacts = [artifact for artifact in read.values() if isinstance(artifact, facts.Artifact)]
-            written = zip(artifacts, self.write_new(root, artifacts), strict=True)
-            done = {artifact.key: result for artifact, result in written}
-            errors = [(key, one) for key, one in {**read, **done}.items() if isinstance(one, (LayerError, OSError))]
-            failed = tuple(facts.Note(key, reason_of(error)) for key, error in errors)
-            copied, present = (sum(one is kind for one in done.values()) for kind in (True, False))
-            brought = brought.plus(facts.Brought(copied=copied, present=present, failed=failed))
-        return brought
 
     def recover(self, root: Root) -> None:
         """Finish, or roll back, the interrupted writes of a root, as the next program there would.
