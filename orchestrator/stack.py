@@ -48,10 +48,10 @@ def warn_user(line: str) -> None:
 class Stack(LayerSet):
     """The layers of one environment, and the verbs that work on all of them.
 
-    Each verb of the command line that is about all layers is a method of the same name, with the same words as
-    arguments, and returns facts. ``layers`` names layers; without it a verb works on all of them, or on every
-    clearable one if it removes, exports or restores. ``notice`` gets one line for each thing that a caller should know
-    and that is no error; by default it issues a :class:`RuntimeWarning`.
+    Verbs of the command line are methods, with the same words as arguments, and return facts. ``layers`` names layers;
+    without it a verb works on all of them, or on every clearable one if it removes, exports or restores. ``notice``
+    gets one line for each thing that a caller should know and that is no error; by default it issues a
+    :class:`RuntimeWarning`.
     """
 
     @classmethod
