@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.facts import Entry
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from cachectl.observing.bench import Bench, Step
     from cachectl.observing.proof import Proof
     from cachectl.observing.trace import Trace
-    from cachectl.sharing.around import StoreUse
     from cachectl.sharing.oci.image import ImageExport
     from cachectl.sharing.pulling import Pull
     from cachectl.sharing.pushing import Push
@@ -218,39 +217,14 @@ class Stack(LayerSet):
 
     # ------------------------------------------------------------------ switching
 
-    def run(
-        self,
-        command: Sequence[str],
-        *,
-        no_cache: bool = False,
-        isolated: Path | bool = False,
-        base: str | Path | None = None,
-        layers: Sequence[str] = (),
-        prove: bool = False,
-        store: StoreUse | None = None,
-        notice: Notice = warn_user,
-    ) -> Ran[Proof]:
-        """Run a command with layers off, or on in an empty root (``True``), or in the root ``isolated``.
+    def run(self, command: Sequence[str], *, notice: Notice = warn_user, **options: Any) -> Ran[Proof]:  # noqa: ANN401
+        """Run a command with layers off, isolated, warm from a base or around a store, as ``cachectl run`` does.
 
-        With ``base`` they start warm from that folder, which never changes, and new entries go to the root
-        ``isolated``; by default to one in the user cache folder, which is kept for each base.
-        ``prove`` watches the real roots; the proof says whether any was read or written. ``store`` is a shared store to
-        pull from before and to push to after the command. Raises :class:`Refused` if a named layer can be neither
-        switched nor moved, and :class:`~cachectl.switching.run.CannotStart`.
+        ``options`` are those of :func:`~cachectl.verbs.run.run_with`.
         """
         from cachectl.verbs.run import run_with
 
-        return run_with(
-            self,
-            command,
-            no_cache=no_cache,
-            isolated=isolated,
-            base=base,
-            layers=layers,
-            prove=prove,
-            store=store,
-            notice=notice,
-        )
+        return run_with(self, command, notice=notice, **options)
 
     # ------------------------------------------------------------------ observing
 

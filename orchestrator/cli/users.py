@@ -135,12 +135,13 @@ def _kind(name: str) -> Callable[[str, Callable[[_Row], int | None]], output.Col
 def _words(typed: Sequence[str]) -> Iterator[str]:
     """Yield the words that a child gets of the typed line."""
     words = iter(typed)
+    # Before --, after which nothing is an option.
+    yield from (next(words), "--json")
     for word in words:
         if word == "--user":
             next(words)
         elif word not in ("--json", "--csv", "--all-users") and not word.startswith("--user="):
             yield word
-    yield "--json"
 
 
 def _users(names: Sequence[str]) -> list[struct_passwd]:
