@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from cachectl.layers.base.errors import BadRequest, LayerError
+from cachectl.layers.base.errors import LayerError, NotAnArtifact
 from cachectl.layers.formats import (
     bitcode,
     comgr_entries,
@@ -106,7 +106,7 @@ def _names(data: bytes) -> None:
 def _archive(data: bytes) -> None:
     with contextlib.suppress(ValueError):
         assert sum(map(len, unpack(data).values())) <= len(data)
-    with contextlib.suppress(BadRequest):
+    with contextlib.suppress(NotAnArtifact):
         artifact_from_bytes(data)
 
 
