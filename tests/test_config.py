@@ -91,7 +91,6 @@ LIMITS = [
     ("[prune]\nmax-size = 5\n", 2, "cannot read '5' as a size; write a number and B, K, M, G or T, such as 500M"),
     ("[prune]\nstale = 3\n", 2, "neither true nor false"),
     ("[prune]\nolder-than = 3\n", 2, "such as 30d"),
-    ('[prune.pocl]\nmax-files = "few"\n', 2, "no whole number"),
     ("[prune.pocl]\nolder-then = 3\n", 2, "no limit"),
     ("# Windows\r\n[prune.pocl]\r\nolder-then = 3\r\n", 3, "no limit"),
     ("prune = 3\n", 1, "a table; write [prune]"),

@@ -175,17 +175,6 @@ def test_a_test_that_cannot_be_cold_is_one_line(home: Home) -> None:
     assert "pytest test_it.py::test_cold" in line
 
 
-@pytest.mark.thorough
-@pytest.mark.real
-def test_an_option_that_comes_too_late_is_one_line(home: Home) -> None:
-    (home.path / "late.py").write_text(LATE)
-    done = session(home, "", "-p", "late", "--no-kernel-caches", check=False, PYTHONPATH=str(home.path))
-    assert done.returncode == 4
-    (line,) = filter(None, (done.stdout + done.stderr).splitlines())
-    assert line.startswith("ERROR: --no-kernel-caches: cannot switch off in this process: pocl (")
-    assert line.endswith("cachectl run --no-cache -- pytest")
-
-
 @pytest.mark.real
 def test_no_kernel_caches_is_the_whole_session(home: Home) -> None:
     done = session(
@@ -238,12 +227,6 @@ def test_other_peoples_sessions_import_nothing_of_it(home: Home) -> None:
         "    assert not {'pyopencl', 'loopy', 'numpy', 'pytools', 'rich', 'sqlite3'} & set(sys.modules)\n"
     )
     session(home, f"{tests}", "-q")
-
-
-def test_it_can_be_left_out(home: Home) -> None:
-    tests = "def test_nothing(): pass\n"
-    done = session(home, tests, "-p", "no:cachectl", "-p", "no:cachectl.pytest_plugin")
-    assert "kernel caches" not in done.stdout
 
 
 @pytest.mark.skipif(find_spec("xdist") is None, reason="needs pytest-xdist, which is not installed")

@@ -125,10 +125,6 @@ class Declaration(ABC):
         """Return the missing roots without which programs that are running now fail."""
         return ()
 
-    def refresher(self) -> facts.Switch | None:
-        """Return how to make the library store without reading, in this process; ``None`` if that is impossible."""
-        return None
-
     @property
     def portability(self) -> Portability | None:
         """The facts that decide whether a program elsewhere can hit an entry."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk.atomic import create, write_all
@@ -62,12 +62,6 @@ class Owned:
             raise
         return owned
 
-    def note(self, **more: object) -> None:
-        """Add facts to the record, and sync it to the disk."""
-        self.record.update(more)
-        self._write()
-        os.fsync(self._handle)
-
     def _write(self) -> None:
         import json
 
@@ -106,14 +100,7 @@ def temporary_folder(environment: Environment | None = None) -> Iterator[Path]:
         owned.forget()
 
 
-class Abandoned(NamedTuple):
-    """A temporary folder whose owner has ended, and its record."""
-
-    folder: Path
-    record: Mapping[str, Any]
-
-
-def abandoned_in(parent: Path, environment: Environment, *, look: bool = False) -> Iterator[Abandoned]:
+def abandoned_in(parent: Path, environment: Environment, *, look: bool = False) -> Iterator[Path]:
     """Yield the temporary folders in a private folder that nobody uses any more.
 
     Each is locked while the caller handles it; if the caller removes it, its lock file is removed too, as are lock
@@ -132,7 +119,7 @@ def abandoned_in(parent: Path, environment: Environment, *, look: bool = False) 
             elsewhere = shared and record.get("host") != node()
             if not elsewhere and not _lives(record, environment) and not _is_used(folder, environment):
                 if os.path.lexists(folder):
-                    yield Abandoned(folder, record)
+                    yield folder
                 if not look and not os.path.lexists(folder):
                     with suppress(FileNotFoundError):
                         os.unlink(_lock_of(folder))

@@ -41,9 +41,6 @@ class Tagger(Protocol):
     def layers_of(self, platform: str) -> set[str]:
         """Return the names of the layers that store builds for a platform; none if they get no tag."""
 
-    def refreshes(self) -> bool:
-        """Return whether PyOpenCL is to store builds under its own keys."""
-
     def build(self, due: set[str]) -> AbstractContextManager[Build]:
         """Return the context in which one build takes place, whose entries these layers store."""
 
@@ -87,7 +84,7 @@ def _tagged_build(tagger: Tagger, build: Callable[..., object]) -> Callable[...,
         try:
             source = _source_of(program)
             due = tagger.layers_of(_platform_of(program))
-            if not due or _left_to_pyopencl(tagger, program):
+            if not due:
                 source = None
         except Exception as error:  # noqa: BLE001 - of a PyOpenCL that is not as expected; the program's build goes on
             warnings.warn(f"a build of {LIBRARY} gets no salt: {error!r}", RuntimeWarning, stacklevel=2)
@@ -132,19 +129,6 @@ def _tagged_link(tagger: Tagger, link: Callable[..., object]) -> Callable[..., o
 
     vars(link_tagged)["tags"] = True
     return link_tagged
-
-
-def _left_to_pyopencl(tagger: Tagger, program: Any) -> bool:
-    """Return whether PyOpenCL is to store the build under its own key: it adds a constant itself for the driver."""
-    import pyopencl
-    from pyopencl import characterize
-
-    is_off = getattr(pyopencl, "_PYOPENCL_NO_CACHE", False)
-    if not tagger.refreshes() or program._prg is not None or is_off:  # noqa: SLF001 - as above
-        return False
-    # Until 2024.2.2 PyOpenCL stored the programs of every driver.
-    has_src_build_cache = getattr(characterize, "has_src_build_cache", None)
-    return has_src_build_cache is None or not has_src_build_cache(program._context.devices[0])  # noqa: SLF001
 
 
 def _held(program: Any) -> Any:

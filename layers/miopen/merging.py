@@ -32,8 +32,9 @@ from cachectl.layers.miopen.database_files import (
     make_folder,
     records_of,
 )
+from cachectl.layers.miopen.databases import SEPARATOR
+from cachectl.layers.miopen.kernel_db import kernel_key
 from cachectl.layers.miopen.names import VERSION_FOLDER, DatabaseName, parse_name
-from cachectl.layers.miopen.places import SEPARATOR, kernel_key
 from cachectl.layers.miopen.tuning import MIOpenTuning
 from cachectl.layers.stores.merging import MergingRecords
 from cachectl.layers.stores.rows import RowFile
@@ -178,6 +179,7 @@ def _demand_own(environment: Environment, path: Path) -> None:
 def _merge_kernels(environment: Environment, source: _Named, target: _Named) -> MergedFile:
     offered = KernelFile("miopen", source.path, environment.lock_timeout)
     kernels, flawed = offered.kernels()
+    RowFile("miopen", target.path, kernel_db.SCHEMA, environment.lock_timeout).recover()
     standing = KernelFile("miopen", target.path, environment.lock_timeout)
     schema = standing.schema or offered.schema or kernel_db.SCHEMA
     if offered.schema not in (None, schema):

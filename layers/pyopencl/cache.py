@@ -6,19 +6,18 @@ Sources: ``pyopencl/cache.py`` (places, locks), ``pyopencl/__init__.py`` (when t
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
-from functools import wraps
+from collections.abc import Iterator
 from pathlib import Path
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.facts import Condition, Hazard, Root, Severity, State, When
+from cachectl.layers.base.facts import Condition, Hazard, Root, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import Lookups, Portability, Tagging
 from cachectl.layers.base.switches import diagnosed, relative_cache_home, switched_off
 from cachectl.layers.host.drivers import find_drivers
 from cachectl.layers.pyopencl.parts import BinaryLookups, BinaryPortability, BinaryTagging
 from cachectl.layers.pyopencl.programs import STALE_LOCK, ProgramFolders, bypassed_on
-from cachectl.layers.pyopencl_invoker import VARIABLE, memo_patches, no_cache_switch
+from cachectl.layers.pyopencl_invoker import VARIABLE, no_cache_switch
 from cachectl.layers.pytools import relocate_user_cache, user_cache_roots
 
 
@@ -85,18 +84,6 @@ class PyOpenCLBinaries(Layer):
         """Return the switch that PyOpenCL reads at every build."""
         return no_cache_switch(self.name, on=on)
 
-    def refresher(self) -> facts.Switch:
-        """Make every lookup miss, so that every build is stored over the existing entry."""
-        patch = facts.Patch("pyopencl.cache", None, "retrieve_from_cache", _missing)
-        clear_functions = (("pyopencl.tools", "clear_first_arg_caches"),)
-        return facts.Switch(
-            self.name,
-            patches=(patch,),
-            memo_patches=memo_patches(),
-            clear_functions=clear_functions,
-            takes_effect=When.NOW,
-        )
-
     def relocate(self, folder: Path) -> facts.Switch:
         """Return the user cache folder, which PyOpenCL resolves at every build."""
         return relocate_user_cache(self, folder)
@@ -129,13 +116,3 @@ class PyOpenCLBinaries(Layer):
         severity = severity if consulted else Severity.HARMLESS
         key = str(lock.relative_to(root.path))
         yield facts.Finding(self.name, root.path, key, severity, "lock", f"{message}: {outcome}", fix)
-
-
-def _missing(lookup: Callable[..., object]) -> Callable[..., object]:
-    """Return a lookup that always misses."""
-
-    @wraps(lookup)
-    def find_nothing(*_: object, **__: object) -> None:
-        return None
-
-    return find_nothing

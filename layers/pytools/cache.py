@@ -23,7 +23,6 @@ from cachectl.layers.pytools.dictionaries import Dictionaries
 from cachectl.layers.pytools.parts import DictionaryLookups, DictionaryPortability
 
 #: Makes a replacement for a method, given which identifiers belong to the layer.
-_StandIn = Callable[[Callable[[str], bool], Callable[..., object]], Callable[..., object]]
 
 
 class PytoolsDictionaries(Layer):
@@ -81,29 +80,13 @@ class PytoolsDictionaries(Layer):
         """Return sumpy's variable, and patches that replace the switch that pytools lacks in this process."""
         if on:
             return facts.Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=When.NEXT_IMPORT)
-        patches = self._patches(_forgetting)
-        return facts.Switch(self.name, {"SUMPY_NO_CACHE": "1"}, patches=patches, takes_effect=When.NOW)
-
-    def refresher(self) -> facts.Switch:
-        """Make every lookup miss, and every store replace the existing value."""
-        off = self.switched(on=False)
-        patches = self._patches(_replacing)
-        return facts.Switch(
-            self.name,
-            patches=patches,
-            memo_patches=off.memo_patches,
-            clear_functions=off.clear_functions,
-            takes_effect=When.NOW,
-        )
-
-    def _patches(self, store: _StandIn) -> tuple[facts.Patch, ...]:
-        """Return patches that make the layer's dictionaries miss every lookup, and store as ``store`` does."""
-        replacements = {"fetch": _missing, "store": store, "store_if_not_present": store}
-        return tuple(
+        replacements = {"fetch": _missing, "store": _forgetting, "store_if_not_present": _forgetting}
+        patches = tuple(
             facts.Patch("pytools.persistent_dict", owner, method, partial(replacement, self.store.owns_identifier))
             for owner in ("PersistentDict", "WriteOncePersistentDict")
             for method, replacement in replacements.items()
         )
+        return facts.Switch(self.name, {"SUMPY_NO_CACHE": "1"}, patches=patches, takes_effect=When.NOW)
 
     def relocate(self, folder: Path) -> facts.Switch:
         """Return the user cache folder; open dictionaries stay where they are."""
@@ -168,24 +151,3 @@ def _forgetting(owns_identifier: Callable[[str], bool], store: Callable[..., obj
         return None if owns_identifier(dictionary.identifier) else store(dictionary, *arguments, **options)
 
     return store_elsewhere
-
-
-def _replacing(owns_identifier: Callable[[str], bool], store: Callable[..., object]) -> Callable[..., object]:
-    """Return a ``store`` that replaces the existing value, also in dictionaries that are written once."""
-
-    @wraps(store)
-    def store_over(dictionary: Any, key: object, value: object, *more: object, **options: object) -> object:  # noqa: ANN401 - as above
-        if not owns_identifier(dictionary.identifier):
-            return store(dictionary, key, value, *more, **options)
-        from inspect import unwrap
-
-        from pytools.persistent_dict import PersistentDict
-
-        unwrap(PersistentDict.store)(dictionary, key, value)
-        # Otherwise a value that was read before stays in memory.
-        forget = getattr(dictionary, "clear_in_mem_cache", None)
-        if forget is not None:
-            forget()
-        return None
-
-    return store_over

@@ -14,15 +14,12 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
 from cachectl.layers.base.limits import LARGEST_RECORDS, too_large
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.disk.plain import open_plain, read_plain
-
-#: File name of a line in quarantine.
-_LINE: Final = "line"
 
 
 class Record(NamedTuple):
@@ -44,15 +41,11 @@ class Record(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A line that the reader uses not at all or in part, or that would damage the next one written.
-
-    ``line`` is the line itself if the fix is to remove it, else ``None``.
-    """
+    """A line that the reader uses not at all or in part, or that would damage the next one written."""
 
     number: int
     code: str
     message: str
-    line: bytes | None = None
 
 
 class RecordFile:
@@ -221,15 +214,15 @@ def _judge(number: int, line: bytes, seen: dict[str, bool]) -> Iterator[Record |
     complaint = record_complaint(line)
     if key in seen:
         if seen[key]:
-            yield Fault(number, "duplicate", f"an earlier line has the key {key}: this one is never read", line)
+            yield Fault(number, "duplicate", f"an earlier line has the key {key}: this one is never read")
         else:
-            # No line to remove: the reader uses it once the first one has gone.
+            # The reader uses it once the first one has gone.
             yield Fault(number, "hidden", f"an earlier line has the key {key} but no value, and hides this one")
         return
     if key:
         seen[key] = complaint is None
     if complaint is not None:
-        yield Fault(number, "malformed", complaint, line)
+        yield Fault(number, "malformed", complaint)
         return
     yield Record(number, key, line)
     # The reader ignores a ';' at the end.

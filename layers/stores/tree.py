@@ -49,7 +49,6 @@ from cachectl.layers.disk.handles import (
     status_of,
 )
 from cachectl.layers.disk.plain import STAGE, read_plain
-from cachectl.layers.disk.syncing import Syncing
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.archive import pack, unpack
 
@@ -470,12 +469,10 @@ class Tree:
                 if handle is None:
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root))
                 with own_folder(handle, STAGE) as (stage, _):
-                    syncing = Syncing(stage, len(entries))
                     for key, name in names.items():
-                        error = _failure(partial(_fill, stage, name, entries[key], file_mode, syncing.one))
+                        error = _failure(partial(_fill, stage, name, entries[key], file_mode, os.fsync))
                         if error is not None:
                             done[key] = error
-                    syncing.all()
                     # A guard may lock a file in one of these.
                     for above in dict.fromkeys(key.rpartition("/")[0] for key in names if key not in done):
                         with ExitStack() as stack, suppress(OSError):
@@ -484,8 +481,7 @@ class Tree:
                         for key, name in names.items():
                             if key not in done:
                                 move = partial(self._move_in, handle, stage, name, key, replace=replace)
-                                done[key] = _failure(partial(move, syncing.one))
-                    syncing.all()
+                                done[key] = _failure(partial(move, os.fsync))
         except OSError as error:
             for key in entries:
                 is_placed = key in done and done[key] is None

@@ -84,12 +84,10 @@ class PurgePlan:
 
 
 def remove_abandoned(environment: Environment, notice: Callable[[str], None]) -> None:
-    """Remove copies in the user cache folder and isolated roots of killed commands; ``notice`` gets a line for each."""
+    """Remove temporary folders of killed commands; ``notice`` gets a line if there were any."""
     from cachectl.switching import isolated
 
-    for copy in isolated.remove_copies(environment):
-        notice(f"removed {copy.root / copy.key}: {copy.why}")
-    if left := isolated.remove_abandoned(environment, notice):
+    if left := isolated.remove_abandoned(environment):
         notice(f"removed {plural(left, 'temporary folder')} of commands that were killed")
 
 

@@ -60,7 +60,7 @@ class NodeRoot:
         made = cls(environment)
         try:
             parent = private_folder(scratch, make=True)
-            remove_abandoned(environment, made.notes.append, (parent,))
+            remove_abandoned(environment, (parent,))
             made.root = make_isolated_root_in(parent, environment, "cachectl-stage-")
             probe_room(made.root, _ROOM)
             layers = LayerSet(environment).clearable()

@@ -13,7 +13,7 @@ from cachectl.layers.base.errors import FAILURES, reason_of
 from cachectl.layers.base.facts import Condition, Orphan, Problem, Root, Scope, State, Usage
 from cachectl.layers.base.registry import Broken
 from cachectl.layers.base.store import unknown_usage
-from cachectl.layers.disk.copies import abandoned_copies, abandoned_temporaries
+from cachectl.layers.disk.leftovers import abandoned_temporaries
 
 if TYPE_CHECKING:
     from cachectl.inspecting.by_python import PythonShare
@@ -122,14 +122,14 @@ class ReportTotal:
 class Report:
     """The whole stack at one moment (epoch seconds).
 
-    ``leftovers`` are copies that killed commands left outside the roots; ``None`` if that cannot be known.
-    ``neighbours`` are the caches of no layer, and ``pythons`` the sums by Python; ``None`` if not requested.
+    ``leftovers`` are temporary folders that killed commands left outside the roots. ``neighbours`` are the caches of no
+    layer, and ``pythons`` the sums by Python; ``None`` if not requested.
     """
 
     generated: float
     layers: tuple[LayerReport, ...]
     broken: tuple[Broken, ...] = ()
-    leftovers: tuple[Orphan, ...] | None = ()
+    leftovers: tuple[Orphan, ...] = ()
     neighbours: tuple[Neighbour, ...] | None = None
     pythons: tuple[PythonShare, ...] | None = None
     as_json: ClassVar[AsJson] = AsJson("cachectl/report/1", also=("total",), optional=("neighbours", "pythons"))
@@ -172,12 +172,11 @@ def build_report(
     stack: LayerSet, layers: Iterable[Layer], *, within: Callable[[Layer, Root], bool] = lambda _layer, _root: True
 ) -> Report:
     """Count every root of the given layers for which ``within`` is true."""
-    copies = abandoned_copies(stack.environment)
     return Report(
         stack.environment.clock(),
         tuple(_layer_report(layer, within) for layer in layers),
         stack.broken,
-        None if copies is None else (*copies, *abandoned_temporaries(stack.environment)),
+        abandoned_temporaries(stack.environment),
     )
 
 

@@ -22,9 +22,9 @@ from cachectl.layers.host.processes import Loaded, first_variables, libraries_he
 from cachectl.layers.inside.tagged_builds import LIBRARY, can_tag, misfit, patches
 from cachectl.switching.isolated import (
     can_switch,
+    link_cache_home,
     make_folders,
     make_isolated_root,
-    overlay_cache_home,
     relocations,
     remove_isolated_root,
 )
@@ -61,7 +61,7 @@ class Held:
     """The status of one layer in a block, and the reason.
 
     ``status`` is ``off``, ``salted`` (every program that PyOpenCL builds for its driver from source misses, and its
-    entry is removed), ``on``, or with ``refresh`` also ``refreshed`` (entries are not read, new ones replace them).
+    entry is removed), or ``on``.
     """
 
     status: str
@@ -69,26 +69,26 @@ class Held:
 
 
 @contextmanager
-def disabled(*layers: str | Iterable[str], strict: bool = True, refresh: bool = False) -> Iterator[Mapping[str, Held]]:
+def disabled(*layers: str | Iterable[str], strict: bool = True) -> Iterator[Mapping[str, Held]]:
     """Switch the named layers, or all, off in this process and its children.
 
     Layers are named one by one, or by any iterable of names; an empty iterable names none. Yields the status of each
     layer. If its driver has started, a layer is salted. Raises :class:`StillOn` before anything is changed if a
-    layer can be neither switched nor salted; ``strict=False`` warns instead. With ``refresh``, layers that support it
-    are written but not read, in this process only; all others are off. On exit the environment and the switches are
-    restored exactly, and modules imported in the block are left as they would be without it. Compiled kernels that the
-    program already holds are not compiled again.
+    layer can be neither switched nor salted; ``strict=False`` warns instead. On exit the environment and the switches
+    are restored exactly, and modules imported in the block are left as they would be without it. Compiled kernels that
+    the program already holds are not compiled again.
     """
     stack = LayerSet()
     chosen = [layer for layer in _named(stack, layers) if can_switch(layer)]
     loaded = libraries_here()
-    judged = {layer.name: _judge(layer, loaded, refresh=refresh) for layer in chosen}
-    held = {name: hold for name, (hold, _) in judged.items()}
+    off = {layer.name: layer.disable() for layer in chosen}
+    held = {layer.name: _judge(layer, off[layer.name], loaded) for layer in chosen}
     still_on = {name: hold.why for name, hold in held.items() if hold.status == "on"}
     if still_on and strict:
         raise StillOn(still_on, "switch off", _INSTEAD_OF_DISABLED)
     _warn_of(still_on)
-    switches = [switch for _, switch in judged.values() if switch is not None]
+    # A salted layer's variables still switch it off in children.
+    switches = [switch for name, switch in off.items() if name not in still_on]
     held.update(_switched_along(stack, switches))
     salted = [layer for layer in chosen if held[layer.name].status == "salted"]
     for switch in switches:
@@ -99,7 +99,7 @@ def disabled(*layers: str | Iterable[str], strict: bool = True, refresh: bool = 
             platforms = {
                 layer.name: part.platforms for layer in salted if (part := part_of(layer, "tagging")) is not None
             }
-            salting = SaltedBlock(platforms, refresh)
+            salting = SaltedBlock(platforms)
             SALTING.enter(_keeping(stack, salted, held), stack.environment.clock(), salting)
             block.push(lambda _kind, error, _trace: SALTING.leave(salting, error))
         for switch in reversed(switches):
@@ -136,12 +136,12 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
         root.mkdir(parents=True, exist_ok=True)
         make_folders(moved.values())
         switches = [*moved.values(), *(stack[name].enable() for name in moved if can_switch(stack[name]))]
-        with overlay_cache_home(stack.environment, stack, root):
-            hold = PROCESS.push(_settings(switches), _flags_left_behind(stack))
-            try:
-                yield root
-            finally:
-                PROCESS.pop(hold)
+        link_cache_home(stack.environment, stack, root)
+        hold = PROCESS.push(_settings(switches), _flags_left_behind(stack))
+        try:
+            yield root
+        finally:
+            PROCESS.pop(hold)
     finally:
         # A forked child leaves the block too, but the root belongs to its parent.
         if folder is None and os.getpid() == process:
@@ -166,22 +166,8 @@ def _remove_in(process: int, root: Path) -> None:
         remove_isolated_root(root)
 
 
-def _judge(layer: Layer, loaded: Loaded, *, refresh: bool) -> tuple[Held, Switch | None]:
-    """Return the status that a layer can have in a block, and the switch for it."""
-    off = layer.disable()
-    if refresh and not _is_off(layer, off):
-        refresher = layer.refresher()
-        if refresher is not None and _misfit(refresher) is None:
-            return Held("refreshed", "entries are not read, and new ones replace them"), refresher
-    hold = _judge_off(layer, off, loaded)
-    if refresh and hold.status != "on":
-        kept = f"{hold.why}; what it holds is not rebuilt, cachectl purge {layer.name} clears it"
-        hold = replace(hold, why=kept)
-    # A salted layer's variables still switch it off in children.
-    return hold, None if hold.status == "on" else off
-
-
-def _judge_off(layer: Layer, off: Switch, loaded: Loaded) -> Held:
+def _judge(layer: Layer, off: Switch, loaded: Loaded) -> Held:
+    """Return the status that a layer can have in a block."""
     why = _latched(off, loaded)
     if why is not None:
         return _judge_latched(layer, loaded, why)
@@ -313,7 +299,7 @@ def _named(stack: LayerSet, layers: Iterable[str | Iterable[str]]) -> tuple[Laye
 
 def _instead_of_isolated(stack: LayerSet, loaded: Loaded) -> str:
     """Return advice for layers that cannot be moved; it names ``disabled()`` only if that would work."""
-    statuses = (_judge(layer, loaded, refresh=False)[0].status for layer in stack if can_switch(layer))
+    statuses = (_judge(layer, layer.disable(), loaded).status for layer in stack if can_switch(layer))
     off = "" if "on" in statuses else "; cachectl.disabled() works here"
     return f"enter isolated() before these libraries start, or run: cachectl run --isolated -- COMMAND{off}"
 

@@ -18,8 +18,8 @@ from cachectl.switching.isolated import (
     can_switch,
     companions,
     isolated_root,
+    link_cache_home,
     make_folders,
-    overlay_cache_home,
     relocations,
 )
 
@@ -101,11 +101,10 @@ def run_command(
         moved, changes = _moved(stack, chosen, root, off=no_cache, notice=notice)
         if prepare is not None:
             prepare(root, tuple(layer.name for layer in moved))
-        with overlay_cache_home(environment, moved, root, notice):
-            staying = frozenset(layer.name for layer in chosen if out_of_reach(layer, off=no_cache) is not None)
-            watching = watch and watch(chosen, staying)
-            status = run(command, changes, environment, signals)
-        # Files moved back to the user cache folder also count.
+        link_cache_home(environment, moved, root)
+        staying = frozenset(layer.name for layer in chosen if out_of_reach(layer, off=no_cache) is not None)
+        watching = watch and watch(chosen, staying)
+        status = run(command, changes, environment, signals)
         return Ran(status, watching.end() if watching else None)
 
 

@@ -64,7 +64,6 @@ class Block:
     """
 
     platforms: Mapping[str, tuple[str, ...]]
-    refresh: bool
 
     def layers_of(self, platform: str) -> set[str]:
         """Return the names of the salted layers that store every program built for a platform."""
@@ -176,10 +175,6 @@ class Salting:
         """
         return set().union(*(block.layers_of(platform) for block in tuple(self._blocks)))
 
-    def refreshes(self) -> bool:
-        """Return whether the building library stores builds under its own keys."""
-        return all(block.refresh for block in tuple(self._blocks))
-
     def _traces(self, message: str) -> frozenset[str]:
         parts = (part_of(layer, "tagging") for layer in self._layers.values())
         patterns = {part.failure_trace for part in parts if part is not None and part.failure_trace is not None}
@@ -220,7 +215,7 @@ class Salting:
             self._built[salt].due.clear()
         return [
             f"{name} stored {count} of the salted builds without their names, so these entries may have stayed; "
-            f"cachectl ls {name} --newer-than 1h lists the candidates"
+            f"cachectl ls {name} --sort age lists the candidates last"
             for name, count in sorted(lost.items())
             if any(self._has_recent(layer) for (known, _), layer in self._layers.items() if known == name)
         ]

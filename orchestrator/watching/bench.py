@@ -17,7 +17,7 @@ from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import CachectlError, Refused
 from cachectl.layers.base.facts import Ability, Scope
 from cachectl.switching import run as child
-from cachectl.switching.isolated import can_switch, copy_isolated_root, isolated_root, overlay_cache_home
+from cachectl.switching.isolated import can_switch, copy_isolated_root, isolated_root, link_cache_home
 from cachectl.watching.machine import Machine, machine
 
 if TYPE_CHECKING:
@@ -299,10 +299,8 @@ class _Work:
     def _seconds(self, setting: str, root: Path, changes: Mapping[str, str | None]) -> float:
         """Run the command once with its output hidden; return its wall seconds, or raise :class:`Ended`."""
         environment = self.stack.environment
-        with (
-            overlay_cache_home(environment, self.layers, root, self.notice),
-            TemporaryFile() as said,
-        ):
+        link_cache_home(environment, self.layers, root)
+        with TemporaryFile() as said:
             started = time.perf_counter()
             status = child.run(self.command, changes, environment, self.signals, quiet=said)
             seconds = time.perf_counter() - started

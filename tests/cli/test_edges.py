@@ -63,7 +63,7 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
         (["purge"], 2, "cachectl purge: name the layers to purge, or use --all; try cachectl purge --help"),
         (["ls", "--quiet", "--json"], 2, "not allowed with argument"),
         (["ls", "--limit", "many"], 2, "cachectl ls: argument --limit: invalid int value: 'many'"),
-        (["ls", "--larger-than", "9" * 400 + "B"], 2, "is too large"),
+        (["prune", "--max-size", "9" * 400 + "B"], 2, "is too large"),
         (["purge", "cuda", "--key", "nope"], 1, "no entry that is selected has the key 'nope'"),
         (["purge", "--all", "--key", "nope", "-n"], 1, "no entry that is selected has the key 'nope'"),
         (["env", "--root", ""], 2, "--root '' is no folder"),

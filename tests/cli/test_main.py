@@ -103,7 +103,7 @@ def test_ls_and_purge_json_have_the_keys_of_the_contract(home: Home, compute_cac
     freed = purged["total"]["bytes_freed"]
     assert purged["total"] == {"removed": 40, "orphans_removed": 0, "bytes_freed": freed, "skipped": 0, "failed": 0}
     keys = {"layer", "removed", "orphans_removed", "bytes_freed", "skipped", "failed", "remade"}
-    assert purged["layers"][0].keys() == keys | {"entries", "orphans"}
+    assert purged["layers"][0].keys() == keys | {"entries"}
     assert home.json("purge", "cuda")["layers"][0].keys() == keys
 
 
@@ -152,13 +152,10 @@ def test_ls_sorts_limits_and_selects(home: Home, compute_cache: Callable[[Path],
     sizes = [entry["bytes"] for entry in home.json("ls", "cuda", "--sort", "size", "--limit", "5")["entries"]]
     everything = sorted((path.stat().st_size for path in cache.glob("?/?/*")), reverse=True)
     assert sizes == everything[:5]
-    larger = home.json("ls", "cuda", "--larger-than", "8K")["entries"]
-    assert len(larger) == sum(size > 8192 for size in everything)
     oldest = next(cache.glob("?/?/*"))
     os.utime(oldest, (1, 1))
     keys = home.cachectl("ls", "cuda", "--older-than", "52w", "-q").stdout.split()
     assert keys == [str(oldest.relative_to(cache))]
-    assert len(home.json("ls", "cuda", "--newer-than", "1d")["entries"]) == 39
     assert home.json("ls", "cuda", "--sort", "age", "--limit", "1")["entries"][0]["key"] == keys[0]
 
 
@@ -170,7 +167,7 @@ def test_ls_sorts_limits_and_selects(home: Home, compute_cache: Callable[[Path],
         (["purge", "nosuch"], 2, "no layer is called 'nosuch'"),
         (["report", "nosuch"], 2, "no layer is called 'nosuch'"),
         (["ls", "--older-than", "soon"], 2, "such as 30d"),
-        (["ls", "--larger-than", "big"], 2, "such as 500M"),
+        (["prune", "--max-size", "big"], 2, "such as 500M"),
         (["ls", "--limit", "-1"], 2, "--limit -1 is negative"),
         (["get", "pocl", "nosuch"], 1, "no entry has the key"),
         (["put", "pocl", "key", "nosuch"], 1, "No such file"),

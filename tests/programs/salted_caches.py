@@ -1,68 +1,12 @@
 """Scenes of ``salted.py`` about what is in the caches during and after the block."""
 
-import logging
 import os
 import warnings
 from pathlib import Path
 
-from salting import PLAIN, SEEN, built, launched, loopy_executor, started, tree
+from salting import PLAIN, SEEN, built, launched, started, tree
 
 import cachectl
-
-
-def loopy_rows():
-    """Count loopy's rows."""
-    return sum(layer.entries for layer in cachectl.Stack().report(layers=["loopy"]).layers)
-
-
-def refreshed():
-    """Rebuild dictionaries that hold what is wrong; the driver is not read, and not written."""
-    import numpy as np
-    from pytools.persistent_dict import PersistentDict, WriteOncePersistentDict
-
-    context, queue = started()
-    once = WriteOncePersistentDict("mine", safe_sync=False)
-    often = PersistentDict("often", safe_sync=False)
-    for mine in (once, often):
-        mine.store_if_not_present("key", "wrong")
-        assert mine.fetch("key") == "wrong"
-    executor = loopy_executor(context)
-    executor(queue, a=np.zeros(16))
-    counted = loopy_rows()
-    heard = []
-    handler = logging.Handler()
-    handler.emit = lambda record: heard.append(record.getMessage())
-    logging.getLogger("loopy").addHandler(handler)
-    logging.getLogger("loopy").setLevel(logging.DEBUG)
-    rows = {name: row for name, row in tree().items() if "pocl" in name}
-    with cachectl.disabled(refresh=True) as layers:
-        SEEN["status"] = {name: [held.status, held.why] for name, held in layers.items()}
-        for mine in (once, often):
-            SEEN.setdefault("inside", []).append("key" in mine)
-            mine.store_if_not_present("key", "right")
-        executor(queue, a=np.zeros(16))
-    SEEN["loopy"] = [line for line in heard if "cache" in line]
-    SEEN["rows"] = [counted, loopy_rows()]
-    SEEN["after"] = [once.fetch("key"), often.fetch("key")]
-    SEEN["pocl_same"] = {name: row for name, row in tree().items() if "pocl" in name} == rows
-
-
-def refreshed_binaries():
-    """Rebuild what PyOpenCL's own cache holds."""
-    from pyopencl import characterize
-
-    characterize.has_src_build_cache = lambda _device: None
-    context, _ = started()
-    built(context)
-    folder = Path(os.environ["HOME"], ".cache", "pyopencl")
-    binary = next(folder.rglob("binary"))
-    first = binary.stat().st_mtime_ns
-    with cachectl.disabled("pyopencl", refresh=True) as layers:
-        SEEN["status"] = layers["pyopencl"].status
-        SEEN["how"] = built(context)._build_duration_info[1]
-    SEEN["rewritten"] = binary.stat().st_mtime_ns != first
-    SEEN["entries"] = len(list(folder.rglob("binary")))
-    SEEN["after"] = built(context)._build_duration_info[1]
 
 
 def at_the_end():

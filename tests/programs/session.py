@@ -118,13 +118,6 @@ def off_from_the_first():
         SEEN["pocl"] = layers["pocl"].status
 
 
-def only_pytools():
-    with cachectl.disabled("pytools") as layers:
-        compile_kernels(0)
-    SEEN["layers"] = sorted(layers)
-    SEEN["counted"] = counted()
-
-
 def isolated_too_late():
     compile_kernels(0)
     before = dict(os.environ)
@@ -206,11 +199,6 @@ def nested_and_raising():
         pass
     SEEN["outside"] = [loopy.CACHING_ENABLED, pyopencl._PYOPENCL_NO_CACHE]
     SEEN["restored"] = dict(os.environ) == before
-
-
-def shared_switch():
-    with cachectl.disabled("pyopencl") as layers:
-        SEEN["layers"] = {name: held.status for name, held in layers.items()}
 
 
 def user_dictionary():

@@ -97,11 +97,6 @@ def test_a_users_own_dictionary_is_off_and_on_again(home: Home) -> None:
 
 
 @pytest.mark.thorough
-def test_a_layer_that_shares_the_switch_is_named(home: Home) -> None:
-    assert home.python("session.py", "shared_switch")["layers"] == {"pyopencl": "off", "pyopencl-invoker": "off"}
-
-
-@pytest.mark.thorough
 def test_a_process_works_on_after_an_isolated_block(home: Home) -> None:
     seen = home.python("session.py", "kernels_after_isolated")
     # What the libraries opened in the block they go on using, so it stays until the process ends.
@@ -125,13 +120,6 @@ def test_a_variable_set_after_the_driver_started_proves_nothing(home: Home) -> N
 @pytest.mark.thorough
 def test_a_variable_set_before_the_process_began_proves_it(home: Home) -> None:
     assert home.python("session.py", "off_from_the_first", POCL_KERNEL_CACHE="0")["pocl"] == "off"
-
-
-@pytest.mark.thorough
-def test_switching_pytools_leaves_loopys_dictionaries_alone(home: Home) -> None:
-    seen = home.python("session.py", "only_pytools")
-    assert seen["layers"] == ["pytools"]
-    assert (seen["counted"]["loopy"], seen["counted"]["pyopencl-invoker"]) == (5, 1)
 
 
 @pytest.mark.thorough

@@ -222,12 +222,6 @@ def _make_hostile(people: People) -> Path:
     (eve / ".cache" / "pocl").symlink_to(people.bob.home / ".cache" / "pocl")
     (eve / ".cache" / "neo_compiler_cache").symlink_to(outside)
     (eve / ".cache" / "mesa_shader_cache").symlink_to("/etc")
-    # A label that names something elsewhere.
-    label = {"schema": "cachectl/quarantined/1", "layer": "comgr", "key": "../../../outside/thesis", "name": "x"}
-    planted = eve / ".cache" / "comgr" / ".cachectl-quarantine-comgr-20260101T000000Z-00000000"
-    planted.mkdir()
-    (planted / "label.json").write_text(json.dumps(label))
-    (planted / "thing").symlink_to(outside)
     # Code that a Python of this user would run.
     code = f"import os; os.close(os.open({str(eve / 'ran')!r}, os.O_CREAT | os.O_WRONLY))\n"
     for version in range(10, 16):
@@ -297,7 +291,7 @@ def test_all_users_are_counted_and_cleared_each_as_themselves(people: People) ->
 def test_each_user_has_settings_of_his_own(people: People) -> None:
     limits = {
         people.base / "root": "[prune]\nmax-size = '0B'\n",
-        people.ann.home: '[prune]\nolder-than = "99d"\n[prune.pocl]\nmax-files = 1\n',
+        people.ann.home: '[prune]\nolder-than = "99d"\n[prune.pocl]\nmax-size = "1B"\n',
         people.eve.home: "[prune]\nmax-sise = 0\n",
     }
     for home, text in limits.items():

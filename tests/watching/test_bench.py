@@ -60,37 +60,6 @@ def test_settings_are_what_they_say_of_the_driver(home: Home, tmp_path: Path) ->
 
 @pytest.mark.thorough
 @pytest.mark.real
-def test_settings_are_what_they_say(home: Home, tmp_path: Path) -> None:
-    """The messages of loopy and PoCL show which caches answered each run."""
-    log = tmp_path / "log"
-    kernels = " ".join(program("kernels.py", "1"))
-    script = (
-        f'said=$({kernels} 2>&1); printf "%s %s %s\\n" '
-        '"$(echo "$said" | grep -o "code generation cache hit" | wc -l)" '
-        f'"$(echo "$said" | grep -c "Writing program.bc")" "$XDG_CACHE_HOME" >> {log}'
-    )
-    home = type(home)(home.path, {**home.variables, "POCL_DEBUG": "general,llvm"})
-    measured = bench(home, "-n", "1", command=("sh", "-c", script))
-    assert measured["schema"] == "cachectl/bench/1"
-    assert measured["command"] == ["sh", "-c", script]
-    assert [one["setting"] for one in measured["settings"]] == [
-        *("warm", "loopy off", "pyopencl-invoker off", "pocl off", "cold", "off")
-    ]
-    runs = [line.split() for line in log.read_text().splitlines()]
-    # Filled, and found full; then each setting: loopy's hits, and what PoCL compiled.
-    assert [(int(hits), int(compiled)) for hits, compiled, _ in runs] == [
-        *((0, 1), (1, 0)),
-        *((1, 0), (0, 0), (1, 0), (1, 1), (0, 1), (0, 1)),
-    ]
-    # Every run had a root of its own, but for the two that filled one; none is left, nor anything at home.
-    roots = [root for *_, root in runs]
-    assert len(set(roots)) == len(runs) - 1
-    assert not any(Path(root).parent.exists() for root in roots)
-    assert not (home.path / ".cache").exists()
-
-
-@pytest.mark.thorough
-@pytest.mark.real
 def test_seconds_saved_are_differences_of_medians(home: Home) -> None:
     measured = bench(home, "-n", "2", command=program("kernels.py", "1"))
     settings = {one["setting"]: one for one in measured["settings"]}
@@ -199,14 +168,6 @@ def test_a_failing_command_ends_it_with_its_own_status(home: Home, tmp_path: Pat
     )
 
 
-def test_a_command_that_fails_only_cold_says_so(home: Home) -> None:
-    """The first run is cold too: what fails in a later one names that."""
-    script = 'test "$POCL_KERNEL_CACHE" != 0'
-    done = home.cachectl("bench", "-n", "1", "--", "sh", "-c", script, check=False)
-    assert done.returncode == 1
-    assert "ended with status 1 in its off run" in done.stderr
-
-
 def test_the_command_is_given_nothing_to_read(home: Home) -> None:
     assert home.cachectl("bench", "-n", "1", "--", "sh", "-c", 'test -z "$(cat)"').returncode == 0
 
@@ -240,27 +201,6 @@ def test_misuse_is_noticed_before_anything_is_run(home: Home, tmp_path: Path) ->
     assert not ran.exists()
 
 
-def test_without_matplotlib_a_plot_is_refused_before_anything_is_run(home: Home, tmp_path: Path) -> None:
-    ran = tmp_path / "ran"
-    blocked = (
-        "import sys\n"
-        "class Absent:\n"
-        "    def find_spec(self, name, *_):\n"
-        "        if name == 'matplotlib': raise ModuleNotFoundError(name)\n"
-        "import importlib.util\n"
-        "found = importlib.util.find_spec\n"
-        "importlib.util.find_spec = lambda name, *rest: None if name == 'matplotlib' else found(name, *rest)\n"
-        "from cachectl.cli.main import main\n"
-        f"sys.exit(main(['bench', '--plot', 'b.png', '--', 'touch', {str(ran)!r}]))\n"
-    )
-    done = home.run(sys.executable, "-c", blocked, check=False)
-    assert (done.returncode, done.stderr) == (
-        1,
-        "cachectl: --plot needs matplotlib, the extra plot: pip install 'opencl-cachectl[plot]'\n",
-    )
-    assert not ran.exists()
-
-
 def test_plots_name_the_command_and_every_setting(home: Home, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     png, svg = tmp_path / "bars.png", tmp_path / "bars.svg"
@@ -279,14 +219,6 @@ def test_plots_name_the_command_and_every_setting(home: Home, tmp_path: Path) ->
     assert "sh -c ': $x_1$ 10%'" in words
     assert {"all caches warm", "all caches cold", "all caches off"} <= set(words)
     assert any(word and word.endswith("2 times each") for word in words)
-
-
-def test_the_tables_say_it_in_words(home: Home) -> None:
-    done = home.cachectl("bench", "-n", "1", "--", "true")
-    assert re.search(r"^ *\d+\.\d\d +\d+\.\d\d +\d+\.\d\d +warm +every cache full$", done.stdout, re.MULTILINE)
-    assert "the command fills no cache" in done.stdout
-    assert "not used: loopy," in done.stdout
-    assert done.stderr == ""
 
 
 def test_a_terminal_sees_how_long_it_still_takes(home: Home) -> None:

@@ -82,20 +82,6 @@ def test_the_systems_limits_are_met_and_named(home: Home, limit: str, says: str)
     assert done.returncode == 1
 
 
-def test_roots_that_are_awaited_in_one_folder_are_all_seen(home: Home) -> None:
-    """Two roots that are not there yet share the folder above them: neither hides the other."""
-    cache = home.path / ".cache"
-    cache.mkdir()
-    for name in ("pytools", "pyopencl"):
-        come_and_go = (
-            f"import os; p = {str(cache / name)!r}; os.mkdir(p); open(p + '/x', 'w').write('1'); os.unlink(p + '/x');"
-            "os.rmdir(p)"
-        )
-        done = home.cachectl("run", "--no-cache", "--prove", "--", sys.executable, "-c", come_and_go, check=False)
-        assert done.returncode == 1
-        assert "proof fails" in done.stderr.splitlines()[-1]
-
-
 # ---------------------------------------------------------------------- roots without a folder above them
 
 #: A program can see what watches it: it goes on once cachectl, which has started it, has come after to a folder.
@@ -190,17 +176,6 @@ events = FileEvents(print)
 print(events.why_not)
 print(len(os.listdir("/proc/self/fd")) == free, events.stop())
 """
-THREADS = """
-import os
-from resource import RLIMIT_AS, setrlimit
-from cachectl.watching.events import FileEvents
-pages = int(open("/proc/self/statm").read().split()[0])
-before = len(os.listdir("/proc/self/fd"))
-setrlimit(RLIMIT_AS, (pages * os.sysconf("SC_PAGE_SIZE") + (4 << 20),) * 2)
-events = FileEvents(print)
-print(events.why_not)
-print(len(os.listdir("/proc/self/fd")) == before, events.stop())
-"""
 
 
 @pytest.mark.parametrize("free", [1, 2])
@@ -208,8 +183,3 @@ def test_a_pipe_that_cannot_be_had_leaks_nothing(home: Home, free: int) -> None:
     """The first descriptor goes to the watch, and there are none, or one, for the pipe."""
     done = home.run(sys.executable, "-c", DESCRIPTORS, str(free))
     assert done.stdout.splitlines() == [events._REASONS[errno.EMFILE], "True None"]
-
-
-def test_a_thread_that_cannot_be_had_leaks_nothing(home: Home) -> None:
-    done = home.run(sys.executable, "-c", THREADS)
-    assert done.stdout.splitlines() == ["can't start new thread", "True None"]

@@ -1,4 +1,4 @@
-"""Which cache served a run: counted cold, warm and after a purge, and beside other programs."""
+"""Which cache served a run: counted cold, warm and after a purge, for every kind of build, while other programs run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import closing
-from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.tracing import numbers, real, trace
@@ -25,37 +24,77 @@ from cachectl.switching.run import CannotStart
 from cachectl.watching.notes import read_events
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Driver
     from homes import Home
+
 #: A program of two builds, one of them by loopy.
 TWO = ("thirteen.py", "1", "1", "live")
 #: A program of three builds, two of them by loopy.
 THREE = ("thirteen.py", "2", "1", "live")
+#: The layers that such a program uses, with the beginnings of the names of their dictionaries.
+USED = {"loopy": "loopy-", "pyopencl-invoker": "pyopencl-", "pyopencl": "", "pocl": ""}
 
 
-def rows(home: Home, beginning: str) -> int:
-    """Ask sqlite itself how many rows the dictionaries of a layer hold."""
+def rows(home: Home, beginning: str, what: str = "count(*)") -> int:
+    """Ask sqlite itself how many rows, or bytes, the dictionaries of a layer hold."""
     total = 0
     for path in (home.path / ".cache" / "pytools").glob(f"pdict-v5-{beginning}*.sqlite"):
         with closing(sqlite3.connect(path)) as connection:
-            total += connection.execute("select count(*) from dict").fetchone()[0]
+            total += connection.execute(f"select coalesce({what}, 0) from dict").fetchone()[0]
     return total
+
+
+def traced(
+    home: Home,
+    lines: str,
+    *arguments: str,
+    options: tuple[str, ...] = (),
+    begin: str | None = None,
+    **variables: Any,  # noqa: ANN401 - as Home.cachectl
+) -> dict[str, Any]:
+    """Trace a program of PyOpenCL, and return the document, with what was printed."""
+    command = (sys.executable, "-c", f"{begin or BEGINNING}\n{lines}", str(home.programs), *arguments)
+    done = home.cachectl("trace", *options, "--json", "trace.json", "--force", "--", *command, **variables)
+    document = json.loads((home.path / "trace.json").read_text())
+    return {**document, "printed": done.stdout, "said": done.stderr}
+
+
+def layer_of(document: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(layer for layer in document["layers"] if layer["layer"] == name)
+
+
+BEGINNING = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import kernels, pyopencl as cl
+context = cl.Context([kernels.device()])
+def source(name):
+    return "__kernel void %s(__global int *a) { a[0] = 1; }" % name
+def attempt(call, *arguments, **options):
+    try:
+        return call(*arguments, **options)
+    except (cl.RuntimeError, TypeError, AttributeError, ValueError):
+        return None
+"""
 
 
 @real
 def test_cold_warm_and_after_a_purge(home: Home) -> None:
     """Stores are the rows and programs that are there afterwards; a warm run stores nothing and misses nothing."""
     cold = trace(home, *TWO)
-    assert cold["exit_status"] == 0
-    assert cold["schema"] == "cachectl/trace/1"
-    for layer, beginning in (("loopy", "loopy-"), ("pyopencl-invoker", "pyopencl-")):
+    assert (cold["exit_status"], cold["schema"]) == (0, "cachectl/trace/1")
+    for layer, beginning in USED.items():
         hits, misses, stores = numbers(cold, layer)
         assert (hits, stores) == (0, misses)
-        assert stores == rows(home, beginning) > 0
-    assert numbers(cold, "pyopencl") == (0, 2, 2)
-    assert numbers(cold, "pocl") == (0, 2, 2)
+        assert stores == (rows(home, beginning) if beginning else 2) > 0
+        assert not beginning or layer_of(cold, layer)["bytes"] == rows(home, beginning, "sum(length(key_value))") > 0
     assert len(list((home.path / ".cache" / "pocl" / "kcache").rglob("program.bc"))) == 2
+    listed = home.json("ls", "pyopencl")["entries"]
+    assert layer_of(cold, "pyopencl")["bytes"] == sum(entry["bytes"] for entry in listed) > 0
     warm = trace(home, *TWO)
-    for layer in ("loopy", "pyopencl-invoker", "pyopencl", "pocl"):
+    for layer in USED:
         hits, misses, stores = numbers(warm, layer)
         assert (misses, stores) == (0, 0)
         assert hits
@@ -102,7 +141,7 @@ def test_four_programs_at_once_are_counted_together(home: Home) -> None:
     trace(home, *THREE)
     one = trace(home, *THREE)
     four = trace(home, "four.py", str(home.programs / "thirteen.py"), "2", "1", "live")
-    for layer in ("loopy", "pyopencl-invoker", "pyopencl", "pocl"):
+    for layer in USED:
         hits, misses, stores = numbers(one, layer)
         assert hits
         assert numbers(four, layer) == (4 * hits, misses, stores)
@@ -147,31 +186,27 @@ def test_kernels_and_reasons(home: Home) -> None:
 
 @pytest.mark.thorough
 @real
-def test_a_miss_distinguishes_the_source_from_the_options(home: Home) -> None:
-    """Of PyOpenCL's programs it is known whether the source is the same, and so the rest must differ."""
-    program = f"""
-import sys
-sys.path.insert(0, {str(home.programs)!r})
-import kernels, pyopencl as cl
-from pyopencl import characterize
+def test_a_miss_names_what_differs(home: Home) -> None:
+    """Of PyOpenCL's programs the source is known; of PoCL's keys, what was built before in the same run."""
+    build = """
 characterize.has_src_build_cache = lambda device: None
-context = cl.Context([kernels.device()])
-cl.Program(context, "__kernel void one(__global int *a) {{ a[0] = " + sys.argv[1] + "; }}").build(sys.argv[2:])
+for options in sys.argv[3:] or [""]:
+    cl.Program(context, "__kernel void one(__global int *a) { a[0] = %s; }" % sys.argv[2]).build(options)
 """
-    document = home.path / "trace.json"
 
-    def reasons(*arguments: str) -> set[str]:
-        command = (sys.executable, "-c", program, *arguments)
-        home.cachectl("trace", "--explain", "--json", str(document), "--", *command)
-        misses = json.loads(document.read_text())["misses"]
-        return {miss["because"] for miss in misses if miss["layer"] == "pyopencl"}
+    def reasons(layer: str, *arguments: str) -> list[str]:
+        lines = f"from pyopencl import characterize\n{build}"
+        misses = traced(home, lines, *arguments, options=("--explain",))["misses"]
+        return [miss["because"] for miss in misses if miss["layer"] == layer]
 
-    assert reasons("1") == {"cold: no entry like it"}
-    assert reasons("1") == set()
-    assert reasons("1", "-DTWO=2") == {
-        "an entry of the same source is there, but build options, include path, device or driver differ"
-    }
-    assert reasons("2") == {"an entry of the same kernel is there, but its source is another"}
+    assert reasons("pyopencl", "1") == ["cold: no entry like it"]
+    assert reasons("pyopencl", "1") == []
+    alike = "an entry of the same source is there, but build options, include path, device or driver differ"
+    assert reasons("pyopencl", "1", "-DTWO=2") == [alike]
+    assert reasons("pyopencl", "2") == ["an entry of the same kernel is there, but its source is another"]
+    shutil.rmtree(home.path / ".cache")
+    again = "the same source was built before in this run, with options '' there, '-DTWO=2' here"
+    assert reasons("pocl", "3", "", "-DTWO=2") == ["cold: no entry like it", again]
 
 
 @real
@@ -229,39 +264,19 @@ def test_a_run_without_python_is_inferred_or_unknown(home: Home) -> None:
     assert layers["pocl"]["stores"] == 0
 
 
-LATE = """
-import os, sys
-sys.path.insert(0, sys.argv[1])
-import kernels, pyopencl as cl
-os.environ["POCL_DEBUG"] = "llvm"
-cl.Program(cl.Context([kernels.device()]), "__kernel void one(__global int *a) { a[0] = 1; }").build()
-"""
-
-
 @pytest.mark.thorough
 @real
-def test_messages_that_a_program_asks_for_itself_stay_its_own(home: Home) -> None:
+@pytest.mark.parametrize("by", ["the program", "the user"])
+def test_messages_that_others_asked_for_stay_theirs(home: Home, by: str) -> None:
     """They are printed as they are without a trace, and no number is called exact that was not heard."""
-    document = home.path / "trace.json"
-    command = (sys.executable, "-c", LATE, str(home.programs))
-    traced = home.cachectl("trace", "--json", str(document), "--", *command)
+    lines, late = "cl.Program(context, source('one')).build()", "os.environ['POCL_DEBUG'] = 'llvm'\ncontext = "
+    begin = BEGINNING.replace("context = ", late, 1) if by == "the program" else BEGINNING
+    variables: dict[str, Any] = {} if by == "the program" else {"POCL_DEBUG": "llvm"}
+    document = traced(home, lines, begin=begin, **variables)
     shutil.rmtree(home.path / ".cache" / "pocl" / "kcache")
-    plain = home.run(*command)
-    assert traced.stderr.count("LLVM |") == plain.stderr.count("LLVM |") > 0
-    (pocl,) = [layer for layer in json.loads(document.read_text())["layers"] if layer["layer"] == "pocl"]
-    assert (pocl["evidence"], pocl["stores"]) == ("inferred", 1)
-
-
-@pytest.mark.thorough
-@real
-def test_messages_that_the_user_asked_for_stay_his(home: Home) -> None:
-    """Where POCL_DEBUG is set already, PoCL prints where it always does, and is judged by its marks."""
-    document = home.path / "trace.json"
-    program = (sys.executable, str(home.programs / "thirteen.py"), "1", "1")
-    done = home.cachectl("trace", "--json", str(document), "--", *program, POCL_DEBUG="llvm")
-    assert "Writing program.bc" in done.stderr
-    (pocl,) = [layer for layer in json.loads(document.read_text())["layers"] if layer["layer"] == "pocl"]
-    assert (pocl["evidence"], pocl["stores"]) == ("inferred", 2)
+    plain = home.run(sys.executable, "-c", f"{begin}\n{lines}", str(home.programs), **variables)
+    assert document["said"].count("LLVM |") == plain.stderr.count("LLVM |") > 0
+    assert (layer_of(document, "pocl")["evidence"], layer_of(document, "pocl")["stores"]) == ("inferred", 1)
 
 
 @real
@@ -332,75 +347,29 @@ def test_libraries_loaded_before_are_watched_and_restored(home: Home) -> None:
     assert said == "1 1 0 WriteOncePersistentDict.fetch\n"
 
 
-CLOSING = """
-import os
-from pytools.persistent_dict import PersistentDict
-first = PersistentDict("first", safe_sync=False)
-first.store(1, 2)
-os.closerange(3, 100)
-with open("mine.txt", "w") as file:
-    second = PersistentDict("second", safe_sync=False)
-    second.store(1, 2)
-    file.write("mine")
-print(second.fetch(1))
-"""
+#: Programs that close what they did not open, and then get the number of a file of ours for their own.
+CLOSING = {
+    "events": (
+        "from pytools.persistent_dict import PersistentDict\nfirst = PersistentDict('first', safe_sync=False)\n"
+        "first.store(1, 2); os.closerange(3, 256); f = open('mine.txt', 'w')\n"
+        "second = PersistentDict('second', safe_sync=False); second.store(1, 2); f.write('mine'); f.close()\n"
+        "print(second.fetch(1))"
+    ),
+    "messages": (
+        "cl.Program(context, source('one')).build(); os.closerange(3, 256); f = open('mine.txt', 'w'); f.write('mine');"
+        "f.flush(); cl.Program(context, source('two')).build(); f.close(); print(2)"
+    ),
+}
 
 
 @pytest.mark.thorough
 @real
-def test_a_program_that_closes_what_it_did_not_open(home: Home) -> None:
-    """No event goes into a file of the program's that has got the number of ours."""
-    done = home.cachectl("trace", "--", sys.executable, "-c", CLOSING)
-    assert done.stdout == "2\n"
+@pytest.mark.parametrize("what", CLOSING)
+def test_nothing_goes_into_a_file_of_the_programs(home: Home, what: str) -> None:
+    assert traced(home, CLOSING[what])["printed"] == "2\n"
     assert (home.path / "mine.txt").read_text() == "mine"
     for path in (home.path / ".cache" / "pytools").glob("*second*.sqlite"):
         assert path.read_bytes().startswith(b"SQLite format 3")
-
-
-@pytest.mark.thorough
-@real
-def test_a_build_that_fails_is_no_hit(home: Home) -> None:
-    """Nor is it served by anybody."""
-    program = f"""
-import sys
-sys.path.insert(0, {str(home.programs)!r})
-import kernels, pyopencl as cl
-context = cl.Context([kernels.device()])
-try:
-    cl.Program(context, "__kernel void bad() {{ no such thing; }}").build()
-except cl.RuntimeError:
-    pass
-"""
-    document = home.path / "trace.json"
-    home.cachectl("trace", "--json", str(document), "--", sys.executable, "-c", program)
-    assert numbers(json.loads(document.read_text()), "pocl") == (0, 0, 0)
-
-
-@pytest.mark.thorough
-@real
-def test_children_that_are_not_watched_print_nothing_new(home: Home) -> None:
-    """PoCL's messages are asked of the traced interpreter alone."""
-    child = "import subprocess, sys; print(subprocess.run([sys.executable, '-I', sys.argv[1], '1'], stderr=-1).stderr)"
-    program = home.path / "one.py"
-    program.write_text("import pyopencl as cl; [p.get_devices() for p in cl.get_platforms()]")
-    done = home.cachectl("trace", "--", sys.executable, "-c", child, str(program))
-    assert "POCL" not in done.stdout + done.stderr
-
-
-@pytest.mark.thorough
-@real
-def test_bytes_stored_are_those_on_the_disk(home: Home) -> None:
-    """Of every layer that is known exactly, after a cold run, the bytes are those of what is there."""
-    cold = trace(home, *THREE)
-    stored = {layer["layer"]: layer["bytes"] for layer in cold["layers"]}
-    for layer, beginning in (("loopy", "loopy-"), ("pyopencl-invoker", "pyopencl-")):
-        there = 0
-        for path in (home.path / ".cache" / "pytools").glob(f"pdict-v5-{beginning}*.sqlite"):
-            with closing(sqlite3.connect(path)) as connection:
-                there += connection.execute("select coalesce(sum(length(key_value)), 0) from dict").fetchone()[0]
-        assert stored[layer] == there > 0
-    listed = json.loads(home.cachectl("ls", "--json", "pyopencl").stdout)["entries"]
-    assert stored["pyopencl"] == sum(entry["bytes"] for entry in listed) > 0
 
 
 @real
@@ -431,19 +400,17 @@ def test_a_child_that_cannot_be_watched_is_named(home: Home, how: str) -> None:
 @pytest.mark.thorough
 @real
 def test_children_that_use_no_cache_or_are_forked_change_nothing(home: Home) -> None:
-    """Numbers stay exact beside other Pythons and commands, and beside forks of a watched one."""
-    program = (
-        f"import sys; sys.path.insert(0, {str(home.programs)!r}); sys.argv = ['kernels.py', '1'];"
-        "import os, runpy, subprocess, time; subprocess.run([sys.executable, '-I', '-c', 'import sqlite3, time; "
-        "time.sleep(.3)']); subprocess.run(['sleep', '.2']);"
-        "runpy.run_path(sys.path[0] + '/kernels.py', run_name='__main__');"
-        "child = os.fork(); child or (time.sleep(.3), os._exit(0)); os.waitpid(child, 0)"
+    """Numbers stay exact while other Pythons and commands run. A fork is known by its stack, not by its title."""
+    lines = (
+        "import ctypes, subprocess, time\nsubprocess.run([sys.executable, '-I', '-c', 'import sqlite3, time; "
+        "time.sleep(.3)']); subprocess.run(['sleep', '.2'])\ncl.Program(context, source('one')).build()\n"
+        "child = os.fork()\nif not child:\n"
+        "    stat = open('/proc/self/stat').read().rpartition(') ')[2].split()\n"
+        "    ctypes.memset(int(stat[45]), 119, 6)\n    time.sleep(.3)\n    os._exit(0)\nos.waitpid(child, 0)"
     )
-    document = home.path / "trace.json"
-    home.cachectl("trace", "--json", str(document), "--", sys.executable, "-c", program)
-    read = json.loads(document.read_text())
-    assert read["unwatched"] == []
-    assert {layer["layer"]: layer["evidence"] for layer in read["layers"]}["loopy"] == "exact"
+    document = traced(home, lines)
+    assert document["unwatched"] == []
+    assert (numbers(document, "pocl"), layer_of(document, "loopy")["evidence"]) == ((0, 1, 1), "exact")
 
 
 def test_a_library_of_an_unknown_form_is_left_alone_and_named(home: Home, tmp_path: Path) -> None:
@@ -537,3 +504,201 @@ def test_a_bypassed_layer_is_named(home: Home, tmp_path: Path) -> None:
     program = (sys.executable, str(home.programs / "kernels.py"), "1")
     done = home.cachectl("trace", "--", *program, OCL_ICD_VENDORS=str(tmp_path))
     assert "\npyopencl: bypassed (PyOpenCL leaves PoCL to the driver's own cache)\n" in done.stderr
+
+
+# ---------------------------------------------------------------------- builds
+
+
+@real
+def test_a_program_that_is_built_again_and_again_is_named(home: Home) -> None:
+    """Caches are warm then, and the time of all these lookups shows nowhere else."""
+    lines = "for name in ['often'] * 9 + ['once']: cl.Program(context, source(name)).build()"
+    document = traced(home, lines, options=("--explain",))
+    (found,) = document["rebuilt"]
+    assert (found["kernels"], found["builds"]) == (["often"], 9)
+    assert "often: one process built the same program 9 times, all but the first in " in document["said"]
+    table = document["said"].partition("served by")[2].partition("\n\n")[0]
+    shown = [line.split()[1:] for line in table.splitlines()[1:]]
+    assert sorted(shown) == [["1", "compiled", "often"], ["1", "compiled", "once"], ["8", "pocl", "often"]]
+
+
+SPEAKING = """
+import ctypes, sys
+sys.path.insert(0, sys.argv[1])
+import kernels, pyopencl as cl
+library = ctypes.CDLL(None)
+stream = ctypes.c_void_p.in_dll(library, "stderr")
+context = cl.Context([kernels.device()])
+library.fputs(b"from C, before\\n", stream)
+cl.Program(context, "__kernel void one(__global int *a) { a[0] = 1; }").build()
+sys.stderr.write("from Python, after\\n")
+stream = ctypes.c_void_p.in_dll(library, "stderr")
+library.fputs(b"from C, at the end\\n", stream)
+"""
+
+
+@real
+@pytest.mark.thorough
+def test_output_of_c_code_stays_with_the_program_that_captures_it(home: Home) -> None:
+    """It is there, complete and before what is printed after the next build, for the parent that reads it."""
+    parent = (
+        "import subprocess, sys; done = subprocess.run([sys.executable, *sys.argv[1:]], stderr=-1, text=True);"
+        "print(done.stderr.splitlines())"
+    )
+    command = (sys.executable, "-c", parent, "-c", SPEAKING, str(home.programs))
+    said = home.cachectl("trace", "--", *command)
+    assert said.stdout == "['from C, before', 'from Python, after', 'from C, at the end']\n"
+    assert "from C" not in said.stderr
+
+
+CROWDED = """
+import threading
+cl.Program(context, source("known")).build()
+gate = threading.Barrier(2)
+def at_once(name):
+    gate.wait()
+    cl.Program(context, source(name)).build()
+threads = [threading.Thread(target=at_once, args=(name,)) for name in ("known", "new" + sys.argv[2])]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+@pytest.mark.thorough
+@real
+def test_no_simultaneous_build_is_wrongly_called_compiled(home: Home) -> None:
+    """A served build is never called compiled: the answer is right or unknown."""
+    for round_number in "123":
+        built = traced(home, CROWDED, round_number)["kernels"]
+        known = [kernel for kernel in built if kernel["kernels"] == ["known"]][-1]
+        new = next(kernel for kernel in built if kernel["kernels"] == [f"new{round_number}"])
+        assert known["compiled"] in (False, None)
+        assert new["compiled"] in (True, None)
+        assert new["served_by"] is None
+
+
+#: What a program does on PoCL, and what its own messages say of that in a second run: hits and misses.
+SCENES = {
+    "a failure in the compiler": ("attempt(cl.Program(context, '__kernel void bad() { no; }').build)", (0, 0)),
+    "a failure before the compiler": (
+        (
+            "cl.Program(context, source('one')).build(); attempt(cl.Program(context, source('two')).build, '-no-such');"
+            "attempt(cl.Program(context, source('three')).build, 3.4)"
+        ),
+        (1, 0),
+    ),
+    "a failed compile": ("attempt(cl.Program(context, '__kernel void bad() { no; }').compile)", (0, 0)),
+    "compiled": ("cl.Program(context, source('one')).compile()", (1, 0)),
+    "compiled and linked": ("cl.link_program(context, [cl.Program(context, source('one')).compile()])", (1, 1)),
+    "binaries": (
+        (
+            "p = cl.Program(context, source('one')).build();"
+            "cl.Program(context, context.devices, p.get_info(cl.program_info.BINARIES)).build()"
+        ),
+        (2, 0),
+    ),
+    "a reloaded library": (
+        "import importlib; importlib.reload(cl); cl.Program(context, source('one')).build()",
+        (1, 0),
+    ),
+}
+
+
+@real
+@pytest.mark.parametrize("scene", [next(iter(SCENES)), *thorough(*list(SCENES)[1:])])
+def test_lookups_of_pocl_are_counted_for_every_kind_of_build(home: Home, scene: str) -> None:
+    """PoCL looks up programs and object files, and links again each time. A failure is no hit, a binary is one."""
+    lines, expected = SCENES[scene]
+    home.run(sys.executable, "-c", f"{BEGINNING}\n{lines}", str(home.programs))
+    pocl = layer_of(traced(home, lines), "pocl")
+    assert (pocl["hits"], pocl["misses"], pocl["evidence"]) == (*expected, "exact")
+
+
+@pytest.mark.thorough
+@real
+def test_each_device_is_a_lookup_of_its_own(home: Home) -> None:
+    """A program for two devices is looked up twice, and found for one of them if that is what was there."""
+    program = (
+        "import sys, pyopencl as cl; devices = next(p for p in cl.get_platforms() if p.name.startswith('Portable'))"
+        ".get_devices(); chosen = devices[:int(sys.argv[1])];"
+        "cl.Program(cl.Context(chosen), '__kernel void one(__global int *a) { a[0] = 1; }').build()"
+    )
+    document = home.path / "trace.json"
+    counted = []
+    for devices in "1", "2", "2":
+        command = (sys.executable, "-c", program, devices)
+        home.cachectl("trace", "--json", str(document), "--", *command, POCL_DEVICES="pthread pthread")
+        hits, misses, _ = numbers(json.loads(document.read_text()), "pocl")
+        assert hits is not None
+        assert misses is not None
+        counted.append(hits + misses)
+    assert counted == [1, 2, 2]
+    assert (hits, misses) == (2, 0)
+
+
+@pytest.mark.thorough
+@real
+def test_a_trace_within_a_trace_and_the_users_own_site(home: Home) -> None:
+    """Both traces hear of all; the user's module is imported as ever, and may fail as ever."""
+    site = home.path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("VALUE = 42\n")
+    paths = os.pathsep.join(filter(None, [str(site), home.variables.get("PYTHONPATH")]))
+    inner, outer = home.path / "inner.json", home.path / "outer.json"
+    program = "import sitecustomize, sys; print(sitecustomize.VALUE, file=sys.stdout); import runpy; "
+    program += f"sys.path.insert(0, {str(home.programs)!r}); sys.argv = ['thirteen.py', '1', '1'];"
+    program += "runpy.run_path(sys.path[0] + '/thirteen.py', run_name='__main__')"
+    nested = (sys.executable, "-m", "cachectl", "trace", "--json", str(inner), "--", sys.executable, "-c", program)
+    done = home.cachectl("trace", "--json", str(outer), "--", *nested, PYTHONPATH=paths)
+    assert done.stdout.startswith("42\n")
+    assert "Error" not in done.stderr
+    for document in (inner, outer):
+        assert numbers(json.loads(document.read_text()), "pocl") == (0, 2, 2)
+    (site / "sitecustomize.py").write_text("raise KeyError('mine')\n")
+    done = home.cachectl("trace", "--json", str(inner), "--", sys.executable, "-c", "", PYTHONPATH=paths)
+    assert "KeyError: 'mine'" in done.stderr
+    evidence = {layer["layer"]: layer["evidence"] for layer in json.loads(inner.read_text())["layers"]}
+    assert evidence["loopy"] == "exact"
+
+
+@pytest.mark.thorough
+@real
+def test_a_process_that_becomes_another_program_says_nothing_twice(home: Home) -> None:
+    """After ``exec`` the number of the process, and so its files, are the same."""
+    lines = (
+        "stage = int(sys.argv[2]); import ctypes; library = ctypes.CDLL(None)\n"
+        "cl.Program(context, source(f'one{stage}')).build()\n"
+        "library.fputs(b'stage %d\\n' % stage, ctypes.c_void_p.in_dll(library, 'stderr'))\n"
+        "stage < 2 and os.execv(sys.executable, [sys.executable, '-c', SELF, sys.argv[1], str(stage + 1)])"
+    )
+    program = f"SELF = sys.orig_argv[2]\n{lines}"
+    document = home.path / "trace.json"
+    command = (sys.executable, "-c", f"{BEGINNING}\n{program}", str(home.programs), "0")
+    done = home.cachectl("trace", "--json", str(document), "--", *command)
+    assert re.findall(r"stage \d", done.stderr) == ["stage 0", "stage 1", "stage 2"]
+    assert numbers(json.loads(document.read_text()), "pocl") == (0, 3, 3)
+
+
+ON_EVERY_POCL = """
+import json, pyopencl as cl
+found = [platform for platform in cl.get_platforms() if platform.name == "Portable Computing Language"]
+for platform in found:
+    cl.Program(cl.Context(platform.get_devices()), "__kernel void one(__global int *a) { a[0] = 1; }").build()
+print(len({platform.version for platform in found}))
+"""
+
+
+@real
+def test_each_of_two_pocls_in_one_process_is_heard(home: Home, debian_pocl: Driver, tmp_path: Path) -> None:
+    """The wheel's loader adds the wheel's PoCL to those of a folder; a program of either is counted, cold and warm."""
+    vendors = tmp_path / "vendors"
+    vendors.mkdir()
+    shutil.copy(debian_pocl.variables["OCL_ICD_VENDORS"], vendors)
+    command = ("trace", "--json", "trace.json", "--", sys.executable, "-c", ON_EVERY_POCL)
+    for expected in ((0, 2, 2), (2, 0, 0)):
+        done = home.cachectl(*command, OCL_ICD_VENDORS=str(vendors))
+        assert done.stdout == "2\n"
+        document = json.loads((home.path / "trace.json").read_text())
+        assert numbers(document, "pocl") == expected
+        (pocl,) = [layer for layer in document["layers"] if layer["layer"] == "pocl"]
+        assert pocl["evidence"] == "exact"

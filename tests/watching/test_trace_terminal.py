@@ -74,20 +74,6 @@ def test_a_terminal_shows_what_a_pipe_shows(home: Home, driver: Mapping[str, Any
     assert pocl_of(document) == expected
 
 
-@pytest.mark.thorough
-@real
-def test_a_block_in_a_python_on_a_terminal(home: Home, driver: Mapping[str, Any]) -> None:
-    """From Python the same: ``traced()`` understands coloured messages, and keeps them off the screen."""
-    for expected in (
-        [0, 3, 3, "exact", [None, None, None]],
-        [2, 1, 1, "exact", ["pocl", "pocl", None]],
-    ):
-        screen = home.terminal(sys.executable, str(home.programs / CHATTY), "traced", **driver).stdout
-        check_screen(screen)
-        said = json.loads(next(line for line in screen.splitlines() if line.startswith('{"lines"')))
-        assert said["counted"] == expected
-
-
 @pytest.fixture(scope="session", params=["what is written", "what is built"])
 def other_words(
     request: pytest.FixtureRequest, debian_pocl: Driver, tmp_path_factory: pytest.TempPathFactory

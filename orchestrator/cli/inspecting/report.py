@@ -182,7 +182,7 @@ def show_report(
         output.show_message("+: lower bound, -: unknown; the problems below say what could not be counted")
     for line in _places(shown, home, verbose=verbose):
         output.show_message(line, indent="    ")
-    for one in report.leftovers or ():
+    for one in report.leftovers:
         where = _short_home(str(one.root / one.key), home)
         facts = f"{output.size(one.bytes)}, {output.age(one.modified, report.generated)} old"
         output.show_lines([""])
