@@ -15,18 +15,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
-from cachectl.inspecting.by_python import PythonShare
 from cachectl.layers.base.as_json import declared, members
 from cachectl.layers.host.neighbours import Neighbour
 
 #: Every class that a verb shows with ``--json``.
 DOCUMENTS: Final = (
-    "cachectl.inspecting.report:Report",
+    "cachectl.verbs.report:Report",
     "cachectl.inspecting.entries:Listing",
     "cachectl.inspecting.verify:Verification",
-    "cachectl.inspecting.doctor:Diagnosis",
-    "cachectl.inspecting.layers:Layers",
-    "cachectl.config:Settings",
+    "cachectl.verbs.doctor:Diagnosis",
+    "cachectl.verbs.layers:Layers",
+    "cachectl.config:Config",
     "cachectl.clearing.purge:PurgeResult",
     "cachectl.watching.trace:Trace",
     "cachectl.watching.bench:Bench",
@@ -43,7 +42,7 @@ DOCUMENTS: Final = (
 )
 
 #: What modules import for type checkers only.
-_NAMES: Final = {"Neighbour": Neighbour, "PythonShare": PythonShare}
+_NAMES: Final = {"Neighbour": Neighbour}
 _PLAIN: Final = {str: "string", Path: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 Schema = dict[str, Any]
@@ -100,7 +99,7 @@ class _Maker:
     def _flat(kind: type) -> Iterator[Any]:
         """Yield the types of the members whose keys stand in the document itself."""
         hints = get_type_hints(kind, localns=_NAMES)
-        yield from (hints[member.attribute] for member in members(kind) if member.flat)
+        yield from (hints[member.attribute] for member in members(kind) if member.flat and member.attribute in hints)
 
     def _keys(self, kind: type) -> Iterator[tuple[str, tuple[Schema, bool]]]:
         """Yield each key with its schema, and whether it is always there."""

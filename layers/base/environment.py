@@ -189,7 +189,6 @@ def user_state_folder(environment: Environment) -> Path:
 
 #: Names a file that is read instead of the user's and the site's; :data:`os.devnull` is no file.
 CONFIG_VARIABLE: Final = "CACHECTL_CONFIG"
-SETTING_PREFIX: Final = "CACHECTL_"
 
 
 def config_paths(environment: Environment) -> tuple[tuple[str, Path], ...]:
@@ -206,9 +205,10 @@ def config_paths(environment: Environment) -> tuple[tuple[str, Path], ...]:
 
 
 def is_configured(environment: Environment) -> bool:
-    """Return whether there is a config file, or a variable that may be a setting."""
-    variables = any(name.startswith(SETTING_PREFIX) for name in environment.variables)
-    return variables or any(os.path.lexists(path) for _, path in config_paths(environment))
+    """Return whether there is a config file, or a variable names one."""
+    return CONFIG_VARIABLE in environment.variables or any(
+        os.path.lexists(path) for _, path in config_paths(environment)
+    )
 
 
 def _site_config_folders(environment: Environment) -> tuple[Path, ...]:

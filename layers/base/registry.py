@@ -56,9 +56,14 @@ class Broken:
 
 def built_in(environment: Environment) -> Iterator[Layer]:
     """Make every built-in layer."""
-    for path in BUILT_IN.values():
-        module, _, attribute = path.partition(":")
-        yield getattr(import_module(module), attribute)(environment)
+    return (built_in_layer(name, environment) for name in BUILT_IN)
+
+
+def built_in_layer(name: str, environment: Environment) -> Layer:
+    """Make the built-in layer of a name."""
+    module, _, attribute = BUILT_IN[name].partition(":")
+    layer: Layer = getattr(import_module(module), attribute)(environment)
+    return layer
 
 
 def plugged_in(environment: Environment) -> Iterator[Layer | Broken]:

@@ -57,8 +57,8 @@ def test_a_hundred_thousand_entries_are_counted_listed_and_cleared(home: Home, t
     started = sum(os.times()[:4])
     stack = Stack(environment(home.path, tmp_path / "aside"), plugins=False)
     report = {layer.layer: layer for layer in stack.report().layers}
-    assert report["pytools"].entries == crowd
-    assert report["pocl"].files == files
+    assert report["pytools"].total.entries == crowd
+    assert report["pocl"].total.files == files
     assert sum(1 for _ in stack.entries(ALL)) == crowd
     outcomes = {outcome.layer: outcome for outcome in stack.plan_clear().apply().layers}
     assert outcomes["pytools"].removed == crowd

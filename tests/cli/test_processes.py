@@ -86,7 +86,7 @@ def settled(text: str) -> str:
     "line",
     [
         *("ls", "report", "doctor --json", "ls --help"),
-        *thorough("ls -q", "ls --format csv", "dir", "layers", "verify", "config", "--help", "completion bash"),
+        *thorough("ls -q", "ls --csv", "dir", "layers", "verify", "config", "--help", "completion bash"),
         *thorough("purge --all --dry-run --json", "env --disable"),
     ],
 )

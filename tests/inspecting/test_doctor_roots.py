@@ -26,11 +26,11 @@ from support.doctor import (
 from support.drivers import register_driver
 from tiers import thorough
 
-from cachectl.inspecting.doctor import is_grave, job_of
 from cachectl.inspecting.verify import findings
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.facts import Severity
 from cachectl.stack import Stack
+from cachectl.verbs.doctor import is_grave, job_of
 
 NOBODY = 65534
 
@@ -52,10 +52,10 @@ def test_a_root_that_is_not_a_folder_is_reported_and_fixed(tmp_path: Path) -> No
     file.write_text("something")
     found = only(examine(environment_of(tmp_path, POCL_CACHE_DIR=str(file)), "pocl"), "no-folder")
     assert (found.severity, found.fix) == (Severity.FAILS, "unset POCL_CACHE_DIR")
-    assert found.message == "something that is no folder is there, so PoCL can build no program"
+    assert found.message == "something that is not a directory is there, so PoCL can build no program"
     icd = {"OCL_ICD_VENDORS": register_driver(tmp_path, "libpocl.so.2")}
     below = only(examine(environment_of(tmp_path, POCL_CACHE_DIR=str(file / "below"), **icd), "pocl"), "no-folder")
-    assert f"something that is no folder is at {file}" in below.message
+    assert f"something that is not a directory is at {file}" in below.message
     assert after(tmp_path, below.fix, "pocl", POCL_CACHE_DIR=str(file / "below"), **icd) == []
     assert file.read_text() == "something"
 

@@ -17,7 +17,6 @@ import pytest
 from support.drivers import register_driver
 from support.tracing import no_file_events
 
-from cachectl.inspecting.doctor import diagnosis
 from cachectl.layers.base.conformance import LayerConformance, nobody
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Damaged
@@ -26,6 +25,7 @@ from cachectl.layers.base.selection import Selection
 from cachectl.layers.comgr import ComgrCache
 from cachectl.layers.formats import bitcode, comgr_entries
 from cachectl.stack import Stack
+from cachectl.verbs.doctor import diagnosis
 
 if TYPE_CHECKING:
     from homes import Home

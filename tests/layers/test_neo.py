@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.tracing import no_file_events
 
-from cachectl.inspecting.doctor import diagnosis
 from cachectl.layers.base.conformance import LayerConformance, nobody
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Busy, Damaged, LayerError
@@ -26,6 +25,7 @@ from cachectl.layers.base.selection import Selection
 from cachectl.layers.formats import neo_binaries
 from cachectl.layers.neo import NeoCompilerCache
 from cachectl.stack import Stack
+from cachectl.verbs.doctor import diagnosis
 
 if TYPE_CHECKING:
     from homes import Home

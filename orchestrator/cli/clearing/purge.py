@@ -11,7 +11,7 @@ from cachectl.cli.parser import CHANGING, Parser
 
 if TYPE_CHECKING:
     from cachectl.clearing.purge import PurgeResult
-    from cachectl.cli.call import Table
+    from cachectl.cli.call import Columns
     from cachectl.layers.base.facts import Note, Outcome, Removable
 
 
@@ -49,7 +49,7 @@ def show_result(call: Call, result: PurgeResult) -> int:
     """Show what a purge did, or would do, in the form that was asked for, and return the exit status."""
     verbose, named = call.options.verbose, bool(call.options.layers)
 
-    def table(result: PurgeResult) -> Table[Any]:
+    def table(result: PurgeResult) -> Columns[Any]:
         if not result.dry_run:
             return columns("removed"), result.layers
         return entry_columns(call.now), list(_planned(result))

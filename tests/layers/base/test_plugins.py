@@ -54,7 +54,7 @@ def test_a_plug_in_is_a_layer_like_any_other(plugged: Home) -> None:
 
 
 def test_a_broken_plug_in_is_named_and_fatal_to_nothing(plugged: Home) -> None:
-    done = plugged.cachectl("report", "--all-layers", check=False)
+    done = plugged.cachectl("report", "-v", check=False)
     report = plugged.json("report", check=False)
     assert {plugin["name"]: plugin["why"].partition(" ")[2] for plugin in report["broken"]} == {
         "exiting": "failed: SystemExit: no licence",

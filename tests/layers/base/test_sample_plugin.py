@@ -181,4 +181,4 @@ def test_nor_does_it_in_a_question(home: Home, tmp_path: Path, question: str) ->
     assert done.returncode == 1
     assert "the plug-in failed: Panic: x" in done.stderr
     assert "Traceback" not in done.stderr
-    assert done.stdout == "10 layers: nothing to remove; --all-layers\n"
+    assert done.stdout == "10 layers: nothing to remove\n"

@@ -27,6 +27,9 @@ STEP = {
 }
 
 
+STAGED = ("stage", "in", "--out", "warm.cachectl", "--", "echo", "ran")
+
+
 def lines_of(done: subprocess.CompletedProcess[str]) -> list[str]:
     """Return what cachectl printed; launchers and MPI libraries print lines of their own."""
     return [line for line in done.stderr.splitlines() if "cachectl: " in line or "Traceback" in line]

@@ -1,19 +1,24 @@
-"""``cachectl dir``: the places of caches, each once."""
+"""``cachectl dir``: the places of caches, one a line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.errors import FAILURES
 from cachectl.layers.base.facts import Problem, Root
+from cachectl.options import LAYERS, ROOT, Request
+from cachectl.table import Raw
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
 
+OPTIONS: Final = (LAYERS, ROOT)
+EPILOG: Final = "Without LAYER, places that do not exist are left out."
 
-def places(layers: Iterable[Layer], *, missing: bool) -> tuple[Path, ...]:
+
+def places(layers: Iterable[Layer], *, missing: bool = False) -> tuple[Path, ...]:
     """Return the main root of each layer if it exists, or is to be shown ``missing``, and other roots with content.
 
     A fallback may be a folder such as ``/tmp``, which is a place of the layer only if something of it lies there.
@@ -21,7 +26,7 @@ def places(layers: Iterable[Layer], *, missing: bool) -> tuple[Path, ...]:
     found: dict[Path, None] = {}
     for layer in layers:
         for number, root in enumerate(layer.roots()):
-            if (root.exists or missing) if not number else _holds_anything(layer, root):
+            if _holds_anything(layer, root) if number else root.exists or missing:
                 found[root.path] = None
     return tuple(found)
 
@@ -32,3 +37,9 @@ def _holds_anything(layer: Layer, root: Root) -> bool:
     except FAILURES:
         # The program that made it unreadable keeps something there.
         return True
+
+
+def run(request: Request) -> Raw:
+    """Carry out ``cachectl dir``."""
+    layers = request.options.layers
+    return Raw(map(str, places(request.stack.named(layers), missing=bool(layers))))

@@ -1,6 +1,6 @@
 """The program that ``cachectl demo`` runs: real loopy kernels, compiled and checked on PoCL.
 
-``python -m cachectl.cli.demo_kernels N`` prints, as JSON, the seconds that each of N kernels took from its
+``python -m cachectl.verbs.demo_kernels N`` prints, as JSON, the seconds that each of N kernels took from its
 definition to its checked result.
 """
 
