@@ -40,8 +40,8 @@ _UNITS: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _TRUE: Final = frozenset({"1", "t", "true", "y", "yes"})
 _FALSE: Final = frozenset({"0", "f", "false", "n", "no"})
 _ALSO_READ: Final = "names files that programs also take entries from: they are neither listed nor purged"
-#: Settings with an effect that few expect: variable, values that have it (none: all), severity, effect. The first two name read-only
-#: files of a single-file store beside its own (``src/util/fossilize_db.c``).
+#: Settings with an effect that few expect: variable, values that have it (none: all), severity, effect. The first two
+#: name read-only files of a single-file store beside its own (``src/util/fossilize_db.c``).
 _SURPRISES: Final = (
     ("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS", frozenset[str](), Severity.HARMLESS, _ALSO_READ),
     ("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS_DYNAMIC_LIST", frozenset[str](), Severity.HARMLESS, _ALSO_READ),
