@@ -23,7 +23,7 @@ PROGRAM = Path(__file__).parents[1] / "tests" / "programs" / "thirteen.py"
 def job(folder: Path, nodes: int, ranks: int, *options: str) -> tuple[float, list[dict[str, float]], str]:
     """Run one job; return its seconds from start to end, those of each rank, and what was said."""
     mpiexec = shutil.which("mpiexec") or str(Path(sys.executable).with_name("mpiexec"))
-    stage = (sys.executable, "-m", "cachectl", "stage", "in", *options, "--scratch", str(folder))
+    stage = (sys.executable, "-m", "cachectl", "stage", *options, "--scratch", str(folder))
     words = [mpiexec]
     for node in range(nodes):
         words += [*([":"] if node else []), "-n", str(ranks), "env", f"CACHECTL_NODE={node}", *stage]
@@ -44,9 +44,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for _ in range(rounds):
-            seconds, each, _ = job(folder, nodes, ranks, "--out", "warm.cachectl")
+            seconds, each, _ = job(folder, nodes, ranks, "--out", "warm.zip")
             by_setting["cold"].append((seconds, each))
-            seconds, each, said = job(folder, nodes, ranks, "warm.cachectl", "--trust")
+            seconds, each, said = job(folder, nodes, ranks, "warm.zip", "--trust")
             by_setting["staged"].append((seconds, each))
     sys.stdout.write(f"{said}\n")
     sys.stdout.write(f"{nodes} nodes, {ranks} ranks each, {rounds} rounds: median (fastest to slowest) in seconds\n")

@@ -29,16 +29,11 @@ DOCUMENTS: Final = (
     "cachectl.clearing.purge:PurgeResult",
     "cachectl.watching.trace:Trace",
     "cachectl.watching.bench:Bench",
-    "cachectl.moving.exporting:Export",
-    "cachectl.moving.importing:Import",
-    "cachectl.sharing.pushing:Push",
-    "cachectl.sharing.pulling:Pull",
-    "cachectl.sharing.store:StoreListing",
-    "cachectl.sharing.collecting:Collection",
-    "cachectl.sharing.checking:StoreCheck",
-    "cachectl.layers.miopen.exporting:FilesExport",
-    "cachectl.layers.miopen.merging:Merge",
-    "cachectl.cluster.rank_roots:MergedRoots",
+    "cachectl.exchange.push:Push",
+    "cachectl.exchange.pull:Pull",
+    "cachectl.exchange.store:StoreListing",
+    "cachectl.exchange.store:Collection",
+    "cachectl.exchange.store:StoreCheck",
 )
 
 #: What modules import for type checkers only.

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from cachectl.config import Config
+    from cachectl.exchange.around import StoreUse
     from cachectl.layer_set import LayerSet
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
     from cachectl.layers.base.selection import Selection
-    from cachectl.moving.output_files import Kind, OutputFile
-    from cachectl.sharing.around import StoreUse
+    from cachectl.output_files import Kind, OutputFile
 
 
 class Request(Protocol):

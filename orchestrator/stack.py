@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.facts import Entry
-from cachectl.layers.base.limits import LARGEST_BUNDLE
 from cachectl.layers.base.selection import ALL, Selection
 
 if TYPE_CHECKING:
@@ -16,15 +15,14 @@ if TYPE_CHECKING:
 
     from cachectl.clearing.limits import Limits
     from cachectl.clearing.purge import PurgePlan, PurgeResult
+    from cachectl.exchange.around import StoreUse
+    from cachectl.exchange.pull import Pull
+    from cachectl.exchange.push import Push
+    from cachectl.exchange.store import SharedStore
+    from cachectl.exchange.trust import Trust
     from cachectl.inspecting.entries import Listing, Trouble
     from cachectl.inspecting.verify import Verification
     from cachectl.layers.base.environment import Environment
-    from cachectl.moving.exporting import Export
-    from cachectl.moving.importing import Import, Trust
-    from cachectl.sharing.around import StoreUse
-    from cachectl.sharing.pulling import Pull
-    from cachectl.sharing.pushing import Push
-    from cachectl.sharing.store import SharedStore
     from cachectl.switching.run import Ran
     from cachectl.verbs.doctor import Diagnosis
     from cachectl.verbs.report import Report
@@ -247,82 +245,55 @@ class Stack(LayerSet):
 
         return bench(command, self, rounds, notice=notice, show=show)
 
-    # ------------------------------------------------------------------ moving
-
-    def export(
-        self,
-        file: str,
-        selection: Selection = ALL,
-        *,
-        layers: Iterable[str] = (),
-        sign: str | None = None,
-        force: bool = False,
-    ) -> Export:
-        """Write the selected entries of the named layers, or of every clearable one, as a bundle.
-
-        ``sign`` is an OpenSSH key; the signature is written beside the file. An existing file is replaced only if it
-        is a bundle, or with ``force``. The result names entries that cannot be read.
-        """
-        from cachectl.moving.exporting import export
-
-        return export(self, file, selection, layers=layers, sign=sign, force=force)
-
-    def import_bundle(self, file: str, trust: Trust, *, dry_run: bool = False, most: int = LARGEST_BUNDLE) -> Import:
-        """Place the entries of a bundle of at most ``most`` bytes that can be hit here; existing entries stay.
-
-        Raises :class:`Untrusted` or :class:`BadBundle` before anything is written.
-        """
-        from cachectl.moving.importing import import_bundle
-
-        return import_bundle(self, file, trust, dry_run=dry_run, most=most)
+    # ------------------------------------------------------------------ exchange
 
     def portability_digest(self) -> str:
         """Return 16 hexadecimal digits, equal where the same entries can be hit: a part of a key for caches of CI."""
-        from cachectl.moving.portability import portability_digest
+        from cachectl.exchange.portability import portability_digest
 
         return portability_digest(self)
 
-    # ------------------------------------------------------------------ sharing
-
     def push(
         self,
-        url: str | Path,
+        target: str | Path,
         selection: Selection = ALL,
         *,
         layers: Iterable[str] = (),
         sign: str | None = None,
         allowed_signers: str | None = None,
+        force: bool = False,
     ) -> Push:
-        """Add the selected entries of the named layers, or of every clearable one, that a shared store lacks.
+        """Add the selected entries of the named layers, or of every clearable one, that a store lacks.
 
+        ``target`` is a bundle, a folder or a URL, made by the first push, or a database file that a layer knows.
         ``sign`` is an OpenSSH key. Then an entry counts as present only if a part of the index lists it that this key,
-        or a signer of ``allowed_signers``, has signed. The first push makes the store.
+        or a signer of ``allowed_signers``, has signed. ``force`` replaces a file that is not a bundle.
         """
-        from cachectl.sharing.pushing import push
+        from cachectl.exchange.push import push
 
-        return push(self, url, selection, layers=layers, sign=sign, allowed_signers=allowed_signers)
+        return push(self, target, selection, layers=layers, sign=sign, allowed_signers=allowed_signers, force=force)
 
     def pull(
         self,
-        url: str | Path,
-        trust: Trust,
+        sources: str | Path | Sequence[str],
+        trust: Trust | None = None,
         selection: Selection = ALL,
         *,
         layers: Iterable[str] = (),
         dry_run: bool = False,
-        accept_older: bool = False,
     ) -> Pull:
-        """Place the selected entries of a shared store that are missing here and can be hit; existing entries stay.
+        """Place the selected entries of sources that are missing here and can be hit; existing entries stay.
 
-        The ``sha256`` of ``trust`` is the store's digest. Raises :class:`Untrusted` or :class:`BadStore` before
-        anything is written, also if the store is older than this machine has read it, unless ``accept_older``.
+        A source is a bundle, a folder or a URL, which need ``trust``, or an isolated root or a database file that no
+        other user can write. Raises :class:`Untrusted` or :class:`BadStore` before anything of that source is written,
+        also if a store is older than this machine has read it.
         """
-        from cachectl.sharing.pulling import pull
+        from cachectl.exchange.pull import pull
 
-        return pull(self, url, trust, selection, layers=layers, dry_run=dry_run, accept_older=accept_older)
+        return pull(self, sources, trust, selection, layers=layers, dry_run=dry_run)
 
-    def store(self, url: str | Path) -> SharedStore:
-        """Return the shared store at a folder or a URL."""
-        from cachectl.sharing.store import SharedStore
+    def store(self, target: str | Path) -> SharedStore:
+        """Return the store at a path or a URL."""
+        from cachectl.exchange.store import SharedStore
 
-        return SharedStore(self, url)
+        return SharedStore(self, target)

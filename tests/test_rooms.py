@@ -16,29 +16,14 @@ ALLOWED = {
     "layers.base.facts": {"layers.base", "layers.disk"},
     "layers.base": {"layers.base.facts", "layers.disk", "layers.formats", "layers.host", "layers.stores"},
     "layers": {"layers.base", "layers.disk", "layers.formats", "layers.host", "layers.inside", "layers.stores"},
-    "": {
-        *(
-            "layers",
-            "inspecting",
-            "clearing",
-            "switching",
-            "watching",
-            "moving",
-            "cluster",
-            "pages",
-            "sharing",
-            "verbs",
-        ),
-    },
-    "verbs": {"", "layers", "inspecting", "clearing", "switching", "watching", "moving", "sharing", "pages"},
+    "": {"layers", "inspecting", "clearing", "switching", "watching", "pages", "exchange", "verbs"},
+    "verbs": {"", "layers", "inspecting", "clearing", "switching", "watching", "exchange", "pages"},
     "pages": {"", "layers", "inspecting"},
     "inspecting": {"", "layers"},
     "clearing": {"", "layers", "inspecting", "switching"},
     "switching": {"", "layers"},
-    "watching": {"", "layers", "verbs", "inspecting", "switching", "moving", "pages"},
-    "moving": {"", "layers", "inspecting", "switching", "pages"},
-    "cluster": {"", "layers", "inspecting", "clearing", "switching", "moving"},
-    "sharing": {"", "layers", "inspecting", "switching", "moving"},
+    "watching": {"", "layers", "verbs", "inspecting", "switching", "pages"},
+    "exchange": {"", "layers", "inspecting", "switching"},
 }
 
 

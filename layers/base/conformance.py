@@ -349,24 +349,6 @@ class LayerConformance(ABC):
         assert folder in moved.roots()[0].path.parents
         assert list(moved.entries()) == []
 
-    def test_a_base_is_brought_and_stays(self, tmp_path: Path) -> None:
-        """An empty home takes what it lacks from a base, once; the base keeps every byte, mode and time."""
-        layer = self.seeded(tmp_path)
-        home, base = layer.environment.home, tmp_path / "base"
-        if self._refuses(layer, Ability.PUT, lambda: layer.bring_from(base, home)):
-            return
-        home.rename(base)
-        home.mkdir()
-        before = snapshot(base, times=True)
-        brought = layer.bring_from(base, home)
-        assert brought.linked + brought.cloned + brought.copied > 0
-        assert not brought.failed
-        again = layer.bring_from(base, home)
-        assert (again.linked, again.cloned, again.copied, again.dropped) == (0, 0, 0, 0)
-        assert again.present >= brought.linked + brought.cloned + brought.copied
-        assert not [finding for root in layer.roots() for finding in layer.verify(root) if finding.code != "index"]
-        assert snapshot(base, times=True) == before
-
     def _refuses(self, layer: Layer, ability: Ability, attempt: Callable[[], object]) -> bool:
         reason = layer.abilities()[ability]
         if reason is None:

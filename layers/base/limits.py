@@ -1,7 +1,6 @@
 """Limits on input sizes, so that no file can take all memory or fill a disk. All sizes are in bytes.
 
-Each limit is far above the sizes that the libraries write. A file above it is reported and left alone, except that an
-option raises ``LARGEST_BUNDLE``.
+Each limit is far above the sizes that the libraries write. A file above it is reported and left alone.
 """
 
 from __future__ import annotations
@@ -25,19 +24,9 @@ LONGEST_KEY: Final = 1 << 14
 #: Control characters, also those of Unicode that end a line or turn the direction of text.
 _CONTROL: Final = regex("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
-#: The manifest of a bundle: that of a hundred thousand entries has less.
-LARGEST_MANIFEST: Final = 64 << 20
-#: The same before its entries, and one entry in it.
-LARGEST_MANIFEST_PART: Final = 1 << 20
-#: How many times as large as the whole bundle a manifest may be, beyond ``LARGEST_MANIFEST_PART``. Each entry adds a
-#: SHA-256 of 32 bytes, which cannot be compressed, and a line of a few hundred bytes.
-MANIFEST_EXPANSION: Final = 100
 #: How many details and versions an entry may have.
 MOST_DETAILS: Final = 64
-#: How many times as large as the bundle its entries may be together, beyond ``EXPANSION_ALLOWANCE``.
-MOST_EXPANSION: Final = 1000
-EXPANSION_ALLOWANCE: Final = 64 << 20
-#: A bundle that is copied into the folder of temporary files. ``import --max-size`` sets another limit.
+#: A bundle that is copied into the folder of temporary files.
 LARGEST_BUNDLE: Final = 32 << 30
 #: What such a copy leaves free on that file system, as other programs write there too.
 SPARED_ROOM: Final = 256 << 20

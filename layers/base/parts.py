@@ -54,18 +54,11 @@ class Portability:
     needed: ClassVar[tuple[str, ...]] = ()
     #: Facts that are shown to readers and decide nothing.
     informing: ClassVar[tuple[str, ...]] = ()
-    #: Whether a listing without contents has the device and versions of each entry.
-    named: ClassVar[bool] = False
 
     def facts(self, environment: Environment) -> Facts:
         """Describe an environment. Import no library and start no driver; raise nothing."""
         del environment
         return {}
-
-    def entry_facts(self, versions: Mapping[str, str], detail: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the facts that an entry adds to those of the place where it was made."""
-        del detail
-        return versions
 
     def outlook(self, versions: Mapping[str, str], there: Facts, environment: Environment) -> Outlook | None:
         """Judge an entry by its own versions; return ``None`` if the facts of the two places decide."""

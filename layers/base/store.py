@@ -19,7 +19,7 @@ from typing import ClassVar, NamedTuple, TypeVar, final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unsettled, reason_of
+from cachectl.layers.base.errors import EntryExists, LayerError, Unsettled, reason_of
 from cachectl.layers.base.facts import (
     Bulk,
     Counted,
@@ -38,9 +38,6 @@ from cachectl.layers.disk.trust import closed_by_another
 from cachectl.layers.formats.details import Details
 
 T = TypeVar("T")
-
-#: Entries that are read from a base before they are written.
-_BROUGHT_AT_ONCE = 200
 
 
 class Damage(NamedTuple):
@@ -68,7 +65,7 @@ class Codec(ABC):
 class Store(ABC):
     """The store of a layer's entries. A layer declares it, and it is bound to a name and environment with the layer.
 
-    The first six methods are the protocol. The others have a general implementation for entries whose keys are paths
+    The first four methods are the protocol. The others have a general implementation for entries whose keys are paths
     below the root; a store overrides one if it has a faster or safer way.
     """
 
@@ -144,10 +141,6 @@ class Store(ABC):
         """Yield the things to count in a root."""
         yield from self.scan(root, contents=False)
 
-    def usage(self, root: Root) -> facts.Usage:
-        """Count a root."""
-        return sum_usage(self.iter_usage(root))
-
     def in_use(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
         """Pair each thing to be cleared with the reason to leave it for now, ``None`` if there is none.
 
@@ -176,28 +169,6 @@ class Store(ABC):
             return False if standing.data == artifact.data else EntryExists(self.name, root.path)
         failure = attempt(partial(self.write, root, artifact.key, artifact, replace=False))
         return True if failure is None else failure
-
-    def bring_from(self, base: Root, root: Root) -> facts.Brought:
-        """Make the entries of a base available in a root, and change nothing in the base.
-
-        The base has the same layout, belongs to anybody, and may be on a read-only file system. Entries that the root
-        has stay. The general way copies what is missing; a store overrides it if its library tolerates links.
-        """
-        standing = {found.key for found in self.scan(root, contents=False) if isinstance(found, Entry)}
-        listed = [found for found in self.scan(base, contents=False) if isinstance(found, Entry)]
-        keys = [entry.key for entry in listed if entry.guest is None]
-        brought = facts.Brought(present=sum(key in standing for key in keys))
-        missing = [key for key in keys if key not in standing]
-        for first in range(0, len(missing), _BROUGHT_AT_ONCE):
-            read = self.read_many(base, missing[first : first + _BROUGHT_AT_ONCE])
-            artifacts = [artifact for artifact in read.values() if isinstance(artifact, facts.Artifact)]
-            written = zip(artifacts, self.write_new(root, artifacts), strict=True)
-            done = {artifact.key: result for artifact, result in written}
-            errors = [(key, one) for key, one in {**read, **done}.items() if isinstance(one, (LayerError, OSError))]
-            failed = tuple(facts.Note(key, reason_of(error)) for key, error in errors)
-            copied, present = (sum(one is kind for one in done.values()) for kind in (True, False))
-            brought = brought.plus(facts.Brought(copied=copied, present=present, failed=failed))
-        return brought
 
     def recover(self, root: Root) -> None:
         """Finish, or roll back, the interrupted writes of a root, as the next program there would.
@@ -231,13 +202,6 @@ class Store(ABC):
     def unreadable(self, root: Root, key: str, error: LayerError | OSError) -> facts.Finding:
         """Return the finding of an entry that could not be read; it has no ``thing``, since the entry may be whole."""
         return self.to_finding(root, Problem(root.path / key, "unreadable", reason_of(error)))
-
-    @final
-    def with_fix(self, error: LayerError) -> str:
-        """Return an error's message; for damage, with the command that removes it."""
-        if not isinstance(error, Damaged) or facts.Ability.CLEAR in self.refusals():
-            return error.message
-        return f"{error.message}; to remove it: cachectl purge --damaged {self.name}"
 
 
 def attempt(act: Callable[[], T]) -> T | LayerError | OSError:
@@ -304,25 +268,29 @@ def sum_usage(found: Iterable[Counted]) -> Usage:
     entries = files = total = orphan_files = orphan_bytes = stale_entries = stale_bytes = 0
     knows_stale = False
     disk: int | None = 0
-    moments: list[float] = []
+    oldest: float | None = None
+    newest: float | None = None
     problems: list[Problem] = []
     for thing in found:
         if isinstance(thing, Problem):
             problems.append(thing)
             continue
+        if isinstance(thing, Entry) and thing.guest is not None:
+            continue
+        if thing.files and disk is not None:
+            disk = None if thing.disk is None else disk + thing.disk
         if isinstance(thing, Orphan):
-            disk = _plus(disk, thing)
             orphan_files += thing.files
             orphan_bytes += thing.bytes
             continue
-        if isinstance(thing, Entry) and thing.guest is not None:
-            continue
-        count = _count_of(thing)
-        disk = _plus(disk, thing)
+        count, first, last = _entries_of(thing)
         entries += count
         files += thing.files
         total += thing.bytes
-        moments = _extremes([*moments, *_moments_of(thing)])
+        if first is not None and (oldest is None or first < oldest):
+            oldest = first
+        if last is not None and (newest is None or last > newest):
+            newest = last
         if thing.stale is not None:
             knows_stale = True
             stale_entries += count if thing.stale else 0
@@ -337,38 +305,21 @@ def sum_usage(found: Iterable[Counted]) -> Usage:
         orphan_bytes=orphan_bytes if orphan_bytes or complete else None,
         stale_entries=stale_entries if knows_stale else None,
         stale_bytes=stale_bytes if knows_stale else None,
-        oldest=moments[0] if moments else None,
-        newest=moments[-1] if moments else None,
+        oldest=oldest,
+        newest=newest,
         problems=tuple(problems),
         disk_bytes=disk if disk or complete else None,
     )
 
 
-def _plus(disk: int | None, thing: Entry | Orphan | Housekeeping | Bulk) -> int | None:
-    """Add the disk blocks of a thing that has files."""
-    own = thing.disk if thing.files else 0
-    return None if disk is None or own is None else disk + own
+def _entries_of(thing: Entry | Housekeeping | Bulk) -> tuple[int, float | None, float | None]:
+    """Return the number of entries, and the times of the oldest and the newest change; other files have none."""
+    if isinstance(thing, Entry):
+        moment = thing.modified if thing.modified is not None else thing.written_before
+        return 1, moment, moment
+    return (thing.entries, thing.oldest, thing.newest) if isinstance(thing, Bulk) else (0, None, None)
 
 
 def unknown_usage(*problems: Problem) -> Usage:
     """Return the usage of a root that could not be counted: all numbers are unknown."""
     return Usage(entries=None, files=None, bytes=None, orphan_files=None, orphan_bytes=None, problems=problems)
-
-
-def _count_of(thing: Entry | Housekeeping | Bulk) -> int:
-    return thing.entries if isinstance(thing, Bulk) else int(isinstance(thing, Entry))
-
-
-def _moments_of(thing: Entry | Housekeeping | Bulk) -> Iterator[float]:
-    if isinstance(thing, Bulk):
-        known = (thing.oldest, thing.newest)
-    elif isinstance(thing, Entry):
-        known = (thing.modified if thing.modified is not None else thing.written_before, None)
-    else:
-        # Its age is not that of an entry.
-        known = (None, None)
-    yield from (moment for moment in known if moment is not None)
-
-
-def _extremes(moments: list[float]) -> list[float]:
-    return [min(moments), max(moments)] if moments else []

@@ -14,13 +14,21 @@ from typing import ClassVar, Final, NamedTuple
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import Damaged, LayerError, Refused, not_a_key
+from cachectl.layers.base.errors import BadRequest, Damaged, LayerError, Refused, not_a_key
 from cachectl.layers.base.facts import Ability, Entry, Found, Problem, Root, Scope, Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.parts import UNFORESEEN, EntryFiles, Facts, Lookups, Outlook, Portability
+from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.presence import means_absent, status_at
-from cachectl.layers.miopen.names import VERSION_FOLDER, DatabaseName, newest, parse_name, version_numbers
+from cachectl.layers.miopen.names import (
+    VERSION_FOLDER,
+    DatabaseName,
+    installed_names,
+    newest,
+    parse_name,
+    version_numbers,
+)
 from cachectl.layers.miopen.places import LIBRARIES, TEMPORARY, Place, judge, libraries, system_roots, user_roots
 from cachectl.layers.stores.row_store import Rows
 from cachectl.layers.stores.rows import RowFile, disk_usage, without_companion
@@ -373,6 +381,31 @@ class MIOpenLayer(Layer):
             root.exists if root.role != TEMPORARY else any(True for _ in self.store.databases(root).files())
             for root in self.roots()
         )
+
+    def place_of_file(self, file: Path) -> Path | None:
+        """Return the place of a database by its name: that of the newest file of the user for the same device.
+
+        Without one, kernels belong to the version of MIOpen that the file's folder names, or to the newest known one.
+        """
+        name, roots = parse_name(file.name), self.roots()
+        if name is None or not roots:
+            return None
+        databases = self.store.databases(roots[0])
+        if name.kind in databases.kinds and not databases.folders:
+            return Path(file.name)
+        installed = installed_names(name)[0]
+        own = sorted(databases.present(), key=lambda found: version_numbers(found.version or "0"), reverse=True)
+        alike = [found.relative for found in own if installed in installed_names(found.name)]
+        has_version = VERSION_FOLDER.fullmatch(file.parent.name) is not None
+        if alike and not has_version:
+            return Path(alike[0])
+        if not databases.folders or not installed.endswith(".kdb"):
+            return None
+        version = file.parent.name if has_version else databases.newest()
+        if version is None:
+            why = "name the version of MIOpen by the file's folder, such as 3.3.0.a85ca8a54"
+            raise BadRequest(f"{printable(file)}: no MIOpen has kept kernels here; {why}")
+        return Path(version, f"{installed.removesuffix('kdb')}ukdb")
 
     def refusals(self) -> Mapping[Ability, str]:
         """Refuse to move a package's files, beside what the store refuses."""

@@ -36,6 +36,17 @@ _GRAMMARS: Final = (
     regex(rf"{_RAW_BASE}\.(?P<kind>cd\.u?pdb\.txt)"),
 )
 
+#: The installed ending for each ending of a user's file, and what such a name does not have.
+_INSTALLED: Final = {
+    "ukdb": "kdb",
+    "ufdb.txt": "fdb.txt",
+    "udb.txt": "db.txt",
+    "cd.updb.txt": "cd.pdb.txt",
+    "udb": "db",
+}
+_IN_NAME: Final = regex(r"\.\d+_\d+_\d+(?:_[^.]*)?(?=\.)|_\d+\.\d+\.\d+(?=\.udb$)")
+_BACKEND: Final = regex(r"\.(?:HIPNOGPU|HIP|OpenCL)(?=\.)")
+
 
 class Base(NamedTuple):
     """A device and its compute units, ``None`` for unknown architectures; ``raw`` is the whole text.
@@ -97,3 +108,17 @@ def program_names(kernel_name: str) -> tuple[str, ...]:
     """Return the names by which a user may select a program: without ``.o``, and without the ending of its source."""
     program = kernel_name.removesuffix(".obj").removesuffix(".o")
     return tuple(dict.fromkeys((program, PurePosixPath(program).stem)))
+
+
+def installed_names(name: DatabaseName) -> tuple[str, ...]:
+    """Return the installed names of a user's file: for its device and compute units, and for all units of the device.
+
+    A perf-db loses its backend, and every file its version. An installed file has its own name.
+    """
+    if name.kind not in _INSTALLED:
+        return (name.file,)
+    plain = _IN_NAME.sub("", name.file).removesuffix(name.kind)
+    if name.kind in ("udb.txt", "cd.updb.txt", "udb"):
+        plain = _BACKEND.sub("", plain)
+    installed = plain + _INSTALLED[name.kind]
+    return tuple(dict.fromkeys((installed, installed.replace(name.base.raw, name.base.device or name.base.raw, 1))))

@@ -34,7 +34,6 @@ class PoclPortability(Portability):
     }
     needed = ("PoCL library", "processor features")
     informing = ("pyopencl",)
-    named = True
 
     def facts(self, environment: Environment) -> Facts:
         """Return versions, the name of the library (which bears a version or a digest), and the processor.

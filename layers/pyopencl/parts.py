@@ -34,7 +34,6 @@ class BinaryPortability(Portability):
         INCLUDE: "PyOpenCL names its folder in the options of every build, which its keys are made from",
     }
     needed = ("OpenCL drivers",)
-    named = True
 
     def facts(self, environment: Environment) -> Facts:
         """Return versions, the include folder, and the names of the OpenCL drivers.

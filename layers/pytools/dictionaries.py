@@ -109,7 +109,7 @@ class Dictionaries(Rows):
         return (rows for name in self.dictionaries(root) if (rows := self.row_file(root, name.file)) is not None)
 
     def _rows(self, path: Path) -> RowFile:
-        return RowFile(self.name, path, SCHEMA, self.environment.lock_timeout)
+        return self.opened(path, SCHEMA)
 
     # ------------------------------------------------------------------ listing
 

@@ -17,17 +17,10 @@ from cachectl.layers.pytools.dictionaries import UNKNOWN
 class DictionaryPortability(Portability):
     """A dictionary's name bears Python and the versions of the libraries whose code its values depend on."""
 
-    named = True
-
     def facts(self, environment: Environment) -> Facts:
         """Return the versions of Python and of the packages that dictionaries are named by."""
         packages = ("loopy", "islpy", "cgen", "pytools", "pyopencl", "numpy")
         return {"python": environment.python, **{name: environment.installed(name) for name in packages}}
-
-    def entry_facts(self, versions: Mapping[str, str], detail: Mapping[str, str]) -> Mapping[str, str]:
-        """Return nothing: each row is judged by itself."""
-        del versions, detail
-        return {}
 
     def outlook(self, versions: Mapping[str, str], there: Facts, environment: Environment) -> Outlook | None:
         """Judge a row by the versions in its dictionary's name, as ``ls`` decides which rows are stale."""

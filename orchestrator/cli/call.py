@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from cachectl.config import Config
+    from cachectl.exchange.around import StoreUse
+    from cachectl.exchange.trust import Trust
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
     from cachectl.layers.base.selection import Selection
-    from cachectl.moving.importing import Trust
-    from cachectl.moving.output_files import Kind, OutputFile
-    from cachectl.sharing.around import StoreUse
+    from cachectl.output_files import Kind, OutputFile
     from cachectl.stack import Stack
 
     class _Done(Protocol):
@@ -196,58 +196,38 @@ class Call:
         return self.stack.named(self.options.layers)
 
     def trust(self) -> Trust | None:
-        """Return why a bundle is trusted; ``None`` if no option says so."""
-        from cachectl.layers.base.selection import parse_moment
-        from cachectl.moving.importing import Trust
+        """Return why a store is trusted; ``None`` if no option says so."""
+        from cachectl.exchange.trust import Trust
 
-        options = self.options
-        after = None if options.newer_than is None else parse_moment(options.newer_than, self.now)
-        why = (options.allowed_signers, options.sha256, options.trust)
-        return None if why == (None, None, False) else Trust(*why, after)
-
-    def store_trust(self) -> Trust | None:
-        """Return why a shared store is trusted; ``None`` if no option says so."""
-        from cachectl.moving.importing import Trust
-
-        why = (self.options.allowed_signers, self.options.digest, self.options.trust)
-        return None if why == (None, None, False) else Trust(*why)
-
-    def demand_trust(self, url: str) -> Trust:
-        """Return why the shared store at a URL is trusted, which a URL with a digest says itself."""
-        from cachectl.moving.importing import Trust
-        from cachectl.sharing.places import is_pinned
-
-        trust = self.store_trust() or (Trust(blindly=True) if is_pinned(url) else None)
-        if trust is None:
-            self.misuse("a store is code: give one of --allowed-signers, --digest and --trust")
-        return trust
+        given = (self.options.allowed_signers, self.options.digest, self.options.trust)
+        return None if given == (None, None, False) else Trust(*given)
 
     def store_use(self) -> StoreUse | None:
-        """Return the shared store around a command; ``None`` without one."""
-        options = self.options
+        """Return the store around a command; ``None`` without one."""
+        options, trust = self.options, self.trust()
         if not options.store:
-            if self.store_trust() is not None or options.sign is not None:
-                self.misuse("--allowed-signers, --digest, --trust and --sign are for --store URL")
+            if trust is not None or options.sign is not None:
+                self.misuse("--allowed-signers, --digest, --trust and --sign are for --store SOURCE")
             return None
         if options.no_cache:
             self.misuse("--no-cache leaves nothing to pull or push; drop --store")
-        from cachectl.sharing.around import PATIENCE, StoreUse
-        from cachectl.sharing.places import is_pinned
+        from cachectl.exchange.around import PATIENCE, StoreUse
+        from cachectl.exchange.trust import UNTRUSTED
 
-        # One state of a store cannot be added to.
-        writes = options.store_mode == "rw" and not is_pinned(options.store)
+        if trust is None:
+            self.misuse(UNTRUSTED)
         seconds = PATIENCE if options.store_wait is None else options.store_wait
-        return StoreUse(self.store_url(options.store), self.demand_trust(options.store), writes, options.sign, seconds)
+        return StoreUse(self.target(options.store), trust, options.store_mode == "rw", options.sign, seconds)
 
-    def store_url(self, url: str) -> str:
-        """Return the address of a shared store, which no layer's name may be."""
-        if url in self.stack:
-            self.misuse(f"{url!r} is a layer, not a store: write the URL before the layers, or ./{url}")
-        return url
+    def target(self, name: str) -> str:
+        """Return the address of a store, which no layer's name may be."""
+        if name in self.stack:
+            self.misuse(f"{name!r} is a layer: write what to read or write before the layers, or ./{name}")
+        return name
 
     def output_file(self, name: str, kind: Kind) -> OutputFile:
         """Return a file to write, which no layer's name may be."""
-        from cachectl.moving.output_files import OutputFile
+        from cachectl.output_files import OutputFile
 
         return OutputFile(name, kind, self.stack, self.options.force)
 

@@ -75,7 +75,7 @@ def _parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
         parser.error(f"write the command first: {shlex.join(['cachectl', *line])}")
     options, unknown = parser.parse_known_args(words)
     if isinstance(getattr(options, "layers", None), list) and not any(word.startswith("-") for word in unknown):
-        # argparse takes the layers to be complete at the first option after FILE: export FILE --force LAYER.
+        # argparse takes the layers to be complete at the first option after FILE: push FILE --force LAYER.
         options.layers = [*options.layers, *unknown]
         unknown = []
     if unknown:

@@ -31,14 +31,13 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "env": ("verbs.env", "print variables as shell commands, for eval"),
     "trace": ("cli.observing.trace", "count hits, misses and stores of every layer while a command runs"),
     "bench": ("cli.observing.bench", "measure the time each cache saves a command: cold, warm, each off in turn"),
-    "export": ("cli.moving.export", "pack entries into one file, for another machine"),
-    "import": ("cli.moving.import_", "place what export packed, once it is trusted and checked"),
-    "push": ("cli.sharing.push", "add to a shared store the entries that it lacks"),
-    "pull": ("cli.sharing.pull", "place the entries of a shared store that are missing here, once they are trusted"),
-    "store": ("cli.sharing.store", "list, clean up or check a shared store"),
-    "miopen": ("cli.moving.miopen", "merge databases of MIOpen, of several users or ranks"),
-    "stage": ("cli.cluster.stage", "carry warm caches to every node of an MPI job, and back"),
-    "merge": ("cli.cluster.merge", "merge entries of several folders, of ranks for instance, into one"),
+    "push": ("cli.exchange.push", "add to a bundle, a folder or a URL the entries that it lacks"),
+    "pull": (
+        "cli.exchange.pull",
+        "place the entries of a store or a root that are missing here, once trusted",
+    ),
+    "store": ("cli.exchange.store", "list, clean up or check a store"),
+    "stage": ("cli.exchange.stage", "carry warm caches to every node of an MPI job, and back"),
     "config": ("verbs.config", "show what is set, and where"),
     "schedule": ("verbs.schedule", "print what prunes by itself, and how to install it"),
     "layers": ("verbs.layers", "list layers, what each can do here, and why not"),
@@ -52,7 +51,7 @@ MEANT: Final = {
     **dict.fromkeys(("list", "show"), "ls"),
     "gc": "prune",
     "export": "push",
-    **dict.fromkeys(("import", "merge"), "pull"),
+    **dict.fromkeys(("import", "merge", "miopen"), "pull"),
     "check": "verify",
     "path": "dir",
 }
@@ -70,7 +69,7 @@ def mark_bare(words: Sequence[str]) -> list[str]:
 #: Options of verbs that have no file in ``verbs`` yet.
 _SHARED: Final[dict[str, Option]] = {
     "unexpected": common.UNEXPECTED,
-    "--sign": Option("--sign", metavar="KEY", help="sign it with a key of OpenSSH; the signature is FILE.sig"),
+    "--sign": Option("--sign", metavar="KEY", help="sign what is added with a key of OpenSSH"),
     "--python": common.PYTHON,
     "--wait": common.WAIT,
     "--shared": Option(
@@ -150,28 +149,15 @@ class Parser(argparse.ArgumentParser):
         """Add options that name other places than those of this environment, of which one can be given."""
         add_to(self, [common.PLACES if users else common.ROOT] if root else [])
 
-    def add_trust(self, file: str) -> None:
-        """Add the options that say why a bundle is trusted."""
-        why = self.add_mutually_exclusive_group()
-        signed = f"{file}.sig is by a signer of this list (ssh-keygen -Y)"
-        why.add_argument("--allowed-signers", metavar="LIST", help=signed)
-        why.add_argument("--sha256", metavar="HEX", help=f"this is the SHA-256 of {file}")
-        why.add_argument(
-            "--trust", action="store_true", help="trust the bundle unchecked: it is code that your programs will run"
-        )
-        newer = "refuse a bundle that was not signed within 30d, 12h, or since 2026-12-31"
-        self.add_argument("--newer-than", metavar="AGE", help=newer)
-
-    def add_store_trust(self, *, required: bool) -> None:
-        """Add the options that say why a shared store is trusted."""
-        why = self.add_mutually_exclusive_group(required=required)
+    def add_trust(self, group: argparse._ActionsContainer | None = None) -> None:
+        """Add the options that say why a store is trusted."""
+        why = (self if group is None else group).add_mutually_exclusive_group()
         signed = "take what a signer of this list has signed (ssh-keygen -Y)"
         why.add_argument("--allowed-signers", metavar="LIST", help=signed)
-        why.add_argument("--digest", metavar="HEX", help="the store is exactly the one with this digest")
-        unchecked = "trust the store unchecked: it is code that your programs will run"
+        pinned = "the SHA-256 of the bundle, or the digest of another store, as store ls prints it"
+        why.add_argument("--digest", metavar="HEX", help=pinned)
+        unchecked = "trust it unchecked: it is code that your programs will run"
         why.add_argument("--trust", action="store_true", help=unchecked)
-        older = "take from a store that is older than, or another than, the one read from URL before"
-        self.add_argument("--accept-older", action="store_true", help=older)
 
     def add_dry_run(self, what: str) -> None:
         """Add ``--dry-run``."""

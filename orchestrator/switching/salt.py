@@ -266,7 +266,7 @@ class Salting:
         """Remove spent entries in one root; yield a note for each that was left."""
         try:
             things = tuple(self._spent(layer, path, idle))
-            outcome = layer.clear(layer.plan_spent(things)) if things else None
+            outcome = layer.clear(layer.plan_removal(things, in_use=True)) if things else None
         except (LayerError, OSError) as error:
             yield f"{layer.name} keeps an entry of a salted build: {reason_of(error)}"
             return

@@ -54,14 +54,14 @@ def env(
     chosen = stack.named(layers)
     if base is None:
         return variables_for(chosen, on=enable, root=folder)
-    from cachectl.switching.base import base_at, start_from
+    from cachectl.exchange.around import base_at, start_from
 
     notes: list[str] = []
     names = [layer.name for layer in chosen] if layers else ()
     place = base_at(stack.environment, base)
     start = start_from(stack.environment, place, folder, layers=names, notice=notes.append)
-    changes, others = variables_for(chosen, on=True, root=start.root)
-    return changes, (*notes, *start.lines, *others)
+    changes, others = variables_for(chosen, on=True, root=start)
+    return changes, (*notes, *others)
 
 
 def run(request: Request) -> Raw:

@@ -31,7 +31,7 @@ def get_artifact(layer: Layer, key: str) -> bytes:
 
 def run(request: Request) -> bytes | int:
     """Carry out ``cachectl get``."""
-    from cachectl.moving.output_files import ARTIFACT
+    from cachectl.output_files import ARTIFACT
 
     options = request.options
     layer = request.stack[options.layer]

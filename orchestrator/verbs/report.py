@@ -251,7 +251,7 @@ def run(request: Request) -> Report | int:
     options = request.options
     page = None
     if options.html is not None:
-        from cachectl.moving.output_files import PAGE, demand_targets
+        from cachectl.output_files import PAGE, demand_targets
 
         page = request.output_file(options.html, PAGE)
         if options.html == "-" and request.form != "table":

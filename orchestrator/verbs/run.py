@@ -12,9 +12,9 @@ from cachectl.layers.base.texts import plural
 from cachectl.options import LAYER, UNEXPECTED, OneOf, Option, Request, seconds
 
 if TYPE_CHECKING:
+    from cachectl.exchange.around import StoreUse
     from cachectl.layer_set import LayerSet
     from cachectl.layers.base.layer import Layer
-    from cachectl.sharing.around import StoreUse
     from cachectl.switching.run import Ran
     from cachectl.watching.proof import Attestation, Proof, Watch
 
@@ -56,7 +56,7 @@ OPTIONS: Final = (
         action="store_true",
         help="attest that no real root was read or written; also without another option",
     ),
-    Option("--store", metavar="URL", help="pull from this store before the command, and push what is new to it after"),
+    Option("--store", metavar="SOURCE", help="pull from this store before the command, and push what is new after it"),
     Option("--store-mode", choices=("rw", "ro"), default="rw", help="ro: only pull; rw: pull and push (default)"),
     Option(
         "--store-wait",
@@ -74,7 +74,7 @@ OPTIONS: Final = (
     Option("--sign", metavar="KEY", help="sign what is pushed with a key of OpenSSH"),
 )
 USAGE: Final = """\
-cachectl run (--no-cache | --base DIR | --isolated[=DIR] | --prove | --store URL)
+cachectl run (--no-cache | --base DIR | --isolated[=DIR] | --prove | --store SOURCE)
        [--layer LAYER]... [--prove] -- COMMAND..."""
 
 
@@ -102,8 +102,7 @@ def run_with(
     from cachectl.switching.run import run_command
 
     if store is not None:
-        from cachectl.sharing.around import shared_around
-        from cachectl.switching.base import base_at, base_keys, make_own_root
+        from cachectl.exchange.around import base_at, base_keys, make_own_root, shared_around
 
         root = isolated if isinstance(isolated, bool) else stack.environment.absolute(isolated)
         besides: Mapping[str, frozenset[str]] = {}
@@ -126,14 +125,13 @@ def run_with(
 
     prepare = None
     if base is not None:
-        from cachectl.switching.base import base_at, make_own_root, start_from
+        from cachectl.exchange.around import base_at, make_own_root, start_from
 
         place = base_at(stack.environment, base)
         isolated = isolated or make_own_root(stack.environment, place)
 
         def prepare(root: Path, names: tuple[str, ...]) -> None:
-            for line in start_from(stack.environment, place, root, layers=names, notice=notice).lines:
-                notice(line)
+            start_from(stack.environment, place, root, layers=names, notice=notice)
 
     return run_command(
         stack,

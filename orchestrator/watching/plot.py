@@ -9,8 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.errors import BadRequest, CachectlError
-from cachectl.moving.output_files import MAKER
-from cachectl.moving.whole_files import STREAM
+from cachectl.output_files import MAKER, STREAM
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

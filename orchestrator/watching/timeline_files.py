@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.errors import BadRequest
-from cachectl.moving.output_files import PAGE, Kind
+from cachectl.output_files import PAGE, Kind
 from cachectl.watching.timeline import STAGES, Span, Timeline
 
 if TYPE_CHECKING:

@@ -293,7 +293,7 @@ def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.Mo
 
     stack = Stack(Environment({}, home=tmp_path), plugins=False)
     monkeypatch.setattr(stack["pocl"].store, "scan", refuse)
-    monkeypatch.setattr(stack["pocl"].store, "usage", refuse)
+    monkeypatch.setattr(stack["pocl"].store, "iter_usage", refuse)
     monkeypatch.setattr(stack["cuda"], "roots", refuse)
     pocl, cuda, _ = stack.report(layers=("pocl", "cuda", "loopy")).layers
     assert {problem.message for problem in pocl.problems} == {"Input/output error"}

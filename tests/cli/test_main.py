@@ -63,10 +63,7 @@ def test_a_report_loads_only_what_it_needs(home: Home) -> None:
 def test_layers_may_stand_behind_options(home: Home) -> None:
     done = home.json("purge", "pocl", "--dry-run", "cuda")
     assert [layer["layer"] for layer in done["layers"]] == ["pocl", "cuda"]
-    assert (
-        "unknown layer 'cudo'; did you mean cuda?"
-        in home.cachectl("export", "file", "--force", "cudo", check=False).stderr
-    )
+    assert "unknown layer 'cudo'; did you mean cuda?" in home.cachectl("push", "file.zip", "cudo", check=False).stderr
 
 
 def test_the_package_is_itself(home: Home) -> None:
@@ -296,7 +293,7 @@ def test_a_lock_is_waited_for_as_long_as_is_said(home: Home) -> None:
         ("ls", "default: all"),
         ("purge", "name one, or use --all"),
         ("prune", "default: every user layer but tuning results"),
-        ("export", "default: all but tuning results"),
+        ("push", "default: all but tuning results"),
     ],
 )
 def test_the_help_of_a_verb_says_what_no_layer_means(home: Home, verb: str, none_means: str) -> None:

@@ -36,14 +36,10 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     "env": (("--disable", "--shell", "sh"), 0),
     "trace": (TRUE, 0),
     "bench": (("-n", "1", "--layer", "x", *TRUE), 2),
-    "export": (("bundle", "pocl", "--json"), 0),
-    "import": (("missing", "--trust"), 1),
     "push": (("", "pocl"), 2),
     "pull": (("missing", "--trust"), 1),
     "store": (("ls", "missing"), 1),
-    "miopen": (("merge", "missing", "into"), 2),
-    "stage": (("in", *TRUE), 2),
-    "merge": (("missing", "into"), 2),
+    "stage": (TRUE, 2),
     "config": ((), 0),
     "schedule": (("cron",), 0),
     "layers": ((), 0),
@@ -51,7 +47,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     "demo": (("--kernels", "none"), 2),
 }
 #: The verbs whose process the default run compares; it runs every verb inside its own process.
-FEW = ("report", "purge", "run", "export", "demo")
+FEW = ("report", "purge", "run", "push", "demo")
 #: Numbers that differ from run to run: seconds, free space, and folders of one command.
 VARYING = re.compile(r"[\d.]+ [KMGT]iB and [\d,]+ files free|\d+\.\d+ s|cachectl-\w+|[0-9.]+ (?:ms|s)\b")
 

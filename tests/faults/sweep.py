@@ -9,7 +9,7 @@
   lower bound with ``complete: false`` and a problem. ``ls`` lists no other entry, each as it is or with null in place
   of what was not read, and has a failed problem for each layer that lacks some. ``verify`` and ``doctor`` have a
   finding ``unreadable`` for each layer that lacks a finding, and no new finding of another kind;
-- a verb that removes counts exactly the entries that have gone, and the bytes that are off the disk; ``import`` counts
+- a verb that removes counts exactly the entries that have gone, and the bytes that are off the disk; ``pull`` counts
   exactly the entries that are there now;
 - a file that was to be written is whole or not there. A bundle lacks entries only with status 1, and then a line
   names their layer;
@@ -28,7 +28,6 @@ from __future__ import annotations
 import argparse
 import errno
 import hashlib
-import io
 import re
 import shutil
 import sys
@@ -47,7 +46,9 @@ from injector import KILL, LOCKS, READS, WRITES, Ended, Fault, Injector, compile
 from rules import TRUTHS, miscounted, timeless, without_moments  # noqa: E402
 from worlds import WORLDS, World, bystanders, damage, disk_bytes, filled_world, leftovers  # noqa: E402
 
-from cachectl.moving.bundle import Reader  # noqa: E402
+from cachectl.exchange.bundle import BundlePlace  # noqa: E402
+from cachectl.exchange.index import Index  # noqa: E402
+from cachectl.layers.base.environment import Environment  # noqa: E402
 
 #: What can go wrong, by the kind of call.
 FAULTS: Final = (
@@ -100,7 +101,7 @@ def _take_out(layer: str) -> Callable[[Injector, World, Path], object]:
 
 
 def _bundle(injector: Injector, world: World, home: Path) -> None:
-    _quiet(injector, world, home, "export", str(home / "bundle"))
+    _quiet(injector, world, home, "push", str(home / "bundle.zip"))
     _quiet(injector, world, home, "purge", "--all")
 
 
@@ -111,12 +112,12 @@ CASES: Final = {
         Case("ls", ("ls", "--json"), writes=False),
         Case("verify", ("verify", "--json"), writes=False),
         Case("doctor", ("doctor", "--json"), writes=False),
-        Case("export", ("export", "{home}/bundle"), output="bundle"),
+        Case("push", ("push", "{home}/bundle.zip"), output="bundle.zip"),
         Case("get", ("get", "{layer}", "{key}", "-o", "{home}/artifact"), output="artifact"),
         Case("purge", ("purge", "--all", "--wait", "0.2", "--json"), removes=True),
         Case("purge-key", ("purge", "{layer}", "--key", "{key}", "--wait", "0.2", "--json"), removes=True),
         Case("prune", ("prune", "--max-size", f"{_MOST}B", "--wait", "0.2", "--json"), removes=True),
-        Case("import", ("import", "{home}/bundle", "--trust", "--json"), _bundle, places=True),
+        Case("pull", ("pull", "{home}/bundle.zip", "--trust", "--json"), _bundle, places=True),
         Case("purge-damaged", ("purge", "--damaged", "--all", "--wait", "0.2", "--json"), damage, removes=True),
     )
 }
@@ -186,6 +187,8 @@ class Sweep:
         good, complete = self._run(arguments, Fault(0)), self._world.keys(self._home)
         assert good.status in (0, 1), good
         self._written = None if case.output is None else (self._home / case.output).read_bytes()
+        if case.output == "bundle.zip":
+            self._listed = _bundled(self._home / case.output)
         self._calls.clear()
         for kinds, error, sticky in self._faults:
             if (case.writes or kinds != WRITES) and _KINDS[kinds] in self._kinds:
@@ -293,10 +296,10 @@ class Sweep:
         data = file.read_bytes() if file.exists() else None
         if data == self._written or (data is None and done.status != 0):
             return
-        if data is None or self._written is None or file.name != "bundle":
+        if data is None or self._written is None or file.name != "bundle.zip":
             yield f"half a file: {file.name}, status {done.status}"
             return
-        there, whole = _bundled(data), _bundled(self._written)
+        there, whole = _bundled(file), self._listed
         if there.items() - whole.items():
             yield "the bundle holds entries that are not so"
         for layer in {layer for layer, _ in whole.keys() - there.keys()}:
@@ -365,10 +368,14 @@ class Sweep:
         return not fewer and not all(_STARTED_ANEW in key for key in lost)
 
 
-def _bundled(data: bytes) -> dict[tuple[str, str], str]:
+def _bundled(file: Path) -> dict[tuple[str, str], str]:
     """Read a bundle to its end; return the digest of each entry."""
-    reader = Reader(io.BytesIO(data), len(data))
-    return {(item.layer, item.key): hashlib.sha256(content).hexdigest() for item, content in reader.contents()}
+    here = Environment.here()
+    index = Index(BundlePlace(file, here), here)
+    parts = [index.read(name).part for name in index.names.parts]
+    wanted = [(part, one) for part in parts for one in part.entries]
+    found = index.contents(wanted)
+    return {(one.item.layer, one.item.key): hashlib.sha256(data).hexdigest() for one, data in found}
 
 
 _KINDS: Final = {READS: "read", WRITES: "write", LOCKS: "lock"}

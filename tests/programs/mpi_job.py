@@ -5,8 +5,8 @@ import traceback
 
 from mpi4py import MPI
 
-from cachectl.cluster.stage import staged
 from cachectl.layers.base.errors import CachectlError
+from cachectl.stage import staged
 
 BUNDLE, OUT, *HOW = sys.argv[1:]
 RANK = MPI.COMM_WORLD.rank

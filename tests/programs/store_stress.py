@@ -18,10 +18,10 @@ import traceback
 from contextlib import closing, suppress
 from pathlib import Path
 
-import cachectl.sharing.pulling
-import cachectl.sharing.pushing
-import cachectl.sharing.store  # noqa: F401 - before the forks
-from cachectl.moving.importing import Trust
+import cachectl.exchange.pull
+import cachectl.exchange.push
+import cachectl.exchange.store  # noqa: F401 - before the forks
+from cachectl.exchange.trust import Trust
 from cachectl.stack import Stack
 
 TRUSTED = Trust(blindly=True)

@@ -1,4 +1,4 @@
-"""Helpers shared by the tests of bundles."""
+"""Helpers shared by the tests of stores."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cachectl.moving.bundle import Manifest, Reader, write_bundle
-from cachectl.moving.importing import Trust
+from cachectl.exchange.bundle import BundlePlace
+from cachectl.exchange.index import Index
+from cachectl.exchange.trust import Trust
+from cachectl.layers.base.environment import Environment
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
@@ -20,6 +22,14 @@ TRUSTED = Trust(blindly=True)
 
 def keys(home: Home) -> set[tuple[str, str]]:
     return {(entry.layer, entry.key) for entry in Stack(home.environment()).entries()}
+
+
+def listed(bundle: Path) -> list[tuple[str, str]]:
+    """Return layer and key of every entry in a bundle."""
+    here = Environment.here()
+    index = Index(BundlePlace(bundle, here), here)
+    found = [one.item for name in index.names.parts for one in index.read(name).part.entries]
+    return sorted((item.layer, item.key) for item in found)
 
 
 @pytest.fixture(scope="session")
@@ -33,19 +43,6 @@ def source(tmp_path_factory: pytest.TempPathFactory, new_home: Callable[[Path], 
 @pytest.fixture(scope="session")
 def packed(source: Home, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the bundle of that home."""
-    file = tmp_path_factory.mktemp("packed") / "warm.cachectl"
-    Stack(source.environment()).export(str(file))
+    file = tmp_path_factory.mktemp("packed") / "warm.zip"
+    Stack(source.environment()).push(str(file))
     return file
-
-
-@pytest.fixture(scope="session")
-def parts(packed: Path) -> tuple[Manifest, list[bytes]]:
-    with packed.open("rb") as file:
-        reader = Reader(file, packed.stat().st_size)
-        return reader.manifest, [data for _, data in reader.contents()]
-
-
-def write(path: Path, manifest: Manifest, contents: list[bytes]) -> str:
-    with path.open("wb") as file:
-        write_bundle(file, manifest, contents)
-    return str(path)

@@ -19,7 +19,7 @@ import pytest
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.environment import Environment
-from cachectl.moving.output_files import PICTURE
+from cachectl.output_files import PICTURE
 from cachectl.watching.machine import Machine, machine
 
 if TYPE_CHECKING:

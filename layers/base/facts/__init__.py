@@ -34,7 +34,6 @@ from cachectl.layers.base.facts.found import (
 if TYPE_CHECKING:
     from cachectl.layers.base.facts.changes import (
         Artifact,
-        Brought,
         Finding,
         Flag,
         Note,
@@ -55,7 +54,6 @@ else:
 __all__ = [
     "Ability",
     "Artifact",
-    "Brought",
     "Bulk",
     "Condition",
     "Counted",

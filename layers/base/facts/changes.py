@@ -106,33 +106,6 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
-    """How the entries of a read-only base came into a root; all numbers count entries.
-
-    ``linked`` entries are symbolic links into the base; ``cloned`` ones share its disk blocks; ``present`` ones were
-    there before. ``dropped`` are links that were removed because the base no longer has their entry.
-    """
-
-    linked: int = 0
-    cloned: int = 0
-    copied: int = 0
-    present: int = 0
-    dropped: int = 0
-    failed: tuple[Note, ...] = ()
-
-    def plus(self, other: Brought) -> Brought:
-        """Return the sum of both."""
-        return Brought(
-            self.linked + other.linked,
-            self.cloned + other.cloned,
-            self.copied + other.copied,
-            self.present + other.present,
-            self.dropped + other.dropped,
-            self.failed + other.failed,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Flag:
     """A module attribute that switches a cache in a running process, and the value to give it."""
 

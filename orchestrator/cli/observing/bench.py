@@ -29,8 +29,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(call: Call) -> int:
-    from cachectl.moving.output_files import PICTURE, demand_targets, json_kind
-    from cachectl.moving.whole_files import STREAM
+    from cachectl.output_files import PICTURE, STREAM, demand_targets, json_kind
     from cachectl.watching import bench, plot
 
     given = call.options

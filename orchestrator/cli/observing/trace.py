@@ -40,8 +40,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(call: Call) -> int:
-    from cachectl.moving.output_files import demand_targets, json_kind
-    from cachectl.moving.whole_files import STREAM
+    from cachectl.output_files import STREAM, demand_targets, json_kind
     from cachectl.watching import timeline_files
 
     given = call.options

@@ -107,30 +107,30 @@ def test_a_run_says_which_plug_in_it_could_not_switch(plugged: Home) -> None:
 
 @pytest.mark.parametrize("kind", ["number", *thorough("mixture")])
 def test_an_entry_that_no_bundle_can_hold_does_not_stop_other_layers(plugged: Home, kind: str) -> None:
-    """A layer whose details are no text is named by the export, and not found out by the import of all the rest."""
-    bundle = str(plugged.path / "bundle")
-    done = plugged.cachectl("export", bundle, "notes", "Telling", check=False, TELLING=kind)
+    """A layer whose details are no text is named by the push, and the rest is pulled."""
+    bundle = str(plugged.path / "bundle.zip")
+    done = plugged.cachectl("push", bundle, "notes", "Telling", check=False, TELLING=kind)
     assert done.returncode == 1
     assert "Telling: failed: 00000001.note: " in done.stderr
     assert "Traceback" not in done.stderr
-    assert plugged.json("import", bundle, "--trust", "--dry-run")["layers"][0]["layer"] == "notes"
+    assert plugged.json("pull", bundle, "--trust", "--dry-run")["layers"][0]["layer"] == "notes"
 
 
 def test_a_layer_may_have_capitals_and_travel(plugged: Home) -> None:
-    bundle = str(plugged.path / "bundle")
-    plugged.cachectl("export", bundle, "Telling", TELLING="text")
-    done = plugged.cachectl("import", bundle, "--trust", "--dry-run", "--json", TELLING="text")
+    bundle = str(plugged.path / "bundle.zip")
+    plugged.cachectl("push", bundle, "Telling", TELLING="text")
+    done = plugged.cachectl("pull", bundle, "--trust", "--dry-run", "--json", TELLING="text")
     (layer,) = json.loads(done.stdout)["layers"]
     assert (layer["layer"], layer["there"]) == ("Telling", 2)
 
 
 def test_the_first_of_an_entry_in_two_roots_is_reported_and_exported(plugged: Home) -> None:
     """A library would find the first one, so the facts of another root must not decide what can be hit."""
-    once, twice = plugged.path / "once", plugged.path / "twice"
-    plugged.cachectl("export", str(once), "Telling", TELLING="text")
+    once, twice = plugged.path / "once.zip", plugged.path / "twice.zip"
+    plugged.cachectl("push", str(once), "Telling", TELLING="text")
     shutil.copytree(plugged.path / ".cache" / "notes", plugged.path / ".cache" / "more")
     (plugged.path / ".cache" / "more" / "00000002.note").write_text("another two")
-    plugged.cachectl("export", str(twice), "Telling", TELLING="twice")
+    plugged.cachectl("push", str(twice), "Telling", TELLING="twice")
     assert twice.read_bytes() == once.read_bytes()
 
 

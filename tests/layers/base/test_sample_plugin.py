@@ -97,20 +97,18 @@ def test_it_travels_with_all_others(
     plugged: Home, installed: Path, tmp_path: Path, new_home: Callable[[Path], Home]
 ) -> None:
     plugged.run(*TOYC, "axpy", "dot")
-    bundle = str(tmp_path / "bundle")
-    exported = {layer["layer"]: layer for layer in plugged.json("export", bundle)["layers"]}
-    assert (exported["toyc"]["entries"], exported["toyc"]["sensitive"]) == (2, "names of your kernels")
+    bundle = str(tmp_path / "bundle.zip")
+    pushed = {layer["layer"]: layer for layer in plugged.json("push", bundle)["layers"]}
+    assert (pushed["toyc"]["pushed"], pushed["toyc"]["sensitive"]) == (2, "names of your kernels")
     elsewhere = beside(new_home(tmp_path / "elsewhere"), installed)
-    said = elsewhere.cachectl("import", bundle, "--trust", "--dry-run").stdout
+    said = elsewhere.cachectl("pull", bundle, "--trust", "--dry-run").stdout
     assert "toyc: 2 will hit" in said
     assert not (elsewhere.path / ".cache").exists()
-    elsewhere.cachectl("import", bundle, "--trust")
+    elsewhere.cachectl("pull", bundle, "--trust")
     assert elsewhere.run(*TOYC, "axpy", "dot").stdout == "axpy found\ndot found\n"
     # Without the plug-in it is named, and nothing else is lost.
     plain = new_home(tmp_path / "plain")
-    done = plain.cachectl("import", bundle, "--trust", check=False)
-    assert done.returncode == 1
-    assert "no layer of this name exists here" in done.stderr
+    assert "no layer of this name exists here" in plain.cachectl("pull", bundle, "--trust").stdout
 
 
 # ---------------------------------------------------------------------- versions of the interface

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import pytest
 from tiers import thorough
 
-from cachectl.cluster.staging import NodeRoot
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.disk.private_folders import NotPrivate, private_folder, temporary_parent
+from cachectl.stage import NodeRoot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -322,17 +322,6 @@ def test_the_doctor_reports_a_full_disk_first_and_names_what_frees_most(disk: Pa
 
 
 @pytest.mark.real
-def test_the_doctor_reports_that_no_inode_is_left(mount: Callable[..., Path], tmp_path: Path) -> None:
-    disk = mount("-t", "tmpfs", "-o", "size=64m,nr_inodes=30", "tmpfs", on=tmp_path / "disk")
-    with suppress(OSError):
-        for number in range(30):
-            (disk / str(number)).touch()
-    first = cachectl(disk, "doctor")[1]["findings"][0]
-    assert (first["code"], first["severity"], first["fix"]) == ("full", "fails every run", "remove other files there")
-    assert "room for 0 more files; no layer holds anything there" in first["message"]
-
-
-@pytest.mark.real
 @pytest.mark.parametrize("lack", ["bytes", *thorough("files")])
 def test_a_full_home_is_reported_first_and_pruned(
     lack: str, mount: Callable[..., Path], tmp_path: Path, filled: Home

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,10 +20,8 @@ sys.path[:0] = [str(Path(__file__).parents[2] / "faults")]
 
 from worlds import synthetic_world  # noqa: E402
 
-from cachectl.layers.base.limits import LARGEST_MANIFEST  # noqa: E402
-from cachectl.layers.formats import zstd  # noqa: E402
-from cachectl.layers.stores.archive import tar_header  # noqa: E402
-from cachectl.moving.bundle import BadBundle, Item, Manifest, Members, write_bundle, write_manifest  # noqa: E402
+from cachectl.exchange.folder import FolderPlace  # noqa: E402
+from cachectl.exchange.format import Item, Part, Stocked, StoreKey, part_file  # noqa: E402
 
 if TYPE_CHECKING:
     from homes import Home
@@ -82,118 +79,58 @@ def cachectl(home: Path, *arguments: str, source: int | None = None) -> Done:
     )
 
 
-# ---------------------------------------------------------------------- bundles
+# ---------------------------------------------------------------------- stores
 
 
-def manifest_alone(path: Path, text: bytes, after: bytes = b"") -> Path:
-    """Write a bundle of which there is a manifest, and then something that cannot be compressed."""
-    header = tar_header("manifest.json", len(text))
-    with path.open("wb") as file:
-        with zstd.ZstdFile(file, "wb") as frame:
-            frame.write(header + text + bytes(-len(text) % 512))
-        file.write(after)
-    return path
+def store_with(folder: Path, text: bytes) -> Path:
+    """Make a store with one index part of a text."""
+    place, key = FolderPlace(folder), StoreKey("pocl", {})
+    place.write(f"index/key-{key.name}", key.to_bytes())
+    file = part_file(text, b"")
+    place.write(f"index/1-{key.name}-{hashlib.sha256(file).hexdigest()}", file)
+    place.write(f"index/store-{STORE}", b"\n")
+    return folder
 
 
-def items(number: int, details: int) -> bytes:
-    """Return a manifest of small entries, near the largest that is read."""
-    empty = hashlib.sha256(b"").hexdigest()
-    detail = {f"d{place}": "" for place in range(details)}
-    every = tuple(Item("pocl", f"{place:07}", "f", 0, empty, detail=detail) for place in range(number))
-    text = Manifest(every, {"pocl": {}}).to_bytes()
-    assert len(text) <= LARGEST_MANIFEST
-    return text
+STORE = "0" * 32
 
 
-def test_a_manifest_takes_no_more_memory_than_its_bundle_allows(home: Home, tmp_path: Path) -> None:
-    nested = b"[[]" + b",[]" * (LARGEST_MANIFEST // 3 - 3) + b"]"
-    bomb = manifest_alone(tmp_path / "bomb", nested)
-    assert bomb.stat().st_size < 10_000
-    done = cachectl(home.path, "import", str(bomb), "--trust")
-    assert (done.status, done.stdout) == (1, "")
-    assert "a decompression bomb" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+def part(items: Iterable[Item]) -> bytes:
+    return Part(STORE, 1, StoreKey("pocl", {}), False, {}, tuple(map(Stocked, items))).to_bytes()  # noqa: FBT003
+
+
+def test_an_untrusted_part_takes_little_memory(home: Home, tmp_path: Path) -> None:
+    """It is unpacked up to a limit, and not parsed."""
+    digests = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(25_000)]
+    detail = {f"d{place}": "" for place in range(60)}
+    text = part(Item("pocl", digest, "f", 0, digest, detail) for digest in digests)
+    assert 16 * MIB < len(text) < 32 * MIB
+    store = store_with(tmp_path / "store", text)
+    allowed = tmp_path / "allowed"
+    allowed.touch()
+    done = cachectl(home.path, "pull", str(store), "--allowed-signers", str(allowed))
+    assert (done.status, "not signed" in done.stderr, len(done.stderr.splitlines())) == (1, True, 1)
+    assert done.peak < PLAIN
+    bomb = store_with(tmp_path / "bomb", b"[[]" + b",[]" * (22 << 20) + b"]")
+    done = cachectl(home.path, "pull", str(bomb), "--trust")
+    assert (done.status, "bomb" in done.stderr, len(done.stderr.splitlines())) == (1, True, 1)
     assert done.peak < PLAIN
 
 
-@pytest.mark.parametrize("kind", ["one line", *thorough("many details")])
-def test_a_manifest_of_the_largest_size_is_read_in_bounded_memory(home: Home, tmp_path: Path, kind: str) -> None:
-    texts = {
-        "one line": lambda: b"[[]" + b",[]" * (LARGEST_MANIFEST // 3 - 3) + b"]",
-        "many details": lambda: items(60_000, 64),
-    }
-    # Large enough for such a manifest.
-    file = manifest_alone(tmp_path / "bundle", texts[kind](), os.urandom(MIB))
-    done = cachectl(home.path, "import", str(file), "--trust")
-    assert done.status == 1
-    assert done.stderr.startswith("cachectl: cannot use the bundle")
-    assert len(done.stderr.splitlines()) == 1
-    assert done.peak < 8 * LARGEST_MANIFEST
-
-
-def large_bundle(path: Path, entries: int) -> Path:
-    """Write a bundle of large entries of one layer, each of them zeros but for its number."""
-    contents = [bytes([number]) + bytes(LARGE - 1) for number in range(1, entries + 1)]
-    every = tuple(
-        Item("pocl", f"AB/{number}", "f", len(data), hashlib.sha256(data).hexdigest())
-        for number, data in enumerate(contents)
-    )
-    with path.open("wb") as file:
-        write_bundle(file, Manifest(every, {"pocl": {}}), contents)
-    return path
-
-
-READ = """
-from cachectl.moving.bundle import Reader, in_batches
-with open(sys.argv[1], "rb") as file:
-    reader = Reader(file, int(sys.argv[2]))
-    if sys.argv[3] == "check":
-        reader.check()
-    else:
-        for batch in in_batches(reader.contents(), lambda pair: pair[0].layer, lambda pair: pair[0].bytes):
-            print([len(data) for _, data in batch])
-status = 0
-""".replace("\n", "\n    ")
-
-
-@pytest.mark.thorough
-def test_large_entries_are_checked_piece_by_piece_and_read_one_at_a_time(tmp_path: Path) -> None:
-    file = large_bundle(tmp_path / "bundle", 2)
-    checked = measured(READ, str(file), str(LARGE), "check", home=tmp_path)
-    assert checked.status == 0
-    assert checked.peak < PLAIN
-    read = measured(READ, str(file), str(LARGE), "read", home=tmp_path)
-    assert (read.status, read.stdout.count(str(LARGE))) == (0, 2)
-    assert read.peak < LARGE + PLAIN
-
-
-def test_an_export_holds_a_large_entry_once_more_than_its_file(home: Home, tmp_path: Path) -> None:
+def test_a_push_holds_a_large_entry_once_more_than_its_file(home: Home, tmp_path: Path) -> None:
     program = home.path / ".cache" / "pocl" / "kcache" / "AB" / "ABCDEFGHIJKLMNOPABCDEFGHIJKLMNOPABCDE"
     program.mkdir(parents=True)
     (program / "program.spv").touch()
     os.truncate(program / "program.spv", LARGE)
-    done = cachectl(home.path, "export", str(tmp_path / "bundle"), "pocl")
+    done = cachectl(home.path, "push", str(tmp_path / "bundle.zip"), "pocl")
     assert done.status == 0
     assert done.peak < 2 * LARGE + PLAIN
 
 
-ENDLESS = r"""
-import sys
-sys.stdout.buffer.write(b"\x28\xb5\x2f\xfd")
-while True:
-    sys.stdout.buffer.write(bytes(1 << 16))
-"""
-
-
-def test_an_endless_source_is_cut_off(home: Home) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as endless:
-        assert endless.stdout is not None
-        done = cachectl(home.path, "import", "-", "--trust", "--max-size", "8M", source=endless.stdout.fileno())
-        endless.kill()
-    assert done.status == 1
-    assert "has more than 8,388,608 bytes; import --max-size SIZE accepts more" in done.stderr
+def test_a_source_that_is_no_bundle_is_not_read_to_its_end(home: Home) -> None:
+    with open("/dev/zero", "rb") as endless:
+        done = cachectl(home.path, "pull", "-", "--trust", source=endless.fileno())
+    assert (done.status, "is not a bundle" in done.stderr) == (1, True)
     assert done.peak < PLAIN
 
 
@@ -201,9 +138,10 @@ def test_an_endless_source_is_cut_off(home: Home) -> None:
 def test_the_folder_of_temporary_files_is_not_filled(home: Home, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
+    begun = "PK\\003\\004" + "\\000" * 26 + f"packs/{'0' * 64}"
     script = (
-        'mount -t tmpfs -o size=40m none "$1" || exit 77; (printf "\\050\\265\\057\\375"; cat /dev/zero) |'
-        ' TMPDIR="$1" "$2" -m cachectl import - --trust; status=$?; df --output=avail -B1 "$1" | tail -1; exit $status'
+        f'mount -t tmpfs -o size=40m none "$1" || exit 77; (printf "{begun}"; cat /dev/zero) |'
+        ' TMPDIR="$1" "$2" -m cachectl pull - --trust; status=$?; df --output=avail -B1 "$1" | tail -1; exit $status'
     )
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script, "sh", str(small), sys.executable],
@@ -216,7 +154,7 @@ def test_the_folder_of_temporary_files_is_not_filled(home: Home, tmp_path: Path)
     if done.returncode == 77:
         pytest.skip("cannot mount here")
     assert done.returncode == 1
-    assert f"{small} has no room for it after 4" in done.stderr
+    assert f"{small} has no room for -" in done.stderr
     # The copy has no name, and goes with the process.
     assert int(done.stdout) == 40 * MIB
 
@@ -225,20 +163,11 @@ def test_the_folder_of_temporary_files_is_not_filled(home: Home, tmp_path: Path)
 def test_keys_with_control_characters_are_refused_before_anything_is_written(
     home: Home, tmp_path: Path, character: str
 ) -> None:
-    data = b"x"
-    digest = hashlib.sha256(data).hexdigest()
-    # The name of an object file of MIOpen's may hold anything else.
-    key = f"{'0' * 32}/kernel{character}.o"
-    with (tmp_path / "bundle").open("wb") as file:
-        manifest = Manifest((Item("miopen", key, "miopen-object/1", 1, digest),), {"miopen": {}})
-        head = write_manifest(file, manifest)
-        members = Members(file)
-        members.add(data)
-        members.finish(head)
-    done = cachectl(home.path, "import", str(tmp_path / "bundle"), "--trust")
+    item = Item("pocl", f"AB/kernel{character}", "f", 1, hashlib.sha256(b"x").hexdigest())
+    store = store_with(tmp_path / "store", part([item]))
+    done = cachectl(home.path, "pull", str(store), "--trust")
     assert (done.status, "holds control characters" in done.stderr) == (1, True)
     assert len(done.stderr.splitlines()) == 1
-    assert not (home.path / ".cache").exists()
 
 
 # ---------------------------------------------------------------------- files of holes
@@ -261,7 +190,7 @@ def test_files_of_holes_end_no_verb(tmp_path: Path, part: int) -> None:
     tuned = found[part::3]
     for verb in (
         *(("report", "--json"), ("ls", "--json"), ("verify", "--json"), ("doctor", "--json"), ("ls", "--kernel", "*")),
-        *(("export", str(tmp_path / "bundle"), "--force"), ("purge", "--all", "--dry-run"), ("purge", "--all")),
+        *(("push", str(tmp_path / "bundle.zip"), "--force"), ("purge", "--all", "--dry-run"), ("purge", "--all")),
         ("purge", "miopen-tuning"),
     ):
         done = cachectl(home, *verb)
@@ -274,9 +203,3 @@ def test_files_of_holes_end_no_verb(tmp_path: Path, part: int) -> None:
             for path in tuned:
                 if path.suffix == ".txt" and path.parent.name == "miopen":
                     assert any(problem["path"] == str(path) for problem in problems), path
-
-
-def test_a_bundle_of_too_large_a_manifest_is_not_written() -> None:
-    many = Item("pocl", "k", "f", 0, "0" * 64, detail={"d": "x" * (LARGEST_MANIFEST + 1)})
-    with pytest.raises(BadBundle, match="too many for one"):
-        write_bundle(io.BytesIO(), Manifest((many,), {"pocl": {}}), [b""])

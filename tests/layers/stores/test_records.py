@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from cachectl.layers.base.errors import Damaged, EntryExists, Refused, Unreachable
 from cachectl.layers.disk.atomic import replace_file
-from cachectl.layers.stores.merging import MergingRecords
 from cachectl.layers.stores.records import Fault, Record, RecordFile
 
 PART = st.text(st.characters(blacklist_characters="=:;\n", blacklist_categories=["Cs"]), min_size=1, max_size=12)
@@ -124,17 +123,6 @@ def test_a_record_is_hit_if_any_item_has_an_id(
     copy = tmp_path / "copy.txt"
     store(copy).put(found.line, replace=False)
     assert copy.read_bytes() == path.read_bytes()
-
-
-def test_a_merge_changes_only_the_records_it_adds_to(tmp_path: Path) -> None:
-    path = tmp_path / "records.txt"
-    path.write_bytes(b"k1=A:1;junk;B:2\n\nno equals\nk2=A:1;\n\xff\xfe\nk3=junk\nk4=A:1;;\n")
-    lines = [b"k1=A:1;C:3", b"k2=A:1;more;B:2;", b"k3=A:1", b"no equals=A:1", b"k5=A:1;junk;"]
-    merged = MergingRecords("test", path, nullcontext).merge(lines)
-    assert path.read_bytes() == (
-        b"k1=A:1;junk;B:2;C:3\n\nno equals\nk2=A:1;B:2\n\xff\xfe\nk3=junk\nk4=A:1;;\nno equals=A:1\nk5=A:1;junk;\n"
-    )
-    assert merged == (4, 2, (("k3",),))
 
 
 def test_a_record_is_never_glued_to_an_unfinished_line(tmp_path: Path) -> None:

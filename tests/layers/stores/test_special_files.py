@@ -87,7 +87,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory, filled: Home, compute_cach
     mesa, tuning = module("support/mesa.py"), module("layers/miopen/test_miopen_tuning.py")
     mesa.fill(home / ".cache", "single-file", mesa.contents())
     tuning.perf_table(home / ".config" / "miopen" / "gfx90a68.udb")
-    assert cachectl(home, "export", str(folder / "bundle")).status == 0
+    assert cachectl(home, "push", str(folder / "bundle.zip")).status == 0
     for layer in LAYERS:
         entry = json.loads(cachectl(home, "ls", layer, "--json", "--limit", "1").stdout)["entries"][0]
         (folder / f"{layer}.key").write_text(entry["key"])
@@ -106,11 +106,11 @@ def verbs(folder: Path) -> Iterator[tuple[str, ...]]:
     keys = {layer: (folder / f"{layer}.key").read_text() for layer in LAYERS}
     for layer, key in keys.items():
         yield ("get", layer, key, "-o", str(folder / "got"), "--force")
-    yield ("export", str(folder / "exported"), "--force")
-    yield ("export", str(folder / "exported"), "miopen-tuning", "mesa", "--force")
+    yield ("push", str(folder / "exported.zip"), "--force")
+    yield ("push", str(folder / "exported.zip"), "miopen-tuning", "mesa", "--force")
     for dry in (("--dry-run",), ()):
         yield ("prune", "--max-size", "20K", "--wait", "0.2", *dry)
-        yield ("import", str(folder / "bundle"), "--trust", *dry)
+        yield ("pull", str(folder / "bundle.zip"), "--trust", *dry)
         yield ("purge", "--damaged", "--all", *dry)
     yield ("run", "--isolated", "--", "true")
     yield ("run", "--no-cache", "--prove", "--", "true")

@@ -1,1 +1,0 @@
-"""The verbs of ``cachectl.cluster``: options, call and rendering, one file each."""

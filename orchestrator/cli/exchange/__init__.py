@@ -1,0 +1,1 @@
+"""The verbs of ``cachectl.exchange``: options, call and rendering, one file each."""

@@ -1,1 +1,0 @@
-"""The verbs of ``cachectl.moving``: options, call and rendering, one file each."""

@@ -1,1 +1,0 @@
-"""The verbs of ``cachectl.sharing``: options, call and rendering, one file each."""

@@ -1,0 +1,225 @@
+"""What surrounds a command: a store to pull from and push to, and a read-only base to start from.
+
+A base is laid out as the folder of ``run --isolated=DIR``. What the own root lacks is copied from it; the base never
+changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from cachectl.exchange.copying import Counts, copy, keys_of
+from cachectl.exchange.place import Deadline, Missing, without_secrets
+from cachectl.exchange.pull import pull
+from cachectl.exchange.push import push
+from cachectl.layer_set import LayerSet
+from cachectl.layers.base.environment import user_cache_folder
+from cachectl.layers.base.errors import BadRequest, CachectlError, reason_of
+from cachectl.layers.base.facts import Ability
+from cachectl.layers.base.selection import ALL
+from cachectl.layers.base.texts import printable
+from cachectl.layers.disk.private_folders import NotPrivate, private_folder
+from cachectl.layers.disk.trust import open_to_others
+from cachectl.switching.isolated import NoRoot
+from cachectl.switching.run import environment_of
+
+if TYPE_CHECKING:
+    from cachectl.exchange.trust import Trust
+    from cachectl.layers.base.environment import Environment
+    from cachectl.layers.base.facts import Note
+
+#: Seconds that a store may delay a command, by default.
+PATIENCE: Final = 30.0
+#: Reasons of failures that are named for a layer.
+_REASONS: Final = 3
+#: The folder of own roots of bases in the user cache folder of cachectl.
+_BASES: Final = "bases"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUse:
+    """A shared store around a command: why it is trusted, and whether new entries are pushed, signed by a key.
+
+    ``seconds`` is how long it may delay the command.
+    """
+
+    url: str
+    trust: Trust
+    writes: bool = True
+    sign: str | None = None
+    seconds: float = PATIENCE
+
+
+@contextmanager
+def shared_around(
+    stack: LayerSet,
+    use: StoreUse,
+    notice: Callable[[str], None],
+    *,
+    layers: Sequence[str] = (),
+    besides: Mapping[str, Collection[str]] = MappingProxyType({}),
+    own: Environment | None = None,
+) -> Iterator[None]:
+    """Pull into the caches of ``stack``, run the block, and push what the store lacks.
+
+    ``notice`` gets a line for each layer of which entries were pulled or pushed, and for each thing that went wrong:
+    the block runs in any case. If the store is damaged, not trusted, too slow or cannot be reached, nothing is pulled
+    or pushed.
+    ``besides`` are the keys, by layer, that are neither pulled nor pushed. ``own`` is the environment that keeps what
+    this machine remembers of stores, by default that of ``stack``.
+    """
+    usable = _pulled(stack, use, notice, layers, besides=besides, own=own)
+    yield
+    if usable and use.writes:
+        try:
+            done = push(
+                stack,
+                use.url,
+                layers=layers,
+                besides=besides,
+                sign=use.sign,
+                allowed_signers=use.trust.allowed_signers,
+                own=own,
+            )
+        except Exception as error:  # noqa: BLE001 - whatever a server answers, the status is the command's
+            notice(_line("nothing was pushed", use, error))
+            return
+        for layer in done.layers:
+            if layer.pushed:
+                notice(f"store: {layer.layer}: {layer.pushed:,} pushed")
+            _say_failed(layer.layer, "not pushed", layer.failed, notice)
+
+
+def _pulled(
+    stack: LayerSet,
+    use: StoreUse,
+    notice: Callable[[str], None],
+    layers: Sequence[str],
+    *,
+    besides: Mapping[str, Collection[str]],
+    own: Environment | None,
+) -> bool:
+    """Pull; return whether the store can be used."""
+    try:
+        deadline = Deadline(use.seconds)
+        done = pull(stack, use.url, use.trust, layers=layers, besides=besides, own=own, deadline=deadline)
+    except Missing as error:
+        if not use.writes:
+            notice(_line("nothing was pulled", use, error))
+        # The push makes the store.
+        return use.writes
+    except Exception as error:  # noqa: BLE001 - whatever a server answers, the command runs
+        notice(_line("nothing is pulled or pushed", use, error))
+        return False
+    for layer in done.layers:
+        if layer.placed:
+            notice(f"store: {layer.layer}: {layer.placed:,} pulled")
+        _say_failed(layer.layer, "not pulled", layer.failed, notice)
+    return True
+
+
+def _say_failed(layer: str, what: str, failed: Sequence[Note], notice: Callable[[str], None]) -> None:
+    """Give a line for each reason, not for each entry: a read-only home may refuse thousands."""
+    first = {note.because: note.key for note in reversed(failed)}
+    for because, number in Counter(note.because for note in failed).most_common(_REASONS):
+        notice(f"{layer}: {number:,} {what} ({first[because]}{', …' if number > 1 else ''}): {because}")
+
+
+def _line(what: str, use: StoreUse, error: Exception) -> str:
+    if isinstance(error, CachectlError):
+        reason = str(error)
+    elif isinstance(error, OSError):
+        reason = error.strerror or str(error)
+    else:
+        reason = "out of memory" if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"
+    return f"--store {printable(without_secrets(use.url))}: {what}: {printable(reason)}"
+
+
+# ---------------------------------------------------------------------- bases
+
+
+def own_root(environment: Environment, base: Path) -> Path:
+    """Return the own root of a base, existing or not: a folder of the user cache folder named by the base's path.
+
+    Links on the path are not resolved: if ``/site/current`` leads to a new release, the own entries stay in use.
+    """
+    name = hashlib.sha256(os.fsencode(base)).hexdigest()[:16]
+    return user_cache_folder(environment, "cachectl")[0] / _BASES / name
+
+
+def make_own_root(environment: Environment, base: Path) -> Path:
+    """Make the own root of a base if it is missing; return it, or the private folder in it.
+
+    See :func:`~cachectl.layers.disk.private_folders.private_folder`. Raises :class:`NoRoot`, also if another user could
+    replace what is in it.
+    """
+    root = own_root(environment, base)
+    try:
+        return private_folder(root, make=True)
+    except (NotPrivate, OSError) as error:
+        reason = str(error) if isinstance(error, NotPrivate) else f"{printable(root)}: {reason_of(error)}"
+        message = f"cannot make the own root: {reason}; --isolated=OWN names another one, for env --root OWN"
+        raise NoRoot(message) from error
+
+
+def base_at(environment: Environment, folder: str | Path) -> Path:
+    """Return the absolute path of a base. Raises :class:`BadRequest` if there is no such folder."""
+    base = Path(os.path.normpath(environment.expand(os.fspath(folder))))
+    if not folder or not base.is_dir():
+        raise BadRequest(f"--base {os.fspath(folder)!r} is no folder")
+    return base
+
+
+def start_from(
+    environment: Environment,
+    base: Path,
+    root: Path | None = None,
+    *,
+    layers: Iterable[str] = (),
+    notice: Callable[[str], None],
+) -> Path:
+    """Copy what an own root lacks from a base, of the named layers or of all; return the own root.
+
+    Without ``root`` it is that of :func:`make_own_root`. ``notice`` gets a line for each layer that the base has
+    entries of, for each kind of failure, for a base without entries, and if other users can write to it. Raises
+    :class:`BadRequest` if one folder is in the other, and :class:`OSError` if the own root cannot be made.
+    """
+    root = make_own_root(environment, base) if root is None else root
+    there, here = base.resolve(), root.resolve()
+    if there == here or there in here.parents or here in there.parents:
+        raise BadRequest(f"the base {base} and the own root {root} must not contain one another")
+    here.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (place := next(open_to_others(base), None)) is not None:
+        notice(f"base: other users can write to {place}, and programs run what is in a base")
+    source, own = LayerSet(environment_of(environment, base)), LayerSet(environment_of(environment, here))
+    names = tuple(layers) or tuple(layer.name for layer in own)
+    is_empty = True
+    for name in names:
+        abilities = own[name].abilities()
+        if name not in source or any(abilities[one] is not None for one in (Ability.RELOCATE, Ability.PUT)):
+            continue
+        counts = Counts()
+        copy(source[name], own[name], ALL, counts)
+        is_empty = is_empty and not (counts.placed or counts.there or counts.failed)
+        said = {"copied": counts.placed, "there before": counts.there}
+        if words := ", ".join(f"{number:,} {word}" for word, number in said.items() if number):
+            notice(f"base: {name}: {words}")
+        _say_failed(f"base: {name}", "left", counts.failed, notice)
+    if is_empty:
+        notice(f"base: {base} has no entry of any layer; cachectl run --isolated={base} -- COMMAND makes some")
+    return here
+
+
+def base_keys(environment: Environment, base: Path, layers: Iterable[str] = ()) -> Mapping[str, frozenset[str]]:
+    """Return the keys of the entries of a base, by layer: what an own root has from it, or need not have."""
+    names = tuple(layers)
+    source = LayerSet(environment_of(environment, base))
+    return {layer.name: keys_of(layer) for layer in source if not names or layer.name in names}

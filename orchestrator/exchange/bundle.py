@@ -1,0 +1,324 @@
+"""A bundle: a store in one file, a zip with the names of the store as members.
+
+Members are stored without compression and without times, so that the same content gives the same bytes. The directory
+is measured before it is parsed, and no member is ever unpacked into a file: its name only says what it holds. A new
+bundle is written to an unnamed file and linked into its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import stat
+import struct
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
+
+from cachectl.exchange.format import is_name
+from cachectl.exchange.place import BadStore, Changed, Missing, Stored, TransferFailed
+from cachectl.layers.base.errors import BadRequest, CachectlError
+from cachectl.layers.base.limits import LARGEST_BUNDLE, SPARED_ROOM
+from cachectl.layers.base.texts import printable
+from cachectl.layers.disk.atomic import replace_file, write_all
+from cachectl.layers.disk.locking import is_same_file, take_flock
+from cachectl.layers.disk.plain import own_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cachectl.layers.base.environment import Environment
+
+#: Bytes of the directory of a bundle, and members in it.
+_LARGEST_DIRECTORY: Final = 64 << 20
+_MOST_MEMBERS: Final = 1 << 17
+#: The header of the first member; its name begins after 30 bytes.
+_BEGINNING: Final = re.compile(rb"PK\x03\x04.{26}(?:index|packs|objects)/[0-9a-z]", re.DOTALL)
+#: The end of a zip, and those of a large one. Source: APPNOTE.TXT of PKWARE, 4.3.14 to 4.3.16.
+_END: Final = struct.Struct("<4s4H2LH")
+_LARGE_END: Final = struct.Struct("<4sQ2H2L4Q")
+_LOCATOR: Final = struct.Struct("<4sLQL")
+_DATE: Final = (1980, 1, 1, 0, 0, 0)
+_CHUNK: Final = 1 << 20
+
+
+def is_begun_by(head: bytes) -> bool:
+    """Return whether bytes are the beginning of a bundle."""
+    return _BEGINNING.match(head) is not None
+
+
+def unnamed_file(environment: Environment) -> BinaryIO:
+    """Open a temporary file that nobody else can open, and that vanishes with this process."""
+    folder = environment.temporary
+    return cast("BinaryIO", tempfile.TemporaryFile(dir=folder if folder.is_dir() else None))
+
+
+def lacks_room(file: BinaryIO) -> bool:
+    """Return whether more bytes in an open file would fill a file system that other programs use too."""
+    if not hasattr(os, "fstatvfs"):
+        return False
+    disk = os.fstatvfs(file.fileno())
+    return disk.f_bavail * disk.f_frsize < min(SPARED_ROOM, disk.f_blocks * disk.f_frsize // 20) + _CHUNK
+
+
+class BundlePlace:
+    """A bundle in a file; without a path in standard input or, if it ``writes``, in standard output.
+
+    Everything is read through one descriptor. A pipe is read once, into an unnamed file. With ``force`` a file that is
+    not a bundle is replaced.
+    """
+
+    is_bundle = True
+
+    def __init__(
+        self, path: Path | None, environment: Environment, *, writes: bool = False, force: bool = False
+    ) -> None:
+        self._path = None if path is None else path.resolve()
+        self.shown = "-" if path is None else printable(path)
+        self._environment = environment
+        self._writes = writes
+        self._force = force
+        self._old: BinaryIO | None = None
+        self._members: zipfile.ZipFile | None = None
+        self._new: zipfile.ZipFile | None = None
+        self._removed: set[str] = set()
+        self._is_open = False
+
+    # ------------------------------------------------------------------ reading
+
+    def _opened(self) -> zipfile.ZipFile | None:
+        """Open what there is; return its members, or ``None`` for no file."""
+        if not self._is_open:
+            self._old = self._open()
+            # An empty file was made to be written to.
+            if self._old is not None and self._old.seek(0, os.SEEK_END):
+                try:
+                    self._members = _members(self._old, self.shown)
+                except BadStore as error:
+                    if not self._force:
+                        advice = "; name another file, or replace it with --force" if self._writes else ""
+                        raise BadStore(f"{error}{advice}") from error
+            self._is_open = True
+        return self._members
+
+    def _open(self) -> BinaryIO | None:
+        if self._path is None and self._writes:
+            if sys.stdout.isatty():
+                raise BadRequest("a bundle is binary and is not printed to a terminal; name a FILE")
+            return None
+        if self._path is None:
+            if sys.stdin.isatty():
+                raise BadRequest("a bundle is binary and is not read from a terminal; name a FILE")
+            return self._spooled(sys.stdin.buffer)
+        try:
+            file = open(self._path, "rb")  # noqa: SIM115 - open as long as the place
+        except FileNotFoundError:
+            return None
+        status = os.fstat(file.fileno())
+        if stat.S_ISREG(status.st_mode):
+            return file
+        with file:
+            return self._spooled(file)
+
+    def _spooled(self, source: BinaryIO) -> BinaryIO:
+        spool = unnamed_file(self._environment)
+        while chunk := source.read(_CHUNK):
+            if not spool.tell() and not is_begun_by(chunk):
+                # Before a device that never ends is copied.
+                raise BadStore(f"{self.shown} is not a bundle of cachectl")
+            if spool.tell() > LARGEST_BUNDLE or lacks_room(spool):
+                message = f"{self._environment.temporary} has no room for {self.shown}; set TMPDIR to a larger folder"
+                raise TransferFailed(message)
+            spool.write(chunk)
+        spool.flush()
+        return spool
+
+    def names(self) -> Sequence[Stored]:
+        """List the names under ``index/``."""
+        return [one for one in self.contents() if one.name.startswith("index/")]
+
+    def contents(self) -> Sequence[Stored]:
+        """List all names."""
+        found = {}
+        for members in filter(None, (self._opened(), self._new)):
+            found.update({info.filename: Stored(info.filename, info.file_size, None) for info in members.infolist()})
+        return [one for name, one in found.items() if name not in self._removed]
+
+    def read(self, name: str, most: int) -> bytes:
+        """Return the bytes of a name."""
+        for members in filter(None, (self._new, self._opened())):
+            info = members.NameToInfo.get(name)
+            if info is not None and name not in self._removed:
+                if info.file_size > most:
+                    raise BadStore(f"{self.shown}: {name} has more than the {most:,} bytes that it may have")
+                with _reading(self.shown):
+                    return members.read(info)
+        raise Missing(f"{self.shown}: {printable(name)} is missing")
+
+    def digest(self) -> str | None:
+        """Return the SHA-256 of the file; ``None`` for no file."""
+        if self._opened() is None or self._old is None:
+            return None
+        self._old.seek(0)
+        digest = hashlib.sha256()
+        for chunk in iter(lambda: self._old.read(_CHUNK), b""):  # type: ignore[union-attr]
+            digest.update(chunk)
+        return digest.hexdigest()
+
+    # ------------------------------------------------------------------ writing
+
+    def write(self, name: str, data: bytes) -> None:
+        """Add a member to the new bundle."""
+        if self._new is None:
+            self._new = self._begin()
+        if name not in self._new.NameToInfo:
+            self._new.writestr(_info(name, len(data)), data)
+        self._removed.discard(name)
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Leave names out of the new bundle."""
+        self._removed.update(names)
+
+    def _begin(self) -> zipfile.ZipFile:
+        """Open the new bundle in an unnamed file; other pushes to the old one wait until it is in its place."""
+        if self._old is not None and self._path is not None:
+            take_flock(self._old.fileno(), wait=True)
+            self._require_same()
+        file = self._unnamed()
+        if self._old is not None and self._path is not None:
+            os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(self._old.fileno()).st_mode))
+        return zipfile.ZipFile(file, "w")
+
+    def _unnamed(self) -> BinaryIO:
+        """Open the file that becomes the new bundle."""
+        if self._path is None or not hasattr(os, "O_TMPFILE"):
+            return unnamed_file(self._environment)
+        try:
+            return open(os.open(self._path.parent, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")
+        except IsADirectoryError:
+            # The file system has no such files.
+            return unnamed_file(self._environment)
+
+    def _require_same(self) -> None:
+        """Raise :class:`TransferFailed` if another command has replaced or made the bundle meanwhile."""
+        if self._path is None:
+            return
+        same = not self._path.exists() if self._old is None else is_same_file(self._path, self._old.fileno())
+        if not same:
+            raise Changed(self.shown)
+
+    def finish(self) -> None:
+        """Complete the new bundle with what stays of the old one, and put it in its place."""
+        old = self._opened()
+        if self._new is None:
+            if not self._removed:
+                return
+            self._new = self._begin()
+        for info in old.infolist() if old is not None else ():
+            if info.filename not in self._removed and info.filename not in self._new.NameToInfo:
+                new = _info(info.filename, info.file_size)
+                with _reading(self.shown), old.open(info) as source, self._new.open(new, "w") as target:  # type: ignore[union-attr]
+                    shutil.copyfileobj(source, target, _CHUNK)
+        file = cast("BinaryIO", self._new.fp)
+        self._new.filelist.sort(key=lambda info: info.filename)
+        # A zip that is given a file leaves it open.
+        self._new.close()
+        file.flush()
+        self._publish(file)
+        self._new, self._removed = None, set()
+        self._old, self._members = file, _members(file, self.shown)
+
+    def _publish(self, file: BinaryIO) -> None:
+        """Put the complete file in its place, or copy it to standard output."""
+        if self._path is None:
+            write_all(1, _chunks(file))
+            return
+        self._require_same()
+        os.fsync(file.fileno())
+        stage = self._path.with_name(own_name())
+        try:
+            os.link(f"/proc/self/fd/{file.fileno()}", stage, follow_symlinks=True)
+        except OSError:
+            # It lies elsewhere, or the system does not show open files.
+            replace_file(self._path, _chunks(file))
+            return
+        try:
+            if self._old is None:
+                os.link(stage, self._path)
+            else:
+                os.replace(stage, self._path)
+        except FileExistsError as error:
+            raise Changed(self.shown) from error
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(stage)
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    file.seek(0)
+    while chunk := file.read(_CHUNK):
+        yield chunk
+
+
+def _info(name: str, size: int) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name, _DATE)
+    info.create_system, info.external_attr, info.file_size = 3, 0o644 << 16, size
+    return info
+
+
+def _members(file: BinaryIO, shown: str) -> zipfile.ZipFile:
+    """Return the members of a bundle in an open file. Raises :class:`BadStore` for anything else."""
+    with _reading(shown):
+        end = _require_directory(file, shown)
+        members = zipfile.ZipFile(file)
+        found: set[str] = set()
+        for info in members.infolist():
+            fit = is_name(info.filename) and info.filename not in found
+            plain = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits
+            inside = info.file_size == info.compress_size and 0 <= info.header_offset <= end - info.file_size
+            if not (fit and plain and inside):
+                raise BadStore(f"{shown}: {printable(info.filename)[:200]} is not a member that a bundle has")
+            found.add(info.filename)
+        return members
+
+
+def _require_directory(file: BinaryIO, shown: str) -> int:
+    """Measure the directory before anybody parses it; return where it begins."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    if not is_begun_by(file.read(_CHUNK)) or size < _END.size:
+        raise BadStore(f"{shown} is not a bundle of cachectl")
+    stop = size - _END.size
+    file.seek(stop)
+    magic, *_, members, length, start, comment = _END.unpack(file.read(_END.size))
+    if magic != b"PK\x05\x06" or comment:
+        raise BadStore(f"{shown} is cut short, or has bytes after its end")
+    if stop >= _LARGE_END.size + _LOCATOR.size:
+        file.seek(stop - _LOCATOR.size)
+        if file.read(4) == b"PK\x06\x07":
+            stop -= _LOCATOR.size + _LARGE_END.size
+            file.seek(stop)
+            magic, *_, members, length, start = _LARGE_END.unpack(file.read(_LARGE_END.size))
+            if magic != b"PK\x06\x06":
+                raise BadStore(f"{shown} is damaged: its end cannot be read")
+    if members > _MOST_MEMBERS or length > _LARGEST_DIRECTORY:
+        raise BadStore(f"{shown} has a directory of {members:,} members and {length:,} bytes, which is too large")
+    if start + length != stop:
+        raise BadStore(f"{shown} is damaged: its directory is not where it should be")
+    return int(start)
+
+
+@contextmanager
+def _reading(shown: str) -> Iterator[None]:
+    """Turn any error of a damaged zip into one line."""
+    try:
+        yield
+    except (CachectlError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise BadStore(f"{shown} is damaged: {printable(str(error)) or type(error).__name__}") from error

@@ -1,0 +1,203 @@
+"""Where a store lies: named bytes, in a folder, at a URL, or in the one file of a bundle.
+
+A name is ``index/NAME``, ``packs/SHA256`` or ``objects/SHA256``. The names under ``index/`` are the index: a writer
+adds its part last, so that whatever a reader finds there is complete.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Final, Protocol, TypeVar, cast
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from cachectl.layers.base.errors import BadRequest, CachectlError
+from cachectl.layers.base.texts import printable
+from cachectl.layers.disk.plain import STAGE
+
+_T = TypeVar("_T")
+
+#: Means standard output for a file to write, standard input for a file to read.
+STREAM: Final = "-"
+#: The folders of a store.
+FOLDERS: Final = ("index", "packs", "objects")
+#: A scheme and its slashes, or several schemes chained by fsspec.
+_URL: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+_FILE: Final = re.compile("(?:file|local)://", re.IGNORECASE)
+_SECRETS: Final = (re.compile(r"(?<=//)[^/@\s]+(?=@)"), re.compile(r"(?<=\?)[^\s'\"]+"))
+
+
+class TransferFailed(CachectlError):
+    """A place could not be read or written."""
+
+
+class Changed(TransferFailed):
+    """A bundle was written by another command meanwhile: what is missing in it has to be found anew."""
+
+    def __init__(self, shown: str) -> None:
+        super().__init__(f"{shown} was written by another command meanwhile; push again")
+
+
+class Missing(CachectlError, FileNotFoundError):
+    """A name that a store does not have."""
+
+
+class BadStore(CachectlError, ValueError):
+    """A store in which something is missing, cut or changed. Nothing in it may be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A name in a store, with its size in bytes and when it was written, in epoch seconds; ``None`` if unknown."""
+
+    name: str
+    bytes: int | None
+    modified: float | None
+
+
+class Place(Protocol):
+    """A folder, a bucket or a bundle that holds a store.
+
+    Every method raises :class:`TransferFailed` or :class:`OSError` if the place cannot be reached.
+    """
+
+    #: The address, without a password.
+    shown: str
+    #: Whether it is one file, which one push writes anew: no name in it may depend on the clock.
+    is_bundle: bool
+
+    def names(self) -> Sequence[Stored]:
+        """List the names under ``index/``, with one request for each 1,000 names; empty if there is no store."""
+        ...
+
+    def contents(self) -> Sequence[Stored]:
+        """List all names, and the stages that killed writers left."""
+        ...
+
+    def read(self, name: str, most: int) -> bytes:
+        """Return the bytes of a name. Raises :class:`Missing`, and :class:`BadStore` for more than ``most`` bytes."""
+        ...
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a name whole or not at all, also over the same name."""
+        ...
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove names; a missing one is no error."""
+        ...
+
+    def finish(self) -> None:
+        """Do what is done once after all writing."""
+        ...
+
+    def digest(self) -> str | None:
+        """Return the SHA-256 of a bundle; ``None`` for other places, which the names of their index pin."""
+        ...
+
+
+def is_stage(name: str) -> bool:
+    """Return whether a name, with or without its folder, is that of a stage, which a killed writer may have left."""
+    return name.rpartition("/")[2].startswith(STAGE)
+
+
+def is_url(name: str) -> bool:
+    """Return whether a name is a URL; ``file://`` names a local file."""
+    return _URL.match(name) is not None and _FILE.match(name) is None
+
+
+def without_secrets(name: str) -> str:
+    """Return a URL without its password and its query, which may grant access."""
+    if not is_url(name):
+        return name
+    for secret in _SECRETS:
+        name = secret.sub("…", name)
+    return name
+
+
+def redacted(text: str, url: str) -> str:
+    """Remove from a text the secrets of a URL, which may lack there what stands around them in the URL."""
+    for secret in _SECRETS:
+        for found in secret.findall(url):
+            password = found.partition(":")[2]
+            parts = (found, password, unquote(password), *(value for _, value in parse_qsl(found)))
+            for part in filter(None, parts):
+                text = text.replace(part, "…")
+        text = secret.sub("…", text)
+    return text
+
+
+def local_path(name: str) -> str:
+    """Return the path that a name stands for. Raises :class:`BadRequest` for ``file://`` without an absolute path."""
+    if not _FILE.match(name):
+        return name
+    address = urlsplit(name)
+    if address.netloc not in ("", "localhost") or not address.path:
+        raise BadRequest(f"{printable(name)!r} names no file of this machine; write file:/// and an absolute path")
+    return unquote(address.path)
+
+
+# ---------------------------------------------------------------------- deadlines
+
+
+class Deadline:
+    """A moment, some seconds after this object was made.
+
+    Timeouts of sockets limit each silence of a server, not a whole pull. So each request runs in a thread of its own,
+    which is given up at the deadline: its answer, if one comes later, is read by nobody. Everything that writes on this
+    machine runs in the calling thread.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Return the seconds that are left; 0 if it has passed."""
+        return max(0.0, self._end - time.monotonic())
+
+    def wait_for(self, work: Callable[[], _T]) -> _T:
+        """Return what some work returns, or raise what it raises; :class:`TransferFailed` if it takes too long."""
+        done: SimpleQueue[tuple[_T | None, BaseException | None]] = SimpleQueue()
+
+        def run() -> None:
+            try:
+                done.put((work(), None))
+            except BaseException as error:  # noqa: BLE001 - raised again by the calling thread
+                done.put((None, error))
+
+        Thread(target=run, daemon=True).start()
+        try:
+            found, error = done.get(timeout=self.left)
+        except Empty:
+            message = f"no answer within {self.seconds:g} s; --store-wait gives it more"
+            raise TransferFailed(message) from None
+        if error is not None:
+            raise error
+        return cast("_T", found)
+
+
+class TimelyPlace:
+    """A place for reading, every request to which ends before a deadline."""
+
+    def __init__(self, place: Callable[[], Place], deadline: Deadline) -> None:
+        self._deadline = deadline
+        self._place = deadline.wait_for(place)
+        self.shown = self._place.shown
+        self.is_bundle = self._place.is_bundle
+
+    def names(self) -> Sequence[Stored]:
+        """List the names under ``index/``."""
+        return self._deadline.wait_for(self._place.names)
+
+    def read(self, name: str, most: int) -> bytes:
+        """Return the bytes of a name."""
+        return self._deadline.wait_for(lambda: self._place.read(name, most))
+
+    def digest(self) -> str | None:
+        """Return the SHA-256 of a bundle; ``None`` for other places."""
+        return self._deadline.wait_for(self._place.digest)

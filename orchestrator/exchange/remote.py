@@ -1,0 +1,261 @@
+"""A store at a URL that fsspec knows: S3, SFTP and others. fsspec is imported only here."""
+
+from __future__ import annotations
+
+import datetime as dt
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, BinaryIO, Final
+from urllib.parse import urlsplit
+
+from cachectl.exchange.place import (
+    FOLDERS,
+    BadStore,
+    Missing,
+    Stored,
+    TransferFailed,
+    is_stage,
+    redacted,
+    without_secrets,
+)
+from cachectl.layers.base.errors import BadRequest, CachectlError
+from cachectl.layers.base.texts import printable
+from cachectl.layers.disk.plain import own_name
+
+#: Stores of objects, in which an upload appears whole or not at all. Elsewhere a file is renamed into its place.
+_OBJECT_STORES: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory"})
+_WEB: Final = ("http://", "https://")
+_SFTP: Final = re.compile("(?:ssh|sftp)://", re.IGNORECASE)
+_S3: Final = re.compile("s3a?://", re.IGNORECASE)
+#: How often folders are made before that is an error.
+_AGAIN: Final = 4
+_MODIFIED: Final = ("LastModified", "mtime", "last_modified", "updated", "modified", "created")
+#: Limit on the silence of a server, in seconds. The whole transfer has no limit.
+_SILENCE: Final = 60
+#: Limit on a connection, in seconds, and how often a request is tried: s3fs and botocore together would try for half an
+#: hour.
+_CONNECTING: Final = 15
+_ATTEMPTS: Final = 3
+_LONGEST_REASON: Final = 300
+
+
+class RemotePlace:
+    """The folders ``index``, ``packs`` and ``objects`` below a URL."""
+
+    is_bundle = False
+
+    def __init__(self, url: str) -> None:
+        if url.lower().startswith(_WEB):
+            shown = printable(without_secrets(url))
+            raise BadRequest(f"{shown}: a web server has no list of names; for a bundle, curl -f … | cachectl pull -")
+        if url.endswith("://"):
+            raise BadRequest(f"{printable(url)} names no store; write a bucket or a server, and a folder, after it")
+        self._url = url.rstrip("/")
+        self.shown = printable(without_secrets(self._url))
+        self._system, root = _located(self._url)
+        self._root = root.rstrip("/")
+        protocols = self._system.protocol
+        self._is_atomic = not _OBJECT_STORES.isdisjoint({protocols} if isinstance(protocols, str) else protocols)
+        self._made: set[str] = set()
+
+    def names(self) -> Sequence[Stored]:
+        """List the names under ``index/``."""
+        return [one for one in self._listed("index") if not is_stage(one.name)]
+
+    def contents(self) -> Sequence[Stored]:
+        """List all names, and the stages that killed writers left."""
+        return [one for part in FOLDERS for one in self._listed(part)]
+
+    def read(self, name: str, most: int) -> bytes:
+        """Return the bytes of a name."""
+        path = f"{self._root}/{name}"
+        try:
+            with self._reached("read", name):
+                data = self._read(path, most + 1)
+        except TransferFailed as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise Missing(f"{self.shown}: {printable(name)} is missing") from error
+            raise
+        if len(data) > most:
+            raise BadStore(f"{self.shown}: {printable(name)} has more than the {most:,} bytes that it may have")
+        return data
+
+    def write(self, name: str, data: bytes) -> None:
+        """Upload a file."""
+        path = f"{self._root}/{name}"
+        with self._reached("write", name):
+            if self._is_atomic:
+                self._system.pipe_file(path, data)
+                return
+            folder = path.rpartition("/")[0]
+            if folder not in self._made:
+                self._make(folder)
+            stage = f"{folder}/{own_name()}"
+            try:
+                self._write(stage, data)
+                self._system.mv(stage, path)
+            except BaseException:
+                with suppress(Exception):
+                    self._system.rm_file(stage)
+                raise
+
+    def _make(self, folder: str) -> None:
+        for rest in reversed(range(_AGAIN)):
+            try:
+                self._system.makedirs(folder, exist_ok=True)
+            except Exception:  # noqa: PERF203
+                # Another writer makes the same folders at the same time, which fsspec does not expect.
+                if not rest:
+                    raise
+            else:
+                break
+        self._made.add(folder)
+
+    def finish(self) -> None:
+        """Do nothing: every file is complete."""
+
+    def digest(self) -> None:
+        """Return ``None``: the names of the index pin the content."""
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove files, up to 1,000 with one request where the service has such a request."""
+        with self._reached("remove from"):
+            if self._is_atomic:
+                for at in range(0, len(names), 1000):
+                    with suppress(FileNotFoundError):
+                        self._system.rm([f"{self._root}/{name}" for name in names[at : at + 1000]])
+                return
+            for name in names:
+                with suppress(FileNotFoundError):
+                    self._system.rm_file(f"{self._root}/{name}")
+
+    def _listed(self, part: str) -> list[Stored]:
+        try:
+            with self._reached("list", part):
+                # Another writer may have added to what is known.
+                self._system.invalidate_cache()
+                found = self._system.ls(f"{self._root}/{part}", detail=True)
+        except TransferFailed as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return []
+            raise
+        return [Stored(f"{part}/{name}", one.get("size"), _moment(one)) for name, one in _files(found)]
+
+    def _read(self, path: str, most: int) -> bytes:
+        if self._is_atomic:
+            # With a range it is one request, without one that asks for the size.
+            data: bytes = self._system.cat_file(path, start=0, end=most)
+            return data
+        with self._system.open(path, "rb") as file:
+            if hasattr(file, "prefetch"):
+                # Otherwise paramiko waits for every 32 KiB. It asks for the size, which not every server says.
+                with suppress(OSError):
+                    file.prefetch()
+            return _read_up_to(file, most)
+
+    def _write(self, path: str, data: bytes) -> None:
+        with self._system.open(path, "wb") as file:
+            if hasattr(file, "set_pipelined"):
+                file.set_pipelined(True)
+            file.write(data)
+
+    @contextmanager
+    def _reached(self, verb: str, name: str = "") -> Iterator[None]:
+        with _translated(verb, f"{self._url}/{name}" if name else self._url):
+            yield
+
+
+def _read_up_to(file: BinaryIO, most: int) -> bytes:
+    held = bytearray()
+    while len(held) < most and (piece := file.read(most - len(held))):
+        held += piece
+    return bytes(held)
+
+
+def _files(found: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the plain files of a listing by their last names."""
+    for one in found:
+        name = str(one["name"]).rpartition("/")[2]
+        if one.get("type") == "file" and name and (not name.startswith(".") or is_stage(name)):
+            yield name, one
+
+
+def _moment(info: Mapping[str, Any]) -> float | None:
+    """Return when a file was written, in epoch seconds; each file system has a name of its own for it."""
+    for name in _MODIFIED:
+        value = info.get(name)
+        if isinstance(value, dt.datetime):
+            return value.timestamp()
+        if isinstance(value, (int, float)):
+            return float(value)
+    return None
+
+
+# ---------------------------------------------------------------------- fsspec
+
+
+def _located(name: str) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path in it."""
+    with _translated("reach", name):
+        from fsspec.core import url_to_fs
+
+        if _SFTP.match(name):
+            import logging
+
+            # It logs every error with a traceback, and raises it too.
+            logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
+
+        system, path = url_to_fs(name, skip_instance_cache=True, **_options(name))
+        if _S3.match(name):
+            # Botocore has tried several times already.
+            system.retries = 1
+        elif _SFTP.match(name):
+            system.ftp.get_channel().settimeout(_SILENCE)
+        return system, str(path)
+
+
+def _options(name: str) -> dict[str, object]:
+    if _S3.match(name):
+        times = {"connect_timeout": _CONNECTING, "read_timeout": _SILENCE}
+        return {"config_kwargs": {**times, "retries": {"total_max_attempts": _ATTEMPTS}}}
+    # A rename works only within one file system, and fsspec would stage in the server's /tmp.
+    return {"temppath": posixpath.dirname(urlsplit(name).path), "timeout": _CONNECTING} if _SFTP.match(name) else {}
+
+
+@contextmanager
+def _translated(verb: str, name: str) -> Iterator[None]:
+    """Turn any error of a file system into one line, because each has errors of its own."""
+    try:
+        yield
+    except CachectlError:
+        raise
+    except ImportError as error:
+        missing = error.name or str(error)
+        why = f"it needs {missing}; pip install 'opencl-cachectl[remote]', or the package that fsspec names"
+        raise TransferFailed(f"cannot {verb} {_shown(name)}: {why}") from error
+    except Exception as error:
+        message = f"cannot {verb} {_shown(name)}: {_reason(error, name)}; {_advice(error)}"
+        raise TransferFailed(message) from error
+
+
+def _reason(error: Exception, name: str) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "nothing is there"
+    text = redacted(str(error), name)
+    return printable(" ".join(text.split()))[:_LONGEST_REASON].rstrip(".") or type(error).__name__
+
+
+def _advice(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "check the address, or make the bucket or folder first"
+    if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
+        return "set up credentials as for the service's own tools"
+    if isinstance(error, ValueError):
+        return "schemes are s3://, gs://, ssh:// and others that fsspec knows"
+    return "check the address and the network, and try again"
+
+
+def _shown(name: str) -> str:
+    return printable(without_secrets(name))

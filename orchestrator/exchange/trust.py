@@ -1,0 +1,159 @@
+"""Why a store is trusted: OpenSSH signatures, made and verified by ``ssh-keygen -Y``, a digest, or the user's word.
+
+The list of signers has the format of ALLOWED SIGNERS in ssh-keygen(1), so git's own list can be used. Signatures are
+for the namespace ``cachectl-store`` only: a signature of a mail or a commit is not accepted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Final
+
+from cachectl.layers.base.errors import BadRequest, CachectlError
+from cachectl.layers.base.texts import printable
+from cachectl.layers.disk.temporaries import temporary_folder
+
+if TYPE_CHECKING:
+    from cachectl.layers.base.environment import Environment
+
+NAMESPACE: Final = "cachectl-store"
+UNTRUSTED: Final = "stores contain executable code; pass --allowed-signers FILE, --digest HEX or --trust"
+_COMMAND: Final = ("ssh-keygen", "-Y")
+
+
+class Untrusted(CachectlError):
+    """Nothing shows that something can be trusted."""
+
+
+class Forged(CachectlError):
+    """A signature that is not of the content that it stands with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """The reason to trust a store: exactly one of a list of signers, a SHA-256, or the user's word.
+
+    The SHA-256 is that of a bundle's file, and of the index of another store.
+    """
+
+    allowed_signers: str | None = None
+    sha256: str | None = None
+    blindly: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.allowed_signers is not None) + (self.sha256 is not None) + self.blindly != 1:
+            raise BadRequest(UNTRUSTED)
+        if self.sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", self.sha256):
+            message = f"{printable(self.sha256)[:80]!r} is not a SHA-256 of 64 hexadecimal digits"
+            raise BadRequest(message)
+
+
+def sign(text: bytes, key: str) -> bytes:
+    """Return the signature of a text by a private key, or by a public key whose private one an agent holds.
+
+    Raises :class:`BadRequest` if the key cannot sign.
+    """
+    _require_key(key)
+    done = _run(("sign", "-f", key, "-n", NAMESPACE), text)
+    if done.returncode or not done.stdout:
+        message = f"cannot sign with {printable(key)}: {_complaint(done)}"
+        raise BadRequest(message)
+    return done.stdout
+
+
+def public_key(key: str) -> str:
+    """Return the public key of a key that :func:`sign` takes. Raises :class:`BadRequest` if it cannot be read."""
+    for path in (key, f"{key}.pub"):
+        with suppress(OSError, UnicodeError):
+            if path.endswith(".pub"):
+                return " ".join(open(path, encoding="utf-8").readline().split()[:2])
+    _require_key(key)
+    command = (_COMMAND[0], "-y", "-f", key)
+    done = subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL)  # noqa: S603
+    if done.returncode:
+        message = f"cannot read the public key of {printable(key)}: {_complaint(done)}"
+        raise BadRequest(message)
+    return " ".join(done.stdout.decode().split()[:2])
+
+
+def _require_key(key: str) -> None:
+    # With the public half only, an agent may hold the other.
+    if not os.path.lexists(key) and not os.path.lexists(f"{key}.pub"):
+        message = f"{printable(key)}: this key does not exist; ssh-keygen -t ed25519 -f {quote(key)} makes one"
+        raise BadRequest(message)
+
+
+class Judge:
+    """Decides which texts are trusted: those signed by a signer of a list."""
+
+    def __init__(self, environment: Environment, allowed: str) -> None:
+        if not Path(allowed).is_file():
+            message = f"{printable(allowed)}: this list of allowed signers does not exist"
+            raise Untrusted(message)
+        self._environment = environment
+        self._allowed = allowed
+
+    def signer(self, text: bytes, signature: bytes) -> str:
+        """Return who signed a text.
+
+        A line of the list may name its signers by patterns. A signature does not show which signer it is from, so the
+        pattern is returned with the key. A negated pattern (``!eve@x``) names nobody. Raises :class:`Untrusted` if no
+        allowed signer has signed, and :class:`Forged` for a signature of something else.
+        """
+        if not signature:
+            raise Untrusted("not signed")
+        with temporary_folder(self._environment) as folder:
+            file = str(folder / "signature")
+            Path(file).write_bytes(signature)
+            found = _run(("find-principals", "-s", file, "-f", self._allowed), text)
+            names = found.stdout.decode(errors="replace").replace(",", "\n").split("\n")
+            named = [name for name in dict.fromkeys(map(str.strip, names)) if name and not name.startswith("!")]
+            for name in sorted(named, key=_is_pattern):
+                done = _run(("verify", "-f", self._allowed, "-I", name, "-n", NAMESPACE, "-s", file), text)
+                if done.returncode == 0:
+                    return f"{name} ({_key_of(done)})" if _is_pattern(name) else name
+            if _run(("check-novalidate", "-n", NAMESPACE, "-s", file), text).returncode:
+                raise Forged("its signature is not of this content: it was changed")
+        message = f"signed by nobody in {printable(self._allowed)}"
+        raise Untrusted(message)
+
+
+@contextmanager
+def judges(environment: Environment, key: str | None, allowed: str | None) -> Iterator[tuple[Judge, ...]]:
+    """Yield the judges of a list of signers, and of the signer who has a key."""
+    with ExitStack() as stack:
+        found = [] if allowed is None else [Judge(environment, allowed)]
+        if key is not None:
+            own = stack.enter_context(temporary_folder(environment)) / "own"
+            own.write_text(f"me {public_key(key)}\n", encoding="utf-8")
+            found.append(Judge(environment, str(own)))
+        yield tuple(found)
+
+
+def _is_pattern(principal: str) -> bool:
+    return "*" in principal or "?" in principal
+
+
+def _key_of(verified: subprocess.CompletedProcess[bytes]) -> str:
+    """Return the key in the output of ``ssh-keygen -Y verify``: *Good … signature … with ED25519 key SHA256:…*."""
+    lines = verified.stdout.decode(errors="replace").splitlines()
+    return printable(lines[0].rpartition(" with ")[2]) if lines else "a key of that line"
+
+
+def _run(arguments: tuple[str, ...], text: bytes) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run((*_COMMAND, *arguments), input=text, capture_output=True, check=False)  # noqa: S603
+    except FileNotFoundError as error:
+        raise CachectlError("signatures need ssh-keygen of OpenSSH; install its client") from error
+
+
+def _complaint(done: subprocess.CompletedProcess[bytes]) -> str:
+    lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+    return printable(lines[-1].strip()) if lines else "ssh-keygen gave no reason"

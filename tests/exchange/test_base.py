@@ -1,0 +1,256 @@
+"""``run --base`` and ``env --base``: warm from a folder that nobody may write, new entries in a root of one's own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from homes import make_home
+
+from cachectl.exchange.around import own_root, start_from
+from cachectl.layers.base.conformance import snapshot
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import BadRequest
+
+if TYPE_CHECKING:
+    from conftest import Driver
+    from homes import Home
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+#: The loopy kernels that the filled home has, and all its programs in PoCL's cache.
+KNOWN, FILLED = 8, 11
+
+NOBODY = 65534
+#: Starts a program of another user, who may read every file. The secure bit keeps that right in access(2), which PoCL
+#: asks whether its library of kernels is there: without it, the kernel drops all rights of another user in that call.
+AS_NOBODY = (
+    *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--securebits=+no_setuid_fixup"),
+    *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"),
+)
+INTEL = """
+import logging, sys
+import pyopencl as cl
+logging.basicConfig(stream=sys.stdout, level=logging.DEBUG)
+context = cl.Context([cl.get_platforms()[0].get_devices()[0]])
+for number in range(int(sys.argv[1])):
+    source = "__kernel void k%d(__global int *a) { a[get_global_id(0)] += 1; }" % number
+    cl.Program(context, source).build()
+"""
+
+Mount = Callable[..., Path]
+
+
+def program(name: str, count: int) -> list[str]:
+    return [sys.executable, str(PROGRAMS / name), str(count)]
+
+
+def modes(folder: Path) -> dict[str, int]:
+    """Return the mode of everything below a folder, and of the folder."""
+    return {str(path): stat.S_IMODE(path.lstat().st_mode) for path in (folder, *folder.rglob("*"))}
+
+
+def publish(folder: Path) -> None:
+    """Let every user read a folder, and nobody write to it."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+
+def freeze(mount: Mount, folder: Path) -> None:
+    """Make a folder read-only for the superuser too."""
+    mount("--bind", str(folder), on=folder)
+    mount("-o", "remount,bind,ro", on=folder)
+
+
+@pytest.fixture
+def base(filled: Home, tmp_path: Path) -> Path:
+    """Return a folder like that of ``run --isolated=DIR`` with what PoCL, loopy and PyOpenCL have stored."""
+    folder = tmp_path / "base"
+    shutil.copytree(filled.path / ".cache" / "pocl" / "kcache", folder / "pocl")
+    shutil.copytree(filled.path / ".cache" / "pytools", folder / "xdg" / "pytools")
+    return folder
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Return a folder that every user can enter."""
+    with tempfile.TemporaryDirectory(prefix="cachectl-base-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+
+
+def stores(done: subprocess.CompletedProcess[str]) -> int:
+    """Return how many programs PoCL has compiled in a run with its messages on."""
+    return done.stderr.count("Writing program.bc")
+
+
+@pytest.mark.real
+def test_a_base_warms_a_run_and_stays_as_it_is(home: Home, base: Path) -> None:
+    publish(base)
+    before = snapshot(base, times=True), modes(base)
+    command = ("run", "--base", str(base), "--", *program("kernels.py", KNOWN + 1))
+    done = home.cachectl(*command, POCL_DEBUG="general,llvm")
+    assert f"base: pocl: {FILLED} copied" in done.stderr
+    assert "base: loopy: " in done.stderr
+    assert stores(done) == 1
+    assert done.stdout.count("code generation cache hit") == KNOWN
+    assert done.stdout.count("code generation cache miss") == 1
+    own = own_root(home.environment(), base)
+    assert home.json("report", "--root", str(own), "pocl")["layers"][0]["entries"] == FILLED + 1
+    again = home.cachectl("run", "--base", str(base), "--", "true")
+    assert f"base: pocl: {FILLED} there before" in again.stderr
+    assert (snapshot(base, times=True), modes(base)) == before
+    home.cachectl("run", "--base", str(base), "--", sys.executable, "-m", "cachectl", "purge", "--all")
+    assert not list(own.glob("pocl/??/*"))
+    assert (snapshot(base, times=True), modes(base)) == before
+
+
+@pytest.mark.thorough
+@pytest.mark.real
+@pytest.mark.parametrize("mounted", [False, True])
+def test_a_base_of_the_superuser_serves_another_user(
+    base: Path, open_folder: Path, mount: Mount, *, mounted: bool
+) -> None:
+    """The other user may read every file, because the Python of the tests may lie in a closed home."""
+    if os.geteuid() != 0:
+        pytest.skip("needs the superuser, who starts programs of other users")
+    base = base.rename(open_folder / "site")
+    publish(base)
+    if mounted:
+        freeze(mount, base)
+    before = snapshot(base, times=True), modes(base)
+    home = make_home(open_folder / "theirs")
+    os.chown(home.path, NOBODY, NOBODY)
+    command = [*AS_NOBODY, sys.executable, "-m", "cachectl", "run", "--base", str(base), "--"]
+    for compiled in (1, 0):
+        done = home.run(*command, *program("kernels.py", KNOWN + 1), POCL_DEBUG="general,llvm")
+        assert stores(done) == compiled
+        assert done.stdout.count("code generation cache hit") == KNOWN + 1 - compiled
+    assert (snapshot(base, times=True), modes(base)) == before
+    assert {path.lstat().st_uid for path in home.path.rglob("*")} == {NOBODY}
+
+
+@pytest.mark.thorough
+@pytest.mark.real
+def test_many_starts_at_once_make_one_root(home: Home, base: Path) -> None:
+    start = [sys.executable, "-m", "cachectl", "run", "--base", str(base), "--isolated=own", "--", "true"]
+    started = [
+        subprocess.Popen(start, env=home.variables, cwd=home.path, stderr=subprocess.PIPE, text=True) for _ in range(8)
+    ]
+    said = [one.communicate()[1] for one in started]
+    assert [one.returncode for one in started] == [0] * 8
+    assert not [line for text in said for line in text.splitlines() if " left " in line]
+    assert len(list((home.path / "own").glob("pocl/??/*/program.bc"))) == FILLED
+    assert not list((home.path / "own").rglob(".cachectl-*"))
+
+
+@pytest.mark.thorough
+@pytest.mark.real
+def test_env_prints_the_same_roots(home: Home, base: Path) -> None:
+    done = home.cachectl("env", "--base", str(base), "--root", "own", "--shell", "sh")
+    assert f"base: pocl: {FILLED} copied" in done.stderr
+    script = f"{done.stdout}\nexec {sys.executable} {PROGRAMS / 'kernels.py'} {KNOWN}"
+    ran = home.run("sh", "-c", script, POCL_DEBUG="general,llvm")
+    assert stores(ran) == 0
+    assert ran.stdout.count("code generation cache hit") == KNOWN
+
+
+@pytest.mark.thorough
+@pytest.mark.real
+def test_a_temporary_root_is_warm_and_keeps_nothing(home: Home, base: Path) -> None:
+    command = ("run", "--base", str(base), "--isolated", "--", *program("kernels.py", KNOWN + 1))
+    for _ in range(2):
+        assert stores(home.cachectl(*command, POCL_DEBUG="general,llvm")) == 1
+    assert not own_root(home.environment(), base).exists()
+
+
+def warmed_by_binaries(home: Home, base: Path, mount: Mount, *command: str, **variables: Any) -> None:  # noqa: ANN401
+    """Run a program that builds some programs, given as its last argument, with PyOpenCL's binary cache."""
+    home.cachectl("run", f"--isolated={base}", "--", *command, "2", **variables)
+    freeze(mount, base)
+    before = snapshot(base, times=True), modes(base)
+    for misses in (1, 0):
+        done = home.cachectl("run", "--base", str(base), "--", *command, "3", **variables)
+        assert done.stdout.count("binary cache hit") == 3 - misses
+        assert done.stdout.count("binary cache miss") == misses
+    assert (snapshot(base, times=True), modes(base)) == before
+
+
+@pytest.mark.thorough
+@pytest.mark.real
+def test_binaries_of_pyopencl(home: Home, tmp_path: Path, mount: Mount) -> None:
+    warmed_by_binaries(home, tmp_path / "base", mount, sys.executable, str(PROGRAMS / "binaries.py"))
+
+
+@pytest.mark.real
+def test_binaries_of_intels_driver(home: Home, tmp_path: Path, mount: Mount, intel_driver: Driver) -> None:
+    warmed_by_binaries(home, tmp_path / "base", mount, sys.executable, "-c", INTEL, **intel_driver.variables)
+
+
+def test_a_base_and_an_own_root_do_not_contain_one_another(tmp_path: Path) -> None:
+    environment = Environment({"HOME": str(tmp_path)}, tmp_path)
+    (tmp_path / "base" / "own").mkdir(parents=True)
+    for base, own in (("base", "base"), ("base", "base/own"), ("base/own", "base")):
+        with pytest.raises(BadRequest, match="contain"):
+            start_from(environment, tmp_path / base, tmp_path / own, notice=print)
+
+
+def test_a_base_without_entries_says_so(home: Home, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    done = home.cachectl("run", "--base", str(tmp_path / "empty"), "--", "true")
+    assert f"base: {tmp_path / 'empty'} has no entry of any layer" in done.stderr
+
+
+def test_a_base_that_others_can_write_is_named(home: Home, open_folder: Path) -> None:
+    base = open_folder / "base"
+    base.mkdir()
+    base.chmod(0o777)
+    done = home.cachectl("run", "--base", str(base), "--", "true")
+    assert f"other users can write to {base}" in done.stderr
+    assert home.cachectl("run", "--base", "nowhere", "--", "true", check=False).returncode == 2
+    assert home.cachectl("run", "--base", str(base), "--no-cache", "--", "true", check=False).returncode == 2
+    assert home.cachectl("env", "--base", str(base), "--disable", check=False).returncode == 2
+
+
+@pytest.mark.parametrize("planted", ["folder", "link"])
+def test_an_own_root_that_another_user_made_is_refused(tmp_path: Path, planted: str) -> None:
+    """The name is made from the path of the base: where others may create, another user can make it first."""
+    if os.geteuid() != 0:
+        pytest.skip("needs the superuser, who makes files of other users")
+    home, private, shared = make_home(tmp_path / "home"), tmp_path / "private", tmp_path / "shared"
+    for folder in (tmp_path / "base", private):
+        folder.mkdir(mode=0o700)
+    variables: dict[str, Any] = {"XDG_CACHE_HOME": str(shared)}
+    own = own_root(home.environment(**variables), tmp_path / "base")
+    own.parent.mkdir(parents=True)
+    shared.chmod(0o1777)
+    if planted == "link":
+        own.symlink_to(private)
+    else:
+        own.mkdir()
+    for path in (shared / "cachectl", own.parent, own):
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+    store = ("--store", str(tmp_path / "store"), "--trust")
+    base = ("--base", str(tmp_path / "base"))
+    for command in (
+        *(("run", *more, *base, "--", "echo", "it runs") for more in ((), store)),
+        ("env", *base, "--shell", "sh"),
+    ):
+        done = home.cachectl(*command, check=False, **variables)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+        assert "belongs to nobody" in done.stderr
+    assert [list(path.iterdir()) for path in (own, private)] == [[], []]
+    # A folder of one's own that is not private has a private one in it.
+    for path in (shared / "cachectl", own.parent, own):
+        os.chown(path, 0, 0, follow_symlinks=False)
+    if planted == "folder":
+        assert home.cachectl("run", *base, "--", "echo", "it runs", **variables).stdout == "it runs\n"
+        assert [path.name for path in own.iterdir()] == ["cachectl-0"]

@@ -1,0 +1,461 @@
+"""Bundles: what another home and another environment hit, and what a changed one does."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib.util
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.bundles import TRUSTED, keys, listed
+from support.kernels import add_kernels
+from support.registries import RealRegistry
+from tiers import amount
+
+from cachectl.exchange.format import Item
+from cachectl.exchange.place import BadStore, Missing
+from cachectl.exchange.portability import differences, outlook, portability_key
+from cachectl.exchange.trust import Forged, Judge, Trust, Untrusted, sign
+from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.facts import Artifact
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.cuda.parts import CudaPortability
+from cachectl.layers.pocl.parts import PoclPortability
+from cachectl.stack import Stack
+
+if TYPE_CHECKING:
+    from homes import Home
+
+
+def content(home: Home) -> dict[str, bytes]:
+    """Read every file of a home's caches."""
+    folder = home.path / ".cache"
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def counts(home: Home) -> dict[str, int]:
+    layers = home.json("report")["layers"]
+    return {layer["layer"]: layer["entries"] for layer in layers if layer["entries"]}
+
+
+def programs(home: Home) -> set[Path]:
+    return {path.relative_to(home.path) for path in home.path.rglob("program.bc")}
+
+
+def traced(home: Home, *command: str) -> dict[str, Any]:
+    done = home.cachectl("trace", "--json", str(home.path / "trace.json"), "--", sys.executable, *command)
+    assert done.returncode == 0
+    return {layer["layer"]: layer for layer in json.loads((home.path / "trace.json").read_text())["layers"]}
+
+
+# ---------------------------------------------------------------------- warm elsewhere
+
+
+@pytest.mark.real
+def test_the_first_run_at_an_empty_home_compiles_nothing(source: Home, packed: Path, home: Home) -> None:
+    document = home.json("pull", str(packed), "--trust")
+    assert document["total"]["placed"] == len(keys(source))
+    assert {one["hits"] for layer in document["layers"] for one in layer["outlook"]} == {True}
+    before, compiled = counts(home), programs(home)
+    assert before == counts(source)
+    assert compiled == programs(source)
+
+    layers = traced(home, str(home.programs / "thirteen.py"), "4", "2")
+
+    assert counts(home) == before
+    assert programs(home) == compiled
+    for name in ("loopy", "pocl"):
+        assert layers[name]["hits"] > 0
+        assert layers[name]["stores"] == 0
+    assert home.json("verify")["findings"] == []
+
+
+@pytest.mark.real
+def test_the_same_content_is_the_same_bytes(source: Home, packed: Path, home: Home, tmp_path: Path) -> None:
+    Stack(home.environment()).pull(str(packed), TRUSTED)
+    for name, one in (("again.zip", source), ("elsewhere.zip", home)):
+        done = Stack(one.environment()).push(str(tmp_path / name))
+        assert done.digest == hashlib.sha256(packed.read_bytes()).hexdigest()
+        assert (tmp_path / name).read_bytes() == packed.read_bytes()
+        assert Stack(one.environment()).push(str(tmp_path / name)).written == 0
+        assert (tmp_path / name).read_bytes() == packed.read_bytes()
+
+
+@pytest.mark.thorough
+@pytest.mark.real
+def test_bundles_of_two_programs_merge(
+    packed: Path, source: Home, home: Home, tmp_path: Path, new_home: Callable[[Path], Home]
+) -> None:
+    other = new_home(tmp_path / "other")
+    other.python("binaries.py", "3")
+    other.cachectl("push", str(tmp_path / "other.zip"))
+    assert home.json("pull", str(packed), str(tmp_path / "other.zip"), "--trust")["total"]["failed"] == 0
+    assert keys(home) == keys(source) | keys(other)
+    compiled = programs(home)
+
+    home.python("thirteen.py", "4", "2")
+    home.python("binaries.py", "3")
+
+    assert keys(home) == keys(source) | keys(other)
+    assert programs(home) == compiled
+
+
+@pytest.mark.real
+def test_a_selection_of_one_layer_is_pushed(source: Home, tmp_path: Path) -> None:
+    document = source.json("push", str(tmp_path / "one.zip"), "pocl", "--kernel", "lk1")
+    assert [(layer["layer"], layer["pushed"]) for layer in document["layers"]] == [("pocl", 1)]
+    assert "home" in document["layers"][0]["sensitive"]
+    assert document["digest"] == hashlib.sha256((tmp_path / "one.zip").read_bytes()).hexdigest()
+
+
+@pytest.mark.real
+def test_a_root_that_others_can_write_is_flagged_there_and_here(
+    source: Home, home: Home, new_home: Callable[[Path], Home]
+) -> None:
+    # Not below the tester's own folder, which nobody else gets into.
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        if not all(path.stat().st_mode & 0o001 for path in Path(place).parents):
+            pytest.skip("nobody else gets to the folder of temporary files")
+        shutil.copytree(source.path, Path(place) / "home")
+        open_home, file = new_home(Path(place) / "home"), str(home.path / "bundle.zip")
+        folder = open_home.path / ".cache" / "pocl" / "kcache"
+        for path in (folder, *folder.parents[:3]):
+            path.chmod(0o755)
+        assert open_home.json("push", file, "pocl")["layers"][0]["writable_by_others"] == []
+        Path(file).unlink()
+        folder.chmod(0o777)
+        assert open_home.json("push", file, "pocl")["layers"][0]["writable_by_others"] == [str(folder)]
+    assert "others could write" in home.cachectl("pull", file, "--trust").stderr
+
+
+@pytest.mark.hazard
+@pytest.mark.real
+def test_a_push_while_a_program_runs_is_whole(home: Home, tmp_path: Path, new_home: Callable[[Path], Home]) -> None:
+    program = [sys.executable, str(home.programs / "thirteen.py"), "6", "2"]
+    with subprocess.Popen(program, env=dict(home.variables), stdout=-3, stderr=-3) as running:
+        number = 0
+        while running.poll() is None:
+            done = home.cachectl("push", str(tmp_path / f"{number}.zip"), check=False)
+            assert "Traceback" not in done.stderr
+            # Before the program has stored anything, there is nothing to write.
+            assert (tmp_path / f"{number}.zip").exists() or "no entry to push" in done.stderr
+            number += (tmp_path / f"{number}.zip").exists()
+        assert running.returncode == 0
+    assert number > 2
+    for one in range(number):
+        other = new_home(tmp_path / f"home{one}")
+        placed = Stack(other.environment()).pull(str(tmp_path / f"{one}.zip"), TRUSTED)
+        assert [(layer.layer, layer.failed) for layer in placed.layers if layer.failed] == []
+        assert other.json("verify")["findings"] == []
+
+
+# ---------------------------------------------------------------------- what is foreseen
+
+
+@pytest.mark.real
+def test_a_dry_run_places_nothing_and_says_the_same(packed: Path, home: Home) -> None:
+    said = home.json("pull", str(packed), "--trust", "--dry-run")
+    assert not (home.path / ".cache").exists()
+    done = home.json("pull", str(packed), "--trust")
+    assert said["dry_run"] is True
+    assert said["total"] == done["total"]
+    again = home.json("pull", str(packed), "--trust", "--dry-run")["total"]
+    assert (again["placed"], again["there"]) == (0, done["total"]["placed"])
+
+
+@pytest.mark.real
+def test_entries_that_cannot_be_hit_are_foreseen_and_left_out(packed: Path, home: Home) -> None:
+    environment = replace(home.environment(), python="3.9.1.final.0")
+    done = Stack(environment).pull(str(packed), TRUSTED)
+    layers = {layer.layer: layer for layer in done.layers}
+    assert "loopy" not in layers or layers["loopy"].placed == 0
+    reasons = [key.because for key in done.unread if key.layer == "loopy"]
+    reasons += [one.outlook.words for one in layers["loopy"].foreseen] if "loopy" in layers else []
+    assert "3.9.1.final.0" in reasons[0]
+    assert layers["pocl"].cannot_hit == 0
+    assert layers["pocl"].placed > 0
+
+
+def another_venv(path: Path) -> str:
+    """Make a virtual environment with a PyOpenCL of its own, the rest being that of this one; return its Python."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(path)], check=True)
+    site = next(path.glob("lib/python*/site-packages"))
+    package = importlib.util.find_spec("pyopencl")
+    assert package is not None
+    assert package.origin is not None
+    here = Path(package.origin).parents[1]
+    # PyOpenCL looks for PoCL beside itself.
+    for folder in (here / "pyopencl", *here.glob("pyopencl-*.dist-info"), *here.glob("pocl*")):
+        shutil.copytree(folder, site / folder.name)
+    (site / "others.pth").write_text("\n".join(entry for entry in sys.path if entry.startswith("/")) + "\n")
+    return str(path / "bin" / "python")
+
+
+@pytest.mark.thorough
+@pytest.mark.real
+def test_misses_in_another_virtual_environment_are_those_foreseen(packed: Path, home: Home, tmp_path: Path) -> None:
+    python = another_venv(tmp_path / "venv")
+    document = json.loads(home.run(python, "-m", "cachectl", "pull", str(packed), "--trust", "-n", "--json").stdout)
+
+    seen = {layer["layer"]: layer["outlook"] for layer in document["layers"]}
+    assert [one["hits"] for one in seen["pocl"]] == [False]
+    assert f"{tmp_path}/venv/lib/" in seen["pocl"][0]["because"]
+    assert [one["hits"] for one in seen["loopy"]] == [True]
+    # Placed nevertheless, by a cachectl that sees the other PyOpenCL, they are missed there, and only they.
+    Stack(home.environment()).pull(str(packed), TRUSTED)
+    already, compiled = counts(home), programs(home)
+    home.run(python, str(home.programs / "thirteen.py"), "4", "2")
+    assert not compiled & (programs(home) - compiled)
+    assert len(programs(home)) == 2 * len(compiled)
+    assert {**counts(home), "pocl": 0} == {**already, "pocl": 0}
+
+
+def test_another_driver_or_processor_decides_and_an_unknown_one_does_not(home: Home) -> None:
+    environment = home.environment()
+    (environment.processes / "driver" / "nvidia").mkdir(parents=True)
+    version = environment.processes / "driver" / "nvidia" / "version"
+    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n")
+    item = Item("cuda", "0/1/2", "cuda-entry/65", 1, "0" * 64, {}, "sm_90", {"driver": "535.104.05"})
+    cuda, pocl = CudaPortability(), PoclPortability()
+    there = portability_key(cuda, environment)
+    assert there["NVIDIA driver"] == "535.104.05"
+    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\n")
+    differing = differences(cuda, there, portability_key(cuda, environment))
+    assert outlook(cuda, item, there, environment, differing).hits is False
+    version.unlink()
+    differing = differences(cuda, there, portability_key(cuda, environment))
+    assert outlook(cuda, item, there, environment, differing).hits is None
+
+    program = Item("pocl", "AA/B", "pocl-entry/1", 1, "0" * 64)
+    there = {**portability_key(pocl, environment), "processor": "another"}
+    differing = differences(pocl, there, portability_key(pocl, environment))
+    assert outlook(pocl, program, there, environment, differing).hits is False
+
+
+# ---------------------------------------------------------------------- a changed bundle
+
+
+@pytest.fixture
+def small(tmp_path: Path, new_home: Callable[[Path], Home]) -> Path:
+    """Return a bundle of three kernels, of which one is an object."""
+    home = new_home(tmp_path / "packing")
+    add_kernels(home, range(2))
+    add_kernels(home, [2], size=300 << 10)
+    Stack(home.environment()).push(str(tmp_path / "small.zip"), layers=["miopen"])
+    return tmp_path / "small.zip"
+
+
+def refused(home: Home, file: Path, trust: Trust = TRUSTED) -> str:
+    """See that nothing of a bundle is taken, and return the message."""
+    before = sorted(home.path.rglob("*"))
+    with pytest.raises((BadStore, Untrusted, Missing)) as raised:
+        Stack(home.environment()).pull(str(file), trust)
+    assert sorted(home.path.rglob("*")) == before
+    assert len(str(raised.value).splitlines()) == 1
+    return str(raised.value)
+
+
+def test_a_byte_that_is_changed_anywhere_is_refused_or_changes_nothing(small: Path, home: Home) -> None:
+    whole = small.read_bytes()
+    digest = Trust(sha256=hashlib.sha256(whole).hexdigest())
+    draw = random.Random(17)  # noqa: S311 - no secret
+    # The directory and its end as a whole, and some of the rest.
+    places = [
+        *range(len(whole) - 22, len(whole)),
+        *(draw.randrange(len(whole)) for _ in range(int(amount("40", "400")))),
+    ]
+    for at in places:
+        small.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << draw.randrange(8)]) + whole[at + 1 :])
+        refused(home, small, digest)
+        with suppress(BadStore, Untrusted, Missing):
+            # Some bytes of a zip say nothing that is used.
+            assert Stack(home.environment()).pull(str(small), TRUSTED).total.placed == 3
+            Stack(home.environment()).purge(layers=["miopen"])
+    for cut in (1, 22, 100, len(whole) // 2, len(whole) - 4):
+        small.write_bytes(whole[:-cut])
+        refused(home, small)
+    small.write_bytes(whole + b"\0")
+    assert "after its end" in refused(home, small)
+
+
+def rezipped(file: Path, change: Callable[[zipfile.ZipFile, zipfile.ZipFile], None]) -> None:
+    """Write a bundle anew, with what a function adds."""
+    with zipfile.ZipFile(file) as old, zipfile.ZipFile(file.with_name("new"), "w") as new:
+        for info in old.infolist():
+            new.writestr(info, old.read(info))
+        change(old, new)
+    file.with_name("new").replace(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes"),
+    [("../evil", 0), ("/etc/passwd", 0), ("packs/../../x", 0), ("packs/" + "0" * 64, 0o120777 << 16), ("index/", 0)],
+)
+def test_a_bundle_with_another_member_is_refused_whole(small: Path, home: Home, name: str, attributes: int) -> None:
+    info = zipfile.ZipInfo(name)
+    info.external_attr = attributes
+    rezipped(small, lambda _old, new: new.writestr(info, b"x"))
+    if attributes:
+        # No member is ever made a file, so a link is only bytes that nothing lists.
+        assert Stack(home.environment()).pull(str(small), TRUSTED).total.placed == 3
+    else:
+        assert "not a member" in refused(home, small)
+
+
+def test_packed_and_repeated_members_and_large_directories_are_refused(small: Path, home: Home) -> None:
+    whole = small.read_bytes()
+
+    def packed(old: zipfile.ZipFile, new: zipfile.ZipFile) -> None:
+        del old
+        new.writestr("packs/" + "1" * 64, bytes(1 << 20), zipfile.ZIP_DEFLATED)
+
+    rezipped(small, packed)
+    assert "not a member" in refused(home, small)
+    small.write_bytes(whole)
+    with pytest.warns(UserWarning, match="Duplicate"):
+        rezipped(small, lambda old, new: new.writestr(old.infolist()[0], b"x"))
+    refused(home, small)
+    # An end that announces a directory of a gibibyte is not believed.
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 3, 3, 1 << 30, 0, 0)
+    small.write_bytes(whole[:-22] + end)
+    assert "too large" in refused(home, small)
+    small.write_bytes(b"PK\5\6" + bytes(18))
+    assert "is not a bundle" in refused(home, small)
+
+
+def test_two_pushes_into_one_file_lose_nothing(home: Home, tmp_path: Path) -> None:
+    add_kernels(home, range(8))
+    file = str(tmp_path / "bundle.zip")
+    selections = [("--key", entry.key) for entry in Stack(home.environment()).entries(layers=["miopen"])]
+    push = [sys.executable, "-m", "cachectl", "push", file, "miopen"]
+    started = [
+        subprocess.Popen([*push, *one], env=home.variables, stderr=subprocess.PIPE, stdout=-3) for one in selections
+    ]
+    said = [one.communicate()[1].decode() for one in started]
+    assert [process.returncode for process in started] == [0] * len(selections), said
+    assert len(listed(Path(file))) == len(selections)
+    assert list(tmp_path.glob(".cachectl-*")) == []
+    assert home.json("store", "verify", file)["findings"] == []
+
+
+def test_a_bundle_is_pruned_at_once(small: Path, home: Home) -> None:
+    add_kernels(home, range(10, 12))
+    stack = Stack(home.environment())
+    before = small.stat().st_size
+    old = set(zipfile.ZipFile(small).namelist())
+    stack.push(str(small), layers=["miopen"])
+    (pack,) = [one for one in zipfile.ZipFile(small).infolist() if one.filename[0] == "p" and one.filename not in old]
+    done = stack.store(str(small)).gc(max_size=pack.file_size)
+    assert (done.entries, done.condemned, done.removed) == (3, 0, 2)
+    assert small.stat().st_size < before
+    assert stack.store(str(small)).verify().findings == ()
+    assert len(listed(small)) == 2
+    with pytest.raises(BadRequest, match="no times"):
+        stack.store(str(small)).gc(older_than=1.0)
+
+
+def test_a_bundle_travels_through_a_registry(small: Path, home: Home, real_registry: RealRegistry) -> None:
+    stack, url = Stack(home.environment()), real_registry.url("team/caches:main")
+    assert stack.pull(str(small), TRUSTED).total.placed == 3
+    with pytest.raises(Missing):
+        stack.pull(url, TRUSTED)
+    done = stack.push(url, layers=["miopen"])
+    assert done.digest == hashlib.sha256(small.read_bytes()).hexdigest()
+    assert stack.push(url, layers=["miopen"]).written == 0
+    stack.purge(layers=["miopen"])
+    assert stack.pull(url, Trust(sha256=done.digest)).total.placed == 3
+    add_kernels(home, [20])
+    assert stack.push(url, layers=["miopen"]).total.pushed == 1
+    assert stack.store(url).verify().entries == 4
+
+
+def test_the_next_push_removes_what_a_killed_one_left_in_a_folder(home: Home, tmp_path: Path) -> None:
+    add_kernels(home, [1])
+    store, now = tmp_path / "store", time.time()
+    stack = Stack(replace(home.environment(), clock=lambda: now))
+    stack.push(str(store), layers=["miopen"])
+    old, new = (store / "packs" / f".cachectl-stage-{letter * 32}" for letter in "ab")
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (now - 3 * 86400,) * 2)
+    assert stack.store(str(store)).gc(dry_run=True).removed == 1
+    assert (stack.store(str(store)).gc().removed, old.exists(), new.exists()) == (1, False, True)
+
+
+def test_what_was_placed_before_a_failure_is_counted(small: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = Layer.put_new
+
+    def fails(layer: Layer, artifacts: Sequence[Artifact], **more: bool) -> object:
+        put(layer, artifacts[:2], **more)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Layer, "put_new", fails)
+    done = Stack(home.environment()).pull(str(small), TRUSTED)
+    assert (done.total.placed, done.total.failed) == (2, 1)
+    assert len(list(Stack(home.environment()).entries(layers=["miopen"]))) == 2
+
+
+def test_a_part_that_was_removed_is_not_taken_again(home: Home, tmp_path: Path) -> None:
+    add_kernels(home, [1])
+    store, now = tmp_path / "store", time.time()
+    Stack(replace(home.environment(), clock=lambda: now - 9)).push(str(store), layers=["miopen"])
+    shutil.copytree(store, tmp_path / "kept")
+    add_kernels(home, [2])
+    stack = Stack(home.environment())
+    stack.push(str(store), layers=["miopen"])
+    stack.pull(str(store), TRUSTED)
+    (first, _) = sorted(path for path in (store / "index").iterdir() if path.name[0].isdigit())
+    first.unlink()
+    stack.pull(str(store), TRUSTED)
+    stack.purge(layers=["miopen"])
+    shutil.copy(tmp_path / "kept" / "index" / first.name, first)
+    done = stack.pull(str(store), TRUSTED)
+    assert (done.total.placed, [note.because for note in done.left_out]) == (
+        1,
+        ["it was removed from the store before, and has come back"],
+    )
+
+
+# ---------------------------------------------------------------------- signers
+
+
+def test_a_signer_is_named_as_far_as_the_list_says_who_it_is(home: Home, tmp_path: Path) -> None:
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("needs ssh-keygen")
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    public = key.with_suffix(".pub").read_text()
+    signature = sign(b"text", str(key))
+    for principals, name in (
+        ("ann@example.org", "ann@example.org"),
+        ("*@example.org,ann@example.org", "ann@example.org"),
+        ("!eve@example.org,*@example.org", "*@example.org (ED25519 key SHA256:"),
+    ):
+        (tmp_path / "allowed").write_text(f"{principals} {public}")
+        judge = Judge(home.environment(), str(tmp_path / "allowed"))
+        assert judge.signer(b"text", signature).startswith(name)
+        with pytest.raises(Forged):
+            judge.signer(b"other", signature)
+        with pytest.raises(Untrusted, match="not signed"):
+            judge.signer(b"text", b"")
+    with pytest.raises(BadRequest, match="ssh-keygen -t ed25519 -f"):
+        sign(b"text", str(tmp_path / "none"))
+    for wrong in ({}, {"sha256": "0" * 64, "blindly": True}, {"sha256": "12"}):
+        with pytest.raises(BadRequest):
+            Trust(**wrong)

@@ -1,0 +1,176 @@
+"""Files that commands write: no layer's name, nothing replaced that cachectl did not write, standard streams."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cachectl.exchange.bundle import is_begun_by
+from cachectl.output_files import json_kind
+
+if TYPE_CHECKING:
+    from homes import Home
+
+THESIS = "\\documentclass{book}\n" * 400
+COMMAND = ("--", sys.executable, "-c", "pass")
+
+
+def key_of(home: Home) -> str:
+    """Return the key of one program of PoCL."""
+    return home.cachectl("ls", "pocl", "-q", "--limit", "1").stdout.strip()
+
+
+def thesis(home: Home) -> Path:
+    """Write a file that nobody wants to lose."""
+    file = home.path / "thesis.tex"
+    file.write_text(THESIS)
+    return file
+
+
+def cachectl(home: Home, *arguments: str, data: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+    """Run the command with bytes on its standard streams."""
+    command = [sys.executable, "-m", "cachectl", *arguments]
+    return subprocess.run(command, env=home.variables, cwd=home.path, input=data, capture_output=True, check=False)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("push", "pocl"),
+        ("push", "pocl", "loopy"),
+        ("push", "pocl", "--force"),
+        ("get", "pocl", "KEY", "-o", "loopy"),
+        ("trace", "--json", "pocl", *COMMAND),
+        ("bench", "--json", "pocl", *COMMAND),
+    ],
+)
+def test_a_layers_name_is_no_file(warm: Home, arguments: tuple[str, ...]) -> None:
+    wanted = [key_of(warm) if word == "KEY" else word for word in arguments]
+    done = warm.cachectl(*wanted, check=False)
+    assert done.returncode == 2
+    assert "is a layer" in done.stderr
+    assert not any((warm.path / name).exists() for name in ("pocl", "loopy", "miopen"))
+
+
+@pytest.mark.real
+def test_a_path_says_that_a_file_is_meant(warm: Home) -> None:
+    warm.cachectl("push", "./pocl", "pocl")
+    assert (warm.path / "pocl" / "index").is_dir()
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("push", "thesis.tex", "pocl"),
+        ("get", "pocl", "KEY", "-o", "thesis.tex"),
+        ("trace", "--json", "thesis.tex", *COMMAND),
+        ("bench", "-n", "1", "--json", "thesis.tex", *COMMAND),
+    ],
+)
+def test_files_that_cachectl_did_not_write_stay(warm: Home, arguments: tuple[str, ...]) -> None:
+    file = thesis(warm)
+    wanted = [key_of(warm) if word == "KEY" else word for word in arguments]
+    done = warm.cachectl(*wanted, check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("name another file, or replace it with --force")
+    assert len(done.stderr.splitlines()) == 1
+    assert file.read_text() == THESIS
+    at = wanted.index("--") if "--" in wanted else len(wanted)
+    warm.cachectl(*wanted[:at], "--force", *wanted[at:])
+    assert file.read_bytes() != THESIS.encode()
+    # What it wrote itself, it replaces.
+    warm.cachectl(*wanted)
+
+
+@pytest.mark.real
+def test_another_kind_of_file_is_not_replaced(warm: Home) -> None:
+    warm.cachectl("push", "bundle.zip", "pocl")
+    before = (warm.path / "bundle.zip").read_bytes()
+    done = warm.cachectl("get", "pocl", key_of(warm), "-o", "bundle.zip", check=False)
+    assert (done.returncode, (warm.path / "bundle.zip").read_bytes()) == (1, before)
+    assert "is not an artifact" in done.stderr
+
+
+@pytest.mark.real
+def test_an_empty_file_may_be_replaced(warm: Home) -> None:
+    (warm.path / "fresh").touch()
+    warm.cachectl("push", "fresh", "pocl")
+    assert is_begun_by((warm.path / "fresh").read_bytes())
+
+
+@pytest.mark.real
+def test_a_file_that_comes_meanwhile_stays(warm: Home) -> None:
+    program = f"import pathlib; pathlib.Path('mine.json').write_text({THESIS!r})"
+    done = warm.cachectl("trace", "--json", "mine.json", "--", sys.executable, "-c", program, check=False)
+    assert done.returncode == 1
+    assert (warm.path / "mine.json").read_text() == THESIS
+
+
+@pytest.mark.real
+def test_a_file_that_cannot_be_read_stays(warm: Home, held_to_modes: tuple[str, ...]) -> None:
+    file = thesis(warm)
+    file.chmod(0)
+    command = (*held_to_modes, sys.executable, "-m", "cachectl", "push", "thesis.tex", "pocl")
+    done = warm.run(*command, check=False)
+    assert done.returncode == 1
+    assert "Permission denied" in done.stderr
+    assert file.read_text() == THESIS
+
+
+def test_a_kind_of_json_knows_its_own() -> None:
+    trace = json_kind("cachectl/trace")
+    assert trace.is_begun_by(json.dumps({"schema": "cachectl/trace/1"}, indent=2).encode())
+    assert not trace.is_begun_by(json.dumps({"schema": "cachectl/bench/1"}).encode())
+    assert not trace.is_begun_by(b"{}")
+
+
+@pytest.mark.real
+def test_bundles_go_through_the_standard_streams(warm: Home, home: Home) -> None:
+    packed = cachectl(warm, "push", "-", "pocl")
+    assert packed.returncode == 0
+    assert f"digest {hashlib.sha256(packed.stdout).hexdigest()}".encode() in packed.stderr
+    assert is_begun_by(packed.stdout)
+    placed = cachectl(home, "pull", "-", "--trust", "--json", data=packed.stdout)
+    assert json.loads(placed.stdout)["total"]["failed"] == 0
+    assert home.json("report", "pocl")["total"]["entries"] == 11
+    assert not (warm.path / "-").exists()
+    assert cachectl(home, "pull", "-", "--trust", data=packed.stdout[:-1]).returncode == 1
+    assert cachectl(warm, "push", "-", "pocl", "--json").returncode == 2
+
+
+@pytest.mark.real
+def test_an_artifact_goes_through_the_standard_streams(warm: Home) -> None:
+    key = key_of(warm)
+    data = cachectl(warm, "get", "pocl", key, "-o", "-").stdout
+    assert data == cachectl(warm, "get", "pocl", key).stdout
+    warm.cachectl("purge", "pocl")
+    assert cachectl(warm, "put", "pocl", key, "-", data=data).returncode == 0
+    assert warm.cachectl("ls", "pocl", "-q").stdout.strip() == key
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "arguments", [("push", "-", "pocl"), ("get", "pocl", "KEY", "-o", "-"), ("pull", "-", "--trust")]
+)
+def test_nothing_binary_meets_a_terminal(warm: Home, arguments: tuple[str, ...]) -> None:
+    words = (key_of(warm) if word == "KEY" else word for word in arguments)
+    done = warm.terminal(sys.executable, "-m", "cachectl", *words, check=False)
+    assert done.returncode == 2
+    assert "binary" in done.stdout
+    assert "PK" not in done.stdout
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("more", [("--kernel", "no such kernel"), ("miopen",)])
+def test_an_empty_push_writes_nothing(warm: Home, more: tuple[str, ...]) -> None:
+    done = warm.cachectl("push", "bundle.zip", *more)
+    assert "no entry to push" in done.stderr
+    assert not (warm.path / "bundle.zip").exists()

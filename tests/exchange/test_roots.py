@@ -1,0 +1,160 @@
+"""Isolated roots of ranks, and database files of MIOpen, as sources and targets."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.bundles import TRUSTED
+from support.kernels import add_kernels, kernels_in
+from support.miopen_files import ARGS, CODE, FIND, RAW, environment_of, packed, store, stored, user_file
+
+from cachectl.exchange.trust import Untrusted
+from cachectl.layers.base.conformance import snapshot
+from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.miopen.databases import SEPARATOR
+from cachectl.layers.miopen.kernel_db import kernel_key
+from cachectl.layers.miopen.names import installed_names, parse_name
+from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels
+from cachectl.stack import Stack
+
+if TYPE_CHECKING:
+    from homes import Home
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory, new_home: Callable[[Path], Home]) -> Home:
+    """Return a home with ``rank0``, kept by run, and ``rank1``, an XDG_CACHE_HOME: other programs in each."""
+    home = new_home(tmp_path_factory.mktemp("ranks") / "home")
+    program = str(home.programs / "thirteen.py")
+    home.cachectl("run", f"--isolated={home.path / 'rank0'}", "--", sys.executable, program, "2", "0")
+    home.python("thirteen.py", "1", "1", XDG_CACHE_HOME=str(home.path / "rank1"))
+    return home
+
+
+@pytest.mark.real
+def test_all_programs_of_all_ranks_are_warm_in_one_root(ranks: Home, tmp_path: Path) -> None:
+    home = replace(ranks, path=tmp_path / "home", variables={**ranks.variables, "HOME": str(tmp_path / "home")})
+    shutil.copytree(ranks.path, home.path, symlinks=True)
+    before = snapshot(home.path / "rank0"), snapshot(home.path / "rank1")
+    (home.path / "all").mkdir()
+    document = home.json("pull", "rank0", "rank1", "--root=all")
+    layers = {layer["layer"]: layer for layer in document["layers"]}
+    # Two loopy kernels in the one; one of them, and a plain program, in the other.
+    assert (layers["pocl"]["placed"], layers["pocl"]["there"]) == (3, 1)
+    assert document["total"]["failed"] == 0
+    assert home.json("pull", "rank0", "rank1", "--root=all")["total"]["placed"] == 0
+    assert (snapshot(home.path / "rank0"), snapshot(home.path / "rank1")) == before
+
+    programs = sorted((home.path / "all").rglob("program.bc"))
+    trace = (sys.executable, "-m", "cachectl", "trace", "--json", "trace.json", "--")
+    ran = (*trace, sys.executable, str(home.programs / "thirteen.py"), "2", "1")
+    home.cachectl("run", f"--isolated={home.path / 'all'}", "--", *ran)
+    traced = {one["layer"]: one for one in json.loads((home.path / "trace.json").read_text())["layers"]}
+    assert {name: traced[name]["misses"] for name in ("loopy", "pocl")} == {"loopy": 0, "pocl": 0}
+    assert sorted((home.path / "all").rglob("program.bc")) == programs
+
+
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """Return a folder that other users can enter."""
+    with tempfile.TemporaryDirectory(prefix="cachectl-roots-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_only_roots_that_no_other_user_can_write_are_trusted(home: Home, reachable: Path) -> None:
+    root = reachable / "root"
+    home.cachectl("run", f"--isolated={root}", "--", "true")
+    add_kernels(home, range(2))
+    stack = Stack(home.environment())
+    Stack.below(str(root), home.environment()).pull(str(home.path))
+    assert stack.pull(str(root), dry_run=True).total.there == 2
+    root.chmod(0o777)
+    with pytest.raises(Untrusted, match="another user can write it"):
+        stack.pull(str(root))
+    assert stack.pull(str(root), TRUSTED).total.there == 2
+    (home.path / "photographs").mkdir()
+    done = home.cachectl("pull", "photographs", "--trust", check=False)
+    assert (done.returncode, "there is no store" in done.stderr) == (1, True)
+    assert home.cachectl("pull", "photographs", check=False).returncode == 2
+
+
+def test_a_database_in_use_becomes_a_file_to_install(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    kernels = {"conv.cl.o": packed(CODE), "wino.s.o": packed(RAW)}
+    path = store(user_file(home), kernels, wal=True)
+    target = tmp_path / "db" / "gfx90a6e.kdb"
+    target.parent.mkdir()
+    before = snapshot(home / ".cache")
+    done = Stack(environment_of(home)).push(str(target), layers=["miopen"])
+    assert snapshot(home / ".cache") == before
+    assert (done.total.pushed, done.total.failed, done.digest) == (2, 0, None)
+    assert stored(target) == kernels
+    # Rollback mode: others than its owner can open it, where they may not write next to it.
+    assert target.read_bytes()[18:20] == b"\x01\x01"
+    installed = environment_of(tmp_path / "another", MIOPEN_SYSTEM_DB_PATH=str(target.parent))
+    system = MIOpenSystemKernels(installed)
+    assert list(system.verify(system.roots()[0])) == []
+    found = system.get(SEPARATOR.join((target.name, kernel_key("conv.cl.o", ARGS))))
+    assert found is not None
+    assert found.data == CODE
+    # It is completed, and nothing in it is replaced.
+    store(path, {"conv.cl.o": packed(RAW), "new.cl.o": packed(CODE)})
+    again = Stack(environment_of(home)).push(str(target), layers=["miopen"])
+    assert again.total.pushed == 1
+    assert stored(target)["conv.cl.o"] == packed(CODE)
+
+
+def test_databases_of_ranks_are_pulled(
+    home: Home, tmp_path: Path, reachable: Path, new_home: Callable[[Path], Home]
+) -> None:
+    files = []
+    for number in range(2):
+        rank = new_home(tmp_path / f"home{number}")
+        add_kernels(rank, range(number, number + 2))
+        (made,) = rank.path.rglob("*.ukdb")
+        files.append(reachable / f"rank{number}" / made.name)
+        files[-1].parent.mkdir()
+        shutil.copy(made, files[-1])
+    with pytest.raises(BadRequest, match="name the version of MIOpen"):
+        Stack(home.environment()).pull(str(files[0]))
+    add_kernels(home, [9])
+    done = home.json("pull", *map(str, files))
+    assert (done["total"]["placed"], done["total"]["there"]) == (3, 1)
+    assert len(kernels_in(home)) == 4
+    files[0].parent.chmod(0o777)
+    assert "another user can write it" in home.cachectl("pull", str(files[0]), check=False).stderr
+
+
+def test_results_of_tuning_become_a_file_and_come_back(tmp_path: Path) -> None:
+    home, other = tmp_path / "home", tmp_path / "other"
+    lines = b"1-2-3=A:1\n4-5-6=B:2\n"
+    path = home / ".config" / "miopen" / FIND
+    path.parent.mkdir(parents=True)
+    path.write_bytes(lines)
+    file = tmp_path / FIND
+    Stack(environment_of(home)).push(str(file), layers=["miopen-tuning"])
+    assert sorted(file.read_bytes().splitlines()) == sorted(lines.splitlines())
+    assert Stack(environment_of(other)).pull(str(file)).total.placed == 2
+
+
+def test_names_of_installed_files() -> None:
+    for own, installed in (
+        ("gfx90a6e.ukdb", ("gfx90a6e.kdb", "gfx90a.kdb")),
+        (FIND, ("gfx90a6e.HIP.fdb.txt", "gfx90a.HIP.fdb.txt")),
+        ("gfx90a6e.HIP.3_3_0_a85ca8a54.udb.txt", ("gfx90a6e.db.txt", "gfx90a.db.txt")),
+        ("gfx906_60.cd.updb.txt", ("gfx906_60.cd.pdb.txt", "gfx906.cd.pdb.txt")),
+        ("gfx90678_1.2.3.udb", ("gfx90678.db", "gfx906.db")),
+        ("gfx90a6e.kdb", ("gfx90a6e.kdb",)),
+    ):
+        name = parse_name(own)
+        assert name is not None
+        assert installed_names(name) == installed

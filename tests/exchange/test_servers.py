@@ -1,0 +1,112 @@
+"""Shared stores on real servers: what is asked for, and how many bytes travel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.bundles import TRUSTED
+from support.kernels import add_kernels, kernels_in
+from support.servers import BUCKET, S3, objects
+
+from cachectl.exchange.place import Missing, TransferFailed
+from cachectl.stack import Stack
+
+if TYPE_CHECKING:
+    from homes import Home
+
+pytest.importorskip("fsspec")
+
+pytestmark = pytest.mark.usefixtures("no_proxy")
+KERNELS = 10_000
+
+
+@pytest.fixture
+def other(tmp_path: Path, new_home: Callable[[Path], Home]) -> Home:
+    return new_home(tmp_path / "other")
+
+
+@pytest.fixture
+def s3_url(s3_server: S3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    for name, value in s3_server.variables.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{BUCKET}/{tmp_path.name}/store"
+
+
+@pytest.mark.thorough
+def test_s3_is_asked_once_for_an_unchanged_store_and_rarely_for_one_kernel(
+    home: Home, other: Home, s3_url: str, s3_server: S3
+) -> None:
+    add_kernels(home, range(KERNELS))
+    here, there = Stack(home.environment()), Stack(other.environment())
+    here.push(s3_url, layers=["miopen"])
+    assert there.pull(s3_url, TRUSTED).total.placed == KERNELS
+    assert kernels_in(other) == kernels_in(home)
+
+    s3_server.requests.clear()
+    assert there.pull(s3_url, TRUSTED).total.there == KERNELS
+    assert [one.method for one in s3_server.requests] == ["GET"]
+
+    add_kernels(other, [KERNELS])
+    before = objects(s3_server.variables, s3_url.partition(f"{BUCKET}/")[2])
+    s3_server.requests.clear()
+    done = there.push(s3_url, layers=["miopen"])
+    requests = list(s3_server.requests)
+    assert (done.total.pushed, done.total.there) == (1, KERNELS)
+    assert len(requests) < 10
+    sent = sum(one.bytes for one in requests)
+    assert done.written <= sent < 4000
+    after = objects(s3_server.variables, s3_url.partition(f"{BUCKET}/")[2])
+    assert len(after) == len(before) + 2
+    assert {name: data for name, data in after.items() if name in before} == before
+
+    s3_server.requests.clear()
+    pulled = here.pull(s3_url, TRUSTED)
+    assert (pulled.total.placed, pulled.total.there) == (1, KERNELS)
+    # The listing, the new index part, and the pack.
+    assert len(s3_server.requests) == 3
+    assert pulled.read < 1000
+    assert here.store(s3_url).verify().findings == ()
+
+
+def test_a_store_over_ssh_gets_only_what_is_new(home: Home, other: Home, sftp: tuple[str, Path]) -> None:
+    address, folder = sftp
+    url, log = f"{address}/store", folder.with_name("requests")
+    add_kernels(home, range(20))
+    here, there = Stack(home.environment()), Stack(other.environment())
+    done = here.push(url, layers=["miopen"])
+    assert "password" not in done.url
+    assert there.pull(url, TRUSTED).total.placed == 20
+    add_kernels(other, [20])
+    log.unlink()
+    done = there.push(url, layers=["miopen"])
+    asked = [line.split()[0] for line in log.read_text().splitlines()]
+    assert done.total.pushed == 1
+    # In its first ten minutes a store is listed once more, to see whether two first pushes have met.
+    assert (asked.count("list"), asked.count("read"), asked.count("write")) == (2, 0, 2)
+    assert not [path for path in folder.rglob(".*") if path.is_file()]
+    assert here.pull(url, TRUSTED).total.placed == 1
+    assert kernels_in(home) == kernels_in(other)
+    assert there.store(url).verify().findings == ()
+    assert there.store(url).gc(older_than=-1.0, grace=0).condemned == 2
+
+
+@pytest.mark.thorough
+def test_a_server_that_fails_is_one_line_without_its_password(home: Home, sftp: tuple[str, Path], s3_url: str) -> None:
+    address, folder = sftp
+    stack = Stack(home.environment())
+    for url in (f"{address}/none", f"{s3_url}/none"):
+        with pytest.raises(Missing, match="there is no store") as raised:
+            stack.pull(url, TRUSTED)
+        assert "password" not in str(raised.value)
+    add_kernels(home, range(2))
+    with pytest.raises(TransferFailed, match="cannot") as failed:
+        stack.push("s3://no-such-bucket/store", layers=["miopen"])
+    assert len(str(failed.value).splitlines()) == 1
+    done = home.cachectl("pull", "ssh://ann:password@127.0.0.1:1/store", "--trust", check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert "password" not in done.stderr
+    assert os.listdir(folder) == []

@@ -1,0 +1,312 @@
+"""Staging in MPI jobs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.bundles import listed
+
+from cachectl.exchange.trust import Trust
+from cachectl.layers.base.errors import BadRequest
+from cachectl.stage import Job
+
+if TYPE_CHECKING:
+    from homes import Home
+
+RANKS = 2
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Jobs on two nodes, ``a`` and ``b``, in one home on a file system that both share."""
+
+    home: Home
+    mpiexec: str
+
+    def run(self, *command: str, options: dict[str, tuple[str, ...]], check: bool = True) -> str:
+        """Run ``stage`` with each node's options; return standard error."""
+        words = [self.mpiexec]
+        for node, own in options.items():
+            ours = (sys.executable, "-m", "cachectl", "stage", *own)
+            words += [*([":"] if len(words) > 1 else []), "-n", str(RANKS), "env", f"CACHECTL_NODE={node}"]
+            words += [f"TMPDIR={self.home.path / 'scratch' / node}", *ours, "--", *command]
+        for node in options:
+            (self.home.path / "scratch" / node).mkdir(mode=0o700, parents=True, exist_ok=True)
+        done = self.home.run(*words, check=False)
+        if check and done.returncode:
+            pytest.fail(f"ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+        return f"{done.returncode}\n{done.stderr}"
+
+    def both(self, *command: str, options: tuple[str, ...], check: bool = True) -> str:
+        return self.run(*command, options={"a": options, "b": options}, check=check)
+
+    def ranks(self, name: str, *options: str, **by_node: tuple[str, ...]) -> tuple[str, list[dict[str, Any]]]:
+        """Run the kernels on every rank; return standard error, and what each rank has found and left."""
+        folder = self.home.path / name
+        folder.mkdir()
+        received = {node: by_node.get(node, options) for node in ("a", "b")}
+        said = self.run(sys.executable, str(self.home.programs / "rank.py"), str(folder), options=received)
+        return said, [json.loads(file.read_text()) for file in folder.glob("*.json")]
+
+    def left(self) -> list[str]:
+        return [path.name for path in (self.home.path / "scratch").glob("*/*")]
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory, new_home: Callable[[Path], Home], mpiexec: str) -> Jobs:
+    """Return a home in which a cold job has run, and written ``warm.zip``."""
+    jobs = Jobs(new_home(tmp_path_factory.mktemp("mpi") / "home"), mpiexec)
+    said, ranks = jobs.ranks("cold", "--out", "warm.zip")
+    assert len(ranks) == 2 * RANKS
+    assert all(rank["before"]["rows"] == {} for rank in ranks if rank["began"] == min(r["began"] for r in ranks))
+    assert "warm.zip: " in said
+    return jobs
+
+
+# ---------------------------------------------------------------------- a job
+
+
+@pytest.mark.cluster
+@pytest.mark.real
+def test_a_cold_job_writes_each_entry_of_all_nodes_once(jobs: Jobs) -> None:
+    items = listed(jobs.home.path / "warm.zip")
+    assert {layer for layer, _ in items} == {"loopy", "pyopencl-invoker", "pocl"}
+    assert sum(layer == "pocl" for layer, _ in items) == 3
+    assert len(set(items)) == len(items)
+    assert jobs.left() == []
+    assert not (jobs.home.path / ".cache").exists()
+
+
+@pytest.mark.cluster
+@pytest.mark.real
+def test_no_rank_of_a_staged_job_compiles(jobs: Jobs) -> None:
+    file = jobs.home.path / "warm.zip"
+    before = file.read_bytes()
+    digest = hashlib.sha256(before).hexdigest()
+    said, ranks = jobs.ranks("warm", "warm.zip", "--digest", digest, "--out", "warm.zip")
+    assert len(ranks) == 2 * RANKS
+    assert {rank["node"] for rank in ranks} == {"a", "b"}
+    for rank in ranks:
+        assert rank["before"]["pocl"]
+        assert rank["after"] == rank["before"]
+    assert "entries on 2 of 2 nodes" in said
+    # Nothing was new, so the file stays.
+    assert file.read_bytes() == before
+    assert jobs.left() == []
+
+
+@pytest.mark.cluster
+@pytest.mark.real
+def test_what_is_new_on_each_node_is_sent_and_brought_back(
+    tmp_path: Path, new_home: Callable[[Path], Home], mpiexec: str
+) -> None:
+    jobs = Jobs(new_home(tmp_path / "home"), mpiexec)
+    program = (sys.executable, str(jobs.home.programs / "large.py"))
+    said = jobs.both(*program, options=("--out", "large.zip"))
+    assert "large.zip: 2 entries added" in said
+    file = jobs.home.path / "large.zip"
+    assert file.stat().st_size > 18 << 20
+
+    said = jobs.both(
+        *("sh", "-c", f'{" ".join(program)} > "$(mktemp {tmp_path}/received-XXXXXX)"'),
+        options=("large.zip", "--trust", "--out", "again.zip"),
+    )
+    assert "staged 4 entries on 2 of 2 nodes" in said
+    received = [json.loads(path.read_text()) for path in tmp_path.glob("received-*")]
+    assert len(received) == 2 * RANKS
+    assert all(one["there"] == ["a", "b"] for one in received)
+    assert listed(jobs.home.path / "again.zip") == listed(file)
+
+
+@pytest.mark.cluster
+def test_a_disk_that_fills_up_while_others_send_keeps_nobody(
+    tmp_path: Path, new_home: Callable[[Path], Home], mpiexec: str
+) -> None:
+    """Rank 0 can write only a part of what the other node sends."""
+    home = new_home(tmp_path / "home")
+    large = f'test "$CACHECTL_NODE" = a || exec {sys.executable} {home.programs / "large.py"}'
+    stage = (sys.executable, "-m", "cachectl", "stage", "--out", "lost.zip", "--", "sh", "-c", large)
+    a = ("-n", "1", "env", "CACHECTL_NODE=a", "sh", "-c", 'ulimit -f 12000 && exec "$@"', "sh", *stage)
+    done = home.run(mpiexec, *a, ":", "-n", "1", "env", "CACHECTL_NODE=b", *stage, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "the new entries of a node are lost: File too large" in done.stderr
+    assert not (home.path / "lost.zip").exists()
+
+
+@pytest.mark.cluster
+@pytest.mark.real
+def test_a_bundle_signed_by_one_job_is_trusted_by_the_next(jobs: Jobs, tmp_path: Path) -> None:
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("needs ssh-keygen")
+    key, signers = tmp_path / "key", tmp_path / "signers"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ann", "-f", str(key)], check=True)
+    signers.write_text(f"ann@example.org {key.with_suffix('.pub').read_text()}")
+    out = ("--out", "signed.zip", "--sign", str(key))
+    jobs.both("true", options=("warm.zip", "--trust", *out))
+    said = jobs.both("true", options=("signed.zip", "--allowed-signers", str(signers), *out))
+    assert "trusted: signed by ann@example.org" in said
+    said = jobs.both("true", options=("warm.zip", "--allowed-signers", str(signers)))
+    assert "starts cold" in said
+    assert "not signed" in said
+
+
+@pytest.mark.cluster
+@pytest.mark.real
+def test_a_root_is_staged_as_its_bundle_is(jobs: Jobs) -> None:
+    root = jobs.home.path / "root"
+    program = (sys.executable, str(jobs.home.programs / "thirteen.py"), "2", "1")
+    jobs.home.cachectl("run", f"--isolated={root}", "--", *program)
+    said, ranks = jobs.ranks("of-root", "root")
+    assert "entries on 2 of 2 nodes" in said
+    assert len(ranks) == 2 * RANKS
+    assert all(rank["after"] == rank["before"] and rank["before"]["pocl"] for rank in ranks)
+    (jobs.home.path / "no-root").mkdir()
+    said = jobs.both("true", options=("no-root", "--trust"))
+    assert "starts cold" in said
+
+
+@pytest.mark.cluster
+@pytest.mark.real
+def test_a_command_that_is_killed_takes_nobody_with_it(jobs: Jobs) -> None:
+    kernels = f"{sys.executable} {jobs.home.programs / 'rank.py'} {jobs.home.path / 'killed'}"
+    (jobs.home.path / "killed").mkdir()
+    # The first rank to take the token dies; the others run.
+    command = f"mkdir {jobs.home.path / 'token'} 2>&- && kill -9 $$; exec {kernels}"
+    said = jobs.both("sh", "-c", command, options=("--out", "killed.zip"), check=False)
+    assert said.startswith("137\n")
+    assert "the command was ended by signal 9" in said
+    assert len(list((jobs.home.path / "killed").glob("*.json"))) == 2 * RANKS - 1
+    killed, warm = (listed(jobs.home.path / name) for name in ("killed.zip", "warm.zip"))
+    assert killed == warm
+    assert jobs.left() == []
+
+
+@pytest.mark.cluster
+def test_a_job_that_gets_a_signal_ends_in_order(tmp_path: Path, new_home: Callable[[Path], Home], mpiexec: str) -> None:
+    home = new_home(tmp_path / "home")
+    (home.path / "scratch").mkdir()
+    stage = (sys.executable, "-m", "cachectl", "stage", "--scratch", "scratch", "--out", "new.zip")
+    command = (mpiexec, "-n", "2", *stage, "--", "sh", "-c", "mktemp began-XXXXXX && exec sleep 1200")
+    with subprocess.Popen(command, cwd=home.path, env=home.variables, stderr=subprocess.PIPE, text=True) as job:
+        deadline = time.monotonic() + 600
+        while len(list(home.path.glob("began-*"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert list((home.path / "scratch").glob("cachectl-*/cachectl-stage-*"))
+        job.terminate()
+        _, said = job.communicate(timeout=600)
+    assert said.count("the command was ended by signal 15") == 2
+    assert "0 entries added" in said
+    # Others may look into the scratch folder, so a folder of one's own was made in it, which stays.
+    assert list((home.path / "scratch").glob("cachectl-*/*")) == []
+
+
+@pytest.mark.cluster
+@pytest.mark.real
+def test_a_node_whose_disk_cannot_be_used_runs_cold_and_says_so(jobs: Jobs, tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.write_text("no folder")
+    options = ("warm.zip", "--trust", "--scratch")
+    a, b = (*options, str(tmp_path)), (*options, str(plain / "below"))
+    said, ranks = jobs.ranks("no-disk", a=a, b=b)
+    assert "entries on 1 of 2 nodes" in said
+    assert [line for line in said.splitlines() if "CACHECTL_NODE=b" in line and "not staged" in line]
+    assert all((rank["before"] == rank["after"]) == (rank["node"] == "a") for rank in ranks)
+    # Beside staging, they found an empty home.
+    assert (jobs.home.path / ".cache").exists()
+    shutil.rmtree(jobs.home.path / ".cache")
+
+
+@pytest.mark.cluster
+@pytest.mark.real
+def test_a_bundle_that_nobody_vouches_for_leaves_the_job_cold_and_the_file_as_it_is(jobs: Jobs) -> None:
+    file = jobs.home.path / "warm.zip"
+    before = file.read_bytes()
+    said, ranks = jobs.ranks("untrusted", "warm.zip", "--digest", "0" * 64, "--out", "warm.zip")
+    assert "starts cold" in said
+    assert "stays as it is" in said
+    assert file.read_bytes() == before
+    assert all(rank["after"]["pocl"] for rank in ranks)
+
+
+@pytest.mark.cluster
+def test_the_highest_status_is_everybodys(tmp_path: Path, new_home: Callable[[Path], Home], mpiexec: str) -> None:
+    jobs = Jobs(new_home(tmp_path / "home"), mpiexec)
+    token = jobs.home.path / "token"
+    out = ("--out", str(jobs.home.path / "warm.zip"))
+    said = jobs.both("sh", "-c", f"mkdir {token} 2>&- && exit 3; exit 0", options=out, check=False)
+    assert said.startswith("3\n")
+    said = jobs.both("no-such-command", options=out, check=False)
+    assert said.startswith("127\n")
+    assert said.count("cannot start 'no-such-command'") == 2 * RANKS
+    said = jobs.both("true", options=("--out", "/nowhere/at/all"), check=False)
+    assert said.startswith("2\n")
+    assert said.count("--out '/nowhere/at/all'") == 1
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("out", "why"), [("thesis.tex", "is not a bundle"), ("pocl", "is a layer"), ("-", "streams")])
+def test_a_job_replaces_nothing_but_bundles(jobs: Jobs, out: str, why: str) -> None:
+    thesis = jobs.home.path / "thesis.tex"
+    thesis.write_text("chapter")
+    said = jobs.both("touch", "ran", options=("--out", out), check=False)
+    assert said.startswith("2\n")
+    assert why in said
+    assert not (jobs.home.path / "ran").exists()
+    assert thesis.read_text() == "chapter"
+
+
+def test_contradictory_options_are_refused_before_the_start() -> None:
+    with pytest.raises(BadRequest, match="need a SOURCE"):
+        Job(trust=Trust(blindly=True))
+    with pytest.raises(BadRequest, match="--sign needs --out FILE"):
+        Job(sign="key")
+
+
+# ---------------------------------------------------------------------- a program that is a rank itself
+
+
+def program(jobs: Jobs, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = (sys.executable, str(jobs.home.programs / "mpi_job.py"), *arguments)
+    return jobs.home.run(jobs.mpiexec, "-n", "2", *command, check=False)
+
+
+@pytest.mark.cluster
+@pytest.mark.real
+def test_a_program_stages_for_itself(jobs: Jobs) -> None:
+    done = program(jobs, "warm.zip", "own.zip")
+    assert done.returncode == 0, done.stderr
+    # Launchers put what ranks write at once into any order, also of lines and their ends.
+    assert all(done.stdout.count(f"rank {rank}: 0 compiled") == 1 for rank in range(2))
+    assert "1 of 1 node;" in done.stderr
+    assert listed(jobs.home.path / "own.zip") == listed(jobs.home.path / "warm.zip")
+    assert list((jobs.home.path).glob("**/cachectl-stage-*")) == []
+
+
+@pytest.mark.cluster
+@pytest.mark.real
+def test_all_ranks_are_informed_if_one_is_too_late(jobs: Jobs) -> None:
+    done = program(jobs, "warm.zip", "late.zip", "late")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("too late to stage") == 2
+    assert not (jobs.home.path / "late.zip").exists()
+
+
+@pytest.mark.cluster
+@pytest.mark.real
+def test_a_rank_that_fails_is_not_waited_for(jobs: Jobs) -> None:
+    done = program(jobs, "warm.zip", "failed.zip", "fails")
+    assert done.returncode == 0, done.stderr
+    assert "rank 1: ValueError: this rank fails" in done.stdout
+    assert "rank 0: 0 compiled" in done.stdout
+    assert "a rank has failed: nothing was written" in done.stderr
+    assert not (jobs.home.path / "failed.zip").exists()

@@ -1,0 +1,540 @@
+"""Shared stores: what another home pulls, what a push adds, and what gc and verify do."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.bundles import TRUSTED, keys
+from support.kernels import add_kernels
+
+from cachectl.exchange.around import StoreUse
+from cachectl.exchange.folder import FolderPlace
+from cachectl.exchange.format import StoreKey, new_store_id
+from cachectl.exchange.index import Index
+from cachectl.exchange.place import Deadline, Stored
+from cachectl.exchange.pull import pull
+from cachectl.exchange.trust import Trust
+from cachectl.layers.base.errors import CachectlError
+from cachectl.stack import Stack
+
+if TYPE_CHECKING:
+    from homes import Home
+
+
+@pytest.fixture
+def keygen(tmp_path: Path) -> Callable[[str], str]:
+    """Return what makes a key of a name, and returns its path."""
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("needs ssh-keygen")
+
+    def make(name: str) -> str:
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True)
+        return str(tmp_path / name)
+
+    return make
+
+
+def programs(home: Home) -> set[Path]:
+    return {path.relative_to(home.path) for path in home.path.rglob("program.bc")}
+
+
+def count(home: Home) -> dict[str, int]:
+    return Counter(layer for layer, _ in keys(home))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Read every file of a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.real
+def test_another_home_compiles_nothing_and_pushes_only_what_is_new(source: Home, home: Home, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    done = source.json("push", str(store))
+    assert done["total"]["pushed"] == len(keys(source))
+    assert source.json("push", str(store))["written"] == 0
+
+    pulled = home.json("pull", str(store), "--trust")
+    assert pulled["digest"] == done["digest"]
+    assert {one["hits"] for layer in pulled["layers"] for one in layer["outlook"]} == {True}
+    compiled = programs(home)
+    assert keys(home) == keys(source)
+
+    before = files(store)
+    home.python("thirteen.py", "5", "2")
+    # All but the fifth kernel were hits, and nothing was stored twice.
+    assert len(programs(home) - compiled) == 1
+    assert {layer: number for layer, number in count(home).items() if number != count(source)[layer] + 1} == {
+        "loopy": count(source)["loopy"] + 5
+    }
+    again = home.json("push", str(store))
+    new = files(store).keys() - before.keys()
+    assert again["total"]["pushed"] == len(keys(home)) - len(keys(source))
+    # A pack and an index part for each layer that the kernel goes through.
+    assert sum(name.startswith("packs/") for name in new) == sum(name.startswith("index/") for name in new) == 3
+    assert sum(len(files(store)[name]) for name in new) == again["written"]
+    assert {name: data for name, data in files(store).items() if name in before} == before
+    assert home.json("store", "verify", str(store))["findings"] == []
+
+
+@pytest.fixture
+def cheap(home: Home) -> Home:
+    """Return a home with ten kernels, of which two are large."""
+    add_kernels(home, range(8))
+    add_kernels(home, range(8, 10), size=300 << 10)
+    return home
+
+
+@pytest.fixture
+def other(tmp_path: Path, new_home: Callable[[Path], Home]) -> Home:
+    return new_home(tmp_path / "other")
+
+
+def at(home: Home, moment: float) -> Stack:
+    """Return the layers of a home at a moment."""
+    return Stack(replace(home.environment(), clock=lambda: moment))
+
+
+def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: Home, tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    cheap.cachectl("push", store, "miopen")
+    listed = cheap.json("store", "ls", store)
+    assert [(key["layer"], key["entries"], key["parts"]) for key in listed["keys"]] == [("miopen", 10, 1)]
+    before = files(other.path)
+    foreseen = other.json("pull", store, "--trust", "--dry-run")
+    assert files(other.path) == before
+    assert len(foreseen["layers"][0]["entries"]) == foreseen["total"]["placed"] == 10
+    done = other.json("pull", store, "--trust")
+    assert (done["total"]["placed"], foreseen["digest"]) == (10, listed["digest"])
+    # One that another kind of machine could use.
+    layers = Stack(replace(other.environment(), platform="darwin"))
+    pulled = layers.pull(store, TRUSTED)
+    assert (pulled.layers, len(pulled.unread)) == ((), 1)
+    assert "platform linux, here darwin" in pulled.unread[0].because
+    assert "no store" in other.cachectl("pull", str(tmp_path / "none"), "--trust", check=False).stderr
+    assert "no entry to push in loopy" in cheap.cachectl("push", store, "loopy").stderr
+    assert "no entry to pull" in other.cachectl("pull", store, "loopy", "--trust").stderr
+    assert other.cachectl("pull", store, check=False).returncode == 2
+    assert other.cachectl("store", "ls", store, "--grace", "1d", check=False).returncode == 2
+
+
+@pytest.mark.thorough
+def test_layers_that_are_missing_here_and_precious_ones_are_left_alone(
+    cheap: Home, other: Home, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    Stack(cheap.environment()).push(str(store), layers=["miopen"])
+    stack = Stack(other.environment())
+    name = next(path for path in (store / "index").iterdir() if path.name.startswith("key-"))
+    for layer, why in (("unheard-of", "no layer of this name"), ("miopen-tuning", "only if it is named")):
+        key = StoreKey(layer, {})
+        FolderPlace(store).write(f"index/key-{key.name}", key.to_bytes())
+        FolderPlace(store).write(f"index/5-{key.name}-{'0' * 64}", b"never read")
+        assert [why in one.because for one in stack.pull(str(store), TRUSTED).unread] == [True]
+        (store / "index" / f"5-{key.name}-{'0' * 64}").unlink()
+    assert name.exists()
+
+
+@pytest.mark.thorough
+def test_a_signed_push_does_not_count_on_what_others_have_pushed(
+    cheap: Home, other: Home, tmp_path: Path, keygen: Callable[[str], str]
+) -> None:
+    store, ann, bob = str(tmp_path / "store"), keygen("ann"), keygen("bob")
+    stack = Stack(cheap.environment())
+    assert stack.push(store, layers=["miopen"]).total.pushed == 10
+    assert stack.push(store, layers=["miopen"], sign=ann).total.pushed == 10
+    assert stack.push(store, layers=["miopen"], sign=ann).total.there == 10
+    assert stack.push(store, layers=["miopen"], sign=bob).total.pushed == 10
+    both = tmp_path / "both"
+    both.write_text("".join(f"x@{Path(name).name} {Path(f'{name}.pub').read_text()}" for name in (ann, bob)))
+    assert stack.push(store, layers=["miopen"], sign=keygen("eve"), allowed_signers=str(both)).total.there == 10
+    assert Stack(other.environment()).pull(store, Trust(allowed_signers=str(both))).total.placed == 10
+    check = stack.store(store).verify(allowed_signers=str(both))
+    assert [one.code for one in check.findings] == ["untrusted"]
+
+
+def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: Home, tmp_path: Path) -> None:
+    store, now = tmp_path / "store", time.time()
+    at(cheap, now - 9 * 86400).push(str(store), layers=["miopen"])
+    add_kernels(cheap, [20])
+    at(cheap, now - 86400).push(str(store), layers=["miopen"])
+    stack = at(cheap, now)
+    before = files(store)
+    planned = stack.store(str(store)).gc(older_than=3 * 86400, dry_run=True)
+    assert files(store) == before
+    assert (len(planned.parts), planned.entries, planned.condemned, planned.removed) == (1, 10, 3, 0)
+    # A reader that has listed the store goes on.
+    reader = Index(FolderPlace(store), other.environment())
+    read = [reader.read(name) for name in reader.names.parts]
+    done = stack.store(str(store)).gc(older_than=3 * 86400)
+    assert replace(done, dry_run=True) == planned
+    for one in read[0].part.entries:
+        FolderPlace(store).read(one.place, 1 << 20)
+    assert stack.store(str(store)).gc().removed == 0
+    # An object that is condemned is not relied on.
+    again = at(cheap, now).push(str(store), layers=["miopen"])
+    assert again.total.pushed == 10
+    later = at(cheap, now + 2 * 86400)
+    with pytest.raises(CachectlError, match="clock"):
+        later.store(str(store)).gc()
+    for path in store.rglob("*"):
+        os.utime(path, (now - 2 * 86400,) * 2)
+    age_condemned(store, int(now) - 2 * 86400)
+    assert at(cheap, now).store(str(store)).gc().removed == 3
+    assert stack.store(str(store)).verify().findings == ()
+    assert Stack(other.environment()).pull(str(store), TRUSTED).total.placed == 11
+    assert stack.store(str(store)).gc(max_size=100).parts != ()
+
+
+def age_condemned(store: Path, moment: int) -> None:
+    for path in (store / "index").glob("condemned-*"):
+        path.rename(path.with_name(f"condemned-{moment}-{path.name.rpartition('-')[2]}"))
+
+
+def test_a_damaged_list_of_condemned_names_is_found(cheap: Home, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    cheap.cachectl("push", str(store), "miopen")
+    (store / "index" / f"condemned-1-{'0' * 64}").touch()
+    check = Stack(cheap.environment()).store(str(store)).verify()
+    assert (check.failed, [one.code for one in check.findings]) == (True, ["damaged"])
+    assert str(store) in cheap.cachectl("store", "gc", str(store), check=False).stderr
+
+
+def test_gc_on_a_machine_with_a_wrong_clock_removes_nothing(cheap: Home, tmp_path: Path) -> None:
+    store, now = tmp_path / "store", time.time()
+    at(cheap, now).push(str(store), layers=["miopen"])
+    before = files(store)
+    with pytest.raises(CachectlError, match="set it"):
+        at(cheap, now + 365 * 86400).store(str(store)).gc(older_than=30 * 86400)
+    assert files(store) == before
+
+
+@pytest.mark.thorough
+def test_a_part_that_gc_removes_meanwhile_is_no_error(cheap: Home, other: Home, tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    Stack(cheap.environment()).push(tmp_path / "store", layers=["miopen"])
+    pulling, listed = Stack(other.environment()), FolderPlace.names
+
+    def names(place: FolderPlace) -> object:
+        found = listed(place)
+        for path in (tmp_path / "store" / "index").glob("[0-9]*"):
+            path.unlink()
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FolderPlace, "names", names)
+        assert pulling.pull(store, TRUSTED).total.placed == 0
+
+
+def test_two_first_pushes_that_meet_lose_nothing(cheap: Home, other: Home, tmp_path: Path) -> None:
+    store, wrote = tmp_path / "store", FolderPlace.write
+    add_kernels(other, range(50, 52))
+
+    def write(place: FolderPlace, name: str, data: bytes) -> None:
+        if name.startswith("index/store-") and not (store / "index").exists():
+            wrote(place, name, data)
+            # An older identity of another push appears a little later than this one has looked.
+            later.append(f"index/store-{new_store_id(time.time() - 1)}")
+            return
+        wrote(place, name, data)
+        if name.startswith("index/1") and later:
+            wrote(place, later.pop(), b"\n")
+
+    later: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FolderPlace, "write", write)
+        Stack(cheap.environment()).push(str(store), layers=["miopen"])
+    Stack(other.environment()).push(str(store), layers=["miopen"])
+    assert Stack(other.environment()).pull(str(store), TRUSTED).total.placed == 10
+    assert [one.code for one in Stack(other.environment()).store(str(store)).verify().findings] == ["two-stores"]
+
+
+def test_a_command_runs_with_a_store_around_it(cheap: Home, other: Home, tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    child = ("--", sys.executable, "-c", "raise SystemExit(7)")
+    done = cheap.cachectl("run", "--store", store, "--trust", *child, check=False)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (7, "cachectl: store: miopen: 10 pushed")
+    reading = ("--store", store, "--store-mode", "ro", "--trust", "--isolated=root")
+    done = other.cachectl("run", *reading, *child, check=False)
+    assert (done.returncode, done.stderr) == (7, "cachectl: store: miopen: 10 pulled\n")
+    assert other.cachectl("run", *reading, *child, check=False).stderr == ""
+    assert not (other.path / ".cache" / "miopen").exists()
+    assert len(list(Stack.below(str(other.path / "root"), other.environment())["miopen"].entries())) == 10
+    # A damaged store is one warning, and the command runs; nothing is pushed.
+    next((tmp_path / "store" / "objects").iterdir()).write_bytes(b"damaged")
+    add_kernels(other, [70])
+    before = files(tmp_path / "store")
+    done = other.cachectl("run", "--store", store, "--trust", *child, check=False)
+    assert done.returncode == 7
+    assert ["nothing is pulled or pushed" in line for line in done.stderr.splitlines()] == [True]
+    assert files(tmp_path / "store") == before
+    for words in (
+        *(("--store", store), ("--no-cache", "--store", store, "--trust"), ("--prove", "--trust")),
+        ("--prove", "--sign", "key"),
+    ):
+        assert other.cachectl("run", *words, *child, check=False).returncode == 2
+
+
+def test_users_share_a_folder_whatever_their_umask_is(cheap: Home, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    store.chmod(0o2775)
+    before = os.umask(0o077)
+    try:
+        Stack(cheap.environment()).push(str(store), layers=["miopen"])
+    finally:
+        os.umask(before)
+    found = {stat.S_IMODE(path.stat().st_mode) for path in store.rglob("*") if path.is_file()}
+    assert found == {0o644}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in store.iterdir()} == {0o2775}
+
+
+def test_an_address_that_is_no_store_is_one_line(cheap: Home, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for url, status, words in (
+        ("miopen", 2, "layer"),
+        ("s3://", 2, "names no store"),
+        ("file://relative", 2, "an absolute path"),
+        (str(tmp_path / "file"), 1, "is not a bundle"),
+    ):
+        for verb in (("push",), ("store", "ls"), ("pull", "--trust")):
+            done = cheap.cachectl(*verb, url, check=False)
+            assert (done.returncode, done.stderr.count("\n"), words in done.stderr) == (status, 1, True)
+    assert not (Path.cwd() / "miopen").exists()
+    for kept in (["--base", str(tmp_path)], ["--store", str(tmp_path / "store"), "--trust"], []):
+        done = cheap.cachectl("run", *kept, f"--isolated={tmp_path / 'file'}", "--", "true", check=False)
+        assert (done.returncode, "cannot make the root" in done.stderr, done.stderr.count("\n")) == (1, True, 1)
+
+
+COPY_ONE = """
+import hashlib, pathlib, sqlite3, sys
+database, = pathlib.Path(sys.argv[1]).rglob("*.ukdb")
+with sqlite3.connect(database) as opened:
+    code = opened.execute("SELECT kernel_blob FROM kern_db LIMIT 1").fetchone()[0] + b"new"
+    row = ("new.cl.o", " -O3", code, hashlib.md5(code).hexdigest(), 0)
+    columns = "kernel_name, kernel_args, kernel_blob, kernel_hash, uncompressed_size"
+    opened.execute(f"INSERT INTO kern_db({columns}) VALUES(?, ?, ?, ?, ?)", row)
+"""
+
+
+def test_entries_of_a_base_are_neither_pulled_nor_pushed(cheap: Home, other: Home, tmp_path: Path) -> None:
+    store, base, own = (str(tmp_path / name) for name in ("store", "base", "own"))
+    cheap.cachectl("push", store, "miopen")
+    trusting = ("run", "--store", store, "--trust")
+    other.cachectl(*trusting, "--store-mode", "ro", f"--isolated={base}", "--", "true")
+    add_kernels(cheap, [30])
+    assert cheap.json("push", store, "miopen")["total"]["pushed"] == 1
+    # Nothing but the thirtieth kernel is read from the store.
+    for large in (tmp_path / "store" / "objects").iterdir():
+        large.unlink()
+    done = other.cachectl(*trusting, "--base", base, f"--isolated={own}", "--", sys.executable, "-c", COPY_ONE, own)
+    assert done.stderr.splitlines() == [
+        "cachectl: store: miopen: 1 pulled",
+        "cachectl: base: miopen: 10 copied",
+        "cachectl: store: miopen: 1 pushed",
+    ]
+    newest = max((tmp_path / "store" / "index").glob("[0-9]*"), key=lambda path: path.stat().st_mtime_ns)
+    index = Index(FolderPlace(tmp_path / "store"), cheap.environment())
+    part = next(index.read(name).part for name in index.names.parts if str(name) == newest.name)
+    assert ["new.cl.o" in one.item.key for one in part.entries] == [True]
+    assert len(list(Stack.below(own, other.environment())["miopen"].entries())) == 12
+    assert len(list(Stack.below(base, other.environment())["miopen"].entries())) == 10
+    # A base that cannot be read wholly does not stop the command.
+    (tmp_path / "base" / "pocl").symlink_to("pocl")
+    done = other.cachectl(*trusting, "--base", base, f"--isolated={own}", "--", "true")
+    assert "base: miopen: 10 there before" in done.stderr
+
+
+def test_entries_that_cannot_be_placed_are_one_line_around_a_command(cheap: Home, other: Home, tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    cheap.cachectl("push", store, "miopen")
+    (other.path / ".cache").mkdir(exist_ok=True)
+    (other.path / ".cache" / "miopen").touch()
+    done = other.cachectl("run", "--store", store, "--trust", "--", "true")
+    assert ["10 not pulled" in line for line in done.stderr.splitlines()] == [True]
+
+
+def test_no_file_is_removed_through_a_planted_link(cheap: Home, tmp_path: Path) -> None:
+    """The identity of a store is public: another user may know the name of every folder that is kept for it."""
+    store, private = tmp_path / "store", tmp_path / "private"
+    identity = Stack(cheap.environment()).push(str(store), layers=["miopen"]).store
+    private.mkdir(mode=0o700)
+    for name in ("thesis.tex", f"key-{'0' * 16}"):
+        (private / name).write_bytes(b"years of work")
+    for number, variable in enumerate(("XDG_CACHE_HOME", "XDG_STATE_HOME")):
+        shared = tmp_path / f"shared-{number}"
+        planted = shared / "cachectl" / "stores"
+        planted.mkdir(parents=True)
+        shared.chmod(0o1777)
+        (planted / str(identity)).symlink_to(private)
+        if os.geteuid() == 0:
+            for path in (shared / "cachectl", planted, planted / str(identity)):
+                os.chown(path, 65534, 65534, follow_symlinks=False)
+        for verb in (("push", str(store), "miopen"), ("pull", str(store), "--trust"), ("store", "ls", str(store))):
+            home: dict[str, Any] = {variable: str(shared)}
+            cheap.cachectl(*verb, **home)
+        assert sorted(os.listdir(private)) == [f"key-{'0' * 16}", "thesis.tex"]
+
+
+def test_only_files_of_an_index_are_removed_from_what_is_kept(cheap: Home, tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    identity = Stack(cheap.environment()).push(store, layers=["miopen"]).store
+    kept = cheap.path / ".local" / "state" / "cachectl" / "stores" / str(identity)
+    before = set(os.listdir(kept))
+    assert len(before) == 2
+    gone, linked, other = f"key-{'0' * 16}", f"key-{'1' * 16}", "notes.txt"
+    for name in (gone, other):
+        (kept / name).touch()
+    (kept / linked).symlink_to(kept / other)
+    cheap.cachectl("pull", store, "--trust")
+    assert set(os.listdir(kept)) == before | {linked, other}
+
+
+@pytest.mark.parametrize("planted", ["link", "folder"])
+def test_a_folder_that_is_put_in_the_place_of_a_new_one_keeps_its_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str
+) -> None:
+    """Who can write in the folder of a store can replace what was made there before it is opened."""
+    store = tmp_path / "store"
+    private = store / "private"
+    private.mkdir(parents=True, mode=0o700)
+    (private / "thesis.tex").touch()
+    store.chmod(0o777)
+    make = os.mkdir
+
+    def replaced(path: str | Path, mode: int = 0o777, **given: int) -> None:
+        make(path, mode, **given)
+        if os.path.basename(path) == "index":
+            os.rename(store / "index", store / "away")
+            if planted == "link":
+                os.symlink(private, store / "index")
+            else:
+                os.rename(private, store / "index")
+
+    monkeypatch.setattr(os, "mkdir", replaced)
+    place = FolderPlace(store)
+    name = f"index/key-{'0' * 16}"
+    if planted == "link":
+        with pytest.raises(CachectlError, match="link or no folder"):
+            place.write(name, b"key")
+    else:
+        place.write(name, b"key")
+    at = private if planted == "link" else store / "index"
+    assert stat.S_IMODE(at.stat().st_mode) == 0o700
+
+
+class Odd(FolderPlace):
+    """A store that does something else instead of listing its names."""
+
+    def __init__(self, folder: Path, answer: Callable[[], Sequence[Stored]]) -> None:
+        super().__init__(folder)
+        self.names = answer  # type: ignore[method-assign]
+
+
+def run_around(home: Home, store: Path, seconds: float = 30.0) -> tuple[int, list[str]]:
+    """Run a command with a store around it; return its status and what was said."""
+    said: list[str] = []
+    command = [sys.executable, "-c", "raise SystemExit(7)"]
+    use = StoreUse(str(store), TRUSTED, seconds=seconds)
+    return Stack(home.environment()).run(command, store=use, notice=said.append).status, said
+
+
+@pytest.mark.parametrize("error", [MemoryError, RecursionError, TypeError("'int' has no length\n"), KeyError(1)])
+def test_whatever_a_store_answers_the_command_runs(
+    cheap: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception] | Exception
+) -> None:
+    def fail() -> Sequence[Stored]:
+        raise error
+
+    def odd(*_: object) -> FolderPlace:
+        return Odd(tmp_path, fail)
+
+    monkeypatch.setattr("cachectl.exchange.pull.place_of", odd)
+    status, said = run_around(cheap, tmp_path)
+    assert (status, len(said)) == (7, 1)
+    assert "nothing is pulled or pushed: " in said[0]
+    assert "\n" not in said[0]
+    assert ("out of memory" in said[0]) == (error is MemoryError)
+    # The push, too.
+    monkeypatch.undo()
+    monkeypatch.setattr("cachectl.exchange.push.place_of", odd)
+    status, said = run_around(cheap, tmp_path / "none")
+    assert (status, ["nothing was pushed: " in line for line in said]) == (7, [True])
+
+
+def test_an_index_that_is_an_empty_list_is_one_line_around_a_command(cheap: Home, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    cheap.cachectl("push", str(store), "miopen")
+    digest = hashlib.sha256(b"[]").hexdigest()
+    part = next((store / "index").glob("[0-9]*-*"))
+    part.unlink()
+    (store / "index" / f"{part.name[:-64]}{digest}").write_bytes(b"[]")
+    assert [run_around(cheap, store)[0], len(run_around(cheap, store)[1])] == [7, 1]
+    (store / "index" / f"1-{digest[:16]}-{digest}").write_bytes(b"[]")
+    (store / "index" / f"key-{digest[:16]}").write_bytes(b"[]")
+    assert [run_around(cheap, store)[0], len(run_around(cheap, store)[1])] == [7, 1]
+
+
+def test_a_server_that_says_nothing_delays_a_command_until_the_deadline(cheap: Home) -> None:
+    pytest.importorskip("paramiko")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"ssh://ann@127.0.0.1:{silent.getsockname()[1]}/store"
+        began = time.monotonic()
+        done = cheap.cachectl(
+            *("run", "--store", url, "--store-wait", "1", "--trust", "--", "sh", "-c", "exit 7"), check=False
+        )
+    assert (done.returncode, done.stderr.count("\n")) == (7, 1)
+    assert "nothing is pulled or pushed: no answer within 1 s" in done.stderr
+    # Without the deadline, paramiko waits for 15 seconds.
+    assert time.monotonic() - began < 10
+
+
+def test_an_answer_after_the_deadline_has_no_effect(
+    cheap: Home, other: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, go_on, answered = tmp_path / "store", Event(), Event()
+    cheap.cachectl("push", str(store), "miopen")
+    names = FolderPlace(store).names
+
+    def late() -> Sequence[Stored]:
+        go_on.wait(60)
+        answered.set()
+        return names()
+
+    monkeypatch.setattr("cachectl.exchange.pull.place_of", lambda *_: Odd(store, late))
+    before = files(other.path)
+    status, said = run_around(other, store, 0.2)
+    assert (status, ["no answer within 0.2 s" in line for line in said]) == (7, [True])
+    go_on.set()
+    assert answered.wait(60)
+    time.sleep(0.2)
+    assert files(other.path) == before
+
+
+def test_entries_that_are_not_placed_by_the_deadline_are_left_out(cheap: Home, other: Home, tmp_path: Path) -> None:
+    class Passed(Deadline):
+        left = 0.0
+
+        def wait_for(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401 - as the class
+            return work()
+
+    store = str(tmp_path / "store")
+    cheap.cachectl("push", store, "miopen")
+    done = Stack(other.environment())
+    pulled = pull(done, store, TRUSTED, deadline=Passed(1.0))
+    assert (pulled.total.placed, pulled.total.failed) == (0, 10)
+    assert done.pull(store, TRUSTED).total.placed == 10

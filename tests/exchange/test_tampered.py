@@ -1,0 +1,333 @@
+"""Tampered stores: changed, cut, swapped, replayed and foreign files are refused, and nothing is written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.bundles import TRUSTED
+from support.kernels import add_kernels
+from tiers import amount, thorough
+
+from cachectl.exchange.folder import FolderPlace
+from cachectl.exchange.format import canonical, open_part, part_file, sort_names
+from cachectl.exchange.place import BadStore
+from cachectl.exchange.trust import Trust, Untrusted, sign
+from cachectl.layers.formats import zstd
+from cachectl.stack import Stack
+
+if TYPE_CHECKING:
+    from homes import Home
+
+#: Random changes, beside those that are written down.
+RANDOM = amount(12, 250)
+
+
+def files(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Read every file of a folder, with its time."""
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in found}
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a private key; beside it lies ``allowed``, a list that allows it."""
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("needs ssh-keygen")
+    path = tmp_path_factory.mktemp("keys") / "key"
+    for name in (path, path.with_name("stranger")):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(name)], check=True)
+    path.with_name("allowed").write_text(f"ann@example.org {path.with_suffix('.pub').read_text()}")
+    return path
+
+
+@pytest.fixture(scope="module")
+def good(key: Path, tmp_path_factory: pytest.TempPathFactory, new_home: Callable[[Path], Home]) -> Path:
+    """Return a folder with a signed store of two pushes, with packs and objects.
+
+    Beside ``store`` lie ``older``, the same after the first push, and ``foreign``, another store of the same signer.
+    """
+    folder = tmp_path_factory.mktemp("good")
+    home = new_home(folder / "home")
+    stack = Stack(home.environment())
+    add_kernels(home, range(5))
+    add_kernels(home, range(5, 7), size=400 << 10)
+    stack.push(str(folder / "store"), layers=["miopen"], sign=str(key))
+    shutil.copytree(folder / "store", folder / "older")
+    add_kernels(home, range(7, 9))
+    # Parts of one second are in no order.
+    stack = Stack(replace(home.environment(), clock=lambda: time.time() + 5))
+    stack.push(str(folder / "store"), layers=["miopen"], sign=str(key))
+    add_kernels(home, range(100, 103))
+    stack.push(str(folder / "foreign"), layers=["miopen"], sign=str(key))
+    return folder
+
+
+@pytest.fixture
+def store(good: Path, tmp_path: Path) -> Path:
+    shutil.copytree(good / "store", tmp_path / "store")
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def signed(key: Path) -> Trust:
+    return Trust(allowed_signers=str(key.with_name("allowed")))
+
+
+def refused(home: Home, store: Path, trust: Trust = TRUSTED) -> str:
+    """See that nothing of a store is taken and nothing is written, and return the message."""
+    before = files(home.path)
+    with pytest.raises((BadStore, Untrusted)) as raised:
+        Stack(home.environment()).pull(str(store), trust)
+    assert files(home.path) == before
+    assert len(str(raised.value).splitlines()) == 1
+    return str(raised.value)
+
+
+def parts(store: Path) -> list[Path]:
+    names = sort_names(FolderPlace(store).names()).parts
+    return [store / "index" / str(name) for name in names]
+
+
+def rewritten(store: Path, change: Callable[[bytes], bytes], key: Path | None = None) -> None:
+    """Change the text of the newest index part, and name it anew; ``key`` signs it again."""
+    path = parts(store)[-1]
+    name = sort_names(FolderPlace(store).names()).parts[-1]
+    text, signature = open_part(name, path.read_bytes())
+    text = change(text)
+    file = part_file(text, signature if key is None else sign(text, str(key)))
+    path.unlink()
+    _write(path.with_name(f"{name.made}-{name.key}-{hashlib.sha256(file).hexdigest()}"), file)
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def line_changed(**changes: object) -> Callable[[bytes], bytes]:
+    """Return what changes members of the first entry in an index part."""
+
+    def change(text: bytes) -> bytes:
+        head, first, *rest = text.split(b"\n")
+        return b"\n".join((head, canonical({**json.loads(first), **changes}), *rest))
+
+    return change
+
+
+def head_changed(**changes: object) -> Callable[[bytes], bytes]:
+    """Return what changes members of the first line of an index part."""
+
+    def change(text: bytes) -> bytes:
+        head, *rest = text.split(b"\n")
+        return b"\n".join((canonical({**json.loads(head), **changes}), *rest))
+
+    return change
+
+
+def test_a_good_store_is_taken_by_signature_and_by_digest(home: Home, store: Path, signed: Trust) -> None:
+    stack = Stack(home.environment())
+    done = stack.pull(str(store), signed)
+    assert (done.total.placed, done.trusted) == (9, ("signed by ann@example.org",))
+    assert stack.pull(str(store), Trust(sha256=done.digest)).total.there == 9
+
+
+def test_random_changes_of_any_file_are_refused(
+    good: Path, tmp_path: Path, new_home: Callable[[Path], Home], signed: Trust
+) -> None:
+    """Every file of the store is needed here: a change of one byte, a cut or an addition is noticed."""
+    draw = random.Random(17)  # noqa: S311 - no secret
+    home = new_home(tmp_path / "home")
+    for number in range(RANDOM):
+        store = tmp_path / f"store{number}"
+        shutil.copytree(good / "store", store)
+        files_there = sorted(path for path in store.rglob("*") if path.is_file() and "store-" not in path.name)
+        path = draw.choice(files_there)
+        data = bytearray(path.read_bytes())
+        how = draw.choice(["flip", "cut", "add", "remove", "swap"])
+        if how == "flip":
+            data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        elif how == "cut":
+            del data[draw.randrange(len(data)) :]
+        elif how == "add":
+            data += draw.randbytes(draw.randrange(1, 99))
+        other = draw.choice([one for one in files_there if one != path and one.parent == path.parent] or [path])
+        if how == "remove" or (how == "swap" and other == path):
+            path.unlink()
+            if path.parent.name == "index" and "key-" not in path.name:
+                # Without the newest part it is an older store, which only a machine that has read it knows.
+                shutil.rmtree(store)
+                continue
+        elif how == "swap":
+            path.write_bytes(other.read_bytes())
+        else:
+            path.write_bytes(data)
+        message = refused(home, store, draw.choice([signed, TRUSTED]))
+        assert "Traceback" not in message
+        shutil.rmtree(store)
+    assert not (home.path / ".cache").exists()
+
+
+def test_an_index_part_that_was_written_anew_needs_a_new_signature(home: Home, store: Path, signed: Trust) -> None:
+    rewritten(store, line_changed(key="3.3.0.a85ca8a54/gfx90a6e.ukdb/evil"))
+    assert "its signature is not of this content" in refused(home, store, signed)
+
+
+@pytest.mark.thorough
+def test_strangers_and_unsigned_parts_are_left_out_and_named(home: Home, store: Path, key: Path, signed: Trust) -> None:
+    rewritten(store, lambda text: text, key.with_name("stranger"))
+    done = Stack(home.environment()).pull(str(store), signed)
+    assert done.total.placed == 7
+    assert [note.because for note in done.left_out] == [f"signed by nobody in {key.with_name('allowed')}"]
+
+
+def test_no_trusted_signer_means_no_entry_taken(home: Home, store: Path, key: Path) -> None:
+    strangers = key.with_name("strangers")
+    strangers.write_text(f"eve@example.org {key.with_name('stranger.pub').read_text()}")
+    assert "no part of its index" in refused(home, store, Trust(allowed_signers=str(strangers)))
+    assert "its digest is" in refused(home, store, Trust(sha256="0" * 64))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        line_changed(key="/etc/passwd"),
+        line_changed(key="../../evil"),
+        line_changed(key="a\nb"),
+        line_changed(bytes=-1),
+        line_changed(bytes=1 << 40),
+        *thorough(
+            line_changed(bytes=True),
+            line_changed(offset=1 << 30),
+            line_changed(offset=-1),
+            line_changed(pack="../../../etc/passwd"),
+            line_changed(pack="0" * 64),
+            line_changed(pack=None),
+            line_changed(sha256="0" * 64),
+            line_changed(sha256="../" * 20),
+            line_changed(form=[]),
+            line_changed(detail={"a": 1}),
+            line_changed(versions=[]),
+            line_changed(kernels="k"),
+            line_changed(modified=1e300),
+            line_changed(more=1),
+            head_changed(store="0" * 32),
+            head_changed(store="../x"),
+            head_changed(made=0),
+            head_changed(layer="pocl"),
+            head_changed(facts={}),
+            head_changed(exposed=1),
+            head_changed(packs={}),
+            head_changed(packs={"..": [1, 1]}),
+            head_changed(schema="cachectl/store-index/2"),
+            lambda text: text + text.split(b"\n")[1] + b"\n",
+            lambda text: text.replace(b",", b", "),
+            lambda text: text[:-1],
+            lambda _text: b"[" * 100_000 + b"\n",
+            lambda _text: b"\xff\xfe\n",
+            lambda _text: b'{"a":' * 50_000 + b"\n",
+            lambda _text: b"",
+            lambda _text: b"\n" * (1 << 20),
+            lambda _text: b"0" * (8 << 20) + b"\n",
+        ),
+    ],
+)
+def test_a_lie_in_an_index_part_is_refused_even_if_it_is_signed(
+    change: Callable[[bytes], bytes], home: Home, store: Path, key: Path, signed: Trust
+) -> None:
+    rewritten(store, change, key)
+    refused(home, store, signed)
+    refused(home, store)
+
+
+def test_bombs_are_not_unpacked(home: Home, store: Path, signed: Trust) -> None:
+    bomb = zstd.compress(bytes(128 << 20), 1)
+    objects = list((store / "objects").iterdir())
+    kept = objects[0].read_bytes()
+    objects[0].write_bytes(bomb)
+    assert "bomb" in refused(home, store)
+    objects[0].write_bytes(kept)
+    path = parts(store)[-1]
+    file = part_file(b"", b"")[:8] + bomb
+    path.unlink()
+    name = sort_names(FolderPlace(store).names()).parts[-1]
+    (store / "index" / f"9-{name.key}-{hashlib.sha256(file).hexdigest()}").write_bytes(file)
+    assert "bomb" in refused(home, store, signed)
+
+
+def test_an_older_state_is_refused_where_the_newer_one_was_read(
+    home: Home, good: Path, store: Path, signed: Trust
+) -> None:
+    stack = Stack(home.environment())
+    stack.pull(str(store), signed)
+    stack.purge(layers=["miopen"])
+    shutil.rmtree(store)
+    shutil.copytree(good / "older", store)
+    assert "is older than what this machine has read" in refused(home, store, signed)
+    # Giving the older part a newer name is no way around.
+    old = parts(store)[0]
+    old.rename(old.with_name(f"{1 << 33}{old.name[old.name.index('-') :]}"))
+    refused(home, store, signed)
+    shutil.rmtree(store)
+    shutil.copytree(good / "foreign", store)
+    assert "is another store" in refused(home, store, signed)
+    digest = stack.store(str(store)).ls().digest
+    assert stack.pull(str(store), Trust(sha256=digest)).total.placed == 12
+    assert stack.pull(str(store), signed).total.there == 12
+
+
+def test_a_part_of_another_store_is_refused(home: Home, good: Path, store: Path, signed: Trust) -> None:
+    foreign = parts(good / "foreign")[0]
+    shutil.copy(foreign, store / "index")
+    for path in (good / "foreign" / "packs").iterdir():
+        shutil.copy(path, store / "packs")
+    assert "was made for another store" in refused(home, store, signed)
+    # Also if the other store's identity is brought along: it is not the oldest.
+    marker = next((good / "foreign" / "index").glob("store-*"))
+    shutil.copy(marker, store / "index")
+    done = Stack(home.environment()).pull(str(store), signed)
+    assert done.total.placed == 9
+    assert ["identity" in note.because for note in done.left_out] == [True]
+    # Until the younger first push has written its parts again, there may be no others.
+    for path in parts(store):
+        if path.name != foreign.name:
+            path.unlink()
+    pinned = Trust(sha256=Stack(home.environment()).store(str(store)).ls().digest)
+    done = Stack(home.environment()).pull(str(store), pinned)
+    assert (done.total.placed, len(done.left_out)) == (0, 1)
+    # An identity that is much older was not made by a first push that met another one.
+    (store / "index" / marker.name).rename(store / "index" / f"store-0005{marker.name[10:]}")
+    assert "two identities" in refused(home, store, signed)
+
+
+@pytest.mark.thorough
+def test_links_and_odd_names_are_not_followed(home: Home, store: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    for name in ("..", "a\nb", "9-0-0", "key-zz", f"1-{'0' * 16}-{'0' * 63}g"):
+        path = store / "index" / name
+        if not path.exists():
+            path.write_text("x")
+    (store / "index" / f"7-{'0' * 16}-{'0' * 64}").symlink_to(secret)
+    (store / "packs" / ("0" * 64)).symlink_to(secret)
+    stack = Stack(home.environment())
+    assert stack.pull(str(store), TRUSTED).total.placed == 9
+    pack = next(path for path in (store / "packs").iterdir() if not path.is_symlink())
+    pack.rename(tmp_path / "moved")
+    pack.symlink_to(tmp_path / "moved")
+    stack.purge(layers=["miopen"])
+    assert "is missing" in refused(home, store)
+    # A writer replaces a link, and does not write through it.
+    FolderPlace(store).write(f"packs/{'0' * 64}", b"new")
+    assert secret.read_text() == "secret"
+    shutil.move(store / "packs", tmp_path / "elsewhere")
+    (store / "packs").symlink_to(tmp_path / "elsewhere")
+    assert "is a link" in refused(home, store)
