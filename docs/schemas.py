@@ -15,25 +15,22 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
-from cachectl.inspecting.by_python import PythonShare
 from cachectl.layers.base.as_json import declared, members
 from cachectl.layers.host.neighbours import Neighbour
 
 #: Every class that a verb shows with ``--json``.
 DOCUMENTS: Final = (
-    "cachectl.inspecting.report:Report",
+    "cachectl.verbs.report:Report",
     "cachectl.inspecting.entries:Listing",
     "cachectl.inspecting.verify:Verification",
-    "cachectl.inspecting.doctor:Diagnosis",
-    "cachectl.inspecting.layers:Layers",
-    "cachectl.config:Settings",
+    "cachectl.verbs.doctor:Diagnosis",
+    "cachectl.verbs.layers:Layers",
+    "cachectl.config:Config",
     "cachectl.clearing.purge:PurgeResult",
-    "cachectl.clearing.quarantine:Restoration",
     "cachectl.watching.trace:Trace",
     "cachectl.watching.bench:Bench",
     "cachectl.moving.exporting:Export",
     "cachectl.moving.importing:Import",
-    "cachectl.sharing.oci.image:ImageExport",
     "cachectl.sharing.pushing:Push",
     "cachectl.sharing.pulling:Pull",
     "cachectl.sharing.store:StoreListing",
@@ -42,11 +39,10 @@ DOCUMENTS: Final = (
     "cachectl.layers.miopen.exporting:FilesExport",
     "cachectl.layers.miopen.merging:Merge",
     "cachectl.cluster.rank_roots:MergedRoots",
-    "cachectl.homes.gathering:Homes",
 )
 
 #: What modules import for type checkers only.
-_NAMES: Final = {"Neighbour": Neighbour, "PythonShare": PythonShare}
+_NAMES: Final = {"Neighbour": Neighbour}
 _PLAIN: Final = {str: "string", Path: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 Schema = dict[str, Any]
@@ -103,7 +99,7 @@ class _Maker:
     def _flat(kind: type) -> Iterator[Any]:
         """Yield the types of the members whose keys stand in the document itself."""
         hints = get_type_hints(kind, localns=_NAMES)
-        yield from (hints[member.attribute] for member in members(kind) if member.flat)
+        yield from (hints[member.attribute] for member in members(kind) if member.flat and member.attribute in hints)
 
     def _keys(self, kind: type) -> Iterator[tuple[str, tuple[Schema, bool]]]:
         """Yield each key with its schema, and whether it is always there."""

@@ -85,7 +85,7 @@ class ComgrCache(Layer):
     title = "AMD comgr cache"
     switch = EnvSwitch("AMD_COMGR_CACHE", off="0", read=at_load(*LIBRARIES))
     # LLVM sets the access time of an entry that it reads.
-    store = Files(_SHAPE, codec=ComgrCodec(), index=ComgrIndex(), writers=LIBRARIES, links="read-only")
+    store = Files(_SHAPE, codec=ComgrCodec(), index=ComgrIndex(), writers=LIBRARIES)
     on_network = Hazard(
         Severity.RISKS,
         "programs map its files, and have been killed (SIGBUS) where others changed them; the newest releases keep no "

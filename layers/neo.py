@@ -125,11 +125,6 @@ class Account(Index):
         if len(old) in (0, len(new)) and old != new:
             overwrite(handle, old, new)
 
-    def lock_files(self, root: Root) -> Iterable[str]:
-        """Return the account, which the driver locks."""
-        del root
-        return (ACCOUNT,)
-
     def verify(self, store: Files, root: Root) -> Iterator[facts.Finding]:
         """Compare the account with the entries."""
         sizes: dict[str, int] = {}
@@ -160,9 +155,7 @@ class NeoCompilerCache(Layer):
     title = "Intel NEO compiler cache"
     # The driver reads it once for each device.
     switch = EnvSwitch("NEO_CACHE_PERSISTENT", off="0", read=at_load(*LIBRARIES))
-    store = Files(
-        *(_FLAT, _DEEP), codec=NeoCodec(), index=Account(), writers=LIBRARIES, unread=_NEVER, links="read-only"
-    )
+    store = Files(*(_FLAT, _DEEP), codec=NeoCodec(), index=Account(), writers=LIBRARIES, unread=_NEVER)
 
     @property
     def lookups(self) -> Lookups:

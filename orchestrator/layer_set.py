@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from cachectl.layers.base.environment import Environment
@@ -10,7 +12,7 @@ from cachectl.layers.base.errors import FAILURES, BadRequest, did_you_mean
 from cachectl.layers.base.facts import Scope
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import Portability
-from cachectl.layers.base.registry import Broken, built_in, plugged_in
+from cachectl.layers.base.registry import BUILT_IN, Broken, built_in_layer, plugged_in
 
 
 class _Announced(tuple[Layer, ...]):  # noqa: SLOT001 - a tuple has no slots for more
@@ -26,43 +28,59 @@ class _Announced(tuple[Layer, ...]):  # noqa: SLOT001 - a tuple has no slots for
 
 
 class LayerSet:
-    """Every cache layer as one environment (by default this process's) resolves it."""
+    """Every cache layer as one environment (by default this process's) resolves it; each is made when it is used."""
 
     #: Gets the name of each layer that :meth:`named` returned when a verb begins with it.
     announce: Callable[[str], None] | None = None
 
-    def __init__(self, environment: Environment | None = None, *, plugins: bool = True) -> None:
+    def __init__(self, environment: Environment | None = None, *, plugins: bool = True, shared: bool = False) -> None:
+        """Resolve the layers; ``shared`` says that other users who can write to a cache are trusted."""
         self.environment = Environment.here() if environment is None else environment
-        self.broken: tuple[Broken, ...] = ()
-        self._layers: dict[str, Layer] = {layer.name: layer for layer in built_in(self.environment)}
-        if plugins:
-            self._plug_in()
+        if shared:
+            self.environment = replace(self.environment, shared=True)
+        self._plugins = plugins
+        self._made: dict[str, Layer] = {}
 
-    def _plug_in(self) -> None:
-        for layer in plugged_in(self.environment):
+    @cached_property
+    def _plugged(self) -> tuple[Mapping[str, Layer], tuple[Broken, ...]]:
+        """The layers of plug-ins, and those that could not be loaded."""
+        layers: dict[str, Layer] = {}
+        broken: list[Broken] = []
+        for layer in plugged_in(self.environment) if self._plugins else ():
             if isinstance(layer, Broken):
-                self.broken += (layer,)
-            elif layer.name in self._layers:
-                self.broken += (Broken(layer.name, f"two plug-ins offer the layer {layer.name}"),)
+                broken.append(layer)
+            elif layer.name in layers:
+                broken.append(Broken(layer.name, f"two plug-ins offer the layer {layer.name}"))
             else:
                 from cachectl.layers.base.guard import guarded
 
-                self._layers[layer.name] = guarded(layer, self.environment)
+                layers[layer.name] = guarded(layer)
+        return layers, tuple(broken)
+
+    @property
+    def broken(self) -> tuple[Broken, ...]:
+        """The plug-ins that could not be loaded."""
+        return self._plugged[1]
 
     def __iter__(self) -> Iterator[Layer]:
-        return iter(self._layers.values())
+        yield from (self[name] for name in BUILT_IN)
+        yield from self._plugged[0].values()
 
     def __len__(self) -> int:
-        return len(self._layers)
+        return len(BUILT_IN) + len(self._plugged[0])
 
     def __contains__(self, name: object) -> bool:
-        return name in self._layers
+        return name in BUILT_IN or name in self._plugged[0]
 
     def __getitem__(self, name: str) -> Layer:
+        if name in BUILT_IN:
+            if name not in self._made:
+                self._made[name] = built_in_layer(name, self.environment)
+            return self._made[name]
         try:
-            return self._layers[name]
+            return self._plugged[0][name]
         except KeyError as error:
-            raise self.no_layer(name, self._layers) from error
+            raise self.no_layer(name, [*BUILT_IN, *self._plugged[0]]) from error
 
     def no_layer(self, name: str, known: Iterable[str]) -> BadRequest:
         """Return the error for a name that no layer has, with the reason if a plug-in of that name was left out."""
@@ -71,8 +89,7 @@ class LayerSet:
             return BadRequest(f"the plug-in {name} was left out: {why}")
         names = tuple(known)
         known_as = did_you_mean(name, names)
-        there = "cachectl layers lists them" if known_as else f"there are {', '.join(names)}"
-        return BadRequest(f"no layer is called {name!r}{known_as}; {there}")
+        return BadRequest(f"unknown layer {name!r}{known_as or '; there are ' + ', '.join(names)}")
 
     def portability(self, name: str) -> Portability | None:
         """Return the portability part of a layer; ``None`` if the layer has none, or is not here."""

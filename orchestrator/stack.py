@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,25 +16,20 @@ if TYPE_CHECKING:
 
     from cachectl.clearing.limits import Limits
     from cachectl.clearing.purge import PurgePlan, PurgeResult
-    from cachectl.clearing.quarantine import Restoration
-    from cachectl.clearing.schedule import Schedule
-    from cachectl.inspecting.doctor import Diagnosis
     from cachectl.inspecting.entries import Listing, Trouble
-    from cachectl.inspecting.layers import Layers
-    from cachectl.inspecting.report import Report
     from cachectl.inspecting.verify import Verification
     from cachectl.layers.base.environment import Environment
-    from cachectl.layers.base.layer import Layer
     from cachectl.moving.exporting import Export
     from cachectl.moving.importing import Import, Trust
     from cachectl.sharing.around import StoreUse
-    from cachectl.sharing.oci.image import ImageExport
     from cachectl.sharing.pulling import Pull
     from cachectl.sharing.pushing import Push
     from cachectl.sharing.store import SharedStore
     from cachectl.switching.run import Ran
+    from cachectl.verbs.doctor import Diagnosis
+    from cachectl.verbs.report import Report
     from cachectl.watching.bench import Bench, Step
-    from cachectl.watching.proof import Proof, Watch
+    from cachectl.watching.proof import Proof
     from cachectl.watching.trace import Trace
 
     #: Gets one line for each thing that a caller should know and that is no error.
@@ -76,42 +71,9 @@ class Stack(LayerSet):
         ``neighbours`` also measures other caches of compiled code, which belong to no layer; ``by_python`` also sums
         the entries of each Python.
         """
-        from cachectl.inspecting.report import build_report
+        from cachectl.verbs.report import report
 
-        chosen = self.named(layers)
-        report = build_report(self, chosen)
-        if neighbours or by_python:
-            from dataclasses import replace
-
-            if neighbours:
-                from cachectl.layers.host import neighbours as beside
-
-                report = replace(report, neighbours=tuple(beside.neighbours(self.environment)))
-            if by_python:
-                from cachectl.inspecting.by_python import by_python as sums
-
-                report = replace(report, pythons=sums(chosen, self.environment))
-        return report
-
-    def dir(self, *, layers: Iterable[str] = (), missing: bool = False) -> tuple[Path, ...]:
-        """Return the places in which the layers keep something, each once.
-
-        With ``missing``, also the main place of a layer if it does not exist.
-        """
-        from cachectl.inspecting.places import places
-
-        return places(self.named(layers), missing=missing)
-
-    def report_page(
-        self, report: Report, *, layers: Sequence[str] = (), bench: str | None = None, trace: str | None = None
-    ) -> bytes:
-        """Return a report with its entries and findings as an HTML page, which requests nothing.
-
-        ``bench`` and ``trace`` are files with the JSON of those verbs. Raises :class:`BadRequest` for other files.
-        """
-        from cachectl.inspecting.report_page import page
-
-        return page(report, self.ls(layers=layers), self.doctor(layers=layers), bench=bench, trace=trace)
+        return report(self, layers, neighbours=neighbours, by_python=by_python)
 
     def ls(
         self,
@@ -141,32 +103,17 @@ class Stack(LayerSet):
 
         return listed(self.named(layers), selection, notice or warn_of_failures)
 
-    def verify(self, *, layers: Sequence[str] = (), deep: bool = False, quarantine: bool = False) -> Verification:
-        """Check every entry for damage; ``quarantine`` moves damaged things aside.
-
-        ``deep`` also runs installed tools that can check more.
-        """
+    def verify(self, *, layers: Iterable[str] = ()) -> Verification:
+        """Check every entry for damage."""
         from cachectl.inspecting.verify import verify
 
-        chosen = self.named(layers)
-        found = verify(chosen, deep=deep)
-        if not quarantine:
-            return found
-        from cachectl.clearing import quarantine as clearing
-
-        return clearing.quarantine(chosen, found, named=bool(layers))
+        return verify(self.named(layers))
 
     def doctor(self, *, layers: Sequence[str] = ()) -> Diagnosis:
         """Return the problems of this set-up, each with the command that fixes it."""
-        from cachectl.inspecting.doctor import diagnosis
+        from cachectl.verbs.doctor import doctor
 
-        return diagnosis(self.named(layers), () if layers else self.broken)
-
-    def abilities(self, *, layers: Iterable[str] = ()) -> Layers:
-        """Return the abilities of each layer, with a reason for each that is missing; ``cachectl layers``."""
-        from cachectl.inspecting.layers import layer_abilities
-
-        return layer_abilities(self.named(layers), self.broken)
+        return doctor(self, layers)
 
     # ------------------------------------------------------------------ clearing
 
@@ -179,25 +126,26 @@ class Stack(LayerSet):
 
         recover(self.chosen(layers))
 
-    def plan_clear(self, selection: Selection = ALL, *, layers: Iterable[str] = (), listed: bool = False) -> PurgePlan:
-        """Plan a purge of the named layers, or of every clearable one. Touches nothing.
+    def plan_clear(self, selection: Selection = ALL, *, layers: Iterable[str] = (), damaged: bool = False) -> PurgePlan:
+        """Plan a purge of the named layers, or of every clearable one; with ``damaged`` only of damaged entries.
 
-        With ``listed``, ``plan.foreseen()`` names every entry; that takes as long as listing them.
+        Touches nothing.
         """
         from cachectl.clearing.purge import plan
 
-        return plan(self.chosen(layers), selection, listed=listed)
+        return plan(self.chosen(layers), selection, damaged=damaged)
 
     def purge(
         self,
         selection: Selection = ALL,
         *,
         layers: Sequence[str] = (),
+        damaged: bool = False,
         dry_run: bool = False,
         notice: Notice = warn_user,
     ) -> PurgeResult:
-        """Remove the selected entries, and what killed commands left; or return what would be removed."""
-        plan = partial(self.plan_clear, selection, layers=layers, listed=dry_run)
+        """Remove the selected entries, and what killed commands left; or return the plan (``dry_run``)."""
+        plan = partial(self.plan_clear, selection, layers=layers, damaged=damaged)
         return self._clear(plan, layers, dry_run=dry_run, notice=notice)
 
     def prune(
@@ -230,42 +178,17 @@ class Stack(LayerSet):
         plan = partial(plan_prune, chosen, demanded, alone=alone)
         return self._clear(plan, names, dry_run=dry_run, notice=notice)
 
-    def schedule(self, kind: str, *, file: str | None = None) -> Schedule:
-        """Return a schedule that prunes by itself: ``systemd``, ``cron`` or ``slurm-epilog``.
-
-        It can be printed, installed and removed. ``file`` is another place for the epilog. Raises :class:`BadRequest`.
-        """
-        from cachectl.clearing.schedule import schedule
-
-        return schedule(self, kind, file)
-
     def _clear(
         self, plan: Callable[[], PurgePlan], layers: Sequence[str], *, dry_run: bool, notice: Notice
     ) -> PurgeResult:
         from cachectl.clearing.purge import remove_abandoned
 
         if dry_run:
-            return plan().foreseen()
+            return plan().result
         self.recover(layers)
         result = plan().apply()
         remove_abandoned(self.environment, notice)
         return result
-
-    def restore(
-        self,
-        names: Collection[str] = (),
-        *,
-        everything: bool = False,
-        replace: bool = False,
-        dry_run: bool = False,
-    ) -> Restoration:
-        """Restore the named things, or ``everything``, from quarantine; without either, list what is there.
-
-        ``replace`` lets them take the place of what is there now.
-        """
-        from cachectl.clearing.quarantine import restore
-
-        return restore(self, names, everything=everything, replace=replace, dry_run=dry_run)
 
     # ------------------------------------------------------------------ switching
 
@@ -286,99 +209,22 @@ class Stack(LayerSet):
         With ``base`` they start warm from that folder, which never changes, and new entries go to the root
         ``isolated``; by default to one in the user cache folder, which is kept for each base.
         ``prove`` watches the real roots; the proof says whether any was read or written. ``store`` is a shared store to
-        pull from before and to push to after the command, for its own caches or for the root that is kept; entries of
-        the base are not pulled and not pushed. Raises :class:`Refused` if a named layer can be neither switched nor
-        moved, and :class:`~cachectl.switching.run.CannotStart`.
+        pull from before and to push to after the command. Raises :class:`Refused` if a named layer can be neither
+        switched nor moved, and :class:`~cachectl.switching.run.CannotStart`.
         """
-        from cachectl.switching.run import run_command
+        from cachectl.verbs.run import run_with
 
-        if store is not None:
-            from cachectl.sharing.around import shared_around
-            from cachectl.switching.base import base_at, base_keys, make_own_root
-
-            root = isolated if isinstance(isolated, bool) else self.environment.absolute(isolated)
-            besides: Mapping[str, frozenset[str]] = {}
-            if base is not None:
-                place = base_at(self.environment, base)
-                root = root or make_own_root(self.environment, place)
-                besides = base_keys(self.environment, place, layers)
-            around = shared_around(
-                self._kept_below(root), store, notice, layers=layers, besides=besides, own=self.environment
-            )
-            with around:
-                return self.run(
-                    command, no_cache=no_cache, isolated=root, base=base, layers=layers, prove=prove, notice=notice
-                )
-
-        def watch(watched: Iterable[Layer], left_out: frozenset[str]) -> Watch:
-            from cachectl.watching.proof import Watch
-
-            return Watch(self, watched, left_out=left_out)
-
-        prepare = None
-        if base is not None:
-            from cachectl.switching.base import base_at, make_own_root, start_from
-
-            place = base_at(self.environment, base)
-            isolated = isolated or make_own_root(self.environment, place)
-
-            def prepare(root: Path, names: tuple[str, ...]) -> None:
-                for line in start_from(self.environment, place, root, layers=names, notice=notice).lines:
-                    notice(line)
-
-        return run_command(
+        return run_with(
             self,
             command,
             no_cache=no_cache,
             isolated=isolated,
+            base=base,
             layers=layers,
-            prepare=prepare,
-            watch=watch if prove else None,
+            prove=prove,
+            store=store,
             notice=notice,
         )
-
-    def _kept_below(self, root: Path | bool) -> Stack:
-        """Return the layers in an isolated root that is kept, which is made if it is missing; with ``False`` these.
-
-        Raises :class:`BadRequest` for a root that is not kept.
-        """
-        if root is False:
-            return self
-        if root is True:
-            from cachectl.layers.base.errors import BadRequest
-
-            raise BadRequest("an isolated root that is not kept has no use for a store; name a folder: --isolated=DIR")
-        from cachectl.switching.isolated import make_kept_root
-
-        make_kept_root(root, mode=0o700)
-        return type(self).below(str(root), self.environment)
-
-    def env(
-        self, *, enable: bool = False, root: str | None = None, base: str | None = None, layers: Iterable[str] = ()
-    ) -> tuple[Mapping[str, str | None], tuple[str, ...]]:
-        """Return the variables that switch layers off, on (``enable``) or move them to a folder; ``None`` unsets one.
-
-        With ``base`` that folder is started warm from a read-only one, as :meth:`run` does it.
-        The second value has a line for each layer that variables cannot switch or move. Raises :class:`BadRequest` if
-        ``root`` is no folder.
-        """
-        from cachectl.layers.base.errors import BadRequest
-        from cachectl.switching.run import variables_for
-
-        folder = None if root is None else self.environment.expand(root)
-        if folder is not None and (not root or (folder.exists() and not folder.is_dir())):
-            message = f"--root {root!r} is no folder"
-            raise BadRequest(message)
-        if base is None:
-            return variables_for(self.named(layers), on=enable, root=folder)
-        from cachectl.switching.base import base_at, start_from
-
-        chosen = self.named(layers)
-        notes: list[str] = []
-        names = [layer.name for layer in chosen] if layers else ()
-        start = start_from(self.environment, base_at(self.environment, base), folder, layers=names, notice=notes.append)
-        changes, others = variables_for(chosen, on=True, root=start.root)
-        return changes, (*notes, *start.lines, *others)
 
     # ------------------------------------------------------------------ watching
 
@@ -420,18 +266,6 @@ class Stack(LayerSet):
         from cachectl.moving.exporting import export
 
         return export(self, file, selection, layers=layers, sign=sign, force=force)
-
-    def export_image(
-        self, url: str, selection: Selection = ALL, *, layers: Iterable[str] = (), force: bool = False
-    ) -> ImageExport:
-        """Write the selected entries of the named layers, or of every clearable one, as the OCI image of a tag.
-
-        ``url`` is ``oci://HOST/NAME:TAG``. What an image of cachectl there lacks is added as one more layer; anything
-        else there is replaced only with ``force``.
-        """
-        from cachectl.sharing.oci.image import export_image
-
-        return export_image(self, url, selection, layers=layers, force=force)
 
     def import_bundle(self, file: str, trust: Trust, *, dry_run: bool = False, most: int = LARGEST_BUNDLE) -> Import:
         """Place the entries of a bundle of at most ``most`` bytes that can be hit here; existing entries stay.

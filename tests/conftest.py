@@ -74,9 +74,10 @@ def _runs_every_tier(config: pytest.Config) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Describe the tiers, and try fewer random examples in the default one."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell ignores it for what it starts in the background, and so would every program of the tests.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A shell ignores these for what it starts in the background, and so would every program of the tests.
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
     for tier, what in TIERS.items():
         config.addinivalue_line("markers", f"{tier}: {what}; left out unless --all or -m says otherwise")
     tiers.every_tier = _runs_every_tier(config)
@@ -189,7 +190,7 @@ class Driver:
     """Another OpenCL driver than the wheel's PoCL, and the variables that make PyOpenCL load it alone."""
 
     name: str
-    variables: Mapping[str, str]
+    variables: Mapping[str, Any]
 
 
 def _driver(name: str, library: Path, folder: Path, **variables: str) -> Driver:

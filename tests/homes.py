@@ -192,8 +192,8 @@ class Home:
         A test that holds a lock itself needs this: two users in one process do not exclude each other.
         """
         pocl = (self.path / ".cache" / "pocl").exists()
-        clears = arguments[:1] == ("purge",) or "--quarantine" in arguments
-        if pocl and (arguments[:1] == ("restore",) or (clears and self._may_be_in_use())):
+        clears = arguments[:1] == ("purge",)
+        if pocl and clears and self._may_be_in_use():
             self.wait_to_be_alone()
         return self.run(*CACHECTL, *arguments, check=check, **changes)
 

@@ -38,8 +38,8 @@ FEW_FAULTS: Final = (
     (READS, errno.EACCES, True),
 )
 FEW: Final = {
-    "filled": ("report", "ls", "verify", "purge", "import", "quarantine"),
-    "synthetic": ("report", "ls", "doctor", "purge", "prune", "restore", "export"),
+    "filled": ("report", "ls", "verify", "purge", "import", "purge-damaged"),
+    "synthetic": ("report", "ls", "doctor", "purge", "prune", "purge-damaged", "export"),
     "mesa-single-file": ("ls", "purge"),
     "mesa-database": ("report", "purge-key"),
 }
@@ -210,20 +210,17 @@ def test_verify_and_doctor_find_a_dictionary_folder_that_cannot_be_listed(
     assert {one["root"] for one in found} == {str(folder)}
 
 
-def test_an_unreadable_entry_is_not_moved_aside_as_damaged(synthetic: Path, held_to_modes: tuple[str, ...]) -> None:
+def test_an_unreadable_entry_is_not_removed_as_damaged(synthetic: Path, held_to_modes: tuple[str, ...]) -> None:
     root = synthetic / ".cache" / "neo_compiler_cache"
     entry = next((root / "9").rglob("*_cache"))
     with closed(entry):
-        status, _, _ = cachectl(synthetic, "verify", "neo", "--quarantine", by=held_to_modes)
-    assert status == 1
+        cachectl(synthetic, "purge", "neo", "--damaged", by=held_to_modes)
     assert entry.exists()
 
 
 @pytest.mark.parametrize("sticky", [False, pytest.param(True, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("layer", ["pytools", pytest.param("miopen", marks=pytest.mark.thorough)])
-def test_no_read_error_moves_a_good_database_aside(
-    layer: str, sticky: bool, injector: Injector, synthetic: Path
-) -> None:
+def test_no_read_error_removes_a_good_database(layer: str, sticky: bool, injector: Injector, synthetic: Path) -> None:
     """Sqlite calls a page that it could not read damage. EIO meets one read, or every read from one on."""
     root = synthetic / ".cache" / layer
     if layer == "pytools":
@@ -234,7 +231,7 @@ def test_no_read_error_moves_a_good_database_aside(
             made.commit()
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     assert any(content.startswith(b"SQLite format 3") for content in before.values())
-    command = ("verify", layer, "--quarantine")
+    command = ("purge", layer, "--damaged")
     counted = injector.run(*command, home=synthetic, fault=Fault(READS))
     assert (counted.status, sorted(before)) == (0, sorted(path for path in root.rglob("*") if path.is_file()))
     for nth in range(1, counted.seen + 1, EVERY or 4):

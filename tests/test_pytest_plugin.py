@@ -35,7 +35,7 @@ def seen():
 def counted():
     import cachectl
     names = ("loopy", "pyopencl-invoker", "pytools", "pocl")
-    return {{layer.layer: layer.entries for layer in cachectl.Stack().report(layers=names).layers}}
+    return {{layer.layer: layer.total.entries for layer in cachectl.Stack().report(layers=names).layers}}
 
 def compile_kernel(index):
     import pyopencl as cl

@@ -10,7 +10,7 @@ Subclass :class:`LayerConformance` in a test module, define ``make`` and ``seed`
             subprocess.run([sys.executable, "fill_my_cache.py"], env=dict(environment.variables), check=True)
 
 Each test gets a fresh home. ``seed`` must make at least two entries, preferably with the library itself. The layer is
-guarded like that of a plug-in, so an answer of the wrong type fails the test. The suite does not import pytest; it uses
+guarded like that of a plug-in. The suite does not import pytest; it uses
 plain assertions and the fixture ``tmp_path``.
 """
 
@@ -26,7 +26,7 @@ from typing import ClassVar
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import ForeignForm, LayerError, Refused
-from cachectl.layers.base.facts import Ability, Artifact, Condition, Entry, Finding, Quarantined, Severity
+from cachectl.layers.base.facts import Ability, Artifact, Condition, Entry
 from cachectl.layers.base.guard import guarded
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
@@ -59,7 +59,7 @@ class LayerConformance(ABC):
 
     def guarded(self, environment: Environment) -> Layer:
         """Make the layer as cachectl uses the layers of plug-ins: each answer is checked."""
-        return guarded(self.make(environment), environment)
+        return guarded(self.make(environment))
 
     def seeded(self, tmp_path: Path) -> Layer:
         """Return the layer over a fresh home with content."""
@@ -92,7 +92,7 @@ class LayerConformance(ABC):
         assert all(not list(layer.verify(root)) for root in layer.roots())
         if layer.abilities()[Ability.CLEAR] is None:
             plan = layer.plan_clear()
-            assert not plan.targets
+            assert not plan.entries
             assert not plan.failed
         if layer.abilities()[Ability.GET] is None:
             assert layer.get("no such key") is None
@@ -115,7 +115,7 @@ class LayerConformance(ABC):
         if layer.abilities()[Ability.GET] is None:
             layer.get(keys[0])
         if layer.abilities()[Ability.CLEAR] is None:
-            assert layer.plan_clear().targets
+            assert layer.plan_clear().entries
         assert snapshot(tmp_path, times=True) == before
 
     def test_a_scan_repeats(self, tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ class LayerConformance(ABC):
         victim = first_entry(layer)
         before = snapshot(tmp_path)
         plan = layer.plan_clear(Selection(key=victim.key))
-        assert plan.entries == 1
+        assert [planned.key for planned in plan.entries] == [victim.key]
         assert snapshot(tmp_path) == before
         outcome = layer.clear(plan)
         assert (outcome.removed, outcome.failed) == (1, ())
@@ -258,25 +258,24 @@ class LayerConformance(ABC):
         stranger.write_text("not the layer's own")
         plan = layer.plan_clear()
         outcome = layer.clear(plan)
-        assert outcome.removed == plan.entries > 0
+        assert outcome.removed == plan.outcome.removed > 0
         assert not outcome.failed
         assert list(layer.entries()) == []
         assert stranger.read_text() == "not the layer's own"
         assert layer.clear(layer.plan_clear()).removed == 0
 
-    def test_a_dry_run_foresees_a_clear(self, tmp_path: Path) -> None:
-        """A dry run lists each entry, with the numbers of the real run, and changes nothing."""
+    def test_a_plan_lists_what_a_clear_removes(self, tmp_path: Path) -> None:
+        """A plan lists each entry once, and changes nothing."""
         layer = self.seeded(tmp_path)
         if layer.abilities()[Ability.CLEAR] is not None:
             return
         before = snapshot(tmp_path, times=True)
-        foreseen = layer.foresee(layer.plan_clear(listed=True))
+        plan = layer.plan_clear()
         assert snapshot(tmp_path, times=True) == before
-        done = layer.clear(layer.plan_clear())
-        assert (foreseen.removed, foreseen.bytes_freed) == (done.removed, done.bytes_freed)
-        assert (foreseen.skipped, foreseen.failed) == (done.skipped, done.failed)
-        named = [thing.key for thing in foreseen.things if isinstance(thing, Entry)]
+        named = [planned.key for planned in plan.entries if isinstance(planned, Entry)]
+        done = layer.clear(plan)
         assert len(named) == len(set(named)) == done.removed
+        assert (plan.skipped, plan.failed) == (done.skipped, done.failed)
 
     def test_what_went_meanwhile_is_skipped(self, tmp_path: Path) -> None:
         """The second application of a plan removes nothing and reports its targets as skipped."""
@@ -289,42 +288,6 @@ class LayerConformance(ABC):
         assert again.removed == 0
         assert len(again.skipped) == 1
         assert again.skipped[0].because
-
-    # ------------------------------------------------------------------ quarantine
-
-    def test_quarantine_and_back(self, tmp_path: Path) -> None:
-        """A quarantined entry misses, is listed under its key, and is restored unchanged; foreign files stay."""
-        layer = self.seeded(tmp_path)
-        entry = first_entry(layer)
-        finding = Finding(layer.name, entry.root, entry.key, Severity.FAILS, "trial", "is tried", "nothing", entry)
-        if self._refuses(layer, Ability.QUARANTINE, lambda: layer.plan_quarantine([finding])):
-            return
-        kept = {found.key: _artifact(layer, found) for found in layer.entries()}
-        plan = layer.plan_quarantine([finding])
-        if plan.skipped:
-            assert not plan.targets
-            return
-        outcome = layer.quarantine(plan, [finding])
-        assert (outcome.removed, outcome.failed, outcome.skipped) == (1, (), ())
-        assert entry.key not in {found.key for found in layer.entries()}
-        (thing,) = layer.quarantined()
-        assert isinstance(thing, Quarantined)
-        assert (thing.key, thing.layer, thing.message) == (entry.key, layer.name, "is tried")
-        layer.restore(thing)
-        assert {found.key: _artifact(layer, found) for found in layer.entries()} == kept
-        assert list(layer.quarantined()) == []
-
-    def test_what_is_in_quarantine_goes_with_everything(self, tmp_path: Path) -> None:
-        """Clearing the whole layer also clears its quarantine."""
-        layer = self.seeded(tmp_path)
-        entry = first_entry(layer)
-        finding = Finding(layer.name, entry.root, entry.key, Severity.FAILS, "trial", "is tried", "nothing", entry)
-        abilities = layer.abilities()
-        if abilities[Ability.QUARANTINE] is not None or abilities[Ability.CLEAR] is not None:
-            return
-        layer.quarantine(layer.plan_quarantine([finding]), [finding])
-        layer.clear(layer.plan_clear())
-        assert list(layer.quarantined()) == []
 
     # ------------------------------------------------------------------ damage and refusals
 
@@ -341,6 +304,21 @@ class LayerConformance(ABC):
                     layer.usage(root)
                     list(layer.verify(root))
             path.write_bytes(content)
+
+    def test_what_verify_finds_damaged_can_be_removed(self, tmp_path: Path) -> None:
+        """Removing damaged entries removes exactly those that verify names; then it names none of them any more."""
+        layer = self.seeded(tmp_path)
+        if layer.abilities()[Ability.CLEAR] is not None or layer.precious:
+            return
+        assert not layer.plan_clear(damaged=True).entries
+        files = sorted(path for root in layer.roots() for path in root.path.rglob("*") if path.is_file())
+        for path in files[:1]:
+            content = path.read_bytes()
+            path.write_bytes(content[: len(content) // 2])
+        for _ in range(2):
+            plan = layer.plan_clear(damaged=True)
+            layer.clear(plan)
+        assert not layer.plan_clear(damaged=True).entries
 
     def test_refusals_carry_a_reason(self, tmp_path: Path) -> None:
         """Every missing ability has a reason."""

@@ -36,7 +36,7 @@ class Environment:
     installed in, or ``None`` if there is no Python; ``lock_timeout`` is how many seconds to wait for a lock that
     another process holds; ``processes`` is where the system shows running programs, ``mounts`` where it lists mounted
     file systems, and ``topology`` where AMD's driver lists processors, GPUs among them. ``superuser`` says whether the
-    user is one, and ``over_others`` whether it may change what belongs to other users. ``executable`` is the
+    user is one, and ``shared`` whether other users who can write to a cache are trusted. ``executable`` is the
     interpreter of ``python``, ``python_paths`` are others that the user named, and ``searches_pythons`` says whether
     there may be more. ``memo`` keeps answers as long as the environment.
     """
@@ -56,7 +56,7 @@ class Environment:
     mounts: Path = MOUNTS
     topology: Path = Path("/sys/class/kfd/kfd/topology/nodes")
     superuser: bool = False
-    over_others: bool = False
+    shared: bool = False
     executable: Path = Path(os.path.abspath(sys.executable))
     python_paths: tuple[Path, ...] = ()
     searches_pythons: bool = False
@@ -189,7 +189,6 @@ def user_state_folder(environment: Environment) -> Path:
 
 #: Names a file that is read instead of the user's and the site's; :data:`os.devnull` is no file.
 CONFIG_VARIABLE: Final = "CACHECTL_CONFIG"
-SETTING_PREFIX: Final = "CACHECTL_"
 
 
 def config_paths(environment: Environment) -> tuple[tuple[str, Path], ...]:
@@ -206,9 +205,10 @@ def config_paths(environment: Environment) -> tuple[tuple[str, Path], ...]:
 
 
 def is_configured(environment: Environment) -> bool:
-    """Return whether there is a config file, or a variable that may be a setting."""
-    variables = any(name.startswith(SETTING_PREFIX) for name in environment.variables)
-    return variables or any(os.path.lexists(path) for _, path in config_paths(environment))
+    """Return whether there is a config file, or a variable names one."""
+    return CONFIG_VARIABLE in environment.variables or any(
+        os.path.lexists(path) for _, path in config_paths(environment)
+    )
 
 
 def _site_config_folders(environment: Environment) -> tuple[Path, ...]:

@@ -101,13 +101,13 @@ FAILURES: Final = (LayerError, OSError)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``" (did you mean X?)"`` with the known word that is most like a wrong one; empty if none is."""
+    """Return ``"; did you mean X?"`` with the known word that is most like a wrong one; empty if none is."""
     import difflib
 
     # Options have their dashes in common.
     names = {one.lstrip("-").lower(): one for one in known}
     likely = difflib.get_close_matches(word.lstrip("-").lower(), names, n=1)
-    return "".join(f" (did you mean {names[name]}?)" for name in likely)
+    return "".join(f"; did you mean {names[name]}?" for name in likely)
 
 
 def not_a_key(layer: str, key: str) -> LayerError:

@@ -14,21 +14,12 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final, TypeVar, cast, final
+from typing import ClassVar, Final, cast, final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import EnvSwitch, Places, at_once
-from cachectl.layers.base.environment import Environment, user_name
-from cachectl.layers.base.errors import (
-    EntryExists,
-    ForeignForm,
-    LayerError,
-    Refused,
-    Unreachable,
-    Unsettled,
-    not_a_key,
-    reason_of,
-)
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import ForeignForm, LayerError, Refused, not_a_key, reason_of
 from cachectl.layers.base.facts import (
     Ability,
     Condition,
@@ -47,16 +38,11 @@ from cachectl.layers.base.facts import (
 from cachectl.layers.base.limits import key_complaint
 from cachectl.layers.base.parts import Lookups, Portability, Tagging
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.base.store import Store, attempt, target_of
-from cachectl.layers.disk.foresight import closed_because
-from cachectl.layers.disk.handles import owners
-from cachectl.layers.disk.presence import nearest
-from cachectl.layers.disk.trust import as_owner
-from cachectl.layers.stores.quarantine import Quarantine, label
-
-T = TypeVar("T")
+from cachectl.layers.base.store import Store, attempt
+from cachectl.layers.disk.trust import belonging_to, closed_to_changes, owner_of
 
 _NO_SWITCH: Final = "nothing turns this cache off"
+_TUNING: Final = "results of tuning are never removed as damaged"
 
 
 class Declaration(ABC):
@@ -201,7 +187,7 @@ class Layer(Declaration):
 
         Raises :class:`Refused` if the layer cannot, :class:`Damaged` if the entry is not whole.
         """
-        self._demand(Ability.GET)
+        self._require(Ability.GET)
         for root in self.roots():
             artifact = self.store.read(root, key)
             if artifact is not None:
@@ -215,16 +201,15 @@ class Layer(Declaration):
         Raises :class:`Refused`, :class:`ForeignForm`, :class:`Damaged`, or :class:`EntryExists` if a
         different entry has the key and ``replace`` is not set. Putting equal bytes again does nothing.
         """
-        self._demand(Ability.PUT)
-        self._demand_form(artifact)
+        self._require(Ability.PUT)
         if artifact.key != key:
             # A library accepts any file with the name of a key as the entry.
             raise ForeignForm(self.name, f"the artifact was taken from the key {artifact.key!r}; put it there")
-        self._demand_key(key)
+        self._require_fit(artifact)
         root = self._root_to_put()
-        self._demand_own_entry(root, key)
-        with as_owner(root.path):
-            self.store.write(root, key, artifact, replace=replace)
+        if replace and (owner := self._other_owner(root, key)) is not None:
+            raise Refused(self.name, belonging_to(owner), root.path / key)
+        self.store.write(root, key, artifact, replace=replace)
 
     @final
     def get_many(self, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError | OSError]:
@@ -232,71 +217,40 @@ class Layer(Declaration):
 
         Raises :class:`Refused` if the layer cannot.
         """
-        self._demand(Ability.GET)
+        self._require(Ability.GET)
         found: dict[str, facts.Artifact | LayerError | OSError] = {}
         for root in self.roots():
             found.update(self.store.read_many(root, [key for key in keys if key not in found]))
         return found
 
     @final
-    def put_new(
-        self, artifacts: Sequence[facts.Artifact], *, dry_run: bool = False
-    ) -> list[bool | LayerError | OSError]:
+    def put_new(self, artifacts: Sequence[facts.Artifact]) -> list[bool | LayerError | OSError]:
         """Place the artifacts whose keys are free, each whole or not at all, each under its own key.
 
         Returns for each: ``True`` if it was placed, ``False`` if the same entry is present, else the error that
-        :meth:`put` would raise. A ``dry_run`` predicts the same as far as possible, and changes nothing. Raises
-        :class:`Refused` if the layer cannot.
+        :meth:`put` would raise. Raises :class:`Refused` if the layer cannot.
         """
-        self._demand(Ability.PUT)
+        self._require(Ability.PUT)
         root = self._root_to_put()
-        unfit = [attempt(partial(self._demand_fit, artifact)) for artifact in artifacts]
-        keys = [artifact.key for artifact, reason in zip(artifacts, unfit, strict=True) if reason is None]
-        # An entry with its key is not replaced, but a file of many entries would be changed.
-        others = self._of_others(root, keys, new=True)
-        refused = [reason or others.get(artifact.key) for artifact, reason in zip(artifacts, unfit, strict=True)]
+        refused = [attempt(partial(self._require_fit, artifact)) for artifact in artifacts]
         fit = [artifact for artifact, reason in zip(artifacts, refused, strict=True) if reason is None]
-        with as_owner(root.path):
-            written = iter(self._foresee_new(root, fit) if dry_run else self.store.write_new(root, fit))
+        written = iter(self.store.write_new(root, fit))
         return [next(written) if reason is None else reason for reason in refused]
 
-    def _foresee_new(self, root: Root, artifacts: Sequence[facts.Artifact]) -> list[bool | LayerError | OSError]:
-        keys = [artifact.key for artifact in artifacts]
-        standing = self.get_many(keys) if self.refusals().get(Ability.GET) is None else {}
-        new = [key for key in keys if key not in standing]
-        try:
-            refused = self.store.foresee_write(root, new)
-        except LayerError as error:
-            refused = dict.fromkeys(new, error)
-        done: list[bool | LayerError | OSError] = []
-        for artifact in artifacts:
-            here = standing.get(artifact.key)
-            if isinstance(here, facts.Artifact):
-                done.append(False if here.data == artifact.data else EntryExists(self.name, root.path))
-            else:
-                done.append(here or refused.get(artifact.key) or True)
-        return done
-
-    def _demand_fit(self, artifact: facts.Artifact) -> None:
-        self._demand_form(artifact)
-        self._demand_key(artifact.key)
-
-    def _demand_key(self, key: str) -> None:
-        if key_complaint(key) is not None or not self.store.is_key(key):
-            raise not_a_key(self.name, key)
-
-    def _demand_form(self, artifact: facts.Artifact) -> None:
+    def _require_fit(self, artifact: facts.Artifact) -> None:
         if artifact.layer != self.name or artifact.form not in self.forms:
             expected = " or ".join(self.forms)
             raise ForeignForm(
                 self.name, f"takes {expected}, this is {artifact.form} of layer {artifact.layer}; put it there instead"
             )
+        if key_complaint(artifact.key) is not None or not self.store.is_key(artifact.key):
+            raise not_a_key(self.name, artifact.key)
 
     def _root_to_put(self) -> Root:
         roots = self.roots()
         if not roots:
             raise Refused(self.name, f"cannot put: no place to keep entries in this environment ({self.state().why})")
-        self._demand_own(roots[0])
+        self._require_changeable(roots[0])
         return roots[0]
 
     @final
@@ -306,7 +260,7 @@ class Layer(Declaration):
         The base is laid out as that folder; a root that it lacks is left. Nothing in the base changes. Raises
         :class:`Refused` if the layer cannot place entries.
         """
-        self._demand(Ability.PUT)
+        self._require(Ability.PUT)
         brought = facts.Brought()
         for root in self.roots():
             if folder in root.path.parents:
@@ -328,354 +282,171 @@ class Layer(Declaration):
             return
         for root in filter(within, self.roots()):
             with suppress(LayerError, OSError):
-                self._demand_own(root)
-                with as_owner(root.path):
-                    self.store.recover(root)
+                self._require_changeable(root)
+                self.store.recover(root)
 
     @final
     def plan_clear(
-        self, selection: Selection = ALL, *, within: Callable[[Root], bool] | None = None, listed: bool = False
-    ) -> facts.ClearPlan:
-        """List exactly the things that clearing the selection would remove in roots ``within``. Changes nothing.
+        self,
+        selection: Selection = ALL,
+        *,
+        within: Callable[[Root], bool] = lambda _root: True,
+        damaged: bool = False,
+    ) -> facts.Plan:
+        """List exactly the entries that clearing the selection would remove in roots ``within``. Changes nothing.
 
-        With ``listed`` each entry is named, even if the store could plan a whole root at once.
-        Raises :class:`Refused` if the layer must not be cleared.
+        With ``damaged`` only those that :meth:`verify` finds damaged. Raises :class:`Refused` if the layer must not be
+        cleared.
         """
-        self._demand(Ability.CLEAR)
+        self._require(Ability.CLEAR)
         if selection.kernel is not None and (reason := self.refusals().get(Ability.KERNELS)) is not None:
-            return facts.ClearPlan(self.name, skipped=(facts.Note("*", f"cannot be selected by kernel: {reason}"),))
-        targets: list[facts.Target] = []
-        skipped: list[facts.Note] = []
-        failed: list[facts.Note] = []
-        things: list[Removable] = []
-        for root in self.roots() if within is None else filter(within, self.roots()):
+            return facts.Plan(self.name, skipped=(facts.Note("*", f"cannot be selected by kernel: {reason}"),))
+        plan = facts.Plan(self.name)
+        for root in filter(within, self.roots()):
             try:
-                self._demand_own(root)
-                part = self._without_others(self._plan_root(root, selection, listed=listed))
+                part = self._plan_damaged(root, selection) if damaged else self._plan_root(root, selection)
             except (LayerError, OSError) as error:
-                failed.append(facts.Note(str(root.path), reason_of(error)))
-                continue
-            targets.extend(part.targets)
-            skipped.extend(part.skipped)
-            failed.extend(part.failed)
-            things.extend(part.things)
-        recreate = tuple(root.path for root in self.required_roots() if within is None or within(root))
-        return facts.ClearPlan(self.name, tuple(targets), tuple(skipped), tuple(failed), recreate, tuple(things))
+                part = facts.Plan(self.name, failed=(facts.Note(str(root.path), reason_of(error)),))
+            plan = plan.plus(part)
+        return replace(plan, recreate=tuple(root.path for root in self.required_roots() if within(root)))
 
     @final
-    def plan_removal(self, things: Iterable[Removable]) -> facts.ClearPlan:
+    def plan_removal(self, things: Iterable[Removable]) -> facts.Plan:
         """Plan the removal of exactly these things, as a scan yielded them. Changes nothing.
 
         Raises :class:`Refused` if the layer must not be cleared.
         """
-        self._demand(Ability.CLEAR)
-        return self._planned(things)
+        self._require(Ability.CLEAR)
+        return self._without_others(self._idle(self._unique(things)))
 
     @final
-    def plan_spent(self, things: Iterable[Removable]) -> facts.ClearPlan:
+    def plan_spent(self, things: Iterable[Removable]) -> facts.Plan:
         """Plan the removal of entries that only this process could hit and no longer needs, in use or not.
 
         Changes nothing. Raises :class:`Refused` if the layer must not be cleared.
         """
-        self._demand(Ability.CLEAR)
-        listed = self._listed(things)
-        return facts.ClearPlan(self.name, tuple(map(target_of, listed)))
+        self._require(Ability.CLEAR)
+        return facts.Plan(self.name, self._unique(things))
 
     @final
-    def clear(self, plan: facts.ClearPlan) -> facts.Outcome:
-        """Remove the targets of a plan and recreate its folders. Targets that have changed since are skipped."""
-        self._demand(Ability.CLEAR)
-        return self._applied(plan, self._recreate, self._remove)
+    def clear(self, plan: facts.Plan) -> facts.Outcome:
+        """Remove the entries of a plan and recreate its folders. Entries that have changed since are skipped."""
+        self._require(Ability.CLEAR)
+        outcome = facts.Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
+        for root in self.roots():
+            entries = tuple(entry for entry in plan.entries if entry.root == root.path)
+            if entries or root.path in plan.recreate:
+                try:
+                    self._require_changeable(root)
+                    if root.path in plan.recreate:
+                        root.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                        outcome = outcome.plus(facts.Outcome(self.name, recreated=(root.path,)))
+                    if entries:
+                        outcome = outcome.plus(self._remove(root, entries))
+                except (LayerError, OSError) as error:
+                    failed = (facts.Note(str(root.path), reason_of(error)),)
+                    outcome = outcome.plus(facts.Outcome(self.name, failed=failed))
+        return outcome
 
-    def _remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
-        """Remove targets from a root; count the orphans that have gone."""
-        orphans = [one.key for one in targets if not one.entries and os.path.lexists(one.root / one.key)]
-        outcome = self.store.remove(root, targets)
+    def _remove(self, root: Root, entries: tuple[Removable, ...]) -> facts.Outcome:
+        """Remove entries from a root; count the orphans that have gone."""
+        orphans = [
+            entry.key for entry in entries if isinstance(entry, Orphan) and os.path.lexists(root.path / entry.key)
+        ]
+        outcome = self.store.remove(root, entries)
         left = {note.key for note in outcome.skipped}
         gone = sum(key not in left and not os.path.lexists(root.path / key) for key in orphans)
         return replace(outcome, orphans_removed=gone)
 
     @final
-    def foresee(self, plan: facts.ClearPlan) -> facts.Outcome:
-        """Predict the outcome of :meth:`clear`, as far as possible. Changes nothing."""
-        self._demand(Ability.CLEAR)
-
-        def removal(root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
-            seen = self.store.foresee_removal(root, targets)
-            described = {(thing.root, thing.key): thing for thing in plan.things}
-            # The plan has not read contents, without which an entry has no kernels; what cannot be read goes too.
-            read = () if described.keys().isdisjoint((root.path, one.key) for one in targets) else self.store.scan(root)
-            described |= {(one.root, one.key): one for one in read if isinstance(one, Entry)}
-            removed = sum(target.entries for target in seen.going)
-            orphans = sum(not target.entries for target in seen.going)
-            named = (described.get((target.root, target.key)) for target in seen.going)
-            things = tuple(thing for thing in named if thing is not None)
-            return facts.Outcome(
-                self.name, removed, seen.bytes_freed, seen.skipped, seen.failed, things=things, orphans_removed=orphans
-            )
-
-        return self._applied(plan, self._foresee_recreation, removal)
-
-    def _applied(
-        self,
-        plan: facts.ClearPlan,
-        recreate: Callable[[Root], facts.Outcome],
-        remove: Callable[[Root, tuple[facts.Target, ...]], facts.Outcome],
-    ) -> facts.Outcome:
-        outcome = facts.Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
-        for root in self.roots():
-            if root.path in plan.recreate:
-                outcome = outcome.plus(self._attempted(root, partial(recreate, root)))
-            if targets := tuple(target for target in plan.targets if target.root == root.path):
-                outcome = outcome.plus(self._attempted(root, partial(remove, root, targets)))
-        return outcome
-
-    def _attempted(self, root: Root, act: Callable[[], facts.Outcome]) -> facts.Outcome:
-        """Act on a root as its owner; an error becomes the root's failure."""
-        try:
-            self._demand_own(root)
-            with as_owner(root.path):
-                return act()
-        except (LayerError, OSError) as error:
-            return facts.Outcome(self.name, failed=(facts.Note(str(root.path), reason_of(error)),))
-
-    def _recreate(self, root: Root) -> facts.Outcome:
-        root.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return facts.Outcome(self.name, recreated=(root.path,))
-
-    def _foresee_recreation(self, root: Root) -> facts.Outcome:
-        if (because := closed_because(root.path.parent, root.path.name)) is not None:
-            return facts.Outcome(self.name, failed=(facts.Note(str(root.path), because),))
-        return facts.Outcome(self.name, recreated=(root.path,))
-
-    @final
     def disable(self) -> facts.Switch:
         """Return how to turn the layer off; changes nothing. Raises :class:`Refused` if that is impossible."""
-        self._demand(Ability.DISABLE)
+        self._require(Ability.DISABLE)
         return self.switched(on=False)
 
     @final
     def enable(self) -> facts.Switch:
         """Return how to turn the layer on; changes nothing. Raises :class:`Refused` if that is impossible."""
-        self._demand(Ability.DISABLE)
+        self._require(Ability.DISABLE)
         return self.switched(on=True)
 
-    @final
-    def plan_quarantine(self, findings: Iterable[facts.Finding]) -> facts.ClearPlan:
-        """Plan to quarantine the things that findings name, each once. Changes nothing.
-
-        Raises :class:`Refused` if the layer cannot.
-        """
-        self._demand(Ability.QUARANTINE)
-        return self._planned(finding.thing for finding in findings if finding.thing is not None)
-
-    @final
-    def quarantine(self, plan: facts.ClearPlan, findings: Iterable[facts.Finding]) -> facts.Outcome:
-        """Quarantine the targets of a plan, each labelled with its finding. Changed targets are skipped."""
-        self._demand(Ability.QUARANTINE)
-        known = {(one.thing.root, one.thing.key): one for one in findings if one.thing is not None}
-        outcome = facts.Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
-        for root in self.roots():
-            for target in plan.targets:
-                finding = known.get((target.root, target.key))
-                if target.root == root.path and finding is not None:
-                    outcome = outcome.plus(self._set_one_aside(root, target, finding))
-        return outcome
-
-    def _set_one_aside(self, root: Root, target: facts.Target, finding: facts.Finding) -> facts.Outcome:
-        thing = label(root.path, target, finding, self.environment.clock())
-        try:
-            with as_owner(root.path):
-                because = self.store.quarantine(root, target, thing)
-        except Unsettled as error:
-            return facts.Outcome(self.name, 1, failed=(facts.Note(target.key, error.message),))
-        except (LayerError, OSError) as error:
-            return facts.Outcome(self.name, failed=(facts.Note(target.key, reason_of(error)),))
-        return (
-            facts.Outcome(self.name, 1)
-            if because is None
-            else facts.Outcome(self.name, skipped=(facts.Note(target.key, because),))
-        )
-
-    @final
-    def quarantined(self) -> Iterator[facts.Quarantined | Problem]:
-        """Yield this layer's things in quarantine, and a problem for each that cannot be read."""
-        for path in dict.fromkeys(root.path for root in self.roots()):
-            yield from Quarantine(self.name, path).held()
-
-    @final
-    def restore(self, thing: facts.Quarantined, *, replace: bool = False) -> None:
-        """Restore a thing from quarantine.
-
-        Raises :class:`Refused`, or :class:`EntryExists` if another entry has taken its place and ``replace`` is
-        not set.
-        """
-        root = self._root_to_restore(thing)
-        with as_owner(root.path):
-            self.store.restore(root, thing, replace=replace)
-
-    @final
-    def foresee_restore(self, thing: facts.Quarantined, *, replace: bool = False) -> None:
-        """Raise the error that :meth:`restore` would raise, as far as it can be predicted. Changes nothing."""
-        root = self._root_to_restore(thing)
-        with as_owner(root.path):
-            for error in self.store.foresee_write(root, [thing.key]).values():
-                raise error
-            # The folder that it lies in is removed.
-            because = closed_because(root.path, ".")
-        if because is not None:
-            raise Unreachable(self.name, f"cannot restore it: {because}", root.path)
-        if not replace and (os.path.lexists(root.path / thing.key) or self._is_taken(root, thing.key)):
-            raise EntryExists(self.name, root.path / thing.key)
-
-    def _is_taken(self, root: Root, key: str) -> bool:
-        """Return whether a root has an entry of a key, readable or not."""
-        return self.refusals().get(Ability.GET) is None and attempt(partial(self.store.read, root, key)) is not None
-
-    def _root_to_restore(self, thing: facts.Quarantined) -> Root:
-        self._demand(Ability.QUARANTINE)
-        root = next((root for root in self.roots() if root.path == thing.root), None)
-        if root is None:
-            raise Refused(self.name, "is no root of this environment", thing.root)
-        self._demand_own(root)
-        self._demand_own_entry(root, thing.key)
-        return root
-
-    def _demand(self, ability: Ability) -> None:
+    def _require(self, ability: Ability) -> None:
         reason = self.refusals().get(ability)
         if reason is not None:
             raise Refused(self.name, f"cannot {ability.value}: {reason}")
 
-    def _demand_own(self, root: Root) -> None:
-        """Forbid the superuser to change another user's root without ``--over-others``.
+    def _require_changeable(self, root: Root) -> None:
+        """Raise :class:`Refused` for a root that another user owns, or can write to and is not trusted to."""
+        environment = self.environment
+        reason = closed_to_changes(root.path, superuser=environment.superuser, shared=environment.shared)
+        if reason is not None:
+            raise Refused(self.name, reason, root.path)
 
-        Programs of that user could not replace files that the superuser leaves there.
-        """
-        if not self.environment.superuser or self.environment.over_others:
-            return
-        place = nearest(root.path, follow=False)
-        owner = place.stat().st_uid
-        if owner != 0:
-            name = user_name(owner)
-            raise Refused(
-                self.name,
-                f"belongs to {name}, and you are the superuser; do it as {name}, or use --over-others",
-                root.path,
-            )
+    def _other_owner(self, root: Root, key: str) -> int | None:
+        """Return the user whose entry the superuser must leave alone; ``None`` for any other entry and user."""
+        return (owner_of(root.path, key) or None) if self.environment.superuser else None
 
-    def _demand_own_entry(self, root: Root, key: str) -> None:
-        """Forbid the superuser to change another user's entry."""
-        for error in self._of_others(root, [key]).values():
-            raise error
-
-    def _of_others(self, root: Root, keys: Sequence[str], *, new: bool = False) -> dict[str, Refused | OSError]:
-        """Return for each entry of another user why the superuser must not change it.
-
-        With ``new`` the owners of the entries themselves do not matter, only those of files that they share.
-        """
-        if not self.environment.superuser or self.environment.over_others:
-            return {}
-        users: dict[Path, frozenset[int]] = {}
-        found: dict[str, Refused | OSError] = {}
-        for key, paths in self.store.held_in(root, keys).items():
-            own = root.path / key if new else None
-            for path in paths:
-                if path == own or key in found:
-                    continue
-                try:
-                    if path not in users:
-                        users[path] = owners(path) - {0}
-                except OSError as error:
-                    found[key] = error
-                    continue
-                if users[path]:
-                    name = user_name(min(users[path]))
-                    message = f"belongs to {name}, and you are the superuser; do it as {name}, or use --over-others"
-                    found[key] = Refused(self.name, message, path)
-        return found
-
-    def _without_others(self, plan: facts.ClearPlan) -> facts.ClearPlan:
-        """Remove entries of other users from the superuser's plan, and note how many belong to each user."""
-        if not self.environment.superuser or self.environment.over_others or not plan.targets:
+    def _without_others(self, plan: facts.Plan) -> facts.Plan:
+        """Leave entries of other users out of the superuser's plan."""
+        if not self.environment.superuser:
             return plan
-        kept: list[facts.Target] = []
-        failed: list[facts.Note] = []
-        for root in {target.root: None for target in plan.targets}:
-            targets = [target for target in plan.targets if target.root == root]
-            theirs: Counter[int] = Counter()
-            for target, others in self._owned_by_others(root, targets):
-                if others:
-                    theirs[min(others)] += max(1, target.entries)
-                else:
-                    kept.append(target)
-            if theirs:
-                whose = ", ".join(f"{count} to {user_name(owner)}" for owner, count in sorted(theirs.items()))
-                total = sum(max(1, target.entries) for target in targets)
-                message = f"{theirs.total()} of {total} belong to others ({whose}) and stay, as you are the superuser"
-                failed.append(facts.Note(str(root), f"{message}; --over-others takes them too"))
-        keys = {(target.root, target.key) for target in kept}
-        things = tuple(thing for thing in plan.things if (thing.root, thing.key) in keys)
-        return replace(plan, targets=tuple(kept), failed=(*plan.failed, *failed), things=things)
+        owners = [owner_of(entry.root, entry.key) for entry in plan.entries]
+        pairs = list(zip(plan.entries, owners, strict=True))
+        skipped = tuple(facts.Note(entry.key, belonging_to(owner)) for entry, owner in pairs if owner)
+        own = tuple(entry for entry, owner in pairs if not owner)
+        return replace(plan, entries=own, skipped=(*plan.skipped, *skipped))
 
-    def _owned_by_others(
-        self, root: Path, targets: Sequence[facts.Target]
-    ) -> Iterator[tuple[facts.Target, frozenset[int]]]:
-        place = next(one for one in self.roots() if one.path == root)
-        held = self.store.held_in(place, [target.key for target in targets])
-        known: dict[Path, frozenset[int]] = {}
-        for target in targets:
-            others: frozenset[int] = frozenset()
-            for path in held.get(target.key, (root / target.key,)):
-                if path not in known:
-                    known[path] = owners(path) - {0}
-                others |= known[path]
-            yield target, others
-
-    def _planned(self, things: Iterable[Removable]) -> facts.ClearPlan:
-        return self._without_others(self._gated(self._listed(things)))
-
-    def _listed(self, things: Iterable[Removable]) -> tuple[Removable, ...]:
-        """Return each thing once. Raises :class:`Refused` if a root belongs to another user."""
-        listed = tuple({(thing.root, thing.key): thing for thing in things}.values())
+    def _unique(self, things: Iterable[Removable]) -> tuple[Removable, ...]:
+        """Return each thing once. Raises :class:`Refused` if a root must not be changed."""
+        unique = tuple({(thing.root, thing.key): thing for thing in things}.values())
         for root in self.roots():
-            if any(thing.root == root.path for thing in listed):
-                self._demand_own(root)
-        return listed
+            if any(thing.root == root.path for thing in unique):
+                self._require_changeable(root)
+        return unique
 
-    def _plan_root(self, root: Root, selection: Selection, *, listed: bool) -> facts.ClearPlan:
-        if selection.everything and not listed and (whole := self.store.plan_everything(root)) is not None:
-            return whole
+    def _plan_damaged(self, root: Root, selection: Selection) -> facts.Plan:
+        damaged = [finding for finding in self.store.verify(root) if finding.thing is not None]
+        if self.precious:
+            notes = tuple(facts.Note(finding.key or "*", f"{_TUNING}; {finding.message}") for finding in damaged)
+            return facts.Plan(self.name, skipped=notes)
+        things = (
+            finding.thing for finding in damaged if finding.thing is not None and selection.selects(finding.thing)
+        )
+        return self.plan_removal(things)
+
+    def _plan_root(self, root: Root, selection: Selection) -> facts.Plan:
         chosen: list[Removable] = []
         problems: list[Problem] = []
         nameless: set[str] = set()
         guests: Counter[str] = Counter()
         for found in self.store.scan(root, contents=selection.needs_contents):
-            if isinstance(found, Entry):
-                if selection.kernel is not None and found.kernels is None and found.guest is None:
-                    nameless.add(found.key)
-                if selection.matches(found):
-                    if found.guest is None or selection.key is not None:
-                        chosen.append(found)
-                    else:
-                        guests[found.guest] += 1
-            elif isinstance(found, Orphan) and selection.matches_orphan(found):
-                chosen.append(found)
-            elif isinstance(found, Problem):
+            if isinstance(found, Problem):
                 problems.append(found)
-        plan = self._gated(chosen)
-        nameless -= {target.key for target in plan.targets}
+            elif isinstance(found, (Entry, Orphan)) and selection.selects(found):
+                if isinstance(found, Orphan) or found.guest is None or selection.key is not None:
+                    chosen.append(found)
+                else:
+                    guests[found.guest] += 1
+            elif isinstance(found, Entry) and selection.kernel is not None and found.kernels is None:
+                nameless |= {found.key} if found.guest is None else set()
+        plan = self._idle(chosen)
+        if plan.entries:
+            self._require_changeable(root)
+        plan = self._without_others(plan)
+        nameless -= {entry.key for entry in plan.entries}
         skipped = (*_notes_of_nameless(len(nameless), root), *plan.skipped)
         skipped += tuple(
             facts.Note("*", f"{count} in {root.path} left, each {whose}; --key names one")
             for whose, count in guests.items()
         )
-        # Entries hidden by such a problem may match the selection.
-        failed = tuple(facts.note_of(problem) for problem in problems if problem.hides)
         if selection.everything:
             skipped += tuple(facts.note_of(problem) for problem in problems if problem.stays)
-        return facts.ClearPlan(self.name, plan.targets, skipped, failed, things=plan.things)
+        # Entries hidden by such a problem may match the selection.
+        failed = tuple(facts.note_of(problem) for problem in problems if problem.hides)
+        return replace(plan, skipped=skipped, failed=failed)
 
-    def _gated(self, things: Iterable[Removable]) -> facts.ClearPlan:
+    def _idle(self, things: Iterable[Removable]) -> facts.Plan:
+        """Plan the things that no program is using, and note the others."""
         idle: list[Removable] = []
         skipped: list[facts.Note] = []
         for thing, reason in self.store.in_use(things):
@@ -683,7 +454,7 @@ class Layer(Declaration):
                 skipped.append(facts.Note(thing.key, reason))
             else:
                 idle.append(thing)
-        return facts.ClearPlan(self.name, tuple(map(target_of, idle)), tuple(skipped), things=tuple(idle))
+        return facts.Plan(self.name, tuple(idle), tuple(skipped))
 
 
 def _notes_of_nameless(count: int, root: Root) -> Iterator[facts.Note]:

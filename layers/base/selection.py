@@ -1,4 +1,4 @@
-"""The selection of entries: by kernel, key, age, size or staleness."""
+"""The selection of entries: by kernel, key, age or staleness."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase, translate
 from typing import Final
 
 from cachectl.layers.base.errors import BadRequest
-from cachectl.layers.base.facts import Entry, Orphan
+from cachectl.layers.base.facts import Entry, Removable
 
 _MOST: Final = 2.0**63
 _AGE_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -22,15 +22,13 @@ _SIZE_UNITS: Final = {
 class Selection:
     """A conjunction of conditions; the empty one selects everything.
 
-    ``before`` and ``after`` (epoch seconds) are compared with an entry's last change; ``larger_than`` is bytes;
-    ``kernel`` a shell pattern on kernel names.
+    ``before`` (epoch seconds) is compared with an entry's last use or change; ``kernel`` is a shell pattern on kernel
+    names.
     """
 
     kernel: str | None = None
     key: str | None = None
     before: float | None = None
-    after: float | None = None
-    larger_than: int | None = None
     stale: bool = False
 
     @property
@@ -64,20 +62,18 @@ class Selection:
         return (
             self._matches_kernel(entry.kernels)
             and (self.key is None or self.key == entry.key)
-            and self._matches_time(entry)
-            and (self.larger_than is None or entry.bytes > self.larger_than)
+            and self._is_old(entry)
             and (not self.stale or entry.stale is True)
         )
 
-    def matches_orphan(self, orphan: Orphan) -> bool:
-        """Return whether an orphan meets every condition; it has no kernel and counts as stale."""
-        if self.kernel is not None:
-            return False
+    def selects(self, thing: Removable) -> bool:
+        """Return whether a thing meets every condition; an orphan has no kernel and counts as stale."""
+        if isinstance(thing, Entry):
+            return self.matches(thing)
         return (
-            (self.key is None or self.key == orphan.key)
-            and (self.before is None or orphan.modified < self.before)
-            and (self.after is None or orphan.modified > self.after)
-            and (self.larger_than is None or orphan.bytes > self.larger_than)
+            self.kernel is None
+            and (self.key is None or self.key == thing.key)
+            and (self.before is None or thing.modified < self.before)
         )
 
     def _matches_kernel(self, kernels: tuple[str, ...] | None) -> bool:
@@ -86,13 +82,12 @@ class Selection:
         pattern = self.kernel
         return kernels is not None and any(fnmatchcase(kernel, pattern) for kernel in kernels)
 
-    def _matches_time(self, entry: Entry) -> bool:
-        last = entry.used if entry.used is not None else entry.modified
-        if self.before is not None:
-            youngest = last if last is not None else entry.written_before
-            if youngest is None or youngest >= self.before:
-                return False
-        return self.after is None or (last is not None and last > self.after)
+    def _is_old(self, entry: Entry) -> bool:
+        if self.before is None:
+            return True
+        known = (entry.used, entry.modified, entry.written_before)
+        youngest = next((moment for moment in known if moment is not None), None)
+        return youngest is not None and youngest < self.before
 
 
 ALL: Final = Selection()

@@ -7,7 +7,6 @@ when that is allowed.
 
 from __future__ import annotations
 
-import errno
 import os
 import shlex
 from abc import ABC, abstractmethod
@@ -20,7 +19,7 @@ from typing import ClassVar, NamedTuple, TypeVar, final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unreachable, Unsettled, reason_of
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unsettled, reason_of
 from cachectl.layers.base.facts import (
     Bulk,
     Counted,
@@ -34,7 +33,6 @@ from cachectl.layers.base.facts import (
     Usage,
 )
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.disk.foresight import closed_because, closed_bytes, unwritable_because, wait_until_free
 from cachectl.layers.disk.handles import NO_ROOM
 from cachectl.layers.disk.trust import closed_by_another
 from cachectl.layers.formats.details import Details
@@ -79,6 +77,8 @@ class Store(ABC):
     environment: Environment
     #: Artifact forms that :meth:`write` takes; :meth:`read` gives the first.
     forms: tuple[str, ...]
+    #: What :meth:`verify` does not look at.
+    unchecked: str = ""
     #: Whether removing entries needs free disk space. Layers whose stores need none are cleared first.
     clearing_needs_room: ClassVar[bool] = False
 
@@ -107,16 +107,8 @@ class Store(ABC):
         """Verify, stage and place an entry; the caller has checked its form."""
 
     @abstractmethod
-    def remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
-        """Remove the targets of a plan in one root, and skip those that have changed since."""
-
-    @abstractmethod
-    def quarantine(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
-        """Move a target into quarantine; return ``None``, or the reason why it was left."""
-
-    @abstractmethod
-    def restore(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
-        """Move a thing from quarantine to its old place, and remove its quarantine folder."""
+    def remove(self, root: Root, targets: tuple[Removable, ...]) -> facts.Outcome:
+        """Remove the entries of a plan in one root, and skip those that have changed since."""
 
     # ------------------------------------------------------------------ keys and files
 
@@ -141,18 +133,6 @@ class Store(ABC):
         del root, parts
         return None
 
-    def held_in(self, root: Root, keys: Sequence[str]) -> Mapping[str, tuple[Path, ...]]:
-        """Map each key to the files and folders that change when its entry is removed or replaced; they need not exist.
-
-        Their owners decide whether the superuser may change them.
-        """
-        return {key: (root.path / key,) for key in keys}
-
-    def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
-        """Return the files that are locked while entries change, whether or not they exist."""
-        del root, keys
-        return ()
-
     # ------------------------------------------------------------------ listing
 
     def find(self, root: Root, selection: Selection) -> Iterator[Found]:
@@ -175,11 +155,6 @@ class Store(ABC):
         """
         for target in targets:
             yield target, None
-
-    def plan_everything(self, root: Root) -> facts.ClearPlan | None:
-        """Plan a whole root without listing its entries; ``None`` if the store cannot."""
-        del root
-        return None
 
     # ------------------------------------------------------------------ many at once
 
@@ -231,50 +206,6 @@ class Store(ABC):
         """
         del root
 
-    # ------------------------------------------------------------------ dry runs
-
-    def foresee_removal(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Foresight:
-        """Predict the result of :meth:`remove` from file modes, file systems and locks. Changes nothing.
-
-        Raises :class:`LayerError` if nothing in the root could be removed.
-        """
-        self._foresee_locks(root, [target.key for target in targets])
-        failed: list[facts.Note] = []
-        going: list[facts.Target] = []
-        known: dict[Path, str | None] = {}
-        stuck: list[int] = []
-        for target in targets:
-            because = closed_because(root.path, target.key, known)
-            if because is None:
-                going.append(target)
-                stuck += closed_bytes(root.path / target.key)
-            else:
-                failed.append(facts.Note(target.key, f"cannot be removed: {because}"))
-        if stuck:
-            failed.append(facts.Note(str(root.path), f"cannot be cleared: {os.strerror(errno.EACCES)}"))
-        return facts.Foresight(tuple(going), sum(target.bytes for target in going) - sum(stuck), failed=tuple(failed))
-
-    def foresee_write(self, root: Root, keys: Sequence[str]) -> Mapping[str, LayerError]:
-        """Return why entries of these keys could not be written, whatever their content. Changes nothing.
-
-        Raises :class:`LayerError` if none could be written.
-        """
-        self._foresee_locks(root, keys)
-        known: dict[Path, str | None] = {}
-        found = ((key, closed_because(root.path, key, known)) for key in keys)
-        return {
-            key: Unreachable(self.name, f"cannot write: {because}", root.path / key)
-            for key, because in found
-            if because is not None
-        }
-
-    def _foresee_locks(self, root: Root, keys: Sequence[str]) -> None:
-        """Raise the error that locking would raise."""
-        for path in self.lock_files(root, keys):
-            if os.path.lexists(path) and (because := unwritable_because(path)) is not None:
-                raise Unreachable(self.name, f"cannot open: {because}", path)
-            wait_until_free(self.name, path, self.environment.lock_timeout)
-
     # ------------------------------------------------------------------ verify
 
     def verify(self, root: Root) -> Iterator[facts.Finding]:
@@ -282,11 +213,6 @@ class Store(ABC):
         for found in self.scan(root):
             if isinstance(found, Problem):
                 yield self.to_finding(root, found)
-
-    def examine(self, root: Root, *, deep: bool) -> Iterator[facts.Finding | facts.Unverified]:
-        """Verify a root, and yield unchecked content; ``deep`` also runs installed tools that can check more."""
-        del deep
-        yield from self.verify(root)
 
     @final
     def to_finding(self, root: Root, problem: Problem) -> facts.Finding:
@@ -308,10 +234,10 @@ class Store(ABC):
 
     @final
     def with_fix(self, error: LayerError) -> str:
-        """Return an error's message; for damage, with the command that moves it to quarantine."""
-        if not isinstance(error, Damaged) or facts.Ability.QUARANTINE in self.refusals():
+        """Return an error's message; for damage, with the command that removes it."""
+        if not isinstance(error, Damaged) or facts.Ability.CLEAR in self.refusals():
             return error.message
-        return f"{error.message}; to move it aside: cachectl verify --quarantine {self.name}"
+        return f"{error.message}; to remove it: cachectl purge --damaged {self.name}"
 
 
 def attempt(act: Callable[[], T]) -> T | LayerError | OSError:
@@ -322,29 +248,19 @@ def attempt(act: Callable[[], T]) -> T | LayerError | OSError:
         return error
 
 
-#: A part of a removal: a name for its failures, its targets, and what removes them.
-Part = tuple[str, Sequence["facts.Target"], Callable[[], "facts.Outcome"]]
+#: A part of a removal: a name for its failures, its entries, and what removes them.
+Part = tuple[str, Sequence[Removable], Callable[[], "facts.Outcome"]]
 
 
 def each_part(layer: str, parts: Iterable[Part]) -> facts.Outcome:
-    """Do the parts of a removal; return the sum of their outcomes.
-
-    All parts run and count even if one fails. One that fails for lack of space can be retried when there is some.
-    """
+    """Do the parts of a removal; return the sum of their outcomes. All parts run and count even if one fails."""
     outcome = facts.Outcome(layer)
-    for name, targets, act in parts:
+    for name, _, act in parts:
         try:
             outcome = outcome.plus(act())
         except (LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
-            starved = tuple(targets) if _lacks_room(error) else ()
-            outcome = outcome.plus(facts.Outcome(layer, failed=(facts.Note(name, reason_of(error), starved),)))
+            outcome = outcome.plus(facts.Outcome(layer, failed=(facts.Note(name, reason_of(error)),)))
     return outcome
-
-
-def _lacks_room(error: BaseException | None) -> bool:
-    """Return whether a file system is full: that is the error, or its cause."""
-    is_full = isinstance(error, OSError) and error.errno in NO_ROOM
-    return is_full or (error is not None and _lacks_room(error.__cause__))
 
 
 @contextmanager
@@ -383,11 +299,6 @@ def remove_counted(
     return outcome
 
 
-def target_of(thing: Removable) -> facts.Target:
-    """Return the target of a thing that a scan has found."""
-    return facts.Target(thing.root, thing.key, thing.bytes, 1 if isinstance(thing, Entry) else 0, thing.stamp)
-
-
 def sum_usage(found: Iterable[Counted]) -> Usage:
     """Sum a scan, holding one thing at a time."""
     entries = files = total = orphan_files = orphan_bytes = stale_entries = stale_bytes = 0
@@ -400,11 +311,9 @@ def sum_usage(found: Iterable[Counted]) -> Usage:
             problems.append(thing)
             continue
         if isinstance(thing, Orphan):
-            # Things in quarantine have not leaked.
-            if not thing.kept:
-                disk = _plus(disk, thing)
-                orphan_files += thing.files
-                orphan_bytes += thing.bytes
+            disk = _plus(disk, thing)
+            orphan_files += thing.files
+            orphan_bytes += thing.bytes
             continue
         if isinstance(thing, Entry) and thing.guest is not None:
             continue

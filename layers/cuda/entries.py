@@ -6,15 +6,15 @@ The format is in :mod:`cachectl.layers.formats.compute_cache`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace as replaced
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
+from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import Found, Problem, Root, Severity
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Codec, Damage, counting
@@ -25,9 +25,9 @@ from cachectl.layers.disk.plain import read_locked
 from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats import compute_cache
 from cachectl.layers.formats.details import Details
-from cachectl.layers.host.processes import process_names, using
+from cachectl.layers.host.processes import using
 from cachectl.layers.stores.files import Files, Index
-from cachectl.layers.stores.tree import LINKED, Leaf, Shape, Tree
+from cachectl.layers.stores.tree import Leaf, Shape, Tree
 
 LIBRARIES: Final = ("libcuda.so", "libnvidia-opencl.so")
 INDEX: Final = "index"
@@ -68,11 +68,6 @@ class ComputeIndex(Index):
     """The list of entries and their sizes. Where it is missing or empty, the driver drops every entry."""
 
     shapes = (_INDEX,)
-
-    def lock_files(self, root: Root) -> Iterable[str]:
-        """Return the index, which the driver locks."""
-        del root
-        return (INDEX,)
 
     def read(self, root: Root) -> bytes | None:
         """Return the bytes of the index; ``None`` where there is no plain file. Raises :class:`OSError`."""
@@ -155,7 +150,7 @@ class ComputeIndex(Index):
         if (complaint := _index_complaint(index, standing.sizes)) is not None:
             fix, thing = "nothing: the next put or purge in this layer writes it again", None
             if index and not compute_cache.is_index(index):
-                fix = f"cachectl verify --quarantine {store.name}"
+                fix = f"cachectl purge --damaged {store.name}"
                 found = store.tree_of(root, INDEX).find(INDEX)
                 thing = None if found is None else found.orphan(root.path, complaint)
             yield facts.Finding(store.name, root.path, INDEX, Severity.WASTES, "index", complaint, fix, thing)
@@ -169,7 +164,7 @@ class ComputeCache(Files):
     def __init__(self) -> None:
         self.compute_index = ComputeIndex()
         # The driver rewrites a damaged entry in place.
-        super().__init__(_SHAPE, codec=ComputeCodec(), index=self.compute_index, links="read-only")
+        super().__init__(_SHAPE, codec=ComputeCodec(), index=self.compute_index)
 
     # ------------------------------------------------------------------ listing
 
@@ -223,27 +218,6 @@ class ComputeCache(Files):
             raise Damaged(self.name, complaint, key)
         return {"": artifact.data}
 
-    # ------------------------------------------------------------------ quarantine
-
-    def quarantine(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
-        """Rename an entry, or a damaged index, into quarantine; then write the index."""
-        because = super().quarantine(root, target, thing)
-        if target.key == INDEX:
-            with self.index.changing(self, root):
-                pass
-        return because
-
-    def restore(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
-        """Rename an entry back and add it to the index, or rename an index back unchanged."""
-        if thing.key != INDEX:
-            super().restore(root, thing, replace=replace)
-            return
-        processes = self.environment.processes
-        if (users := using(LIBRARIES, processes=processes)) != ():
-            message = f"the index is not exchanged while {process_names(users, processes=processes)} may use it"
-            raise Busy(self.name, message, root.path / INDEX)
-        self.tree_of(root, INDEX).restore(thing, replace=replace)
-
     # ------------------------------------------------------------------ verify
 
     def _examined(self, root: Root, tree: Tree, leaf: Leaf) -> Iterator[facts.Finding]:
@@ -257,7 +231,7 @@ class ComputeCache(Files):
             complaint = error.message
         if complaint is not None:
             message = f"{complaint}; the driver compiles it again and rewrites it"
-            fix, thing = f"cachectl purge {self.name} --key {leaf.key}", leaf.entry(self.name, root.path)
+            fix, thing = f"cachectl purge --damaged {self.name}", leaf.entry(self.name, root.path)
             yield facts.Finding(self.name, root.path, leaf.key, Severity.HARMLESS, "damaged", message, fix, thing)
 
 
@@ -299,13 +273,6 @@ def _standing(store: Files, root: Root, folder: int | None = None) -> _Standing:
     for leaf in tree.scan():
         if isinstance(leaf, Problem):
             unread += [leaf.path] if leaf.hides else []
-            continue
-        if leaf.orphan_rule is LINKED:
-            # The index lists it too: with an incomplete index, the driver drops entries.
-            with suppress(OSError):
-                size = (root.path / leaf.key).stat().st_size - compute_cache.HEADER.size
-                identifier = compute_cache.identifier_of(leaf.key)
-                sizes[identifier], changes[identifier] = max(0, size), leaf.newest
             continue
         try:
             head = None if leaf.orphan_rule is not None else tree.read_file(leaf.key, limit=compute_cache.HEADER.size)

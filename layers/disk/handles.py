@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from cachectl.layers.disk.atomic import create, write_all
+from cachectl.layers.disk.atomic import write_all
 from cachectl.layers.disk.locking import take_flock
-from cachectl.layers.disk.plain import STAGE, open_plain, own_name
+from cachectl.layers.disk.plain import own_name
 from cachectl.layers.disk.presence import means_absent, status_at
 
 #: Errors of a full file system, or one that does not let a file grow.
@@ -122,27 +122,6 @@ def is_trusted(root: int, status: os.stat_result) -> bool:
     return status.st_uid in (os.geteuid(), os.fstat(root).st_uid) and not status.st_mode & 0o022
 
 
-def owners(path: Path) -> frozenset[int]:
-    """Return the user ids that own a file, or a folder and everything in it; none if nothing is there.
-
-    Raises :class:`OSError` if a folder cannot be searched.
-    """
-    try:
-        status = path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return frozenset()
-    found = {status.st_uid}
-    folders = [os.fspath(path)] if stat.S_ISDIR(status.st_mode) else []
-    while folders:
-        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folders.pop()) as children:
-            for child in children:
-                with suppress(FileNotFoundError):
-                    found.add(child.stat(follow_symlinks=False).st_uid)
-                if child.is_dir(follow_symlinks=False):
-                    folders.append(child.path)
-    return frozenset(found)
-
-
 def is_held(handle: int, name: str) -> bool:
     """Return whether a running cachectl holds one of its folders, or the folder has gone.
 
@@ -161,57 +140,6 @@ class Freed:
 
     def __init__(self) -> None:
         self.bytes = 0
-
-
-def move(name: str, source: int, target: int, new: str, *, stages: int, first: Collection[str] = ()) -> None:
-    """Move a file or folder from one open folder to another, under the name ``new``.
-
-    It is renamed. If overlayfs refuses to rename a folder of a lower layer (``EXDEV``), it is copied into a stage in
-    the open folder ``stages``, the copy is renamed, and the original is removed, its ``first`` files before the others.
-    An interruption leaves the original, both, or the copy and a part of the original without the first files.
-    """
-    try:
-        os.rename(name, new, src_dir_fd=source, dst_dir_fd=target)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-    else:
-        return
-    with own_folder(stages, STAGE) as (stage, _):
-        _copy(source, target=stage, name=name, new=new)
-        os.rename(new, new, src_dir_fd=stage, dst_dir_fd=target)
-    os.fsync(target)
-    delete(source, name, first=first)
-
-
-def _copy(source: int, *, target: int, name: str, new: str, depth: int = 0) -> None:
-    """Copy a file, a link or a folder with its modes and times, and sync it to the disk."""
-    # The import takes milliseconds, and every command imports this module.
-    import shutil
-
-    status = os.stat(name, dir_fd=source, follow_symlinks=False)
-    if stat.S_ISLNK(status.st_mode):
-        os.symlink(os.readlink(name, dir_fd=source), new, dir_fd=target)
-        return
-    if stat.S_ISDIR(status.st_mode):
-        if depth > DEEP:
-            raise OSError(errno.ELOOP, "nested deeper than any entry", name)
-        os.mkdir(new, 0o700, dir_fd=target)
-        with opened(name, source) as below, opened(new, target) as copied:
-            for child in os.listdir(below):
-                _copy(below, target=copied, name=child, new=child, depth=depth + 1)
-            _finish_copy(copied, status)
-        return
-    with open(open_plain(name, dir_fd=source), "rb") as old, open(create(new, target), "wb") as file:
-        shutil.copyfileobj(old, file)
-        file.flush()
-        _finish_copy(file.fileno(), status)
-
-
-def _finish_copy(handle: int, status: os.stat_result) -> None:
-    os.fchmod(handle, stat.S_IMODE(status.st_mode))
-    os.utime(handle, ns=(status.st_atime_ns, status.st_mtime_ns))
-    os.fsync(handle)
 
 
 def delete(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import struct
@@ -23,8 +22,6 @@ LOCK_TIMEOUT: Final = 5.0
 #: ``struct flock`` of 64-bit Linux: type, whence, start, length, process.
 _RECORD: Final = "hhqqi4x"
 _FOLDER: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
-#: Waits for a word; at end of file without one, removes the lock if it is still the shared open file.
-_WATCH: Final = 'read -r word || { [ "$1" -ef "$2" ] && /bin/rm -f -- "$1"; }'
 
 
 @contextmanager
@@ -85,10 +82,9 @@ def presence_lock(
     ``folder`` is the open folder of the lock; without it the parent of ``path`` is opened, which must not be a link.
     The lock stays in that folder even if another folder takes its name.
 
-    Such a lock outlives a killed holder. Our own locks name their process and do not outlive it: a watcher removes them
-    or, if that was killed too, the next cachectl. For a lock of another program ``abandoned`` decides by its age in
-    seconds. Raises :class:`Busy` after ``lock_timeout`` seconds. Never removes a lock that may be held, nor any other
-    file of its name.
+    Such a lock outlives a killed holder. Our own name their process, and the next cachectl removes those of a process
+    that has ended. For a lock of another program ``abandoned`` decides by its age in seconds. Raises :class:`Busy`
+    after ``lock_timeout`` seconds. Never removes a lock that may be held, nor any other file of its name.
     """
     with ExitStack() as stack:
         try:
@@ -162,75 +158,18 @@ def _let_go(place: _Place, handle: int) -> None:
             os.unlink(place.name, dir_fd=place.folder)
 
 
-@contextmanager
-def _watched(place: _Place, handle: int) -> Iterator[None]:
-    """Start a child that removes our lock if we are killed: an abandoned lock would fail every build.
-
-    The child waits for a word from us, or for the end of the pipe when we end. It has a session of its own, so that
-    signals to us do not end it. It shares the open lock file, so that other processes see the lock as held while the
-    child lives.
-    """
-    import subprocess
-
-    lock = f"/proc/self/fd/{place.folder}/{place.name}" if os.path.isdir("/proc/self/fd") else os.fspath(place.path)
-    try:
-        child = subprocess.Popen(  # noqa: S603 - a fixed program; its arguments are data
-            ["/bin/sh", "-c", _WATCH, "cachectl-lock", lock, f"/proc/self/fd/{handle}"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            pass_fds=(handle, place.folder),
-            cwd="/",
-        )
-    except OSError:
-        # If no child can be started, the next cachectl removes the lock.
-        yield
-        return
-    try:
-        yield
-    finally:
-        child.communicate(b"done\n")
-
-
 def _make_lock(layer: str, place: _Place, stack: ExitStack) -> bool:
     """Make the lock, to be removed when the stack ends; return ``False`` if it exists already."""
     try:
-        try:
-            _link_nameless(place, stack)
-        except FileExistsError:
-            raise
-        except OSError:
-            flags = os.O_CREAT | os.O_WRONLY | os.O_EXCL
-            _attend(place, os.open(place.name, flags, 0o644, dir_fd=place.folder), stack)
+        handle = os.open(place.name, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o644, dir_fd=place.folder)
     except FileExistsError:
         return False
     except OSError as error:
         raise Unreachable(layer, f"cannot lock: {error.strerror}", place.path) from error
-    return True
-
-
-def _link_nameless(place: _Place, stack: ExitStack) -> None:
-    """Make the lock as an unnamed file, with our name in it and a watcher, then link it to its place.
-
-    Raises :class:`OSError` if the system or the file system has no unnamed files.
-    """
-    if not hasattr(os, "O_TMPFILE"):
-        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
-    with ExitStack() as attempt:
-        handle = os.open(".", os.O_TMPFILE | os.O_WRONLY, 0o644, dir_fd=place.folder)
-        _attend(place, handle, attempt)
-        # Python follows the link to the file itself only with a descriptor of a folder, though none is needed.
-        os.link(f"/proc/self/fd/{handle}", place.name, src_dir_fd=handle, dst_dir_fd=place.folder, follow_symlinks=True)
-        stack.push(attempt.pop_all())
-
-
-def _attend(place: _Place, handle: int, stack: ExitStack) -> None:
-    """Write our name into a lock; it is removed when the stack ends or this process is killed."""
     stack.callback(os.close, handle)
-    _own(handle)
-    stack.enter_context(_watched(place, handle))
     stack.callback(_let_go, place, handle)
+    _own(handle)
+    return True
 
 
 def _own(handle: int) -> None:

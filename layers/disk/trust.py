@@ -1,4 +1,4 @@
-"""Checks for other users who can write to a folder, and work of the superuser as the owner of a folder.
+"""Checks for other users who own a folder or can write to it, and the one gate before every change of a cache.
 
 Sqlite opens a database and its journal by name, and looks for the journal again at every lock. It rolls back a journal
 that it finds, and deletes the file that the journal names as its super-journal. If another user can place a journal, or
@@ -11,15 +11,13 @@ import errno
 import os
 import shlex
 import stat
-from _thread import RLock
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from importlib import import_module
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.base.environment import user_name
-from cachectl.layers.base.lazy import STOOD_IN_FOR
+from cachectl.layers.disk.presence import nearest
 
 #: The user id that represents all users unknown to a user namespace.
 _OVERFLOW: Final = Path("/proc/sys/kernel/overflowuid")
@@ -27,14 +25,6 @@ _MAPPED: Final = Path("/proc/self/uid_map")
 #: Limit on links in a path, as in the kernel.
 _LINKS: Final = 40
 _ACL: Final = "system.posix_acl_access"
-#: Modules that functions of layers and stores import when they are called.
-_IMPORTED_LATER: Final = (
-    *("base64", "concurrent.futures.thread", "ctypes", "fcntl", "grp", "hashlib", "json"),
-    *("lzma", "mmap", "platform", "pwd", "queue", "shutil", "signal", "subprocess", "tarfile", "tempfile", "threading"),
-    *("cachectl.layers.host.llvm_tools", "cachectl.layers.disk.temporaries", "cachectl.layers.disk.private_folders"),
-)
-#: The effective user belongs to the process, not to one thread.
-_IDENTITY: Final = RLock()
 
 
 def shared_because(folder: Path, names: tuple[str, ...] = (), *, sticky: bool = False) -> str | None:
@@ -65,6 +55,45 @@ def shared_because(folder: Path, names: tuple[str, ...] = (), *, sticky: bool = 
             if entered and not stat.S_ISLNK(status.st_mode) and _can_write(file, status):
                 return f"other users can write to {file}"
     return None
+
+
+def closed_to_changes(root: Path, *, superuser: bool, shared: bool) -> str | None:
+    """Return why a cache is only read: another ordinary user owns it or a folder on its way, or can write there.
+
+    Whoever can write a cache decides what its user runs, and where a change leads. ``shared`` says that those users are
+    trusted, which the superuser may not say. ``None`` if nothing forbids changes.
+    """
+    place = nearest(root, follow=False)
+    try:
+        reason = shared_because(place, sticky=place != root)
+    except FileNotFoundError:
+        # A link that leads nowhere.
+        return None
+    if reason is None or (shared and not superuser):
+        return None
+    owner = deciding_owner(place)
+    if owner is not None:
+        reason = f"{reason}: {_as_owner(owner.st_uid)}"
+    return reason if superuser else f"{reason}; --shared changes it if you trust them"
+
+
+def belonging_to(owner: int) -> str:
+    """Return why the superuser leaves an entry of another user, with the command that works."""
+    return f"belongs to {user_name(owner)}: {_as_owner(owner)}"
+
+
+def _as_owner(owner: int) -> str:
+    name = user_name(owner)
+    return f"sudo -u {f'#{owner}' if ' ' in name else name} cachectl …"
+
+
+def owner_of(root: Path, key: str) -> int:
+    """Return the user who owns an entry, or the nearest file or folder above it that exists."""
+    place = Path(root, key)
+    try:
+        return place.lstat().st_uid
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return nearest(place.parent, follow=False).lstat().st_uid
 
 
 def open_to_others(path: Path) -> Iterator[Path]:
@@ -226,44 +255,3 @@ def _is_private(status: os.stat_result) -> bool:
     elif group.gr_name not in trusted:
         return False
     return members <= trusted
-
-
-@contextmanager
-def as_owner(folder: Path) -> Iterator[None]:
-    """As the superuser, work with the ids and rights of the user who decides where a path leads.
-
-    That is the first user other than root who owns a folder or a link on the path to ``folder``, which need not exist.
-    If there is none, nothing changes. Only the effective ids change, so that the user can neither signal nor trace this
-    process. They belong to the whole process; other threads that come here wait. Raises :class:`OSError` if the system
-    does not allow it.
-    """
-    decides = deciding_owner(folder) if hasattr(os, "geteuid") and os.geteuid() == 0 else None
-    if decides is None:
-        yield
-        return
-    # The user may be unable to read the folder in which Python or cachectl is installed.
-    for module in (*_IMPORTED_LATER, *STOOD_IN_FOR):
-        import_module(module)
-    with _IDENTITY:
-        user, group, groups = _ids(decides)
-        before = os.getegid(), os.getgroups()
-        try:
-            os.setgroups(groups)
-            os.setegid(group)
-            os.seteuid(user)
-            yield
-        finally:
-            os.seteuid(0)
-            os.setegid(before[0])
-            os.setgroups(before[1])
-
-
-def _ids(status: os.stat_result) -> tuple[int, int, list[int]]:
-    """Return user, group and groups of the owner of a file."""
-    import pwd
-
-    try:
-        account = pwd.getpwuid(status.st_uid)
-    except KeyError:
-        return status.st_uid, status.st_gid, [status.st_gid]
-    return account.pw_uid, account.pw_gid, os.getgrouplist(account.pw_name, account.pw_gid)

@@ -1,140 +1,93 @@
-"""LLVM bitcode: checks, the program that wrote it, and the kernels that it defines.
+"""LLVM bitcode: whether it is whole, and the functions and kernels in it.
 
-Source: ``llvm/docs/BitCodeFormat.rst`` ("LLVM IR Encoding") and ``llvm/include/llvm/Bitcode/LLVMBitCodes.h``. A kernel
-is a function that a module defines with a kernel's calling convention.
+Sources: ``llvm/docs/BitCodeFormat.rst``, ``llvm/include/llvm/Bitcode/LLVMBitCodes.h``. Every block states its length,
+so a file that was cut is found without a look into its blocks. A kernel is a function that a module defines with a
+kernel's calling convention.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
-
-from cachectl.layers.base.lazy import regex
-from cachectl.layers.formats.bitstream import ENTERED, BitstreamError, Record, records
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 MAGIC: Final = b"BC\xc0\xde"
 #: The header of wrapped bitcode: magic, version, offset and length of the bitcode.
 _WRAPPER: Final = struct.Struct("<5I")
-_WRAPPER_MAGIC: Final = 0x0B17C0DE
+_WRAPPER_MAGIC: Final = (0x0B17C0DE).to_bytes(4, "little")
+#: The bits that begin a block (its number, the width of abbreviations in it), and its length in words.
+_BLOCK: Final = struct.Struct("<II")
+_WORD: Final = 32
 
 _MODULE: Final = 8
-_FUNCTION_BODY: Final = 12
-_IDENTIFICATION: Final = 13
-_TYPES: Final = 17
 _STRING_TABLE: Final = 23
-# Codes of records: of a module, of the identification, of the types, of the string table.
-_VARIABLE, _FUNCTION = 7, 8
-_PRODUCER, _EPOCH = 1, 2
-_TYPE_COUNT, _STRUCT_NAME = 1, 19
-_BLOB: Final = 1
-#: Types made of other types, with the index of the first of these among the operands.
-_MADE_OF: Final = {8: 0, 11: 1, 12: 1, 18: 1, 20: 1, 21: 1}
-#: A pointer's second operand is no type; arrays and vectors have one element type.
-_SINGLE: Final = frozenset({8, 11, 12})
+#: Codes of records: of a module, of the string table.
+_VERSION, _FUNCTION, _BLOB_RECORD = 1, 8, 1
+#: A module of this version has the names of its functions in a string table (LLVM 5 and newer).
+_WITH_STRING_TABLE: Final = 2
+#: Abbreviations that every block has.
+_END, _ENTER, _DEFINE, _PLAIN = range(4)
+#: Encodings of an operand; a literal has none.
+_LITERAL, _FIXED, _VARIABLE, _ARRAY, _CHARACTER, _BLOB = range(6)
+_WIDEST: Final = 64
 #: SPIR kernels and AMDGPU kernels (``llvm/IR/CallingConv.h``).
 _KERNELS: Final = frozenset({76, 91})
-
-_WHOLE: Final = {
-    _MODULE: frozenset({_VARIABLE, _FUNCTION}),
-    # Only to be counted.
-    _FUNCTION_BODY: frozenset(),
-    _IDENTIFICATION: None,
-    _TYPES: None,
-    _STRING_TABLE: frozenset({_BLOB}),
-}
-_NAMES: Final = {_MODULE: frozenset({_FUNCTION}), _STRING_TABLE: frozenset({_BLOB})}
 #: The fields of a function's record that are read: offset and length of its name, type, calling convention, and whether
 #: it is only declared.
 _FIELDS: Final = 5
-#: The longest name, in bytes.
+#: The longest name, and larger than any program, in bytes.
 _LONGEST: Final = 4096
-#: Larger than any program, in bytes. As text, the bits take eight times as many.
 _LARGEST: Final = 1 << 26
-_LLVM: Final = regex(r"LLVM(\d+)\..*")
+#: More zero bytes than may end a string table: three of padding, and the end of its block.
+_ZEROS: Final = bytes(8)
+
+
+class _Block(NamedTuple):
+    """A block at the top of a file; ``begin`` and ``end`` are bytes, ``width`` is that of its abbreviations."""
+
+    number: int
+    width: int
+    begin: int
+    end: int
+
+
+class _Function(NamedTuple):
+    name: str
+    is_kernel: bool
 
 
 def complaint(data: bytes) -> str | None:
-    """Return what is wrong with bitcode; ``None`` where its blocks and records are complete to the last bit.
-
-    Types and operands are not checked beyond what names and counts need: LLVM alone can. More than 64 MiB are not read.
-    """
-    return examine(data)[0]
-
-
-def examine(data: bytes) -> tuple[str | None, frozenset[str]]:
-    """Return the result of :func:`complaint`, and the names of all functions, none where anything is wrong."""
-    if not data.startswith((MAGIC, _WRAPPER_MAGIC.to_bytes(4, "little"))):
-        return "is not LLVM bitcode" if data else "is empty", frozenset()
-    if len(data) > _LARGEST:
-        return None, frozenset()
-    stream = _unwrapped(data)
-    if stream is None:
-        return f"is cut short at {len(data)} bytes", frozenset()
-    try:
-        found = list(records(stream, len(MAGIC), _WHOLE))
-        wrong = _inconsistency(found)
-    except BitstreamError as error:
-        wrong = str(error)
-    if wrong is not None:
-        return f"is damaged or cut short at {len(data)} bytes: {wrong}", frozenset()
-    return None, frozenset(name for name, _, _ in _functions(found))
+    """Return how bitcode was cut or emptied; ``None`` if its blocks fill it. Their records are not checked."""
+    if not data.startswith((MAGIC, _WRAPPER_MAGIC)):
+        return "is not LLVM bitcode" if data else "is empty"
+    stream = _unwrapped(data) or b""
+    blocks = list(_blocks(stream))
+    if not blocks or blocks[-1].end != len(stream) or _lacks_block(stream, blocks):
+        return f"is cut short at {len(data)} bytes"
+    if blocks[-1].number == _STRING_TABLE and stream.endswith(_ZEROS):
+        return "ends in zeros where names should be"
+    return None
 
 
-def producer(data: bytes) -> str | None:
-    """Return the program that wrote the bitcode, such as ``LLVM14.0.6``; ``None`` where it is not named."""
-    return next((_text(one) for one in _some(data, {_IDENTIFICATION: None}) if one.code == _PRODUCER), None)
-
-
-def llvm_release(data: bytes) -> int | None:
-    """Return the major release of LLVM that wrote the bitcode; ``None`` where another compiler did."""
-    match = _LLVM.fullmatch(producer(data) or "")
-    return None if match is None else int(match[1])
+def names(data: bytes, function: str) -> bool:
+    """Return whether bitcode may have a function of this name: one whose names cannot be searched may."""
+    stream = _unwrapped(data) or b""
+    has_table = any(block.number == _STRING_TABLE for block in _blocks(stream))
+    return not has_table or function.encode() in stream
 
 
 def kernels(data: bytes) -> tuple[str, ...] | None:
-    """Return the kernels that bitcode defines; ``None`` where it cannot be read, or defines none."""
-    found = {
-        name
-        for name, convention, declared in _functions(_some(data, _NAMES))
-        if convention in _KERNELS and not declared
-    }
-    return tuple(sorted(found)) or None
+    """Return the kernels that bitcode defines; ``None`` if it cannot be read, or defines none."""
+    return tuple(sorted({function.name for function in _functions(data) if function.is_kernel})) or None
 
 
 def function_names(data: bytes) -> tuple[str, ...]:
-    """Return the names of all functions that bitcode defines or declares; none where it cannot be read."""
-    return tuple(sorted({name for name, _, _ in _functions(_some(data, _NAMES))}))
-
-
-def _functions(found: list[Record]) -> Iterator[tuple[str, int, int]]:
-    """Yield name and calling convention of each function, and whether it is only declared."""
-    functions: list[list[int]] = []
-    table = b""
-    for record in found:
-        if record.block == _MODULE and record.code == _FUNCTION:
-            functions.append(record.operands)
-        elif record.block == _STRING_TABLE and record.code == _BLOB:
-            table = record.blob
-    for operands in functions:
-        if len(operands) >= _FIELDS and 0 < operands[1] <= _LONGEST:
-            begin, length, _, convention, declared = operands[:_FIELDS]
-            yield table[begin : begin + length].decode(errors="replace"), convention, declared
-
-
-def _some(data: bytes, wanted: Mapping[int, frozenset[int] | None]) -> list[Record]:
-    """Return some records, skipping other blocks by their lengths; none where that fails."""
-    stream = _unwrapped(data)
-    if stream is None or not stream.startswith(MAGIC) or len(data) > _LARGEST:
-        return []
-    try:
-        return list(records(stream, len(MAGIC), wanted, whole=False))
-    except BitstreamError:
-        return []
+    """Return the names of all functions that bitcode defines or declares; none if it cannot be read."""
+    return tuple(sorted({function.name for function in _functions(data)}))
 
 
 def _unwrapped(data: bytes) -> bytes | None:
-    """Return the bitcode without its wrapper; ``None`` where the wrapper is empty."""
+    """Return the bitcode without its wrapper; ``None`` if the wrapper holds none, or a part of it."""
     if data.startswith(MAGIC):
         return data
     if len(data) < _WRAPPER.size:
@@ -144,72 +97,146 @@ def _unwrapped(data: bytes) -> bytes | None:
     return inner if len(inner) == length and inner.startswith(MAGIC) else None
 
 
-def _text(record: Record) -> str:
-    return "".join(chr(number) for number in record.operands if number < 128)  # noqa: PLR2004 - ASCII
+def _blocks(stream: bytes) -> Iterator[_Block]:
+    """Yield the complete blocks at the top of a file, up to the first thing that is none."""
+    at = len(MAGIC)
+    while at + _BLOCK.size <= len(stream):
+        bits, words = _BLOCK.unpack_from(stream, at)
+        begin = at + _BLOCK.size
+        at = begin + 4 * words
+        # No known block has a number or a width that takes a second chunk.
+        if bits & 3 != _ENTER or bits >> 9 & 1 or bits >> 13 & 1 or at > len(stream):
+            return
+        yield _Block(bits >> 2 & 0x7F, bits >> 10 & 0x7, begin, at)
 
 
-def _inconsistency(found: list[Record]) -> str | None:
-    """Return what does not fit together among complete records."""
-    by_block: dict[int, list[Record]] = {}
-    for record in found:
-        by_block.setdefault(record.block, []).append(record)
-    if _MODULE not in by_block:
-        return "it holds no module"
-    complaints: Iterable[str | None] = (
-        _wrong_epoch(by_block.get(_IDENTIFICATION, [])),
-        _wrong_types(by_block.get(_TYPES, [])),
-        _wrong_functions(by_block),
-        _wrong_names(by_block),
-    )
-    return next((complaint for complaint in complaints if complaint is not None), None)
+def _lacks_block(stream: bytes, blocks: list[_Block]) -> bool:
+    """Return whether the module is missing, or the string table that its version, its first record, demands."""
+    module = next((block for block in blocks if block.number == _MODULE), None)
+    if module is None:
+        return True
+    if any(block.number == _STRING_TABLE for block in blocks):
+        return False
+    try:
+        code, operands, _ = next(_Bits(stream, module).records())
+    except (StopIteration, ValueError):
+        return False
+    return code == _VERSION and operands[:1] == [_WITH_STRING_TABLE]
 
 
-def _wrong_epoch(identification: list[Record]) -> str | None:
-    wrong = any(record.code == _EPOCH and record.operands != [0] for record in identification)
-    return "it is of an epoch that no LLVM has" if wrong else None
+def _functions(data: bytes) -> Iterator[_Function]:
+    stream = _unwrapped(data)
+    if stream is None or len(data) > _LARGEST:
+        return
+    found: list[list[int]] = []
+    table = b""
+    try:
+        for block in _blocks(stream):
+            if block.number not in (_MODULE, _STRING_TABLE):
+                continue
+            for code, operands, blob in _Bits(stream, block).records():
+                if block.number == _MODULE and code == _FUNCTION:
+                    found.append(operands)
+                elif block.number == _STRING_TABLE and code == _BLOB_RECORD:
+                    table = blob
+    except ValueError:
+        return
+    for operands in found:
+        if len(operands) >= _FIELDS and 0 < operands[1] <= _LONGEST:
+            begin, length, _, convention, declared = operands[:_FIELDS]
+            name = table[begin : begin + length].decode(errors="replace")
+            yield _Function(name, convention in _KERNELS and not declared)
 
 
-def _wrong_types(types: list[Record]) -> str | None:
-    """Check that each table of types has the length that it states, and refers only to its own types."""
-    tables: list[list[Record]] = []
-    for record in types:
-        if record.code == ENTERED:
-            tables.append([])
-        else:
-            tables[-1].append(record)
-    for table in tables:
-        count = sum(record.code not in (_TYPE_COUNT, _STRUCT_NAME) for record in table)
-        said = [record.operands for record in table if record.code == _TYPE_COUNT]
-        if said and said[-1] != [count]:
-            return "the number of its types is not the stated one"
-        if any(part >= count for record in table for part in _parts(record)):
-            return "a type refers to a missing type"
-    return None
+class _Bits:
+    """The records of one block. Inner blocks are skipped by their lengths."""
 
+    def __init__(self, data: bytes, block: _Block) -> None:
+        self._data = data
+        self._width = block.width
+        self._at = 8 * block.begin
+        self._end = 8 * block.end
 
-def _parts(record: Record) -> Iterator[int]:
-    first = _MADE_OF.get(record.code)
-    if first is not None:
-        yield from record.operands[first : first + 1 if record.code in _SINGLE else None]
+    def records(self) -> Iterator[tuple[int, list[int], bytes]]:
+        """Yield code, operands and blob of each record. Raises :class:`ValueError` if they do not fit in the block."""
+        layouts: list[list[tuple[int, int]]] = []
+        while self._at < self._end:
+            number = self._fixed(self._width)
+            if number == _END:
+                return
+            if number == _ENTER:
+                self._variable(8)
+                self._variable(4)
+                self._align()
+                self._skip(_WORD * self._fixed(_WORD))
+            elif number == _DEFINE:
+                layouts.append([self._operand() for _ in range(self._count(5))])
+            elif number == _PLAIN:
+                code = self._variable(6)
+                yield code, [self._variable(6) for _ in range(self._count(6))], b""
+            elif number - _PLAIN <= len(layouts):
+                yield self._laid_out(layouts[number - _PLAIN - 1])
+            else:
+                raise ValueError("a record has an unknown layout")
 
+    def _laid_out(self, layout: list[tuple[int, int]]) -> tuple[int, list[int], bytes]:
+        numbers: list[int] = []
+        blob = b""
+        for encoding, value in layout:
+            if encoding == _ARRAY:
+                # The last operand of the layout is that of each element.
+                numbers += [self._scalar(*layout[-1]) for _ in range(self._count(6))]
+                break
+            if encoding == _BLOB:
+                length = self._count(6)
+                self._align()
+                begin = self._at // 8
+                self._skip(8 * length)
+                blob = self._data[begin : begin + length]
+                self._align()
+            else:
+                numbers.append(self._scalar(encoding, value))
+        if not numbers:
+            raise ValueError("a record has no code")
+        return numbers[0], numbers[1:], blob
 
-def _wrong_functions(by_block: dict[int, list[Record]]) -> str | None:
-    """Compare the functions that modules define with their bodies."""
-    functions = [record.operands for record in by_block[_MODULE] if record.code == _FUNCTION]
-    if any(len(function) < _FIELDS for function in functions):
-        return "a function is cut short"
-    bodies = [record for record in by_block.get(_FUNCTION_BODY, []) if record.code == ENTERED]
-    if sum(not function[4] for function in functions) != len(bodies):
-        return "a function that it defines has no body"
-    return None
+    def _operand(self) -> tuple[int, int]:
+        if self._fixed(1):
+            return _LITERAL, self._variable(8)
+        encoding = self._fixed(3)
+        return encoding, self._variable(5) if encoding in (_FIXED, _VARIABLE) else 6
 
+    def _scalar(self, encoding: int, value: int) -> int:
+        if encoding == _LITERAL:
+            return value
+        return self._variable(value) if encoding == _VARIABLE else self._fixed(value)
 
-def _wrong_names(by_block: dict[int, list[Record]]) -> str | None:
-    tables = [record.blob for record in by_block.get(_STRING_TABLE, []) if record.code == _BLOB]
-    # Before LLVM 5 names were in the module.
-    if len(tables) != 1:
-        return None
-    named = (record.operands for record in by_block[_MODULE] if record.code in (_VARIABLE, _FUNCTION))
-    if any(len(symbol) < 2 or symbol[0] + symbol[1] > len(tables[0]) for symbol in named):  # noqa: PLR2004 - place, length
-        return "a name lies outside the table of strings"
-    return None
+    def _count(self, width: int) -> int:
+        count = self._variable(width)
+        if count > self._end - self._at:
+            raise ValueError("a list is longer than its block")
+        return count
+
+    def _variable(self, width: int) -> int:
+        value = shift = 0
+        more = 1 << max(0, width - 1)
+        while width and shift < _WIDEST:
+            chunk = self._fixed(width)
+            value |= (chunk & (more - 1)) << shift
+            if not chunk & more:
+                break
+            shift += width - 1 or _WIDEST
+        return value
+
+    def _fixed(self, width: int) -> int:
+        at = self._at
+        self._skip(width)
+        return int.from_bytes(self._data[at >> 3 : (self._at + 7) >> 3], "little") >> (at & 7) & (1 << width) - 1
+
+    def _skip(self, width: int) -> None:
+        self._at += width
+        if self._at > self._end:
+            raise ValueError("a record reaches beyond its block")
+
+    def _align(self) -> None:
+        self._at = -(-self._at // _WORD) * _WORD

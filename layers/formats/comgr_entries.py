@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.formats import bitcode, spirv
+from cachectl.layers.formats import bitcode, elf, spirv
 from cachectl.layers.formats.details import Details
-from cachectl.layers.formats.elf import MAGIC as ELF_MAGIC
 from cachectl.layers.formats.elf import Elf, read_elf
 
 _LENGTH: Final = struct.Struct("<Q")
@@ -53,12 +52,10 @@ def _parts(data: bytes) -> Iterator[bytes]:
 
 def complaint(output: bytes) -> str | None:
     """Return what is wrong with an output of a known kind; ``None`` where nothing is, and for other kinds."""
-    if output.startswith(ELF_MAGIC):
-        return None if read_elf(output) is not None else f"holds an ELF file that is cut short at {len(output)} bytes"
-    if output.startswith(bitcode.MAGIC):
-        wrong = bitcode.complaint(output)
-        return None if wrong is None else f"holds bitcode that {wrong}"
-    return None
+    kinds = {elf.MAGIC: ("an ELF file", elf.complaint), bitcode.MAGIC: ("bitcode", bitcode.complaint)}
+    name, check = kinds.get(output[:4], ("", None))
+    wrong = None if check is None else check(output)
+    return None if wrong is None else f"holds {name} that {wrong}"
 
 
 def describe(output: bytes) -> Details:
@@ -69,20 +66,20 @@ def describe(output: bytes) -> Details:
         return Details("SPIR-V", spirv.kernels(output))
     if output.startswith(_BUNDLE):
         return Details("offload bundle")
-    elf = read_elf(output)
-    if elf is None:
+    file = read_elf(output)
+    if file is None:
         return Details("unknown")
-    return _of_code_object(elf) if elf.machine == _AMDGPU else Details("ELF")
+    return _of_code_object(file) if file.machine == _AMDGPU else Details("ELF")
 
 
-def _of_code_object(elf: Elf) -> Details:
-    named = {name.removesuffix(_DESCRIPTOR) for name in elf.symbols() if name.endswith(_DESCRIPTOR)}
-    return Details("code object", tuple(sorted(named - {""})) or None, _device(elf))
+def _of_code_object(file: Elf) -> Details:
+    named = {name.removesuffix(_DESCRIPTOR) for name in file.symbols() if name.endswith(_DESCRIPTOR)}
+    return Details("code object", tuple(sorted(named - {""})) or None, _device(file))
 
 
-def _device(elf: Elf) -> str | None:
-    for section in elf.sections:
-        for _, kind, described in elf.notes(section) if section.kind == _NOTE else ():
+def _device(file: Elf) -> str | None:
+    for section in file.sections:
+        for _, kind, described in file.notes(section) if section.kind == _NOTE else ():
             match = _TARGET.search(described) if kind == _METADATA else None
             if match is not None:
                 return match[1].decode()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from cachectl.layers.formats import bitcode, elf, elf_checks, spirv
+from cachectl.layers.formats import bitcode, elf, spirv
 from cachectl.layers.formats.elf import Elf, Section
 
 #: The checked sections of Intel's CPU driver, and the kinds of file that each may contain.
@@ -37,7 +37,7 @@ def damage(data: bytes) -> Damage | None:
     """Return what is wrong with a binary; ``None`` where nothing is, and for unknown kinds."""
     found = elf.read_elf(data)
     if found is not None:
-        wrong = elf_checks.complaint(data)
+        wrong = elf.complaint(data)
         return _damage_inside(found) if wrong is None else Damage(wrong)
     wrong = _complaint(data) if is_known(data) else None
     return None if wrong is None else Damage(wrong)
@@ -45,7 +45,7 @@ def damage(data: bytes) -> Damage | None:
 
 def _complaint(data: bytes) -> str | None:
     if data.startswith(elf.MAGIC):
-        return elf_checks.complaint(data)
+        return elf.complaint(data)
     if data.startswith(bitcode.MAGIC):
         return bitcode.complaint(data)
     return spirv.complaint(data) if data.startswith(spirv.MAGIC) else None

@@ -17,7 +17,7 @@ OWN_TYPES: Final = 0xFE00
 #: The longest name, in bytes.
 _LONGEST: Final = 4096
 _NO_BITS: Final = 8
-_WITH_ADDEND: Final = 4
+_STRINGS: Final = 3
 _SYMBOLS: Final = frozenset({2, 11})
 _DYNAMIC: Final = 6
 _INTERPRETER: Final = 3
@@ -31,41 +31,18 @@ _HEADERS: Final = {1: "HHIIIIIHHHHHH", 2: "HHIQQQIHHHHHH"}
 _SECTIONS: Final = {1: "IIIIIIIIII", 2: "IIQQQQIIQQ"}
 _SEGMENTS: Final = {1: "IIIIIIII", 2: "IIQQQQQQ"}
 _SYMBOL_ENTRIES: Final = {1: "IIIBBH", 2: "IBBHQQ"}
-_RELOCATIONS: Final = {(1, False): "II", (1, True): "IIi", (2, False): "QQ", (2, True): "QQq"}
-#: The bits of a relocation's second word that are its type.
-_TYPE_BITS: Final = {1: 8, 2: 32}
+_DYNAMIC_ENTRIES: Final = {1: "II", 2: "QQ"}
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One section: ``offset`` and ``size`` in bytes, ``link`` the number of the section it refers to.
-
-    ``name_at`` is where its name begins in the section of names; ``info`` depends on its kind.
-    """
+    """One section: ``offset`` and ``size`` in bytes, ``link`` the number of the section it refers to."""
 
     name: str
     kind: int
     offset: int
     size: int
     link: int
-    name_at: int
-    flags: int
-    address: int
-    info: int
-    alignment: int
-    entry_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One segment: ``size`` bytes of the file at ``offset``, loaded into ``room`` bytes at ``address``."""
-
-    kind: int
-    offset: int
-    address: int
-    size: int
-    room: int
-    alignment: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,28 +55,16 @@ class Elf:
     width: int
     order: str
     sections: tuple[Section, ...]
-    segments: tuple[Segment, ...]
+    #: Type and offset of each segment.
+    segments: tuple[tuple[int, int], ...]
     #: The number of the section that holds the names of sections.
     names: int
 
     @property
-    def symbol_size(self) -> int:
-        """The size of a symbol in bytes."""
-        return struct.calcsize(self.order + _SYMBOL_ENTRIES[self.width])
-
-    @property
     def interpreter(self) -> str | None:
         """The path of the dynamic linker that a program names; ``None`` for a library."""
-        named = next((one for one in self.segments if one.kind == _INTERPRETER), None)
-        return None if named is None else _string(self.data, named.offset)
-
-    def relocation_size(self, *, with_addend: bool) -> int:
-        """Return the size of a relocation in bytes."""
-        return struct.calcsize(self.order + _RELOCATIONS[self.width, with_addend])
-
-    def has_name(self, at: int) -> bool:
-        """Return whether a name of a section begins within the section of names."""
-        return at < len(self.content(self.sections[self.names]))
+        offset = next((offset for kind, offset in self.segments if kind == _INTERPRETER), None)
+        return None if offset is None else _string(self.data, offset)
 
     def content(self, section: Section) -> bytes:
         """Return the bytes of a section, none for one without bytes in the file."""
@@ -116,23 +81,6 @@ class Elf:
             yield content[at + 12 : at + 12 + owner].rstrip(b"\0"), kind, content[begin : begin + described]
             at = begin + -(-described // 4) * 4
 
-    def symbol_fields(self, table: Section) -> Iterator[tuple[int, int, int, int, int]]:
-        """Yield offset of the name, type and binding, section, value and size of each symbol of a table."""
-        entry, content = struct.Struct(self.order + _SYMBOL_ENTRIES[self.width]), self.content(table)
-        for fields in entry.iter_unpack(content[: len(content) // entry.size * entry.size]):
-            if self.width == 1:
-                name_at, value, size, info, _, section = fields
-            else:
-                name_at, info, _, section, value, size = fields
-            yield name_at, info, section, value, size
-
-    def relocations(self, table: Section) -> Iterator[tuple[int, int, int]]:
-        """Yield the offset, the number of the symbol and the type of each relocation of a table."""
-        entry = struct.Struct(self.order + _RELOCATIONS[self.width, table.kind == _WITH_ADDEND])
-        content, bits = self.content(table), _TYPE_BITS[self.width]
-        for offset, info, *_ in entry.iter_unpack(content[: len(content) // entry.size * entry.size]):
-            yield offset, info >> bits, info & ((1 << bits) - 1)
-
     def symbols(self) -> Iterator[str]:
         """Yield the names of all symbols, including those of the dynamic linker."""
         entry = struct.Struct(self.order + _SYMBOL_ENTRIES[self.width])
@@ -145,7 +93,7 @@ class Elf:
 
     def dynamic_strings(self) -> Iterator[tuple[int, str]]:
         """Yield tag and text of the dynamic entries that name libraries and folders."""
-        entry = struct.Struct(self.order + _RELOCATIONS[self.width, False])
+        entry = struct.Struct(self.order + _DYNAMIC_ENTRIES[self.width])
         for section in self.sections:
             if section.kind != _DYNAMIC or section.link >= len(self.sections):
                 continue
@@ -153,6 +101,28 @@ class Elf:
             for tag, value in entry.iter_unpack(content[: len(content) // entry.size * entry.size]):
                 if tag in (NEEDED, RPATH, RUN_PATH):
                     yield tag, _string(names, value)
+
+
+def complaint(data: bytes) -> str | None:
+    """Return how an ELF file was cut or emptied; ``None`` if headers, bounds and tables of strings are whole.
+
+    Machine code, relocations and symbols are not checked.
+    """
+    if not data.startswith(MAGIC):
+        return "is not an ELF file" if data else "is empty"
+    elf = read_elf(data)
+    if elf is None:
+        return f"is cut short at {len(data)} bytes"
+    if not elf.kind or not (elf.sections or elf.segments):
+        return "is damaged: its header names no contents"
+    tables = [section for section in elf.sections if section.kind == _STRINGS]
+    if elf.sections and not (elf.names < len(elf.sections) and elf.sections[elf.names] in tables):
+        return "is damaged: its sections have no names"
+    # Drivers write tables of their own into files of their own types.
+    contents = [elf.content(section) for section in tables if section.size] if elf.kind < OWN_TYPES else []
+    if not all(content[0] == content[-1] == 0 for content in contents):
+        return "is damaged: a section is no table of strings"
+    return None
 
 
 def read_elf(data: bytes) -> Elf | None:
@@ -174,23 +144,22 @@ def _read(data: bytes, width: int, order: str) -> Elf | None:
     if loads and (each_load < load.size or load_at + each_load * loads > len(data)):
         return None
     raw = [entry.unpack_from(data, offset + each * number) for number in range(count)]
-    if any(one[1] not in (0, _NO_BITS) and one[4] + one[5] > len(data) for one in raw):
+    # Intel's CPU driver keeps programs in sections without a type.
+    without_bytes = (_NO_BITS,) if kind >= OWN_TYPES else (0, _NO_BITS)
+    if any(one[1] not in without_bytes and one[4] + one[5] > len(data) for one in raw):
         return None
     names = data[raw[names_at][4] : raw[names_at][4] + raw[names_at][5]] if names_at < count else b""
     sections = tuple(
-        Section(_string(names, name), kind, at, size, link, name, flags, address, info, alignment, entry_size)
-        for name, kind, flags, address, at, size, link, info, alignment, entry_size in raw
+        Section(_string(names, name), kind, at, size, link) for name, kind, _, _, at, size, link, _, _, _ in raw
     )
-    segments = tuple(_segment(load.unpack_from(data, load_at + each_load * number), width) for number in range(loads))
-    return Elf(data, kind, machine, width, order, sections, segments, names_at)
-
-
-def _segment(fields: tuple[int, ...], width: int) -> Segment:
-    if width == 1:
-        kind, offset, address, _, size, room, _, alignment = fields
-    else:
-        kind, _, offset, address, _, size, room, alignment = fields
-    return Segment(kind, offset, address, size, room, alignment)
+    segments = []
+    for number in range(loads):
+        fields = load.unpack_from(data, load_at + each_load * number)
+        begin, size = (fields[1], fields[4]) if width == 1 else (fields[2], fields[5])
+        if size and begin + size > len(data):
+            return None
+        segments.append((fields[0], begin))
+    return Elf(data, kind, machine, width, order, sections, tuple(segments), names_at)
 
 
 def _string(table: bytes, at: int) -> str:

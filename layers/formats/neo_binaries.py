@@ -10,9 +10,8 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from cachectl.layers.formats import bitcode, spirv
+from cachectl.layers.formats import bitcode, elf, spirv
 from cachectl.layers.formats.details import Details
-from cachectl.layers.formats.elf import MAGIC as ELF_MAGIC
 from cachectl.layers.formats.elf import Elf, read_elf
 
 _ZEBIN: Final = frozenset({0xFF11, 0xFF12, 0xFF13})
@@ -35,8 +34,8 @@ _KERNEL: Final = struct.Struct("<IQ7I")
 
 def complaint(data: bytes) -> str | None:
     """Return what is wrong with an entry, which must be complete and of a kind that the driver stores."""
-    if data.startswith(ELF_MAGIC):
-        return None if read_elf(data) is not None else f"is cut short at {len(data)} bytes"
+    if data.startswith(elf.MAGIC):
+        return elf.complaint(data)
     if data.startswith(spirv.MAGIC):
         return spirv.complaint(data)
     if data.startswith(bitcode.MAGIC):
@@ -50,14 +49,14 @@ def complaint(data: bytes) -> str | None:
 
 def is_wrapper(data: bytes) -> bool:
     """Return whether an entry has the header, complete or not, of the wrapper used before zebin."""
-    return data.startswith(ELF_MAGIC) and data[16:18] == _WRAPPER.to_bytes(2, "little")
+    return data.startswith(elf.MAGIC) and data[16:18] == _WRAPPER.to_bytes(2, "little")
 
 
 def describe(data: bytes) -> Details:
     """Return kernels, device and versions of a program of any kind."""
-    if data.startswith(ELF_MAGIC):
-        elf = read_elf(data)
-        return Details("unknown") if elf is None else _of_elf(elf)
+    if data.startswith(elf.MAGIC):
+        file = read_elf(data)
+        return Details("unknown") if file is None else _of_elf(file)
     if data.startswith(spirv.MAGIC):
         return Details("SPIR-V", spirv.kernels(data))
     if data.startswith(bitcode.MAGIC):
@@ -67,12 +66,12 @@ def describe(data: bytes) -> Details:
     return _patch_tokens(data) or Details("unknown")
 
 
-def _of_elf(elf: Elf) -> Details:
-    if elf.kind in _ZEBIN:
-        return _of_zebin(elf)
-    if elf.kind != _WRAPPER:
+def _of_elf(file: Elf) -> Details:
+    if file.kind in _ZEBIN:
+        return _of_zebin(file)
+    if file.kind != _WRAPPER:
         return Details("ELF")
-    wrapped = {section.kind: elf.content(section) for section in elf.sections}
+    wrapped = {section.kind: file.content(section) for section in file.sections}
     device = wrapped.get(_DEVICE_BINARY, b"")
     inner = read_elf(device)
     # A wrapper is not wrapped again: no depth to bound.
@@ -81,13 +80,13 @@ def _of_elf(elf: Elf) -> Details:
     return _patch_tokens(device) or Details("OpenCL ELF", spirv.kernels(wrapped.get(_SPIRV, b"")))
 
 
-def _of_zebin(elf: Elf) -> Details:
-    named = {one.name.removeprefix(_TEXT) for one in elf.sections if one.name.startswith(_TEXT)}
+def _of_zebin(file: Elf) -> Details:
+    named = {one.name.removeprefix(_TEXT) for one in file.sections if one.name.startswith(_TEXT)}
     notes = {
         kind: described
-        for section in elf.sections
+        for section in file.sections
         if section.name == _COMPATIBILITY
-        for owner, kind, described in elf.notes(section)
+        for owner, kind, described in file.notes(section)
         if owner == b"IntelGT"
     }
     version = notes.get(4, b"").rstrip(b"\0").decode(errors="replace")

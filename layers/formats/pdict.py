@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from cachectl.layers.base.lazy import regex
@@ -33,6 +34,13 @@ _DATA_MODEL: Final = regex(r"-(?P<loopy>\d[^-]*)-islpy(?P<islpy>[^-]+)-cgen(?P<c
 # Names that loopy and PyOpenCL derive from a kernel's own. A pickled short string is its length in one byte,
 # then the text: the length says where the name ends.
 _DERIVED: Final = regex(rb"\x8c(.)(?=(invoke_|_lpy_host_|enqueue_knl_))", re.DOTALL)
+# The two places of loopy's names in its keys: the set of a translation unit, and the first attributes of a kernel.
+_ENTRYPOINTS: Final = b"\x8c\x0bentrypoints\x94("
+_KERNEL_NAME: Final = regex(rb"\x8c(.)([^\x00-\x1f]{1,255})\x94\x8c\x09preambles\x94", re.DOTALL)
+#: Opcodes of a set of names, and of a name that stood earlier in the pickle.
+_IN_SET: Final = frozenset({"MARK", "MEMOIZE", "SHORT_BINUNICODE", "BINGET", "LONG_BINGET"})
+#: Objects at the beginning of a pickle among which such a name is looked up.
+_REMEMBERED: Final = 300
 
 
 class DictionaryName(NamedTuple):
@@ -86,6 +94,8 @@ def kernel_names(data: bytes) -> tuple[str, ...] | None:
         return tuple(sorted(derived))
     if b"loopy" not in data:
         return None
+    if (quick := _names_at_known_places(data)) is not None:
+        return quick
     try:
         top, _ = walk(data)
     except ValueError:
@@ -102,6 +112,52 @@ def _derived_names(data: bytes) -> Iterator[str]:
             yield name
         elif name.endswith("_loopy_kernel"):
             yield name.removesuffix("_loopy_kernel")
+
+
+def _names_at_known_places(data: bytes) -> tuple[str, ...] | None:
+    """Return the names in loopy's key without walking the pickle; ``None`` if only that can tell."""
+    if (place := data.find(_ENTRYPOINTS)) < 0:
+        match = _KERNEL_NAME.search(data)
+        if match is None or match[1][0] != len(match[2]):
+            return None
+        return (match[2].decode(errors="replace"),)
+    import pickletools
+
+    names: set[str] = set()
+    slots: set[int] = set()
+    with suppress(ValueError):
+        for opcode, argument, _ in pickletools.genops(data[place + len(_ENTRYPOINTS) - 1 :]):
+            if opcode.name == "FROZENSET":
+                found = _remembered(data, slots)
+                return None if found is None else tuple(sorted(names | found))
+            if opcode.name not in _IN_SET:
+                break
+            if isinstance(argument, str):
+                names.add(argument)
+            elif isinstance(argument, int):
+                slots.add(argument)
+    return None
+
+
+def _remembered(data: bytes, slots: set[int]) -> set[str] | None:
+    """Return the names among the first objects of a pickle that it refers to by number; ``None`` if one is later."""
+    import pickletools
+
+    names: set[str] = set()
+    if max(slots, default=0) >= _REMEMBERED:
+        return None
+    count, last = 0, None
+    for opcode, argument, _ in pickletools.genops(data):
+        if len(names) == len(slots):
+            return names
+        if opcode.name == "MEMOIZE":
+            if count in slots:
+                if not isinstance(last, str):
+                    return None
+                names.add(last)
+            count += 1
+        last = argument
+    return None
 
 
 def _names_in(top: object) -> Iterator[str]:

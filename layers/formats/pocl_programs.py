@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Final
 from cachectl.layers.base.lazy import module, regex
 
 if TYPE_CHECKING:
-    from cachectl.layers.formats import bitcode, elf, elf_checks
+    from cachectl.layers.formats import bitcode, elf
 else:
-    bitcode, elf, elf_checks = (module(f"cachectl.layers.formats.{name}") for name in ("bitcode", "elf", "elf_checks"))
+    bitcode, elf = (module(f"cachectl.layers.formats.{name}") for name in ("bitcode", "elf"))
 
 BITCODE: Final = "program.bc"
 #: Six characters drawn by ``mkstemp``.
@@ -50,7 +50,8 @@ NO_PROGRAM: Final = frozenset({"build.log", "last_accessed"})
 #: Native code that PoCL links itself, since version 7.2.
 OBJECT: Final = ".o"
 _NATIVE: Final = (".so", OBJECT)
-_WORK_GROUP: Final = regex("_pocl_kernel_(.+)_workgroup")
+#: The symbol of a work-group function, in a table of strings.
+_WORK_GROUP: Final = regex(rb"_pocl_kernel_([^\0]+)_workgroup\0")
 
 
 def is_temporary(path: str) -> bool:
@@ -128,10 +129,8 @@ def _folder_names(name: bytes) -> frozenset[bytes]:
 
 def _launched(data: bytes | None) -> Iterator[str]:
     """Yield the kernels whose work-group functions a native file contains."""
-    native = elf.read_elf(data or b"")
-    for match in map(_WORK_GROUP.fullmatch, () if native is None else native.symbols()):
-        if match is not None:
-            yield match[1]
+    for match in _WORK_GROUP.finditer(data or b""):
+        yield match[1].decode(errors="replace")
 
 
 # ---------------------------------------------------------------------- damage
@@ -139,30 +138,22 @@ def _launched(data: bytes | None) -> Iterator[str]:
 
 def damage(contents: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
     """Yield the path of each damaged file of a program, with what is wrong. Other kinds of file are not checked."""
-    functions: frozenset[str] = frozenset()
-    if BITCODE in contents:
-        wrong, functions = bitcode.examine(contents[BITCODE])
-        if wrong is not None:
-            yield BITCODE, wrong
+    program = contents.get(BITCODE)
+    if program is not None and (wrong := bitcode.complaint(program)) is not None:
+        yield BITCODE, wrong
+        program = None
     unnamed: set[str] = set()
     for path in filter(is_native, contents):
         kernel = path.partition("/")[0]
         # A shortened name contains a dot or a blank, a kernel's name does not.
         kernel = "" if re.search("[. ]", kernel) else kernel
-        if (wrong := _native_complaint(contents[path], kernel)) is not None:
+        wrong = elf.complaint(contents[path])
+        if wrong is not None:
             yield path, wrong
-        elif kernel and functions and kernel not in functions:
+        # The symbol may have more on both ends.
+        elif f"{kernel}_workgroup".encode() not in contents[path]:
+            yield path, f"holds no work-group function of {kernel or 'a kernel'}"
+        elif program is not None and not bitcode.names(program, kernel):
             unnamed.add(kernel)
     if unnamed:
         yield BITCODE, f"has no function of the name {' or '.join(sorted(unnamed))}, which was launched"
-
-
-def _native_complaint(data: bytes, kernel: str) -> str | None:
-    """Return what is wrong with a native file; ``kernel`` is empty where its name is not known."""
-    if (wrong := elf_checks.complaint(data)) is not None:
-        return wrong
-    found = elf.read_elf(data)
-    # The symbol may have more on both ends.
-    if found is None or not any(f"{kernel}_workgroup" in symbol for symbol in found.symbols()):
-        return f"holds no work-group function of {kernel or 'a kernel'}"
-    return None

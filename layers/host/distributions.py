@@ -12,11 +12,13 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.lazy import regex
+from cachectl.layers.disk.plain import read_installed
 from cachectl.layers.host.listings import names_in
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 _INFORMATION: Final = ".dist-info"
 #: Characters of a version that is not in normal form.
 _ODD: Final = regex("[-_]")
+#: Names of metadata beside modules.
+_PLAIN: Final = regex(r"(?i)\.(?:dist|egg)-info\Z")
 _EGG: Final = (".egg-info", ".egg-link", ".egg")
 
 
@@ -52,13 +56,25 @@ def versions_in(folder: str) -> dict[str, str]:
     versions, doubtful = _offered_by(names_in(folder))
     found = {name: version for name, (_, version) in versions.items() if name not in doubtful}
     if doubtful:
-        from importlib import metadata
-
-        for one in metadata.distributions(path=[folder]):
+        for name in filter(_PLAIN.search, names_in(folder)):
+            headers = _headers(os.path.join(folder, name))
             # A folder without metadata has no name.
-            if one.metadata is not None and one.metadata["Name"]:
-                found.setdefault(normal(one.metadata["Name"]), one.version)
+            if headers.get("name") and headers.get("version"):
+                found.setdefault(normal(headers["name"]), headers["version"])
     return found
+
+
+def _headers(path: str) -> dict[str, str]:
+    """Return the headers of a distribution's metadata, which is in a folder or is a file itself.
+
+    The folder may be another user's: a pipe or a device there is not read.
+    """
+    for place in (f"{path}/METADATA", f"{path}/PKG-INFO", path):
+        with suppress(OSError):
+            lines = read_installed(place).decode(errors="replace").partition("\n\n")[0].splitlines()
+            pairs = (line.partition(":") for line in reversed(lines))
+            return {name.lower(): value.strip() for name, _, value in pairs}
+    return {}
 
 
 def entry_points(group: str) -> tuple[EntryPoint, ...]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Container, Iterator
-from typing import Final
+from itertools import islice
+from typing import Final, NamedTuple
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment
@@ -29,14 +30,12 @@ _MAKERS: Final = (
 _SUFFIX: Final = ".icd"
 
 
-class Driver:
+class Driver(NamedTuple):
     """A driver: its maker, its library, and the ICD file that names it, or the library if a variable names that."""
 
-    # A plain class, because every report starts with it and making a dataclass takes a millisecond.
-    def __init__(self, maker: str, library: str, file: str) -> None:
-        self.maker = maker
-        self.library = library
-        self.file = file
+    maker: str
+    library: str
+    file: str
 
 
 def find_drivers(environment: Environment) -> tuple[Driver, ...]:
@@ -96,73 +95,71 @@ def found_by(loader: Loader, environment: Environment) -> Iterator[Driver]:
         if loader.driver is not None:
             yield Driver(loader.driver, str(loader.file), str(loader.file))
         return
-    search = _Search(loader, environment)
-    yield from search.by_ocl_icd(loader.vendors) if loader.is_ocl_icd else search.by_khronos(loader.vendors)
+    found = (_by_ocl_icd if loader.is_ocl_icd else _by_khronos)(loader, loader.vendors, environment)
+    for name, file in found:
+        library = find_library(name, environment, loader.near, loader.file)
+        if library is not None:
+            yield Driver(_maker(library), library, file or library)
 
 
-class _Search:
-    """A search for drivers by the rules of one loader."""
+#: The name of a library, and the ICD file that has it.
+_Named = tuple[str, str | None]
 
-    def __init__(self, loader: Loader, environment: Environment) -> None:
-        self._loader = loader
-        self._environment = environment
 
-    def by_khronos(self, vendors: str) -> Iterator[Driver]:
-        """Yield the libraries that ``OCL_ICD_FILENAMES`` lists, then those of a folder: ``OCL_ICD_VENDORS`` if set."""
-        separator = ";" if self._environment.platform == "win32" else ":"
-        for name in (self._get("OCL_ICD_FILENAMES") or "").split(separator):
-            if (driver := self._library(name)) is not None:
-                yield driver
-        named = self._get("OCL_ICD_VENDORS")
-        # An empty value names no folder.
-        if named != "":
-            yield from self._folder(vendors if named is None else str(self._environment.absolute(named)))
+def _by_khronos(loader: Loader, vendors: str, environment: Environment) -> Iterator[_Named]:
+    """Yield the libraries that ``OCL_ICD_FILENAMES`` lists, then those of a folder: ``OCL_ICD_VENDORS`` if set."""
+    separator = ";" if environment.platform == "win32" else ":"
+    for name in (_get(loader, environment, "OCL_ICD_FILENAMES") or "").split(separator):
+        yield name, None
+    named = _get(loader, environment, "OCL_ICD_VENDORS")
+    # An empty value names no folder.
+    if named != "":
+        yield from _in_folder(loader, vendors if named is None else str(environment.absolute(named)))
 
-    def by_ocl_icd(self, vendors: str) -> Iterator[Driver]:
-        """Yield the drivers of a folder: ``OCL_ICD_VENDORS``, else ``OPENCL_VENDOR_PATH``, empty values ignored.
 
-        If ``OCL_ICD_VENDORS`` is no folder, it names an ICD file or a library, and that driver is the only one.
-        """
-        if path := self._get("OPENCL_VENDOR_PATH"):
-            vendors = str(self._environment.absolute(path))
-        if named := self._get("OCL_ICD_VENDORS"):
-            place = str(self._environment.absolute(named))
-            if not os.path.isdir(place):
-                if (driver := self._named(named, place, vendors)) is not None:
-                    yield driver
+def _by_ocl_icd(loader: Loader, vendors: str, environment: Environment) -> Iterator[_Named]:
+    """Yield the drivers of a folder: ``OCL_ICD_VENDORS``, else ``OPENCL_VENDOR_PATH``, empty values ignored.
+
+    If ``OCL_ICD_VENDORS`` is no folder, it names an ICD file or a library, and that driver is the only one.
+    """
+    if path := _get(loader, environment, "OPENCL_VENDOR_PATH"):
+        vendors = str(environment.absolute(path))
+    if named := _get(loader, environment, "OCL_ICD_VENDORS"):
+        place = str(environment.absolute(named))
+        if not os.path.isdir(place):
+            if not named.endswith(_SUFFIX) or named == _SUFFIX:
+                yield named, None
                 return
-            vendors = place
-        yield from self._folder(vendors, nested=self._loader.nested)
-        if self._loader.also is not None:
-            yield from self._folder(self._loader.also)
+            files = (place,) if "/" in named else (f"{vendors}/{named}", place)
+            found = (one for file in files for one in _in_file(loader, file))
+            library = (one for one in found if find_library(one[0], environment, loader.near, loader.file))
+            yield from islice(library, 1)
+            return
+        vendors = place
+    yield from _in_folder(loader, vendors, nested=loader.nested)
+    if loader.also is not None:
+        yield from _in_folder(loader, loader.also)
 
-    def _named(self, named: str, place: str, vendors: str) -> Driver | None:
-        if not named.endswith(_SUFFIX) or named == _SUFFIX:
-            return self._library(named)
-        in_folder = None if "/" in named else self._file(f"{vendors}/{named}")
-        return in_folder or self._file(place)
 
-    def _folder(self, folder: str, *, nested: bool = False) -> Iterator[Driver]:
-        for file in _icd_files(folder, nested=nested):
-            # Only the Khronos loader takes a file without a name before its suffix.
-            if not (self._loader.is_ocl_icd and file.endswith(f"/{_SUFFIX}")) and (driver := self._file(file)):
-                yield driver
+def _in_folder(loader: Loader, folder: str, *, nested: bool = False) -> Iterator[_Named]:
+    for file in _icd_files(folder, nested=nested):
+        # Only the Khronos loader takes a file without a name before its suffix.
+        if not (loader.is_ocl_icd and file.endswith(f"/{_SUFFIX}")):
+            yield from _in_file(loader, file)
 
-    def _file(self, file: str) -> Driver | None:
-        try:
-            content = read_installed(file)
-        except OSError:
-            return None
-        # The name is the first line, or by Khronos the whole file but for one line end.
-        name = content.partition(b"\n")[0] if self._loader.is_ocl_icd else content.removesuffix(b"\n")
-        return self._library(os.fsdecode(name.partition(b"\0")[0]), file)
 
-    def _library(self, name: str, file: str | None = None) -> Driver | None:
-        library = find_library(name, self._environment, self._loader.near, self._loader.file)
-        return None if library is None else Driver(_maker(library), library, file or library)
+def _in_file(loader: Loader, file: str) -> list[_Named]:
+    try:
+        content = read_installed(file)
+    except OSError:
+        return []
+    # The name is the first line, or by Khronos the whole file but for one line end.
+    name = content.partition(b"\n")[0] if loader.is_ocl_icd else content.removesuffix(b"\n")
+    return [(os.fsdecode(name.partition(b"\0")[0]), file)]
 
-    def _get(self, variable: str) -> str | None:
-        return self._environment.get(variable) if variable in self._loader.variables else None
+
+def _get(loader: Loader, environment: Environment, variable: str) -> str | None:
+    return environment.get(variable) if variable in loader.variables else None
 
 
 def _icd_files(folder: str, *, nested: bool, above: tuple[str, ...] = ()) -> Iterator[str]:

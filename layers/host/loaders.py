@@ -32,7 +32,7 @@ _LINKER_CACHE: Final = "/etc/ld.so.cache"
 _VENDORS: Final = ("/vendors", "/vendors/")
 
 
-class Loader:
+class Loader(NamedTuple):
     """A loader: its library, ``None`` if it is only assumed, and what decides which drivers it finds.
 
     It reads the folder ``vendors`` unless one of ``variables`` names another place: by the rules of ocl-icd if
@@ -41,27 +41,14 @@ class Loader:
     ``vendors`` is itself a driver, that of the maker ``driver``.
     """
 
-    # A plain class, because every report starts with it and making a dataclass takes a millisecond.
-    def __init__(
-        self,
-        file: str | None,
-        vendors: str | None,
-        *,
-        variables: tuple[str, ...] = _VARIABLES,
-        is_ocl_icd: bool = True,
-        also: str | None = None,
-        nested: bool = False,
-        near: tuple[str, ...] = (),
-        driver: str | None = None,
-    ) -> None:
-        self.file = file
-        self.vendors = vendors
-        self.variables = variables
-        self.is_ocl_icd = is_ocl_icd
-        self.also = also
-        self.nested = nested
-        self.near = near
-        self.driver = driver
+    file: str | None
+    vendors: str | None
+    variables: tuple[str, ...] = _VARIABLES
+    is_ocl_icd: bool = True
+    also: str | None = None
+    nested: bool = False
+    near: tuple[str, ...] = ()
+    driver: str | None = None
 
 
 def find_loaders(environment: Environment) -> tuple[Loader, ...]:

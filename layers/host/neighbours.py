@@ -1,13 +1,11 @@
-"""Caches of compiled code that no layer covers: their places and sizes. They are only read.
-
-A table holds the rule of each library, with its places in the order in which the library looks.
-"""
+"""Caches of compiled code that no layer covers: their places and sizes. They are only read."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -31,133 +29,91 @@ class Neighbour:
     bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """A library, the variable that moves its cache, and its default places, several if releases differ."""
-
-    name: str
-    variable: str
-    defaults: tuple[tuple[str, Callable[[Environment], Path | None]], ...] = ()
-
-
-def _below_home(*parts: str) -> Callable[[Environment], Path | None]:
-    return lambda environment: environment.home_folder.joinpath(*parts)
-
-
-def _below(variable: str, *parts: str) -> Callable[[Environment], Path | None]:
-    def place(environment: Environment) -> Path | None:
-        value = environment.get(variable)
-        return environment.absolute(value).joinpath(*parts) if value else None
-
-    return place
-
-
-def _triton(environment: Environment) -> Path | None:
-    home = environment.get("TRITON_HOME")
-    return None if home else environment.home_folder / ".triton" / "cache"
-
-
-def _numba(environment: Environment) -> Path | None:
-    xdg = environment.get("XDG_CACHE_HOME")
-    return environment.absolute(xdg) / "numba" if xdg else environment.home_folder / ".cache" / "numba"
-
-
-def _temporary(pattern: str) -> Callable[[Environment], Path | None]:
-    return lambda environment: environment.temporary / pattern.format(uid=_user(), login=_login(environment))
-
-
-def _user() -> int:
-    return os.getuid() if hasattr(os, "getuid") else 0
-
-
-def _login(environment: Environment) -> str:
-    name = next(filter(None, map(environment.get, _LOGINS)), None) or user_name(_user())
-    return re.sub(r'[\\/:*?"<>|]', "_", name)
-
-
-_RULES: Final = (
-    # triton/knobs.py (cache_knobs): TRITON_CACHE_DIR, else TRITON_HOME or the home, with .triton/cache behind it.
-    _Rule(
-        "Triton",
-        "TRITON_CACHE_DIR",
-        (("TRITON_HOME", _below("TRITON_HOME", ".triton", "cache")), ("default", _triton)),
-    ),
-    # cupy/cuda/compiler.py (get_cache_dir).
-    _Rule("CuPy", "CUPY_CACHE_DIR", (("default", _below_home(".cupy", "kernel_cache")),)),
-    # numba/core/caching.py: beside the source, in __pycache__, and here where that is not writable.
-    _Rule("Numba", "NUMBA_CACHE_DIR", (("default where __pycache__ is closed", _numba),)),
-    # pyop2/configuration.py (cache_dir); Firedrake's own environment names a folder of it.
-    _Rule(
-        "PyOP2",
-        "PYOP2_CACHE_DIR",
-        (
-            ("VIRTUAL_ENV", _below("VIRTUAL_ENV", ".cache", "pyop2")),
-            ("default", _temporary("pyop2-cache-uid{uid}")),
-        ),
-    ),
-    # firedrake/tsfc_interface.py (TSFCKernel._cachedir).
-    _Rule(
+#: A library, the variable that moves its cache, and its default places, several if releases differ. A place begins with
+#: a variable (of several places in one text, the first whose variable is set counts), the home (~) or the folder of
+#: temporary files (TMP).
+_ROWS: Final = (
+    # By triton/knobs.py (cache_knobs).
+    ("Triton", "TRITON_CACHE_DIR", ("$TRITON_HOME/.triton/cache ~/.triton/cache",)),
+    # By cupy/cuda/compiler.py (get_cache_dir).
+    ("CuPy", "CUPY_CACHE_DIR", ("~/.cupy/kernel_cache",)),
+    # numba/core/caching.py: beside the source, in __pycache__, and here where that is not writable
+    ("Numba", "NUMBA_CACHE_DIR", ("$XDG_CACHE_HOME/numba ~/.cache/numba",)),
+    # pyop2/configuration.py (cache_dir); Firedrake's own environment names a folder of it
+    ("PyOP2", "PYOP2_CACHE_DIR", ("$VIRTUAL_ENV/.cache/pyop2", "TMP/pyop2-cache-uid{uid}")),
+    # By firedrake/tsfc_interface.py (TSFCKernel._cachedir).
+    (
         "TSFC",
         "FIREDRAKE_TSFC_KERNEL_CACHE_DIR",
-        (
-            ("VIRTUAL_ENV", _below("VIRTUAL_ENV", ".cache", "tsfc")),
-            ("default", _temporary("firedrake-tsfc-kernel-cache-uid{uid}")),
-        ),
+        ("$VIRTUAL_ENV/.cache/tsfc", "TMP/firedrake-tsfc-kernel-cache-uid{uid}"),
     ),
-    # torch/_inductor/runtime/cache_dir_utils.py (default_cache_dir).
-    _Rule("torch inductor", "TORCHINDUCTOR_CACHE_DIR", (("default", _temporary("torchinductor_{login}")),)),
-    # jax/_src/config.py (jax_compilation_cache_dir): none until one is named.
-    _Rule("JAX", "JAX_COMPILATION_CACHE_DIR"),
+    # By torch/_inductor/runtime/cache_dir_utils.py (default_cache_dir).
+    ("torch inductor", "TORCHINDUCTOR_CACHE_DIR", ("TMP/torchinductor_{login}",)),
+    # jax/_src/config.py (jax_compilation_cache_dir): none until one is named
+    ("JAX", "JAX_COMPILATION_CACHE_DIR", ()),
 )
 
 
 def neighbours(environment: Environment, *, most: int = MOST) -> list[Neighbour]:
     """Return every place that a variable names, and the default places that exist.
 
-    If no variable is set, the first default of a library is listed even if it does not exist.
+    If no variable is set, a default of each library is listed even if it does not exist.
     """
-    return [_measured(*place, most=most) for rule in _RULES for place in _places(rule, environment)]
-
-
-def _places(rule: _Rule, environment: Environment) -> Iterator[tuple[str, Path, str]]:
-    value = environment.get(rule.variable)
-    if value:
+    found = []
+    for name, variable, defaults in _ROWS:
+        value = environment.get(variable)
+        places = [(environment.expand(value), variable)] if value else _defaults(defaults, environment)
         # A URL of another machine is not a path here.
-        if "://" not in value:
-            yield rule.name, environment.expand(value), rule.variable
-        return
-    known = [(source, place(environment)) for source, place in rule.defaults]
-    there = [(source, path) for source, path in known if path is not None]
-    existing = [(source, path) for source, path in there if path.is_dir()]
-    for source, path in existing or there[-1:]:
-        yield rule.name, path, source
+        if not value or "://" not in value:
+            found += [_measured(name, path, source, most) for path, source in places]
+    return found
 
 
-def _measured(name: str, path: Path, source: str, *, most: int) -> Neighbour:
-    if not path.is_dir():
-        return Neighbour(name, path, source, exists=path.exists(), files=0, bytes=0)
-    files = total = 0
+def _defaults(defaults: tuple[str, ...], environment: Environment) -> list[tuple[Path, str]]:
+    places = [place for text in defaults if (place := _default(text, environment)) is not None]
+    return [place for place in places if place[0].is_dir()] or places[-1:]
+
+
+def _default(text: str, environment: Environment) -> tuple[Path, str] | None:
+    """Return the first place of a text that is known, with the variable that it follows."""
+    for place in text.split():
+        start, _, below = place.partition("/")
+        if start[0] == "$":
+            if value := environment.get(start[1:]):
+                return environment.absolute(value) / below, start[1:]
+        else:
+            user = os.getuid() if hasattr(os, "getuid") else 0
+            login = next(filter(None, map(environment.get, _LOGINS)), None) or user_name(user)
+            folder = environment.home_folder if start == "~" else environment.temporary
+            return folder / below.format(uid=user, login=re.sub(r'[\\/:*?"<>|]', "_", login)), "default"
+    return None
+
+
+def _measured(name: str, path: Path, source: str, most: int) -> Neighbour:
+    files: int | None = 0
+    total: int | None = 0
     try:
-        for status in _statuses(path):
-            files += 1
-            total += status.st_size
-            if files > most:
-                return Neighbour(name, path, source, exists=True, files=None, bytes=None)
+        for number, size in enumerate(_sizes(path), 1):
+            files, total = (number, (total or 0) + size) if number <= most else (None, None)
+            if files is None:
+                break
     except OSError:
-        return Neighbour(name, path, source, exists=True, files=None, bytes=None)
-    return Neighbour(name, path, source, exists=True, files=files, bytes=total)
+        files = total = None
+    return Neighbour(name, path, source, path.exists(), files, total)
 
 
-def _statuses(folder: Path) -> Iterator[os.stat_result]:
-    """Yield the status of every plain file below a folder; links are not followed, and vanished files are skipped."""
-    waiting = [os.fspath(folder)]
-    while waiting:
-        with os.scandir(waiting.pop()) as found:
-            for one in found:
-                if one.is_dir(follow_symlinks=False):
-                    waiting.append(one.path)
-                elif one.is_file(follow_symlinks=False):
-                    try:
-                        yield one.stat(follow_symlinks=False)
-                    except FileNotFoundError:
-                        continue
+def _sizes(folder: Path) -> Iterator[int]:
+    """Yield the size of every plain file below a folder; links are not followed, and vanished files are skipped."""
+
+    def fail(error: OSError) -> None:
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            raise error
+
+    for above, _, names in os.walk(folder, onerror=fail):
+        for name in names:
+            try:
+                status = os.lstat(os.path.join(above, name))
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                yield status.st_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -149,13 +150,37 @@ def sees_our_files(number: int, *, processes: Path = _PROC) -> bool:
         return False
 
 
-def maps_below(number: int, folder: Path, *, processes: Path = _PROC) -> bool | None:
-    """Return whether a process maps a file below a folder; ``None`` if unknown."""
+def finds(number: int, path: Path, folder: Path, *, processes: Path = _PROC) -> bool:
+    """Return whether a process finds a folder of this one under an absolute path. Raises :class:`OSError` if unknown.
+
+    It is unknown where a path in a container has a link, which may lead elsewhere from here.
+    """
+    ours, top = folder.stat(), processes / str(number) / "root"
+    seen = top.joinpath(*path.parts[1:])
+    steps = (one for one in (seen, *seen.parents) if top in one.parents)
+    if not sees_our_files(number, processes=processes) and (".." in path.parts or any(map(os.path.islink, steps))):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(seen))
     try:
-        maps = (processes / str(number) / "maps").read_bytes()
-    except OSError:
-        return None
-    return b" " + os.fsencode(os.path.realpath(folder)) + b"/" in maps
+        return os.path.samestat(seen.stat(), ours)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def maps_below(number: int, folder: Path, *, processes: Path = _PROC) -> bool:
+    """Return whether a process maps a file below a folder. Raises :class:`OSError` if unknown."""
+    process, ours, above = processes / str(number), folder.stat(), {"/"}
+    for line in (process / "maps").read_bytes().splitlines():
+        if b" /" in line:
+            place = os.path.dirname(os.fsdecode(line[line.index(b"/") :]))
+            while place not in above:
+                above.add(place)
+                place = os.path.dirname(place)
+    for place in above:
+        # It has no links; the files of one that is gone are still mapped.
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if os.path.samestat(os.stat(f"{process}/root{place}"), ours):
+                return True
+    return False
 
 
 def _concerned(processes: Path) -> Iterator[int]:

@@ -9,35 +9,36 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cachectl.layers.base.environment import Environment, user_state_folder
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.disk.locks import node
-from cachectl.layers.disk.presence import nearest
 from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.host.distributions import normal, versions_in
 from cachectl.layers.host.mounts import mount_of
 
+if TYPE_CHECKING:
+    from subprocess import Popen
+
 #: The name of the file with the answers, in cachectl's folder for its own state.
 RECORD: Final = "pythons.json"
 _NAME: Final = regex(r"(?:python|pypy)(?:3(?:\.\d+)?)?(?:\.exe)?")
+_BIN: Final = "Scripts" if sys.platform == "win32" else "bin"
+#: Limits on an answer.
 _SECONDS: Final = 10.0
-#: Recorded for a program that is no Python 3, so that it is not started by every command.
-_NO_ANSWER: Final[Mapping[str, Any]] = {"version": "", "folders": []}
-#: Largest record that is read, and largest answer of an interpreter, in bytes.
-_LARGEST: Final = 1 << 22
-_LONGEST_ANSWER: Final = 1 << 20
-_VERSION: Final = regex(r"(?:\d+\.\d+\.\d+\.[a-z]+\.\d+)?")
+_BYTES: Final = 1 << 20
+_VERSION: Final = regex(r"\d+\.\d+\.\d+\.[a-z]+\.\d+")
 # Asked without ``site``, which runs what any package has written into a file ``.pth``: the folders that it would add,
-# those that such a file only names included. An isolated interpreter ignores the user's own packages, but programs that
-# it runs later do not. Source: ``Lib/site.py`` (``venv``, ``addpackage``), which Debian changes.
+# those that such a file only names included. Others may have made a pipe or a device of it. An isolated interpreter
+# ignores the user's own packages, but programs that it runs later do not. Source: ``Lib/site.py`` (``venv``,
+# ``addpackage``), which Debian changes.
 _QUESTION: Final = """
 import json, os, site, sys
 PACKAGES = ("site-packages", "dist-packages")
@@ -56,9 +57,11 @@ found = []
 for folder in filter(lambda folder: folder.endswith(PACKAGES), folders):
     found.append(folder)
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-        if name.endswith(".pth") and not name.startswith("."):
-            with open(os.path.join(folder, name), errors="replace") as file:
-                texts = [line.strip() for line in file if not line.startswith(("#", "import ", "import\\t"))]
+        path = os.path.join(folder, name)
+        if name.endswith(".pth") and not name.startswith(".") and os.path.isfile(path):
+            with open(path, errors="replace") as file:
+                lines = file.read(1 << 16).split("\\n")
+            texts = [line.strip() for line in lines if not line.startswith(("#", "import ", "import\\t"))]
             found += [os.path.join(folder, text) for text in texts if text.endswith(PACKAGES)]
 print(json.dumps({"version": ".".join(map(str, sys.version_info)), "folders": list(dict.fromkeys(found))}))
 """
@@ -76,7 +79,7 @@ class Python:
     path: Path
     version: str
     packages: Mapping[str, str] = field(default_factory=dict)
-    seen: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    seen: Mapping[str, Sequence[str]] = field(default_factory=dict)
     present: bool | None = True
     lookup: Callable[[str], str | None] | None = None
 
@@ -90,30 +93,93 @@ class Python:
 
 
 class Record(NamedTuple):
-    """What is kept of one interpreter: its answer, size and time of its file.
+    """What is kept of one interpreter; ``version`` is empty for a program that did not answer as Python 3.
 
-    ``places`` are the file systems of its folder and of the folder that it is a link into, by :func:`_place_of`.
-    ``times`` are the times of the folders of packages when ``packages`` was read from them; ``seen`` adds earlier
-    versions. Times are in nanoseconds of the epoch.
+    ``size`` and ``time`` are those of its file, ``times`` those of the folders of packages when ``packages`` was read
+    from them; ``seen`` adds earlier versions. ``places`` are the file systems of its folder and of the folder that it
+    is a link into, by :func:`_place_of`. Times are in nanoseconds of the epoch.
     """
 
-    answer: Mapping[str, Any]
+    version: str
+    folders: Sequence[str]
     size: int
     time: int
-    places: tuple[str, ...]
-    times: tuple[int, ...]
+    places: Sequence[str]
+    times: Sequence[int]
     packages: Mapping[str, str]
-    seen: Mapping[str, frozenset[str]]
+    seen: Mapping[str, Sequence[str]]
 
-    @property
-    def version(self) -> str:
-        """The five-part version, empty for a program that did not answer."""
-        version: str = self.answer["version"]
-        return version
 
-    def fits(self, status: os.stat_result) -> bool:
-        """Return whether the interpreter's file is the one that was asked."""
-        return (self.size, self.time) == (status.st_size, status.st_mtime_ns)
+# ---------------------------------------------------------------------- which interpreters
+
+
+def own_python(environment: Environment) -> Python:
+    """Return the interpreter of the environment, without a look at its record."""
+    return Python(environment.executable, environment.python, lookup=environment.installed)
+
+
+def pythons_of(environment: Environment) -> tuple[Python, ...]:
+    """Return the known interpreters, that of the environment first; an interpreter that does not answer is left out.
+
+    Known are those that ``environment`` names and, if it is that of a real user, those of :func:`candidates` and those
+    that were known before. The answer is kept as long as the environment.
+    """
+    known: tuple[Python, ...] | None = environment.memo.get("pythons")
+    if known is None:
+        known = environment.memo["pythons"] = _known_pythons(environment)
+    return known
+
+
+def _known_pythons(environment: Environment) -> tuple[Python, ...]:
+    own = own_python(environment)
+    if not environment.searches_pythons:
+        return (own,)
+    with _records_of(environment) as records:
+        with suppress(OSError):
+            folders = [str(folder) for folder in environment.site]
+            record = records[str(own.path)] = _updated(own.path, own.version, folders, records.get(str(own.path)))
+            own = replace(own, seen=record.seen)
+        found = {identity(own.path): own}
+        named = environment.python_paths
+        for path in _paths(environment, records):
+            key = identity(path)
+            if key not in found and (python := look(path, records, named=path in named)) is not None:
+                found[key] = python
+    return tuple(found.values())
+
+
+def _paths(environment: Environment, records: Mapping[str, Record]) -> Iterator[Path]:
+    yield from environment.python_paths
+    yield from candidates(environment.variables)
+    # Looking at the others may have added to the records.
+    yield from map(Path, tuple(records))
+
+
+def note_own(environment: Environment) -> None:
+    """Record the packages of the environment's own interpreter if they have changed since the record was written."""
+    if environment.searches_pythons and not environment.memo.setdefault("noted", False):
+        environment.memo["noted"] = True
+        if _time_of(_record_file(environment)) < max(_times(environment.site)):
+            pythons_of(environment)
+
+
+def named_pythons(environment: Environment, names: Iterable[str]) -> tuple[Path, ...]:
+    """Return the paths of interpreters that a user named, by path or by a name on ``PATH``.
+
+    Raises :class:`BadRequest` for one that neither answers nor answered before.
+    """
+    from shutil import which
+
+    paths = []
+    with _records_of(environment) as records:
+        for name in names:
+            found = which(name, path=environment.get("PATH")) if os.path.basename(name) == name else None
+            path = Path(os.path.abspath(environment.expand(found or name)))
+            if look(path, records, named=True) is None:
+                message = f"--python {name}: {path} did not answer as Python 3; name an interpreter, such as bin/python"
+                raise BadRequest(message)
+            paths.append(path)
+    return tuple(paths)
 
 
 def candidates(variables: Mapping[str, str]) -> Iterator[Path]:
@@ -127,12 +193,9 @@ def candidates(variables: Mapping[str, str]) -> Iterator[Path]:
     met = set()
     for folder in (*(prefix / _BIN for prefix in prefixes), *named):
         for path in _programs(folder) if folder.is_absolute() else ():
-            if (one := identity(path)) not in met:
-                met.add(one)
+            if (key := identity(path)) not in met:
+                met.add(key)
                 yield path
-
-
-_BIN: Final = "Scripts" if sys.platform == "win32" else "bin"
 
 
 def _programs(folder: Path) -> Iterator[Path]:
@@ -160,7 +223,7 @@ def _is_safe(path: Path) -> bool:
     loaded = (real.parent.parent / folder / real.name for folder in ("lib", "lib64"))
     decisive = (*loaded, *(folder / "pyvenv.cfg" for folder in (path.parent, path.parent.parent)))
     # Another user may own a link in the middle of the way.
-    return not is_script and not any(shared_because(one) for one in (path, *filter(os.path.exists, decisive)))
+    return not is_script and not any(map(shared_because, (path, *filter(os.path.exists, decisive))))
 
 
 def identity(path: Path) -> tuple[str, str]:
@@ -170,91 +233,7 @@ def identity(path: Path) -> tuple[str, str]:
     return os.path.realpath(path), environment and os.path.realpath(environment)
 
 
-def own_python(environment: Environment) -> Python:
-    """Return the interpreter of the environment, without a look at its record."""
-    return Python(environment.executable, environment.python, lookup=environment.installed)
-
-
-def pythons_of(environment: Environment) -> tuple[Python, ...]:
-    """Return the known interpreters, that of the environment first; an interpreter that does not answer is left out.
-
-    Known are those that ``environment`` names and, if it is that of a real user, those of :func:`candidates` and those
-    that were known before. The answer is kept as long as the environment.
-    """
-    known: tuple[Python, ...] | None = environment.memo.get("pythons")
-    if known is None and hasattr(os, "geteuid") and os.geteuid() != os.getuid():
-        # While the superuser works with the rights of another user, that user's programs would get the superuser's.
-        return (own_python(environment),)
-    if known is None:
-        known = environment.memo["pythons"] = _known_pythons(environment)
-    return known
-
-
-def note_own(environment: Environment) -> None:
-    """Record the packages of the environment's own interpreter if they have changed since the record was written."""
-    if environment.searches_pythons and not environment.memo.setdefault("noted", False):
-        environment.memo["noted"] = True
-        if "pythons" not in environment.memo and _time_of(_record_file(environment)) < max(_times(environment.site)):
-            pythons_of(environment)
-
-
-def _record_file(environment: Environment) -> Path:
-    return user_state_folder(environment) / RECORD
-
-
-def named_pythons(environment: Environment, names: Iterable[str]) -> tuple[Path, ...]:
-    """Return the paths of interpreters that a user named, by path or by a name on ``PATH``.
-
-    Raises :class:`BadRequest` for one that neither answers nor answered before.
-    """
-    from shutil import which
-
-    paths = []
-    with _records_of(environment) as records:
-        for name in names:
-            found = which(name, path=environment.get("PATH")) if os.path.basename(name) == name else None
-            path = Path(os.path.abspath(environment.expand(found or name)))
-            if look(path, records, named=True) is None:
-                message = f"--python {name}: {path} did not answer as Python 3; name an interpreter, such as bin/python"
-                raise BadRequest(message)
-            paths.append(path)
-    return tuple(paths)
-
-
-@contextmanager
-def _records_of(environment: Environment) -> Iterator[dict[str, Record]]:
-    """Yield the recorded interpreters; if the block succeeds and has changed them, write them."""
-    file = _record_file(environment)
-    records = read_records(file)
-    before = dict(records)
-    yield records
-    if records != before:
-        write_records(file, records)
-
-
-def _known_pythons(environment: Environment) -> tuple[Python, ...]:
-    own = own_python(environment)
-    if not environment.searches_pythons:
-        return (own,)
-    answer = {"version": own.version, "folders": [str(folder) for folder in environment.site]}
-    with _records_of(environment) as records:
-        with suppress(OSError):
-            record = records[str(own.path)] = _updated(own.path, answer, records)
-            own = replace(own, seen=record.seen)
-        found = {identity(own.path): own}
-        for path in _paths(environment, records):
-            one = identity(path)
-            named = path in environment.python_paths
-            if one not in found and (python := look(path, records, named=named)) is not None:
-                found[one] = python
-    return tuple(found.values())
-
-
-def _paths(environment: Environment, records: Mapping[str, Record]) -> Iterator[Path]:
-    yield from environment.python_paths
-    yield from candidates(environment.variables)
-    # Looking at the others may have added to the records.
-    yield from map(Path, tuple(records))
+# ---------------------------------------------------------------------- one interpreter
 
 
 def look(path: Path, records: dict[str, Record], *, named: bool = False) -> Python | None:
@@ -264,55 +243,56 @@ def look(path: Path, records: dict[str, Record], *, named: bool = False) -> Pyth
     """
     record = records.get(str(path))
     try:
-        if record is not None and record.fits(path.stat()) and (record.version or not named):
-            answer = record.answer
+        status = path.stat()
+        fresh = record is not None and (record.size, record.time) == (status.st_size, status.st_mtime_ns)
+        if record is not None and fresh and (record.version or not named):
+            version, folders = record.version, record.folders
         elif named or _is_safe(path):
-            answer = _ask(path)
-            if not answer["version"] and (earlier := _unknown(path, record)) is not None:
-                # It may be slow today.
-                return earlier
-            if record is not None and record.version != answer["version"]:
-                # What an earlier Python at this path wrote is known too. Another machine may still have it.
-                here = record.places == _places(path)
-                places = (record.places[0],) * 2 if here else record.places
-                records[f"{path} {record.version}"] = record._replace(places=places)
+            version, folders = _ask(path)
         else:
-            return _unknown(path, record)
-        now = records[str(path)] = _updated(path, answer, records)
-        return Python(path, now.version, now.packages, now.seen) if now.version else None
+            return _away(path, record)
+        if record is not None and record.version not in ("", version):
+            if not version:
+                # It may be slow today.
+                return _away(path, record)
+            # What an earlier Python at this path wrote is known too. Another machine may still have it.
+            here = record.places == _places(path)
+            places = [record.places[0]] * 2 if here else record.places
+            records[f"{path} {record.version}"] = record._replace(places=places)
+        now = records[str(path)] = _updated(path, version, folders, record)
     except OSError:
-        if record is None:
-            return None
-        present = False if _is_removed(path, record) else None
-        return Python(path, record.version, {}, record.seen, present)
+        return _away(path, record, None if record is None or _places(path) != record.places else False)
+    return Python(path, version, now.packages, now.seen) if version else None
 
 
-def _unknown(path: Path, record: Record | None) -> Python | None:
-    """Return an interpreter that answered once and cannot be asked now."""
-    return Python(path, record.version, {}, record.seen, None) if record is not None and record.version else None
+def _away(path: Path, record: Record | None, present: bool | None = None) -> Python | None:
+    """Return an interpreter that answered once and cannot be asked now.
+
+    It was removed, so not ``present``, if the file systems that had it are still mounted, on this machine.
+    """
+    return None if record is None or not record.version else Python(path, record.version, {}, record.seen, present)
 
 
-def _updated(path: Path, answer: Mapping[str, Any], records: Mapping[str, Record]) -> Record:
+def _updated(path: Path, version: str, folders: Sequence[str], before: Record | None) -> Record:
     """Return the record of an interpreter with its packages as they are now. Raises :class:`OSError`."""
-    before, status, times, places = records.get(str(path)), path.stat(), _times(answer["folders"]), _places(path)
-    if before is not None and before.places != places:
-        # It is of another machine that has the same home.
-        before = None
-    if before is not None and (before.answer, before.times) == (answer, times) and before.fits(status):
-        return before
+    status, times, places = path.stat(), _times(folders), _places(path)
+    # Another machine that has the same home may have another interpreter of this path.
+    same = before is not None and before.version == version and before.places == places
+    if before is not None and same and (before.folders, before.times) == (folders, times):
+        return before._replace(size=status.st_size, time=status.st_mtime_ns)
     packages: dict[str, str] = {}
-    for folder in answer["folders"]:
-        for name, version in versions_in(folder).items():
-            packages.setdefault(name, version)
+    for folder in folders:
+        for name, number in versions_in(folder).items():
+            packages.setdefault(name, number)
     # Another version of Python at the same path reads other dictionaries.
-    seen = dict(before.seen) if before is not None and before.version == answer["version"] else {}
-    for name, version in packages.items():
-        seen[name] = seen.get(name, frozenset()) | {version}
-    return Record(answer, status.st_size, status.st_mtime_ns, places, times, packages, seen)
+    seen = dict(before.seen) if before is not None and same else {}
+    for name, number in packages.items():
+        seen[name] = sorted({*seen.get(name, ()), number})
+    return Record(version, folders, status.st_size, status.st_mtime_ns, places, times, packages, seen)
 
 
-def _times(folders: Iterable[str | Path]) -> tuple[int, ...]:
-    return (0, *map(_time_of, folders))
+def _times(folders: Iterable[str | Path]) -> list[int]:
+    return [0, *map(_time_of, folders)]
 
 
 def _time_of(path: str | Path) -> int:
@@ -323,13 +303,8 @@ def _time_of(path: str | Path) -> int:
         return 0
 
 
-def _is_removed(path: Path, record: Record) -> bool:
-    """Return whether a missing file was removed: the file systems that had it are still mounted, on this machine."""
-    return _places(path) == record.places
-
-
-def _places(path: Path) -> tuple[str, ...]:
-    return tuple(_place_of(one.parent) for one in (path, Path(os.path.realpath(path))))
+def _places(path: Path) -> list[str]:
+    return [_place_of(one.parent) for one in (path, Path(os.path.realpath(path)))]
 
 
 def _place_of(folder: Path) -> str:
@@ -344,113 +319,82 @@ def _place_of(folder: Path) -> str:
     return mount.source if mount is not None and mount.is_network else f"{node()}:{device}"
 
 
-def _ask(path: Path) -> Mapping[str, Any]:
-    """Start an interpreter, isolated from this process's folder and variables and from packages; return its answer."""
+def _ask(path: Path) -> tuple[str, list[str]]:
+    """Start an interpreter, isolated from this process's folder and variables and from packages.
+
+    Returns its version and its folders of packages; nothing if it does not answer as Python 3.
+    """
     import json
-
-    try:
-        # A script that starts it may print before it.
-        answer = json.loads(_output_of(path, "-I", "-S", "-c", _QUESTION).splitlines()[-1])
-    except (OSError, ValueError, IndexError, RecursionError):
-        answer = None
-    return answer if _is_answer(answer) else _NO_ANSWER
-
-
-def _output_of(*command: str | Path) -> bytes:
-    """Return what a program prints; nothing if it fails, prints too much, or runs too long. Raises :class:`OSError`."""
     import subprocess
-    from threading import Thread
+    from threading import Timer
 
-    printed = bytearray()
     with subprocess.Popen(  # noqa: S603 - looked up by candidates, or named by the user
-        command,
-        bufsize=0,
+        (path, "-I", "-S", "-c", _QUESTION),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         cwd="/" if os.name == "posix" else None,
+        start_new_session=True,
     ) as child:
-
-        def read() -> None:
-            # It is closed if the program took too long.
-            with suppress(OSError, ValueError):
-                while child.stdout and len(printed) <= _LONGEST_ANSWER and (piece := child.stdout.read(1 << 16)):
-                    printed.extend(piece)
-
-        # Another process may keep the pipe open after the program has ended.
-        reader = Thread(target=read, daemon=True)
+        timer = Timer(_SECONDS, _stop, (child,))
+        timer.start()
         try:
-            reader.start()
-            reader.join(_SECONDS)
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(1 if len(printed) <= _LONGEST_ANSWER else 0)
+            printed = child.stdout.read(_BYTES) if child.stdout else b""
         finally:
-            child.kill()
-    return b"" if child.returncode or len(printed) > _LONGEST_ANSWER else bytes(printed)
-
-
-def _is_answer(answer: object) -> bool:
-    return (
-        isinstance(answer, dict)
-        and isinstance(answer.get("version"), str)
-        and _VERSION.fullmatch(answer["version"]) is not None
-        and isinstance(answer.get("folders"), list)
-        and all(isinstance(folder, str) and _is_path(folder) for folder in answer["folders"])
-    )
-
-
-def _is_path(text: str) -> bool:
-    """Return whether a text can be the path of a file."""
+            timer.cancel()
+            _stop(child)
     try:
-        return b"\0" not in os.fsencode(text)
-    except UnicodeError:
-        return False
+        # A script that starts it may print before it.
+        answer = json.loads(printed.splitlines()[-1])
+        version, folders = str(answer["version"]), list(map(str, answer["folders"]))
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return "", []
+    return (version, folders) if _VERSION.fullmatch(version) else ("", [])
 
 
-def read_records(file: Path) -> dict[str, Record]:
-    """Return the recorded interpreters by path; none if the file is missing, unreadable, or open to other users."""
-    import json
+def _stop(child: Popen[bytes]) -> None:
+    """End a program and those that it started, which may keep its output open."""
+    if sys.platform == "win32":
+        child.kill()
+        return
+    import signal
 
-    try:
-        if not file.is_file() or file.stat().st_size > _LARGEST or shared_because(file.parent, (file.name,)):
-            return {}
-        found = json.loads(file.read_bytes())["pythons"].items()
-        return {
-            path: _record(one)
-            for path, one in found
-            if os.path.isabs(path) and _is_path(path) and _is_answer(one["answer"])
-        }
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-        return {}
-
-
-def _record(one: Mapping[str, Any]) -> Record:
-    seen = {str(name): frozenset(map(str, versions)) for name, versions in one["seen"].items()}
-    packages = {str(name): str(version) for name, version in one["packages"].items()}
-    size, time = (int(one[name]) for name in ("size", "time"))
-    places = tuple(map(str, one["places"]))
-    return Record(one["answer"], size, time, places, tuple(map(int, one["times"])), packages, seen)
-
-
-def write_records(file: Path, records: Mapping[str, Record]) -> None:
-    """Replace the file of recorded interpreters, unless it cannot be written or another user could replace it."""
-    import json
-
-    document = {
-        path: {
-            "answer": dict(one.answer),
-            "size": one.size,
-            "time": one.time,
-            "places": one.places,
-            "times": one.times,
-            "packages": dict(sorted(one.packages.items())),
-            "seen": {name: sorted(versions) for name, versions in sorted(one.seen.items())},
-        }
-        for path, one in sorted(records.items())
-    }
     with suppress(OSError):
-        # Another user who can write to a folder on the way would decide which file is replaced.
-        if shared_because(nearest(file.parent)) is not None:
-            return
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_file(file, [json.dumps({"pythons": document}, indent=1).encode()])
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+# ---------------------------------------------------------------------- the record
+
+
+def _record_file(environment: Environment) -> Path:
+    return user_state_folder(environment) / RECORD
+
+
+@contextmanager
+def _records_of(environment: Environment) -> Iterator[dict[str, Record]]:
+    """Yield the recorded interpreters by path; if the block succeeds and has changed them, write them."""
+    import json
+
+    file = _record_file(environment)
+    records = _read_records(file)
+    before = dict(records)
+    yield records
+    if records != before:
+        document = {path: record._asdict() for path, record in sorted(records.items())}
+        with suppress(OSError):
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(file, [json.dumps({"pythons": document}, indent=1).encode()])
+
+
+def _read_records(file: Path) -> dict[str, Record]:
+    """Return the recorded interpreters; none if the file is missing, damaged, or open to other users."""
+    import json
+
+    try:
+        # What is named there is started.
+        if shared_because(file.parent, (file.name,)):
+            return {}
+        found: Mapping[str, Mapping[str, Any]] = json.loads(file.read_bytes())["pythons"]
+        return {path: Record(**record) for path, record in found.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}

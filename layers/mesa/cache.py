@@ -18,7 +18,7 @@ from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.parts import EntryFiles, Lookups
 from cachectl.layers.base.switches import misread, off
 from cachectl.layers.host.drivers import driver_files
-from cachectl.layers.mesa.stores import (
+from cachectl.layers.mesa.store import (
     DATABASE,
     FOLDERS,
     MULTI_FILE,

@@ -12,11 +12,12 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from cachectl.layers.base.lazy import regex
+from cachectl.layers.formats import spirv
+from cachectl.layers.formats.elf import MAGIC as ELF_MAGIC
 
 #: Bytes that contain the header of every driver and device; GL's longer headers are read whole.
 HEAD: Final = 512
@@ -38,11 +39,6 @@ _LARGEST: Final = 1 << 26
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 #: Only an OpenCL kernel gets such a function around it.
 _WRAPPED: Final = regex(rb"__wrapped_([A-Za-z_]\w{0,254})\0", re.ASCII)
-_ELF: Final = b"\x7fELF"
-_SPIRV: Final = b"\x03\x02\x23\x07"
-_SPIRV_HEAD: Final = 20
-_ENTRY_POINT: Final = 15
-_KERNEL_MODEL: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +59,6 @@ class Header:
     def maker(self) -> tuple[str, str]:
         """Driver and device. Entries with the same pair were stored by one build of one library."""
         return self.driver, self.device
-
-    @property
-    def is_rusticl(self) -> bool:
-        """Whether Rusticl itself stored the entry, before a driver compiled the program."""
-        return RUSTICL in self.maker
 
 
 def read_header(data: bytes) -> Header | None:
@@ -145,25 +136,8 @@ def _unpack_zstd(packed: bytes, most: int) -> bytes:
 
 def kernels(content: bytes) -> tuple[str, ...] | None:
     """Return the OpenCL kernels in an unpacked payload; ``None`` where it names none, as machine code."""
-    if content.startswith(_ELF):
+    if content.startswith(ELF_MAGIC):
         return None
-    if content.startswith(_SPIRV):
-        found = set(_entry_points(content))
-    else:
-        found = {match[1].decode("ascii") for match in _WRAPPED.finditer(content)}
-    return tuple(sorted(found)) or None
-
-
-def _entry_points(module: bytes) -> Iterator[str]:
-    """Yield the kernels of a SPIR-V module."""
-    at = _SPIRV_HEAD
-    while at + 4 <= len(module):
-        (word,) = _COUNT.unpack_from(module, at)
-        length = (word >> 16) * 4
-        if length == 0 or at + length > len(module):
-            return
-        if word & 0xFFFF == _ENTRY_POINT and length >= 16 and _COUNT.unpack_from(module, at + 4)[0] == _KERNEL_MODEL:  # noqa: PLR2004
-            name, end, _ = module[at + 12 : at + length].partition(b"\0")
-            if end and name.isascii():
-                yield name.decode("ascii")
-        at += length
+    if content.startswith(spirv.MAGIC):
+        return spirv.kernels(content)
+    return tuple(sorted({match[1].decode("ascii") for match in _WRAPPED.finditer(content)})) or None

@@ -16,7 +16,7 @@ from cachectl.layers.base.errors import Damaged, Refused, Unreachable
 from cachectl.layers.base.facts import Note, Scope
 from cachectl.layers.base.texts import printable
 from cachectl.layers.miopen import kernel_db
-from cachectl.layers.miopen.places import kernel_key
+from cachectl.layers.miopen.kernel_db import kernel_key
 from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels
 from cachectl.layers.miopen.system_tuning import MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import PERF_DB_CREATE, PERF_TABLE, PROBLEM, MIOpenTuning
@@ -97,26 +97,23 @@ class KernelFile:
         if self.schema is not None:
             rows = RowFile(self.layer, self.path, self.schema, self._lock_timeout)
             for row, values in rows.rows_with(*self.schema.values):
-                kernel = _checked(row.key, values, self.schema)
-                if isinstance(kernel, str):
-                    flawed.append(Note(kernel_key(*row.key), f"{kernel}; cachectl verify miopen"))
+                if (complaint := _complaint(row.key, values)) is not None:
+                    flawed.append(Note(kernel_key(*row.key), f"{complaint}; cachectl verify miopen"))
                 else:
-                    kernels.setdefault(row.key, kernel)
+                    kernels.setdefault(row.key, tuple(values))
         return list(kernels.items()), flawed
 
 
-def _checked(key: Sequence[str], values: Sequence[object], schema: Schema) -> tuple[object, ...] | str:
-    """Unpack a kernel as MIOpen does, and return its columns as MIOpen fills them, or what is wrong with it."""
+def _complaint(key: Sequence[str], values: Sequence[object]) -> str | None:
+    """Return why MIOpen could not use a kernel; ``None`` where it could."""
     name, args = key
     try:
-        data, oddities = kernel_db.unpack(values)
+        data = kernel_db.decode(values)
         # Undecodable bytes cannot be stored again; that error is a ValueError too.
         f"{name}{args}".encode()
     except ValueError as error:
         return printable(str(error))
-    if complaint := kernel_db.store_complaint(name, args, data):
-        return complaint
-    return kernel_db.encode(data, schema) if oddities else tuple(values)
+    return kernel_db.store_complaint(name, args, data)
 
 
 def demand_readable(layer: MIOpenTuning, path: Path) -> None:

@@ -29,9 +29,10 @@ from cachectl.layers.miopen.database_files import (
     make_folder,
     records_of,
 )
+from cachectl.layers.miopen.databases import SEPARATOR, DatabaseFile
+from cachectl.layers.miopen.kernel_db import kernel_key
 from cachectl.layers.miopen.kernels import MIOpenKernels
 from cachectl.layers.miopen.names import DatabaseName, parse_name, version_numbers
-from cachectl.layers.miopen.places import SEPARATOR, DatabaseFile, kernel_key
 from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels
 from cachectl.layers.miopen.system_tuning import MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import MIOpenTuning

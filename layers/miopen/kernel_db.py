@@ -6,9 +6,8 @@ Sources: ``src/kern_db.cpp``, ``src/include/miopen/kern_db.hpp`` (columns), ``sr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
-from cachectl.layers.base.lazy import regex
 from cachectl.layers.stores.rows import Schema
 
 _TABLE: Final = (
@@ -36,10 +35,6 @@ SCHEMA_2_3: Final = Schema("kern_db", _CREATE_2_3, SCHEMA.key, ("kernel_blob",),
 _LEVEL: Final = 9
 #: More than any kernel has, in bytes: larger blobs are bombs.
 _LARGEST: Final = 1 << 30
-_INT64: Final = (-(1 << 63), (1 << 63) - 1)
-#: One more digit than such a number has.
-_DIGITS: Final = 20
-_NUMBER: Final = regex(rb"[ \t\n\v\f\r]*([+-]?)0*(\d+)")
 #: The first bytes of code objects: an ELF file, or a bundle of several.
 _CODE: Final = (b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
 
@@ -77,59 +72,53 @@ def encode(data: bytes, schema: Schema = SCHEMA) -> tuple[object, ...]:
     return (packed, digest(data), len(data)) if len(packed) < len(data) else (data, digest(data), 0)
 
 
-class Unpacked(NamedTuple):
-    """A kernel that MIOpen can load, with code and message of each difference from how MIOpen stores it."""
+def kernel_key(name: str, args: str) -> str:
+    """Return the part of a kernel's key that follows the file: ``NAME::ARGS``.
 
-    data: bytes
-    oddities: tuple[tuple[str, str], ...] = ()
+    A name may contain ``::`` (``ns::kernel.cl.o``), so its ``%`` and ``:`` are written ``%25`` and ``%3A``. Arguments
+    are never changed.
+    """
+    return "::".join((name.replace("%", "%25").replace(":", "%3A"), args))
+
+
+def split_kernel_key(text: str) -> tuple[str, str]:
+    """Return name and arguments from the result of :func:`kernel_key`."""
+    name, _, args = text.partition("::")
+    return name.replace("%3A", ":").replace("%25", "%"), args
 
 
 def decode(values: Sequence[object]) -> bytes:
-    """Return the kernel of a row. Raises :class:`ValueError` as :func:`unpack`."""
-    return unpack(values).data
+    """Return the kernel of a row of either table, as ``KernDb::FindRecordUnsafe`` does.
 
-
-def unpack(values: Sequence[object]) -> Unpacked:
-    """Unpack the value columns of a row of either table, as ``KernDb::FindRecordUnsafe`` does.
-
-    MIOpen lets sqlite convert the columns, so any type is read. Raises :class:`ValueError` with the reason if MIOpen
-    could not use the row.
+    Raises :class:`ValueError` with the reason if MIOpen could not use the row.
     """
     blob, *proofs = values
     data = _as_bytes(blob)
-    oddities = [] if isinstance(blob, bytes) else [("type", "the kernel is not stored as a blob")]
     if proofs:
         proof, stated = proofs
-        data, rest = decompress(data, size) if (size := _as_int64(stated)) else (data, b"")
+        size = int(stated) if isinstance(stated, (int, str)) else -1
+        data = decompress(data, size) if size else data
         if digest(data).encode() != _as_bytes(proof):
             message = f"the md5 of the kernel is {digest(data)}, its row says {proof!r}"
             raise ValueError(message)
-        if rest:
-            oddities.append(("trailing", f"{len(rest)} bytes follow the bz2 stream"))
-        if stated not in (0, len(data)):
-            oddities.append(("size", f"the row says {stated!r} bytes uncompressed, the kernel has {len(data)}"))
-        if not isinstance(proof, str):
-            oddities.append(("type", "the md5 is not stored as text"))
     if not data:
         message = "the kernel is empty, which MIOpen takes for a miss"
         raise ValueError(message)
-    return Unpacked(data, tuple(oddities))
+    return data
 
 
-def decompress(blob: bytes, size: int) -> tuple[bytes, bytes]:
-    """Unpack the first bz2 stream of a blob, and return it and the bytes that follow it.
+def decompress(blob: bytes, size: int) -> bytes:
+    """Unpack the first bz2 stream of a blob, which is all that MIOpen reads.
 
-    The lower 32 bits of ``size`` bound it, as in ``src/bz2.cpp``. Raises :class:`ValueError` for a larger kernel, and
-    for one of more than 1 GiB.
+    Raises :class:`ValueError` for a kernel of more than ``size`` bytes (``src/bz2.cpp``), or more than 1 GiB.
     """
     import bz2
 
-    decompressor = bz2.BZ2Decompressor()
-    bound = size & 0xFFFFFFFF
-    if not bound:
-        message = f"a size of {size} bytes, which MIOpen takes for none"
+    most = min(size, _LARGEST)
+    if most <= 0:
+        message = f"a size of {size} bytes, which is no size"
         raise ValueError(message)
-    most = min(bound, _LARGEST)
+    decompressor = bz2.BZ2Decompressor()
     try:
         data = decompressor.decompress(blob, most + 1)
     except OSError as error:
@@ -140,7 +129,7 @@ def decompress(blob: bytes, size: int) -> tuple[bytes, bytes]:
         raise ValueError(message)
     if not decompressor.eof:
         raise ValueError("the bz2 stream is cut short")
-    return data, decompressor.unused_data
+    return data
 
 
 def key_complaint(name: str, args: str) -> str | None:
@@ -159,16 +148,3 @@ def store_complaint(name: str, args: str, data: bytes) -> str | None:
 
 def _as_bytes(value: object) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode(errors="surrogateescape")
-
-
-def _as_int64(value: object) -> int:
-    """Convert as ``sqlite3_column_int64`` does: the leading number of a text or blob, else 0, within 64 bits."""
-    if isinstance(value, float):
-        number = value
-    elif isinstance(value, int):
-        return value
-    else:
-        match = _NUMBER.match(_as_bytes(value))
-        # More digits than fit make no difference.
-        number = 0 if match is None else int(match[1] + match[2][:_DIGITS])
-    return int(max(_INT64[0], min(_INT64[1], number)))

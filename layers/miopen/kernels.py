@@ -6,188 +6,116 @@ sqlite). Sources: ``src/binary_cache.cpp`` (places, lookup), ``src/kern_db.cpp``
 
 from __future__ import annotations
 
-import shlex
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace as replaced
+from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import EnvSwitch, at_load
-from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unsettled, not_a_key, reason_of
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, not_a_key
 from cachectl.layers.base.facts import Entry, Found, Hazard, Problem, Root, Severity
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.store import Part, each_part
+from cachectl.layers.base.parts import Lookups
+from cachectl.layers.base.store import Part, attempt
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.miopen import kernel_db, places
-from cachectl.layers.miopen.databases import MIOpenDatabases, MIOpenLayer, MIOpenLookups
+from cachectl.layers.miopen.databases import (
+    SEPARATOR,
+    DatabaseFile,
+    MIOpenDatabases,
+    MIOpenLayer,
+    MIOpenLookups,
+    moved_away,
+    stale_because,
+)
 from cachectl.layers.miopen.names import VERSION_FOLDER, program_names, version_numbers
-from cachectl.layers.miopen.places import LIBRARIES, SEPARATOR, TEMPORARY, DatabaseFile, Databases, judge, stale_because
-from cachectl.layers.stores.rows import Row, RowFile, Schema, disk_blocks, disk_usage
-from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree, scan_each
+from cachectl.layers.miopen.places import LIBRARIES, TEMPORARY
+from cachectl.layers.stores.rows import Row, RowFile, Schema, Values
+from cachectl.layers.stores.tree import Shape, Tree, always, scan_each
 
 SWITCH: Final = "MIOPEN_DISABLE_CACHE"
-_ROW_FORM: Final = "miopen-kernel/1"
+ROW_FORM: Final = "miopen-kernel/1"
 _OBJECT_FORM: Final = "miopen-object/1"
-_SEPARATORS: Final = 2
 #: The first release that packs kernels and checks them.
 _PACKED: Final = (2, 4, 0)
 
 _OBJECT: Final = (regex("[0-9a-f]{32}"), regex(r".+\.o(?:bj)?"))
-# MIOpen up to 3.3 makes no version folder in a custom folder.
-_SHAPES = (Shape((VERSION_FOLDER, *_OBJECT), folders=False), Shape(_OBJECT, folders=False))
+
+
+class KernelRows(RowFile):
+    """The rows of a database of kernels, which are the same if they unpack to the same kernel."""
+
+    def same(self, standing: Values, new: Values) -> bool:
+        """Compare the kernels."""
+        try:
+            return kernel_db.decode(standing) == kernel_db.decode(new)
+        except ValueError:
+            return False
 
 
 class KernelDatabases(MIOpenDatabases):
-    """Rows of sqlite files, one file for each kind of GPU, and the files of single kernels of old versions."""
+    """Rows of sqlite files, one file for each kind of GPU."""
 
-    forms: tuple[str, ...] = (_ROW_FORM, _OBJECT_FORM)
-    #: Endings of this layer's databases.
-    kinds: ClassVar[tuple[str, ...]] = ("ukdb",)
-    #: Forms of its trees of object files.
-    shapes: ClassVar[tuple[Shape, ...]] = _SHAPES
+    forms: tuple[str, ...] = (ROW_FORM,)
+    kinds = ("kdb",)
+    # If MIOpen cannot open its database, it throws at every lookup and store.
+    when_blocked = Severity.FAILS
 
-    def refusals(self) -> Mapping[facts.Ability, str]:
-        """Refuse every change on platforms without directory handles."""
-        return REFUSALS
+    def rows(self, file: DatabaseFile, schema: Schema = kernel_db.SCHEMA) -> RowFile:
+        """Return the rows of a file."""
+        return KernelRows(self.name, file.path, schema, self.environment.lock_timeout)
 
-    def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
-        """Compare with the names of databases and version folders, and of object files except in temporary folders."""
-        if self.databases(root).owns(parts):
-            return True
-        return root.role != TEMPORARY and any(shape.owns(parts) for shape in self.shapes)
+    def row_file(self, root: Root, file: str) -> RowFile | None:
+        """Return a database of kernels."""
+        named = self.databases(root).name(file)
+        return None if named is None else self.rows(named)
 
-    def databases(self, root: Root) -> Databases:
-        """Return the database files of a root."""
-        return Databases(root, self.kinds, folders=True)
+    def row_files(self, root: Root) -> Iterator[RowFile]:
+        """Return the databases of kernels."""
+        return map(self.rows, self.databases(root).present())
 
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
-        """Yield rows and object files. Names contain the kernels, so nothing is unpacked."""
-        del contents
-        databases = self.databases(root)
-        latest = self.latest(databases)
-        for file in databases.files():
-            if isinstance(file, Problem):
-                yield file
-            else:
-                yield from self._scan_file(root, file, stale_because(file.folder or None, latest))
-        yield from self._scan_objects(root, latest)
+    def key_of(self, text: str) -> tuple[str, ...]:
+        """Return name and arguments."""
+        return kernel_db.split_kernel_key(text)
 
-    def _scan_file(self, root: Root, file: DatabaseFile, because: str | None) -> Iterator[Found]:
-        schema, findings = self._inspect(root, file)
-        for finding in findings:
-            # No row of a damaged file is listed.
-            yield Problem(file.path, "sqlite" if finding.code == "damaged" else finding.code, finding.message)
-        payload = 0
-        try:
-            modified = file.modified()
-            for row in () if schema is None else self._rows(file, schema).rows():
-                payload += row.bytes
-                yield self._row_entry(root, file, row, modified, because)
-                if complaint := kernel_db.key_complaint(*row.key):
-                    yield Problem(file.path, "quote", f"{row.key[0]}: {complaint}")
-        except (LayerError, OSError) as error:
-            yield self.unread(file.path, error)
-        try:
-            files, total = disk_usage(file.path)
-            rest = max(0, total - payload)
-            stale, disk = True if because else None, disk_blocks(file.path)
-            yield facts.Housekeeping(file.relative, root.path, rest, files, file.modified(), stale, disk=disk)
-        except OSError as error:
-            yield self.unread(file.path, error)
+    def is_key(self, key: str) -> bool:
+        """Check the name of the database and the parts after it."""
+        file, _, rest = key.partition(SEPARATOR)
+        return SEPARATOR in rest and self.names_file(file)
 
-    def _row_entry(
-        self, root: Root, file: DatabaseFile, row: Row, modified: float | None, because: str | None
-    ) -> Entry:
-        name, args = row.key
-        # MIOpen gives a row a new id whenever it stores it.
-        stamp = (row.rowid, row.bytes)
-        entry = self.entry_of(root, file, places.kernel_key(name, args), row.bytes, stamp=stamp, because=because)
-        detail = {**file.detail, "kernel_name": name, "kernel_args": args}
-        return replaced(entry, written_before=modified, kernels=program_names(name), detail=detail)
+    def list_file(self, file: DatabaseFile, template: Entry) -> Iterator[Found]:
+        """Yield the rows."""
+        for row in self.rows(file).rows():
+            name, args = row.key
+            yield replace(
+                template,
+                key=SEPARATOR.join((file.relative, kernel_db.kernel_key(name, args))),
+                bytes=row.bytes,
+                kernels=program_names(name),
+                detail={**file.detail, "kernel_name": name, "kernel_args": args},
+                # MIOpen gives a row a new id whenever it stores it.
+                stamp=(row.rowid, row.bytes),
+            )
 
-    def _scan_objects(self, root: Root, latest: str | None) -> Iterator[Found]:
-        # In a temporary folder these may belong to other programs.
-        shapes = () if root.role == TEMPORARY else self.shapes
-        try:
-            for tree, leaf in scan_each(Tree(self.name, root.path, shape) for shape in shapes):
-                if isinstance(leaf, Problem):
-                    yield leaf
-                elif leaf.orphan_rule is None:
-                    yield self._object(root, tree, leaf, latest)
-                else:
-                    yield leaf.orphan(root.path)
-        except LayerError as error:
-            yield Problem(root.path, "unreadable", error.message)
-
-    def _object(self, root: Root, tree: Tree, leaf: Leaf, latest: str | None) -> Found:
-        try:
-            head = tree.read_file(leaf.key, limit=32)
-        except LayerError as error:
-            return Problem(root.path / leaf.key, "unreadable", error.message)
-        if kernel_db.is_code(head or b""):
-            return self._object_entry(root, leaf, latest)
-        return Problem(root.path / leaf.key, "unrecognised", "has the name of a kernel, but is no code; left alone")
-
-    def _object_entry(self, root: Root, leaf: Leaf, latest: str | None) -> Entry:
-        *above, _, name = leaf.key.split("/")
-        because = stale_because(above[0], latest) if above else None
-        return Entry(
-            layer=self.name,
-            key=leaf.key,
-            root=root.path,
-            bytes=leaf.bytes,
-            disk=leaf.disk,
-            files=1,
-            modified=leaf.modified,
-            kernels=program_names(name),
-            versions={"miopen": above[0]} if above else {},
-            stale=True if because else None,
-            stale_because=because,
-            stamp=leaf.stamp,
-        )
-
-    def _rows(self, file: DatabaseFile, schema: Schema = kernel_db.SCHEMA) -> RowFile:
-        return RowFile(self.name, file.path, schema, self.environment.lock_timeout)
-
-    def _schema(self, file: DatabaseFile) -> Schema | None:
-        """Return the table of a file, ``None`` where MIOpen has not made it yet.
-
-        Raises :class:`Damaged` for columns that no MIOpen can use.
-        """
-        columns = self._rows(file).columns()
-        if not columns:
-            return None
-        schema = kernel_db.schema_of(columns)
-        if schema is None:
-            raise Damaged(self.name, f"the columns of kern_db are {', '.join(sorted(columns))}", file.path)
-        return schema
-
-    def _inspect(self, root: Root, file: DatabaseFile) -> tuple[Schema | None, tuple[facts.Finding, ...]]:
-        """Return the table, and findings from header and columns."""
-        try:
-            schema = self._schema(file)
-        except LayerError as error:
-            return None, (self._file_finding(root, file, "damaged", error.message, error),)
-        if schema is kernel_db.SCHEMA_2_3 and not _plain(file):
-            message = "has the columns of MIOpen 2.3.0, which newer ones cannot use"
-            return schema, (self._file_finding(root, file, "columns", message),)
-        return schema, ()
+    def schema(self, file: DatabaseFile) -> Schema | None:
+        """Return the table of a file, ``None`` where MIOpen has not made it yet."""
+        columns = self.rows(file).columns()
+        return kernel_db.schema_of(columns) if columns else None
 
     def read(self, root: Root, key: str) -> facts.Artifact | None:
-        """Read a kernel, unpacked and checked as MIOpen does, or an object file as it stands."""
-        return self.read_row(root, key) if SEPARATOR in key else self._read_object(root, key)
+        """Read a kernel, unpacked and checked as MIOpen does."""
+        return self.read_row(root, key)
 
     def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError] | None:
         """Read kernels of one database."""
         located = self.databases(root).find(file)
-        schema = None if located is None else self._schema(located)
+        schema = None if located is None else self.schema(located)
         if located is None or schema is None:
             return None
-        rows = self._rows(located, schema).read_many([_name_and_args(key) for key in keys])
+        rows = self.rows(located, schema).read_many([_name_and_args(key) for key in keys])
         return {
             key: self._unpacked(located, key, values)
             for key, values in zip(keys, rows, strict=True)
@@ -201,79 +129,29 @@ class KernelDatabases(MIOpenDatabases):
             return Damaged(self.name, str(error), file.path)
         name, args = _name_and_args(key)
         detail = {"kernel_name": name, "kernel_args": args, "md5": kernel_db.digest(data)}
-        return facts.Artifact(self.name, key, _ROW_FORM, data, {**file.detail, **file.versions, **detail})
-
-    def _read_object(self, root: Root, key: str) -> facts.Artifact | None:
-        shape = self._shape(key)
-        if shape is None or root.role == TEMPORARY:
-            return None
-        data = Tree(self.name, root.path, shape).read(key)
-        return None if data is None else facts.Artifact(self.name, key, _OBJECT_FORM, data)
-
-    def is_key(self, key: str) -> bool:
-        """Check the name of the database and the parts after it, or compare with the pattern of object files."""
-        file, separator, rest = key.partition(SEPARATOR)
-        if not separator:
-            return self._shape(key) is not None
-        return SEPARATOR in rest and self.databases(places.ANY_ROOT).name(file) is not None
+        return facts.Artifact(self.name, key, ROW_FORM, data, {**file.detail, **file.versions, **detail})
 
     def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
-        """Pack and insert a kernel as MIOpen does, and read it back; or place an object file."""
-        if artifact.form == _OBJECT_FORM:
-            self._write_object(root, key, artifact.data, replace=replace)
-            return
+        """Pack and insert a kernel as MIOpen does."""
         file, schema = self._writable(root, key)
-        self._demand_storable(artifact)
-        try:
-            standing = self.read(root, key)
-        except Damaged:
-            standing = None
-        if standing is not None and standing.data == artifact.data:
-            return
-        if standing is not None and not replace:
-            raise EntryExists(self.name, file.path)
-        self._rows(file, schema).insert(_name_and_args(key), kernel_db.encode(artifact.data, schema), replace=replace)
-        try:
-            stored = self.read(root, key)
-        except (LayerError, OSError) as error:
-            raise self._not_read_back(file, error) from error
-        if stored is None or stored.data != artifact.data:
-            raise self._misread(key)
+        self._require_storable(artifact)
+        packed = kernel_db.encode(artifact.data, schema)
+        self.rows(file, schema).insert(_name_and_args(key), packed, replace=replace)
 
     def write_rows(self, root: Root, file: str, artifacts: Sequence[facts.Artifact]) -> Mapping[str, bool | LayerError]:
-        """Pack and insert kernels into one database, and read them back; leave existing ones alone."""
-        fit = {artifact.key: artifact for artifact in artifacts if self._is_row(artifact)}
+        """Pack and insert kernels into one database; leave existing ones."""
+        del file
+        fit = [artifact for artifact in artifacts if artifact.form == ROW_FORM and self.is_key(artifact.key)]
+        fit = [artifact for artifact in fit if attempt(partial(self._require_storable, artifact)) is None]
         if not fit:
             return {}
-        database, schema = self._writable(root, next(iter(fit)))
-        standing = self.read_rows(root, file, tuple(fit)) or {}
+        database, schema = self._writable(root, fit[0].key)
+        packed = [(_name_and_args(artifact.key), kernel_db.encode(artifact.data, schema)) for artifact in fit]
+        new = self.rows(database, schema).insert_new(packed)
         exists = EntryExists(self.name, database.path)
-        done: dict[str, bool | LayerError] = {
-            key: False if _is_that(found, fit[key]) else exists for key, found in standing.items()
-        }
-        new = {key: artifact for key, artifact in fit.items() if key not in standing}
-        if not new:
-            return done
-        rows = [(_name_and_args(key), kernel_db.encode(artifact.data, schema)) for key, artifact in new.items()]
-        placed = zip(new, self._rows(database, schema).insert_new(rows), strict=True)
-        # A key that another program has inserted meanwhile is written alone, later.
-        mine = [key for key, one in placed if one]
-        try:
-            stored = self.read_rows(root, file, mine) or {}
-        except (LayerError, OSError) as error:
-            return done | dict.fromkeys(mine, self._not_read_back(database, error))
-        return done | {key: _is_that(stored.get(key), fit[key]) or self._misread(key) for key in mine}
+        return {artifact.key: exists if done is None else done for artifact, done in zip(fit, new, strict=True)}
 
-    def _is_row(self, artifact: facts.Artifact) -> bool:
-        if artifact.form != _ROW_FORM or artifact.key.count(SEPARATOR) < _SEPARATORS:
-            return False
-        try:
-            self._demand_storable(artifact)
-        except LayerError:
-            return False
-        return True
-
-    def _demand_storable(self, artifact: facts.Artifact) -> None:
+    def _require_storable(self, artifact: facts.Artifact) -> None:
         """Raise :class:`Damaged` for a kernel that MIOpen could not use."""
         complaint = kernel_db.store_complaint(*_name_and_args(artifact.key), artifact.data)
         promised = artifact.detail.get("md5")
@@ -282,147 +160,122 @@ class KernelDatabases(MIOpenDatabases):
         if complaint is not None:
             raise Damaged(self.name, complaint, artifact.key)
 
-    def _not_read_back(self, file: DatabaseFile, error: LayerError | OSError) -> Unsettled:
-        return Unsettled(self.name, f"placed, but not read back: {reason_of(error)}", file.path)
-
-    def _misread(self, key: str) -> Damaged:
-        return Damaged(self.name, "the kernel was stored, but does not read back equal", key)
-
     def _writable(self, root: Root, key: str) -> tuple[DatabaseFile, Schema]:
         """Return the file of a key, and the table that the MIOpen of its folder uses."""
-        databases = self.databases(root)
-        file = databases.name(key.partition(SEPARATOR)[0])
-        if file is None or key.count(SEPARATOR) < _SEPARATORS:
-            raise not_a_key(self.name, key)
-        own = kernel_db.SCHEMA_2_3 if _plain(file) else kernel_db.SCHEMA
-        self.demand_place(databases, file)
-        if databases.find(file.relative) is not None and self._schema(file) not in (None, own):
-            raise Damaged(self.name, "the file has the columns of another MIOpen than its folder", file.path)
+        file = self.writable(root, key)
+        own = kernel_db.SCHEMA_2_3 if _is_plain(file) else kernel_db.SCHEMA
+        if self.databases(root).find(file.relative) is not None:
+            self.rows(file).recover()
+            if self.schema(file) not in (None, own):
+                raise Damaged(self.name, "the file has the columns of another MIOpen than its folder", file.path)
         return file, own
 
-    def _write_object(self, root: Root, key: str, data: bytes, *, replace: bool) -> None:
-        shape = self._shape(key)
-        if shape is None or root.role == TEMPORARY:
-            raise LayerError(self.name, f"{key!r} is no key of an object file; cachectl ls {self.name} lists keys")
-        if not kernel_db.is_code(data):
+    def verify_file(self, root: Root, file: DatabaseFile) -> Iterator[facts.Finding]:
+        """Unpack and check every row as MIOpen does when it loads it; no run repairs a row on which it throws."""
+        try:
+            self.rows(file).require_sound()
+            if (schema := self.schema(file)) is None:
+                return
+            if schema is kernel_db.SCHEMA_2_3 and not _is_plain(file):
+                message = "has the columns of MIOpen 2.3.0, which newer ones cannot use"
+                fix = self.fix(file.path, moved_away(file.path))
+                where = (self.name, root.path, file.relative)
+                yield facts.Finding(*where, Severity.FAILS, "columns", message, fix)
+            seen: set[tuple[str, ...]] = set()
+            for row, values in self.rows(file, schema).rows_with(*schema.values):
+                key = SEPARATOR.join((file.relative, kernel_db.kernel_key(*row.key)))
+                entry = Entry(self.name, key, root.path, row.bytes, 0, stamp=(row.rowid, row.bytes))
+                for flaw in _flaws(row, values, seen):
+                    finding = self.row_finding(entry, *flaw)
+                    thing = None if self.asked_first else finding.thing
+                    yield replace(finding, fix=self.fix(file.path, finding.fix), thing=thing)
+        except LayerError as error:
+            yield self.file_finding(root, self.rows(file), error)
+
+
+class UserKernelDatabases(KernelDatabases):
+    """The user's rows, and the files of single kernels of old versions."""
+
+    forms = (ROW_FORM, _OBJECT_FORM)
+    kinds = ("ukdb",)
+    folders = True
+    #: Object files. MIOpen up to 3.3 makes no version folder in a custom folder.
+    shapes = (Shape((VERSION_FOLDER, *_OBJECT), folders=False), Shape(_OBJECT, folders=False))
+
+    def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
+        """Compare with the names of databases and version folders, and of object files except in temporary folders."""
+        return super().owns(root, parts) or any(tree.shape.owns(parts) for tree in self._trees(root))
+
+    def is_key(self, key: str) -> bool:
+        """Check the name of the database and the parts after it, or compare with the pattern of object files."""
+        return super().is_key(key) if SEPARATOR in key else any(shape.accepts(key) for shape in self.shapes)
+
+    def _trees(self, root: Root, key: str | None = None) -> list[Tree]:
+        """Return the trees of object files, or those that accept a key."""
+        # In a temporary folder such files may belong to other programs.
+        shapes = () if root.role == TEMPORARY else self.shapes
+        return [Tree(self.name, root.path, shape) for shape in shapes if key is None or shape.accepts(key)]
+
+    def scan_others(self, root: Root, latest: str | None) -> Iterator[Found]:
+        """Yield object files."""
+        try:
+            for tree, leaf in scan_each(self._trees(root)):
+                if isinstance(leaf, Problem):
+                    yield leaf
+                elif leaf.orphan_rule is not None:
+                    yield leaf.orphan(root.path)
+                elif not kernel_db.is_code(tree.read_file(leaf.key, limit=32) or b""):
+                    message = "has the name of a kernel, but is no code; left alone"
+                    yield Problem(root.path / leaf.key, "unrecognised", message)
+                else:
+                    *above, _, name = leaf.key.split("/")
+                    because = stale_because(above[0], latest) if above else None
+                    yield replace(
+                        leaf.entry(self.name, root.path),
+                        kernels=program_names(name),
+                        versions={"miopen": above[0]} if above else {},
+                        stale=True if because else None,
+                        stale_because=because,
+                    )
+        except LayerError as error:
+            yield Problem(root.path, "unreadable", error.message)
+
+    def read(self, root: Root, key: str) -> facts.Artifact | None:
+        """Read a kernel as MIOpen does, or an object file as it stands."""
+        if SEPARATOR in key:
+            return super().read(root, key)
+        read = (tree.read(key) for tree in self._trees(root, key))
+        data = next((data for data in read if data is not None), None)
+        return None if data is None else facts.Artifact(self.name, key, _OBJECT_FORM, data)
+
+    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
+        """Insert a kernel, or place an object file."""
+        if artifact.form != _OBJECT_FORM:
+            super().write(root, key, artifact, replace=replace)
+            return
+        trees = self._trees(root, key)
+        if not trees:
+            raise not_a_key(self.name, key)
+        if not kernel_db.is_code(artifact.data):
             raise Damaged(self.name, "the object file is no code object", key)
-        Tree(self.name, root.path, shape).write(key, data, replace=replace)
+        trees[0].write(key, artifact.data, replace=replace)
 
-    def _shape(self, key: str) -> Shape | None:
-        return next((shape for shape in self.shapes if shape.accepts(key)), None)
-
-    def remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
-        """Delete rows, then vacuum. Never unlink a file that a program may have open, or whose log is pending."""
-        by_file: dict[str, list[facts.Target]] = {}
-        objects: list[facts.Target] = []
-        for target in targets:
-            file, separator, _ = target.key.partition(SEPARATOR)
-            (by_file.setdefault(file, []) if separator else objects).append(target)
-        parts: list[Part] = [
-            (file, planned, partial(self._remove_from, root, file, planned)) for file, planned in by_file.items()
-        ]
-        for shape in self.shapes:
-            planned = [target for target in objects if (self._shape(target.key) or self.shapes[0]) is shape]
+    def remove_others(self, root: Root, targets: Sequence[facts.Removable]) -> Iterator[Part]:
+        """Remove object files, and what an interrupted cachectl left."""
+        trees = self._trees(root)
+        for tree in trees:
+            keys = {target.key for target in targets if tree.shape.accepts(target.key)}
+            other = {target.key for target in targets if not any(one.shape.accepts(target.key) for one in trees)}
+            planned = [target for target in targets if target.key in (keys | other if tree is trees[0] else keys)]
             if planned:
-                tree = Tree(self.name, root.path, shape)
-                parts.append((str(root.path), planned, partial(tree.remove, planned, tidy=True)))
-        return each_part(self.name, parts)
-
-    def row_files(self, root: Root) -> Iterator[RowFile]:
-        """Return the databases of kernels."""
-        for file in self.databases(root).files():
-            if not isinstance(file, Problem):
-                yield self._rows(file)
-
-    def row_file(self, root: Root, file: str) -> RowFile | None:
-        """Return a database of kernels."""
-        named = self.databases(root).name(file)
-        return None if named is None else self._rows(named)
-
-    def foresee_rows(self, root: Root, file: str, targets: Sequence[facts.Target]) -> int | None:
-        """Delete the rows from a copy of the file."""
-        rows = self.row_file(root, file)
-        return None if rows is None else rows.foresee_delete(list(map(_planned_row, targets)))
-
-    def _remove_from(self, root: Root, relative: str, targets: Sequence[facts.Target]) -> facts.Outcome:
-        file = self.databases(root).find(relative)
-        if file is None:
-            return facts.Outcome(self.name, skipped=tuple(facts.Note(target.key, "already gone") for target in targets))
-        rows = self._rows(file)
-        planned = {target: _planned_row(target) for target in targets}
-        return self.remove_rows(rows, relative, planned, lambda: rows.delete(list(planned.values())))
-
-    def file_of(self, file: DatabaseFile) -> RowFile:
-        """Return a database with the table of new MIOpens."""
-        return self._rows(file)
-
-    def entry_aside(self, root: Root, file: DatabaseFile, target: facts.Target, thing: facts.Quarantined) -> str | None:
-        """Move a row into quarantine."""
-        del root
-        return self._rows(file, self._schema(file) or kernel_db.SCHEMA).set_row_aside(_planned_row(target), thing)
-
-    def entry_back(self, root: Root, file: DatabaseFile, thing: facts.Quarantined, *, replace: bool) -> None:
-        """Insert a row again."""
-        del root
-        own = kernel_db.SCHEMA_2_3 if _plain(file) else kernel_db.SCHEMA
-        self._rows(file, own).bring_row_back(thing, replace=replace)
+                yield str(root.path), planned, partial(tree.remove, planned, tidy=always)
 
     def verify(self, root: Root) -> Iterator[facts.Finding]:
-        """Unpack and check every row as MIOpen does when it loads it; no run repairs a row on which it throws."""
-        files = list(self.databases(root).files())
-        for problem in self._unseen(root, files):
-            # Where MIOpen cannot open its database it throws at every lookup and store.
-            yield places.to_finding(self, root, problem, Severity.FAILS)
-        for file in files:
-            if not isinstance(file, Problem):
-                yield from self.examined(partial(self._verify_file, root, file))
-
-    def _verify_file(self, root: Root, file: DatabaseFile) -> Iterator[facts.Finding]:
-        schema, findings = self._inspect(root, file)
-        yield from findings
-        if schema is not None:
-            yield from self._verify_rows(root, file, schema)
-
-    def _unseen(self, root: Root, files: Iterable[DatabaseFile | Problem]) -> Iterator[Problem]:
-        """Yield the problems of databases and object files, each path once."""
-        shapes = () if root.role == TEMPORARY else self.shapes
-        objects = scan_each(Tree(self.name, root.path, shape) for shape in shapes)
-        found = chain(files, (leaf for _, leaf in objects))
-        yield from {thing.path: thing for thing in found if isinstance(thing, Problem)}.values()
-
-    def _verify_rows(self, root: Root, file: DatabaseFile, schema: Schema) -> Iterator[facts.Finding]:
-        rows = self._rows(file, schema)
-        seen: set[tuple[str, ...]] = set()
-        try:
-            if complaint := rows.check():
-                yield self._file_finding(root, file, "sqlite", complaint)
-                return
-            for row, values in rows.rows_with(*schema.values):
-                key = SEPARATOR.join((file.relative, places.kernel_key(*row.key)))
-                thing = Entry(self.name, key, root.path, row.bytes, 0, stamp=(row.rowid, row.bytes))
-                for severity, code, message in _flaws(row, values, seen):
-                    removable = None if severity is Severity.HARMLESS else thing
-                    fix = self._row_fix(file, key)
-                    yield facts.Finding(self.name, root.path, key, severity, code, message, fix, removable)
-        except LayerError as error:
-            yield self._file_finding(root, file, "damaged", error.message, error)
-
-    def _file_finding(
-        self, root: Root, file: DatabaseFile, code: str, message: str, error: LayerError | None = None
-    ) -> facts.Finding:
-        # A file that cannot be opened may be whole.
-        known = error is None or isinstance(error, Damaged)
-        severity, code = (Severity.FAILS, code) if known else (Severity.HARMLESS, "unreadable")
-        thing = self._rows(file).orphan(root.path, file.relative, message) if known else None
-        return facts.Finding(self.name, root.path, file.relative, severity, code, message, self._file_fix(file), thing)
-
-    def _row_fix(self, file: DatabaseFile, key: str) -> str:
-        del file
-        return f"cachectl purge {self.name} --key {shlex.quote(key)}"
-
-    def _file_fix(self, file: DatabaseFile) -> str:
-        del file
-        return f"end every program that has it open, then: cachectl verify --quarantine {self.name}"
+        """Check every row, and find what is in the way of object files."""
+        yield from super().verify(root)
+        for _, found in scan_each(self._trees(root)):
+            if isinstance(found, Problem) and found.path != root.path:
+                yield self.to_finding(root, found)
 
 
 class KernelLookups(MIOpenLookups):
@@ -447,6 +300,8 @@ class MIOpenKernels(MIOpenLayer):
 
     name = "miopen"
     title = "MIOpen user kernels"
+    place = places.KERNELS
+    variable = SWITCH
     # It hides user and system kernels alike.
     switch = EnvSwitch(SWITCH, off="1", read=at_load(*LIBRARIES))
     on_network: ClassVar[Hazard | None] = Hazard(
@@ -458,45 +313,29 @@ class MIOpenKernels(MIOpenLayer):
         Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait, up to half a minute"
     )
     when_closed: ClassVar[Hazard | None] = Hazard(Severity.FAILS, "MIOpen throws, even where it only looks up")
-    store = KernelDatabases()
+    store: KernelDatabases = UserKernelDatabases()
 
     @property
-    def lookups(self) -> MIOpenLookups:
+    def lookups(self) -> Lookups:
         """How the lookups and stores of a run are observed."""
-        return KernelLookups(places.system_roots(self.environment, tilde=True))
-
-    def roots(self) -> tuple[Root, ...]:
-        """Resolve as MIOpen does when it first loads a kernel."""
-        return places.user_cache_roots(self.environment)
-
-    def state(self) -> facts.State:
-        """Read the switch of all kernel databases."""
-        return judge(self.environment, SWITCH, present=self.present())
+        return KernelLookups(places.system_roots(self.environment, places.SYSTEM_KERNELS))
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch, and a place where anybody can write."""
         yield from places.diagnosed_flag(self, SWITCH)
-        yield from self._fallback()
-
-    def _fallback(self) -> Iterator[facts.Finding]:
-        """Yield that MIOpen takes kernels from a temporary folder because it cannot use the home folder."""
         environment = self.environment
-        named = environment.get("MIOPEN_CUSTOM_CACHE_DIR") or environment.platform == "win32"
+        named = environment.get(self.place.variable) or environment.platform == "win32"
         if named or not places.libraries(environment):
             return
+        # MIOpen takes kernels from a temporary folder because it cannot use the home folder.
         first = self.roots()[0]
         kind = network_file_system(first.path, mounts=environment.mounts)
         folder = places.temporary_folder(environment)
-        if (first.role != TEMPORARY and kind is None) or not _is_open_to_all(folder):
-            return
-        why = "HOME names no folder" if kind is None else f"the home is on {kind}"
-        message = f"as {why}, MIOpen up to 3.3 takes kernels from {folder} itself, where anybody may have put them"
-        fix = 'export MIOPEN_CUSTOM_CACHE_DIR="$(mktemp -d)"'
-        yield facts.Finding(self.name, folder, None, Severity.UNSAFE, "fallback", message, fix)
-
-    def relocate(self, folder: Path) -> facts.Switch:
-        """Return MIOpen's own variable; MIOpen makes the folder."""
-        return facts.Switch(self.name, {"MIOPEN_CUSTOM_CACHE_DIR": str(folder / "miopen")}, read_at_load=LIBRARIES)
+        if (first.role == TEMPORARY or kind is not None) and _is_open_to_all(folder):
+            why = "HOME names no folder" if kind is None else f"the home is on {kind}"
+            message = f"as {why}, MIOpen up to 3.3 takes kernels from {folder} itself, where anybody may have put them"
+            fix = f'export {self.place.variable}="$(mktemp -d)"'
+            yield facts.Finding(self.name, folder, None, Severity.UNSAFE, "fallback", message, fix)
 
 
 def _is_open_to_all(folder: Path) -> bool:
@@ -506,34 +345,23 @@ def _is_open_to_all(folder: Path) -> bool:
         return False
 
 
-def _flaws(row: Row, values: Sequence[object], seen: set[tuple[str, ...]]) -> Iterator[tuple[Severity, str, str]]:
-    """Yield severity, code and message of each fault of a row; add its key to ``seen``."""
+def _flaws(row: Row, values: Sequence[object], seen: set[tuple[str, ...]]) -> Iterator[tuple[str, str]]:
+    """Yield code and message of each fault of a row; add its key to ``seen``."""
     if row.key in seen:
-        yield Severity.FAILS, "duplicate", "a second row has this key: MIOpen cannot make its index, and throws"
+        yield "duplicate", "a second row has this key: MIOpen cannot make its index, and throws"
     seen.add(row.key)
     if complaint := kernel_db.key_complaint(*row.key):
-        yield Severity.FAILS, "quote", complaint
+        yield "quote", complaint
     try:
-        oddities = kernel_db.unpack(values).oddities
+        kernel_db.decode(values)
     except ValueError as error:
-        yield Severity.FAILS, "content", str(error)
-        return
-    for code, message in oddities:
-        yield Severity.HARMLESS, code, message
+        yield "content", str(error)
 
 
-def _planned_row(target: facts.Target) -> Row:
-    return Row(target.stamp[0], _name_and_args(target.key), target.stamp[1])
-
-
-def _plain(file: DatabaseFile) -> bool:
+def _is_plain(file: DatabaseFile) -> bool:
     """Return whether the MIOpen of a file's folder stores kernels unpacked; files without a folder are newer."""
     return bool(file.folder) and version_numbers(file.folder) < _PACKED
 
 
 def _name_and_args(key: str) -> tuple[str, str]:
-    return places.split_kernel_key(key.partition(SEPARATOR)[2])
-
-
-def _is_that(stored: facts.Artifact | LayerError | None, wanted: facts.Artifact) -> bool:
-    return isinstance(stored, facts.Artifact) and stored.data == wanted.data
+    return kernel_db.split_kernel_key(key.partition(SEPARATOR)[2])

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from cachectl.layers.base.as_json import AsJson, total
-from cachectl.layers.base.environment import Environment, user_name
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import BadRequest, Damaged, LayerError, Refused, reason_of
 from cachectl.layers.base.facts import Note, Root, Scope
 from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.presence import nearest
-from cachectl.layers.disk.trust import as_owner
+from cachectl.layers.disk.trust import belonging_to
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen.database_files import (
     HOLDS,
@@ -32,8 +32,9 @@ from cachectl.layers.miopen.database_files import (
     make_folder,
     records_of,
 )
+from cachectl.layers.miopen.databases import SEPARATOR
+from cachectl.layers.miopen.kernel_db import kernel_key
 from cachectl.layers.miopen.names import VERSION_FOLDER, DatabaseName, parse_name
-from cachectl.layers.miopen.places import SEPARATOR, kernel_key
 from cachectl.layers.miopen.tuning import MIOpenTuning
 from cachectl.layers.stores.merging import MergingRecords
 from cachectl.layers.stores.rows import RowFile
@@ -118,8 +119,7 @@ def merge(environment: Environment, files: Sequence[str], into: str, *, mix_vers
         _demand_alike(source, target, mix_versions=mix_versions)
     demand_no_package(environment, target.path.parent)
     _demand_own(environment, target.path)
-    with as_owner(target.path.parent):
-        make_folder(target.path.parent)
+    make_folder(target.path.parent)
     take: Callable[[Environment, _Named, _Named], MergedFile]
     if target.holds == "kernels":
         take = _merge_kernels
@@ -169,26 +169,24 @@ def _demand_own(environment: Environment, path: Path) -> None:
     """Refuse to follow a link, and to leave the superuser's files in another user's cache."""
     if path.is_symlink():
         raise Refused("miopen", "a link is not followed", path)
-    if not environment.superuser or environment.over_others:
+    if not environment.superuser:
         return
     owner = nearest(path, follow=False).stat().st_uid
     if owner != 0:
-        name = user_name(owner)
-        message = f"belongs to {name}, and you are the superuser; do it as {name}, or use --over-others"
-        raise Refused("miopen", message, path)
+        raise Refused("miopen", belonging_to(owner), path)
 
 
 def _merge_kernels(environment: Environment, source: _Named, target: _Named) -> MergedFile:
     offered = KernelFile("miopen", source.path, environment.lock_timeout)
     kernels, flawed = offered.kernels()
+    RowFile("miopen", target.path, kernel_db.SCHEMA, environment.lock_timeout).recover()
     standing = KernelFile("miopen", target.path, environment.lock_timeout)
     schema = standing.schema or offered.schema or kernel_db.SCHEMA
     if offered.schema not in (None, schema):
         message = f"has the columns of another generation of MIOpen than {target.path}"
         raise Damaged("miopen", message, source.path)
     rows = RowFile("miopen", target.path, schema, environment.lock_timeout)
-    with as_owner(target.path.parent):
-        done = rows.insert_new(kernels) if kernels else []
+    done = rows.insert_new(kernels) if kernels else []
     differing = [kernel for kernel, new in zip(kernels, done, strict=True) if new is None]
     conflicts = tuple(note for kernel in differing if (note := _conflict(rows, kernel, target.path)) is not None)
     there = len(kernels) - sum(new is True for new in done) - len(conflicts)
@@ -209,8 +207,7 @@ def _conflict(rows: RowFile, kernel: Kernel, into: Path) -> Note | None:
 
 def _merge_tables(environment: Environment, source: _Named, target: _Named) -> MergedFile:
     rows = joined_rows("miopen-tuning", source.path, environment.lock_timeout).all()
-    with as_owner(target.path.parent):
-        done = joined_rows("miopen-tuning", target.path, environment.lock_timeout).merge([row[1:] for row in rows])
+    done = joined_rows("miopen-tuning", target.path, environment.lock_timeout).merge([row[1:] for row in rows])
     return MergedFile(source.path, done.added, done.there, _differing(done.conflicts, target.path))
 
 
@@ -225,8 +222,7 @@ def _merge_records(environment: Environment, source: _Named, target: _Named) -> 
     # Running programs read only a user's file again.
     is_read_again = target.name.kind in layer.store.texts
     lock = partial(layer.store.editing, root, path) if is_read_again else partial(layer.store.locked, path)
-    with as_owner(path.parent):
-        done = MergingRecords(layer.name, path, lock).merge(lines)
+    done = MergingRecords(layer.name, path, lock).merge(lines)
     return MergedFile(source.path, done.added, done.there, _differing(done.conflicts, target.path), tuple(flawed))
 
 

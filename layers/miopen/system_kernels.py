@@ -1,4 +1,4 @@
-"""The layer ``miopen-system``: the compiled kernels that came with MIOpen, and the lookup in both layers.
+"""The layer ``miopen-system``: the compiled kernels that came with MIOpen.
 
 Sqlite files beside the library, opened read-only. Sources: ``src/binary_cache.cpp`` (``ComputeSysCachePath``,
 ``GetDb``), ``src/include/miopen/db.hpp`` (``MultiFileDb``: the user's file first), ``src/sqlite_db.cpp``.
@@ -8,119 +8,94 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import takewhile
 from typing import Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged
-from cachectl.layers.base.facts import Ability, Root, Severity
+from cachectl.layers.base.facts import Entry, Found, Root, Scope, Severity
+from cachectl.layers.base.parts import Lookups
 from cachectl.layers.disk.plain import read_plain
 from cachectl.layers.host.hardware import Gpu, amd_gpus
-from cachectl.layers.miopen.databases import MIOpenLookups
-from cachectl.layers.miopen.kernels import SWITCH, KernelDatabases, MIOpenKernels
-from cachectl.layers.miopen.names import parse_base, version_numbers
-from cachectl.layers.miopen.places import (
-    SEPARATOR,
-    DatabaseFile,
-    Databases,
-    Packaged,
-    diagnosed_flag,
-    kernel_key,
-    read_only,
-    system_roots,
-)
+from cachectl.layers.miopen.databases import DatabaseFile, MIOpenLookups
+from cachectl.layers.miopen.kernels import KernelDatabases, MIOpenKernels
+from cachectl.layers.miopen.places import SYSTEM_KERNELS, diagnosed_flag
+from cachectl.layers.stores.database import is_wal
 from cachectl.layers.stores.rows import Schema
 
 #: MIOpen ignores smaller files: empty ones, and pointers of git-lfs.
 _LEAST: Final = 512
-_WAL_MODE: Final = b"\x02\x02"
 
 
 class SystemKernelDatabases(KernelDatabases):
     """Rows of sqlite files beside the library."""
 
-    forms = ("miopen-kernel/1",)
-    kinds = ("kdb",)
-    shapes = ()
+    asked_first = "miopen"
 
-    def refusals(self) -> Mapping[Ability, str]:
-        """Refuse every change."""
-        return {**super().refusals(), **read_only("miopen")}
+    def list_file(self, file: DatabaseFile, template: Entry) -> Iterator[Found]:
+        """Yield the rows of a file that MIOpen does not ignore."""
+        return super().list_file(file, template) if _counts(file) else iter(())
 
-    def databases(self, root: Root) -> Databases:
-        """Return the database files of a root, which has no version folders."""
-        return Databases(root, self.kinds)
-
-    def _schema(self, file: DatabaseFile) -> Schema | None:
-        if file.path.stat().st_size < _LEAST:
+    def schema(self, file: DatabaseFile) -> Schema | None:
+        """Return the table of a file; MIOpen does not make it there."""
+        if not _counts(file):
             return None
-        schema = super()._schema(file)
+        schema = super().schema(file)
         if schema is None:
             raise Damaged(self.name, "has no table kern_db", file.path)
         return schema
 
-    def _inspect(self, root: Root, file: DatabaseFile) -> tuple[Schema | None, tuple[facts.Finding, ...]]:
+    def verify_file(self, root: Root, file: DatabaseFile) -> Iterator[facts.Finding]:
+        """Check the header, which decides whether MIOpen and other users can open the file, then every row."""
+        quoted = shlex.quote(str(file.path))
+        severity, code, fix = Severity.RECOMPILES, "", self.fix(file.path, "")
         try:
             head = read_plain(file.path, limit=_LEAST)
         except OSError as error:
-            message = f"cannot be read: {error.strerror}; MIOpen takes it for missing"
-            return None, (self._header_finding(root, file, Severity.RECOMPILES, "unreadable", message),)
-        if len(head) < _LEAST:
-            message = f"has {len(head)} bytes, a git-lfs pointer perhaps: MIOpen takes it for missing"
-            return None, (self._header_finding(root, file, Severity.RECOMPILES, "too-small", message),)
-        schema, findings = super()._inspect(root, file)
-        if head[18:20] == _WAL_MODE:
-            message = "is in WAL mode: only users who can write beside it can open it"
-            findings += (self._header_finding(root, file, Severity.FAILS, "wal", message),)
-        return schema, findings
-
-    def _header_finding(
-        self, root: Root, file: DatabaseFile, severity: Severity, code: str, message: str
-    ) -> facts.Finding:
-        fix = (
-            f"as its owner: sqlite3 {shlex.quote(str(file.path))} 'pragma journal_mode=delete'"
-            if code == "wal"
-            else self._file_fix(file)
-        )
-        return facts.Finding(self.name, root.path, file.relative, severity, code, message, fix)
-
-    def _row_fix(self, file: DatabaseFile, key: str) -> str:
-        del key
-        return self._file_fix(file)
-
-    def _file_fix(self, file: DatabaseFile) -> str:
-        return f"reinstall the package that {file.path} belongs to"
+            code, message = "unreadable", f"cannot be read: {error.strerror}; MIOpen takes it for missing"
+        else:
+            if len(head) < _LEAST:
+                message = f"has {len(head)} bytes, a git-lfs pointer perhaps: MIOpen takes it for missing"
+                code = "too-small"
+            else:
+                yield from super().verify_file(root, file)
+            if is_wal(head):
+                message = "is in WAL mode: only users who can write beside it can open it"
+                severity, code = Severity.FAILS, "wal"
+                fix = f"as its owner: sqlite3 {quoted} 'pragma journal_mode=delete'"
+        if code:
+            yield facts.Finding(self.name, root.path, file.relative, severity, code, message, fix)
 
 
-class MIOpenSystemKernels(Packaged, MIOpenKernels):
+def _counts(file: DatabaseFile) -> bool:
+    return file.path.stat().st_size >= _LEAST
+
+
+class MIOpenSystemKernels(MIOpenKernels):
     """Compiled kernels that came with MIOpen."""
 
     name = "miopen-system"
     title = "MIOpen system kernels"
+    place = SYSTEM_KERNELS
+    scope = Scope.SYSTEM
     store = SystemKernelDatabases()
     on_network = None
     among_ranks = None
     when_closed = None
 
     @property
-    def lookups(self) -> MIOpenLookups:
+    def lookups(self) -> Lookups:
         """How the lookups of a run are observed."""
         return MIOpenLookups()
 
-    def roots(self) -> tuple[Root, ...]:
-        """Resolve relative to each libMIOpen that is found."""
-        return system_roots(self.environment, tilde=True)
-
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch, and each GPU without a database."""
-        yield from diagnosed_flag(self, SWITCH)
+        yield from diagnosed_flag(self, self.variable)
         roots = self.roots()
         if not roots:
             return
-        present = [
-            file for root in roots for file in self.store.databases(root).files() if isinstance(file, DatabaseFile)
-        ]
+        present = [file for root in roots for file in self.store.databases(root).present()]
         for gpu in amd_gpus(self.environment):
             if not any(_serves(file, gpu) for file in present):
                 yield self._missing(roots[0], gpu, present)
@@ -158,23 +133,3 @@ def _distance(file: DatabaseFile, gpu: Gpu) -> tuple[int, int]:
         return 0, min(abs((base.units or 0) - units) for units in gpu.units)
     alike = takewhile(lambda pair: pair[0] == pair[1], zip(base.raw, gpu.arch, strict=False))
     return 1, -len(list(alike))
-
-
-def lookup(user: MIOpenKernels, system: MIOpenSystemKernels, base: str, name: str, args: str) -> facts.Artifact | None:
-    """Find a kernel as MIOpen does: in the user's file, the device's ``.kdb``, or the architecture's if it is missing.
-
-    ``base`` is device and compute units as in file names (``gfx90a6e``). Raises :class:`Damaged` for a damaged file:
-    MIOpen throws, and looks no further.
-    """
-    for root in user.roots():
-        files = [file for file in user.store.databases(root).files() if isinstance(file, DatabaseFile)]
-        mine = [file for file in files if file.name.base.raw == base]
-        for file in sorted(mine, key=lambda file: version_numbers(file.folder or "0"), reverse=True):
-            artifact = user.store.read(root, SEPARATOR.join((file.relative, kernel_key(name, args))))
-            if artifact is not None:
-                return artifact
-    for root in system.roots():
-        for stem in dict.fromkeys((base, parse_base(base).device or base)):
-            if system.store.databases(root).find(f"{stem}.kdb") is not None:
-                return system.store.read(root, SEPARATOR.join((f"{stem}.kdb", kernel_key(name, args))))
-    return None

@@ -7,33 +7,24 @@ The files of one program are described in :mod:`cachectl.layers.formats.pocl_pro
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import Problem, Removable, Root, Severity
-from cachectl.layers.base.lazy import module, regex
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.base.store import target_of
 from cachectl.layers.formats import pocl_programs
 from cachectl.layers.formats.pocl_programs import BITCODE, MEMBERS, NO_PROGRAM
-from cachectl.layers.host.mounts import forbids_execution, network_file_system
+from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.host.processes import age_of, process_names
 from cachectl.layers.pocl.orphans import LEVELS, NAMED, UNCACHED, shape_of
 from cachectl.layers.pocl.roots import users_of
 from cachectl.layers.stores.archive import pack, unpack
-from cachectl.layers.stores.tree import Leaf, Links, Tree, bulk, planned
+from cachectl.layers.stores.tree import Leaf, Tree
 from cachectl.layers.stores.tree_store import TreeStore
-from cachectl.layers.stores.walk import Group
-
-if TYPE_CHECKING:
-    from cachectl.layers.formats import bitcode
-    from cachectl.layers.host.llvm_tools import Disassembler
-else:
-    bitcode = module("cachectl.layers.formats.bitcode")
 
 #: Seconds without change after which no compile can be using an entry: longer than any one compile.
 ENTRY_REST: Final = 600.0
@@ -47,6 +38,7 @@ class Programs(TreeStore):
     """A folder for each program, with its bitcode and the native code of its kernels."""
 
     forms = ("pocl-entry/1",)
+    unchecked = "machine code, and the records of LLVM bitcode"
 
     # ------------------------------------------------------------------ listing
 
@@ -68,16 +60,20 @@ class Programs(TreeStore):
         prefix = pocl_programs.kept_part(selection.kernel_prefix)
         shortened = f"(?={pocl_programs.SHORTENED.pattern}\\Z){re.escape(prefix)}.*"
         child = regex(f"(?:{pattern.pattern})|(?s:{shortened})", pattern.flags)
-        for leaf in self.tree(root).holding(child):
-            yield from self._found(root, leaf, contents=True)
+        for leaf in self.tree(root).scan():
+            is_candidate = isinstance(leaf, Leaf) and any(
+                child.fullmatch(member.path.partition("/")[0]) for member in leaf.members
+            )
+            if is_candidate or isinstance(leaf, Problem) or leaf.orphan_rule is not None:
+                yield from self._found(root, leaf, contents=True)
 
     def iter_usage(self, root: Root) -> Iterator[facts.Counted]:
-        """Yield whole programs together, without looking into them."""
-        for found in self.tree(root).weigh(hollow=NO_PROGRAM):
-            if isinstance(found, Group):
-                yield from bulk(found)
+        """Yield programs without the names of their kernels."""
+        for leaf in self.tree(root).scan():
+            if isinstance(leaf, Problem):
+                yield leaf
             else:
-                yield from self._found(root, found, contents=False)
+                yield self._orphan(root, leaf) or leaf.entry(self.name, root.path)
 
     def _found(self, root: Root, leaf: Leaf | Problem, *, contents: bool) -> Iterator[facts.Found]:
         """Yield the entry or orphan of a leaf, and a problem for each of its files that could not be read."""
@@ -87,11 +83,9 @@ class Programs(TreeStore):
             yield Problem(root.path / key, "unreadable", error.message)
 
     def _describe(self, root: Root, leaf: Leaf, unread: dict[str, LayerError], *, contents: bool) -> Removable:
-        if leaf.orphan_rule is not None:
-            return leaf.orphan(root.path)
+        if (orphan := self._orphan(root, leaf)) is not None:
+            return orphan
         paths = [member.path for member in leaf.members]
-        if not any(path not in NO_PROGRAM for path in paths):
-            return leaf.orphan(root.path, "a build that failed" if paths else "an empty program folder")
         names = pocl_programs.kernel_names(paths, partial(self._content, root, leaf, unread) if contents else _unread)
         # A kernel has a folder once it was launched.
         kernels = sorted(name for name in names.values() if name is not None)
@@ -112,6 +106,14 @@ class Programs(TreeStore):
             detail={names[folder] or folder: " ".join(found) for folder, found in variants.items()},
             stamp=leaf.stamp,
         )
+
+    def _orphan(self, root: Root, leaf: Leaf) -> facts.Orphan | None:
+        """Return a leaf that is no program."""
+        if leaf.orphan_rule is not None:
+            return leaf.orphan(root.path)
+        if all(member.path in NO_PROGRAM for member in leaf.members):
+            return leaf.orphan(root.path, "a build that failed" if leaf.members else "an empty program folder")
+        return None
 
     def _content(self, root: Root, leaf: Leaf, unread: dict[str, LayerError], path: str) -> bytes | None:
         """Read a file of a program; ``None`` where it is missing, or unreadable, which is added to ``unread``."""
@@ -182,19 +184,6 @@ class Programs(TreeStore):
             named = process_names(users, processes=self.environment.processes)
             raise Busy(self.name, f"is not replaced while PoCL is in use by {named}", key)
 
-    def bring_from(self, base: Root, root: Root) -> facts.Brought:
-        """Link the files of each program: PoCL reads them, and replaces them by a rename.
-
-        The folders are made, because PoCL adds native code for new work-group sizes, appends to ``build.log`` and
-        touches ``last_accessed``. Native code is not loaded from a file system that is mounted ``noexec``: from there,
-        programs are copied.
-        """
-        from cachectl.layers.stores.bases import Rules, bring_tree
-
-        links: Links = "never" if forbids_execution(base.path) else "always"
-        rules = Rules(links, leave=NO_PROGRAM, needed=frozenset(NAMED.first), grows=True)
-        return bring_tree(self.name, base.path, root.path, NAMED, rules)
-
     # ------------------------------------------------------------------ clear
 
     def in_use(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
@@ -229,16 +218,14 @@ class Programs(TreeStore):
                 because = f"PoCL is in use by {named(users)}, which may be about to build in it"
             elif age <= rest:
                 because = f"changed {max(0, age):.0f} s ago, and PoCL is in use by {named(users)}"
-            elif holders and (isinstance(target, facts.Entry) or target.kept or target.key.startswith(UNCACHED)):
+            elif holders and (isinstance(target, facts.Entry) or target.key.startswith(UNCACHED)):
                 # Nothing shows which of these processes built it.
                 because = f"may be held by {named(holders)}, which ran when it was last used; purge again after its end"
             yield target, because
 
-    def remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
+    def remove(self, root: Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Rename programs away, then delete them; never the top folder."""
-        tree = self.tree(root)
-        is_unused = partial(self._is_unused, root)
-        return tree.remove_unused(targets, is_unused) if is_unused() else tree.remove(targets)
+        return self.tree(root).remove(targets, tidy=partial(self._is_unused, root))
 
     def _is_unused(self, root: Root) -> bool:
         """Return whether no process can be using a root: other machines may use it on a network file system."""
@@ -246,47 +233,11 @@ class Programs(TreeStore):
             return False
         return users_of(root.path, self.environment) == ()
 
-    def plan_everything(self, root: Root) -> facts.ClearPlan | None:
-        """Plan every program by its size, where PoCL is not in use."""
-        if not self._is_unused(root):
-            return None
-        targets: list[facts.Target] = []
-        problems: list[Problem] = []
-        for found in self.tree(root).weigh(hollow=NO_PROGRAM):
-            if isinstance(found, Group):
-                targets += planned(root.path, found)
-            elif isinstance(found, Leaf):
-                targets.append(target_of(self._describe(root, found, {}, contents=False)))
-            else:
-                problems.append(found)
-        skipped = tuple(facts.note_of(problem) for problem in problems if problem.stays)
-        failed = tuple(facts.note_of(problem) for problem in problems if problem.hides)
-        return facts.ClearPlan(self.name, tuple(targets), skipped, failed)
-
-    # ------------------------------------------------------------------ quarantine
-
-    def quarantine(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
-        """Rename a whole program into quarantine; PoCL compiles it again."""
-        return self.tree(root).quarantine(target, thing)
-
-    def restore(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
-        """Rename a whole program back; never over one that PoCL may be using."""
-        if replace and self.tree(root).find(thing.key) is not None:
-            self._demand_unused(root, thing.key)
-        self.tree(root).restore(thing, replace=replace)
-
     # ------------------------------------------------------------------ verify
 
     def verify(self, root: Root) -> Iterator[facts.Finding]:
-        """Check the structure of bitcode and native files: PoCL checks nothing, and a damaged one fails its program."""
-        for found in self.examine(root, deep=False):
-            if isinstance(found, facts.Finding):
-                yield found
-
-    def examine(self, root: Root, *, deep: bool) -> Iterator[facts.Finding | facts.Unverified]:
-        """Verify; with ``deep``, ``llvm-dis`` also reads the bitcode. No tool checks machine code."""
+        """Check that bitcode and native files are whole: PoCL checks nothing, and fails with a damaged one."""
         tree = self.tree(root)
-        natives, programs = 0, []
         for leaf in tree.scan():
             if isinstance(leaf, Problem):
                 yield self.to_finding(root, leaf)
@@ -294,21 +245,10 @@ class Programs(TreeStore):
             if leaf.orphan_rule is not None:
                 continue
             unread: dict[str, LayerError] = {}
-            damage = dict(self._damage(tree, leaf, unread))
-            for path, message in damage.items():
+            for path, message in self._damage(tree, leaf, unread):
                 yield self._damaged(root, leaf, path, message)
             for path, error in unread.items():
                 yield self.unreadable(root, f"{leaf.key}/{path}", error)
-            whole = [member.path for member in leaf.members if member.path not in damage.keys() | unread.keys()]
-            natives += sum(map(pocl_programs.is_native, whole))
-            if BITCODE in whole:
-                programs.append(leaf)
-        yield facts.Unverified(self.name, "machine code of", natives, "native file")
-        if deep:
-            yield from self._examined_by_llvm(root, tree, programs)
-        else:
-            remedy = "--deep checks them with llvm-dis"
-            yield facts.Unverified(self.name, "bitcode records of", len(programs), "program", remedy)
 
     def _damage(self, tree: Tree, leaf: Leaf, unread: dict[str, LayerError]) -> Iterator[tuple[str, str]]:
         """Yield the path and damage of each damaged file of a program; add unreadable files to ``unread``."""
@@ -327,40 +267,12 @@ class Programs(TreeStore):
                     contents[member.path] = data
         yield from pocl_programs.damage(contents)
 
-    def _examined_by_llvm(
-        self, root: Root, tree: Tree, programs: list[Leaf]
-    ) -> Iterator[facts.Finding | facts.Unverified]:
-        from cachectl.layers.host.llvm_tools import Disassemblers, in_parallel
-
-        tools = Disassemblers(self.environment)
-        unread: Counter[str] = Counter()
-
-        def with_tools() -> Iterator[tuple[Leaf, bytes, Disassembler]]:
-            for leaf in programs:
-                data = tree.read_file(leaf.key, BITCODE) or b""
-                release = bitcode.llvm_release(data)
-                tool = None if release is None else tools.of(release)
-                if tool is not None:
-                    yield leaf, data, tool
-                elif release is None:
-                    unread[f"not written by a release of LLVM, but by {bitcode.producer(data)}"] += 1
-                else:
-                    unread[f"no llvm-dis of LLVM {release} or newer was found; install the package llvm-{release}"] += 1
-
-        for (leaf, _, tool), readable in in_parallel(lambda item: item[2].reads(item[1]), with_tools()):
-            if readable is None:
-                unread[f"llvm-dis {tool.release} did not end in a minute"] += 1
-            elif not readable:
-                yield self._damaged(root, leaf, BITCODE, f"llvm-dis {tool.release} cannot read it")
-        for reason, count in unread.items():
-            yield facts.Unverified(self.name, "bitcode records of", count, "program", reason)
-
     def _damaged(self, root: Root, leaf: Leaf, path: str, message: str) -> facts.Finding:
         severity = Severity.FAILS
         if path.endswith(pocl_programs.OBJECT):
             # PoCL links these itself, and compiles the kernel again, once, if that fails.
             severity, message = Severity.HEALS, f"{message}; PoCL compiles the kernel again"
-        fix = f"cachectl purge pocl --key {leaf.key}"
+        fix = f"cachectl purge --damaged {self.name}"
         thing = leaf.entry(self.name, root.path)
         return facts.Finding(self.name, root.path, leaf.key, severity, "magic", f"{path}: {message}", fix, thing)
 

@@ -6,14 +6,13 @@ Sources: ``lib/CL/pocl_cache.c`` (places), ``lib/CL/devices/devices.c`` (when th
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Root, Scope
-from cachectl.layers.host.processes import first_variables, maps_below, sees_our_files, using
+from cachectl.layers.host.processes import finds, first_variables, maps_below, using
 
 LIBRARIES: Final = ("libpocl",)
 _NO_HOME: Final = "default (HOME is not set)"
@@ -71,19 +70,17 @@ def users_of(root: Path, environment: Environment) -> tuple[int, ...] | None:
 def _may_use(number: int, root: Path, environment: Environment) -> bool:
     """Return whether a program's root is this one, by its first variables or its mapped files, or is unknown.
 
-    It is unknown for this very process, whose variables change, for a program that sees other files under the same
-    names, and where the variables name no absolute folder.
+    It is unknown for this very process, whose variables change, and where the variables name no absolute folder.
     """
     processes, program = environment.processes, of_program(number, environment)
-    if number == os.getpid() or program is None or not sees_our_files(number, processes=processes):
+    if number == os.getpid() or program is None:
         return True
     roots = roots_in(program)
     if not roots or not all(one.path.is_absolute() and one.source != _NO_HOME for one in roots):
         return True
-    return any(_is_same(one.path, root) for one in roots) or maps_below(number, root, processes=processes) is not False
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    with suppress(OSError):
-        return os.path.samefile(one, other)
-    return os.path.realpath(one) == os.path.realpath(other)
+    try:
+        return any(finds(number, one.path, root, processes=processes) for one in roots) or maps_below(
+            number, root, processes=processes
+        )
+    except OSError:
+        return True

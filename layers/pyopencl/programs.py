@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment, release_of
-from cachectl.layers.base.errors import Damaged, LayerError, Unreachable, not_a_key
+from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import Problem, Root, Severity
 from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.store import Part, each_part
-from cachectl.layers.disk.foresight import closed_because
 from cachectl.layers.disk.handles import blocks_of, opened
-from cachectl.layers.disk.locks import is_abandoned, presence_lock, remove_abandoned, wait_until_absent
+from cachectl.layers.disk.locks import is_abandoned, presence_lock, remove_abandoned
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats.opencl_source import kernel_names
@@ -31,9 +30,8 @@ from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.pyopencl import info as pyopencl_info
 from cachectl.layers.pytools import Staleness, staleness
 from cachectl.layers.stores.archive import unpack
-from cachectl.layers.stores.tree import Guard, Leaf, Shape, Tree, bulk
+from cachectl.layers.stores.tree import Guard, Leaf, Shape, Tree
 from cachectl.layers.stores.tree_store import TreeStore
-from cachectl.layers.stores.walk import Group
 
 if TYPE_CHECKING:
     from cachectl.layers.formats import device_binaries
@@ -77,6 +75,7 @@ class ProgramFolders(TreeStore):
     """A folder for each program, below a folder for each Python, which PyOpenCL locks with one lock file."""
 
     forms = ("pyopencl-binary/2",)
+    unchecked = "machine code, the records of LLVM bitcode, and binaries whose format only their driver knows"
 
     def possible_holder(self, lock: Path) -> str | None:
         """Return the words for who may hold a lock; ``None`` where nobody can."""
@@ -98,18 +97,6 @@ class ProgramFolders(TreeStore):
                 yield leaf
             else:
                 yield from self._found(root, tree, leaf, contents=contents)
-        yield from self._abandoned_locks(root)
-
-    def iter_usage(self, root: Root) -> Iterator[facts.Counted]:
-        """Yield whole programs together, without looking into them."""
-        tree = self.tree(root)
-        for found in tree.weigh(whole=("info", "binary")):
-            if isinstance(found, Group):
-                yield from bulk(found, stale=self._staleness(found.folder).stale)
-            elif isinstance(found, Problem):
-                yield found
-            else:
-                yield from self._found(root, tree, found, contents=False)
         yield from self._abandoned_locks(root)
 
     def _abandoned_locks(self, root: Root) -> Iterator[facts.Orphan]:
@@ -178,13 +165,6 @@ class ProgramFolders(TreeStore):
         """Return the tree of programs of a root."""
         return Tree(self.name, root.path, _SHAPE)
 
-    def bring_from(self, base: Root, root: Root) -> facts.Brought:
-        """Link the files of each program. PyOpenCL removes the whole folder before it writes a program again."""
-        from cachectl.layers.stores.bases import Rules, bring_tree
-
-        rules = Rules("read-only", needed=frozenset({"info"}))
-        return bring_tree(self.name, base.path, root.path, _SHAPE, rules)
-
     # ------------------------------------------------------------------ get and put
 
     def is_key(self, key: str) -> bool:
@@ -225,11 +205,11 @@ class ProgramFolders(TreeStore):
 
     # ------------------------------------------------------------------ clear
 
-    def remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
+    def remove(self, root: Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Remove program folders, those of one Python under its lock; never the folder of a Python."""
         locks = [target for target in targets if _is_lock(target.key)]
         parts: list[Part] = [(target.key, (target,), partial(self._remove_lock, root, target)) for target in locks]
-        by_base: dict[str, list[facts.Target]] = {}
+        by_base: dict[str, list[facts.Removable]] = {}
         for target in targets:
             if target not in locks:
                 by_base.setdefault(target.key.partition("/")[0], []).append(target)
@@ -238,43 +218,14 @@ class ProgramFolders(TreeStore):
             parts.append((base, planned, partial(self._remove_from, root, base, planned)))
         return each_part(self.name, parts)
 
-    def _remove_lock(self, root: Root, target: facts.Target) -> facts.Outcome:
+    def _remove_lock(self, root: Root, target: facts.Removable) -> facts.Outcome:
         lock = root.path / target.key
         if remove_abandoned(lock, partial(self._is_abandoned, lock.parent)):
             return facts.Outcome(self.name, bytes_freed=target.bytes)
         reason = "changed since it was planned" if os.path.lexists(lock) else "already gone"
         return facts.Outcome(self.name, skipped=(facts.Note(target.key, reason),))
 
-    def foresee_removal(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Foresight:
-        """Check the lock of each Python, without which nothing is removed."""
-        seen = facts.Foresight()
-        for base in sorted({target.key.partition("/")[0] for target in targets}):
-            planned = tuple(target for target in targets if target.key.partition("/")[0] == base)
-            try:
-                self._foresee_lock(root, base)
-            except LayerError as error:
-                seen = seen.plus(facts.Foresight(failed=(facts.Note(base, error.message),)))
-            else:
-                seen = seen.plus(super().foresee_removal(root, planned))
-        return seen
-
-    def foresee_write(self, root: Root, keys: Sequence[str]) -> Mapping[str, LayerError]:
-        """Check the lock of each Python."""
-        for base in sorted({key.partition("/")[0] for key in keys}):
-            self._foresee_lock(root, base)
-        return super().foresee_write(root, keys)
-
-    def _foresee_lock(self, root: Root, base: str) -> None:
-        """Raise the error that taking PyOpenCL's lock in a folder would raise."""
-        folder = root.path / base
-        if not _BASE.fullmatch(base) or not folder.is_dir():
-            return
-        if (because := closed_because(folder, "lock")) is not None:
-            raise Unreachable(self.name, f"cannot lock: {because}", folder)
-        abandoned = partial(self._is_abandoned, folder)
-        wait_until_absent(self.name, folder / "lock", lock_timeout=self.environment.lock_timeout, abandoned=abandoned)
-
-    def _remove_from(self, root: Root, base: str, planned: tuple[facts.Target, ...]) -> facts.Outcome:
+    def _remove_from(self, root: Root, base: str, planned: tuple[facts.Removable, ...]) -> facts.Outcome:
         if not _BASE.fullmatch(base):
             return self.tree(root).remove(planned)
         return self.tree(root).remove(planned, guard=partial(self._locked, root, base))
@@ -299,31 +250,11 @@ class ProgramFolders(TreeStore):
             and network_file_system(base, mounts=self.environment.mounts) is None
         )
 
-    # ------------------------------------------------------------------ quarantine
-
-    def quarantine(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
-        """Rename a program folder into quarantine, under PyOpenCL's lock."""
-        return self.tree(root).quarantine(target, thing, guard=self.guard(root, target.key))
-
-    def restore(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
-        """Rename a program folder back, under PyOpenCL's lock."""
-        if not _SHAPE.accepts(thing.key):
-            raise not_a_key(self.name, thing.key)
-        self.tree(root).restore(thing, replace=replace, guard=self.guard(root, thing.key))
-
     # ------------------------------------------------------------------ verify
 
     def verify(self, root: Root) -> Iterator[facts.Finding]:
-        """Check that info is the pickle that PyOpenCL stores, and the structure of the binary."""
-        for found in self.examine(root, deep=False):
-            if isinstance(found, facts.Finding):
-                yield found
-
-    def examine(self, root: Root, *, deep: bool) -> Iterator[facts.Finding | facts.Unverified]:
-        """Verify. No tool checks machine code, or a binary whose format only the driver knows."""
-        del deep
+        """Check that info is the pickle that PyOpenCL stores, and that the binary is whole if its kind is known."""
         tree = self.tree(root)
-        programs, unknown = 0, 0
         for leaf in tree.scan():
             if isinstance(leaf, Problem):
                 yield self.to_finding(root, leaf)
@@ -338,19 +269,13 @@ class ProgramFolders(TreeStore):
             finding = self._finding(root, leaf, binary, info)
             if finding is not None:
                 yield finding
-            elif device_binaries.is_known(binary):
-                programs += 1
-            else:
-                unknown += 1
-        yield facts.Unverified(self.name, "machine code of", programs, "binary program")
-        yield facts.Unverified(self.name, "the whole binary of", unknown, "program", "its format is not known")
 
     def _finding(self, root: Root, leaf: Leaf, binary: bytes, info: bytes | None) -> facts.Finding | None:
         """Return what is wrong with a program; its severity says what PyOpenCL does with it."""
         damage = self._damage(binary, info) if info else self._binary_damage(binary)
         if damage is not None:
             fix, severity = (
-                f"cachectl purge pyopencl --key {leaf.key}",
+                f"cachectl purge --damaged {self.name}",
                 Severity.RISKS if damage.runs else Severity.FAILS,
             )
             thing = leaf.entry(self.name, root.path)

@@ -6,37 +6,26 @@ Source: ``pytools/persistent_dict.py``.
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment, release_of
-from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Refused, Unreachable, not_a_key
-from cachectl.layers.base.facts import Entry, Found, Problem, Root, Severity
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unreachable, not_a_key
+from cachectl.layers.base.facts import Entry, Found, Problem, Root
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.base.store import each_part
+from cachectl.layers.base.store import Part, attempt
 from cachectl.layers.disk.presence import is_plain_file, means_absent
 from cachectl.layers.formats import pdict
 from cachectl.layers.formats.pickles import complaint as pickle_complaint
 from cachectl.layers.formats.pickles import is_framed
-from cachectl.layers.host.open_files import open_elsewhere
-from cachectl.layers.stores.quarantine import folder_pattern
 from cachectl.layers.stores.row_store import Rows
-from cachectl.layers.stores.rows import (
-    Deleted,
-    Row,
-    RowFile,
-    Schema,
-    Weight,
-    disk_blocks,
-    disk_usage,
-    without_companion,
-)
-from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree, scan_each
+from cachectl.layers.stores.rows import RowFile, Schema, disk_usage, without_companion
+from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree, always, scan_each
 
 if TYPE_CHECKING:
     from cachectl.layers.host.pythons import Python
@@ -51,6 +40,7 @@ SCHEMA: Final = Schema(
 )
 #: What loopy writes for a package that does not say its version.
 UNKNOWN: Final = "_UNKNOWN_"
+#: Entries of generations before v5: folders.
 _FOLDERS = (
     Shape(pdict.V4_LEVELS, folders=True, members=pdict.V4_MEMBERS),
     Shape(pdict.V2_LEVELS, folders=True, members=pdict.V4_MEMBERS),
@@ -64,10 +54,8 @@ class Staleness(NamedTuple):
     because: str | None = None
 
 
-#: The rows of a dictionary, one by one or together.
-_Rows = TypeVar("_Rows", Entry, facts.Bulk)
-#: Takes root, name, time of the last change (epoch seconds) and staleness of a dictionary.
-_Look = Callable[[Root, pdict.DictionaryName, float, "Staleness"], Iterator[_Rows]]
+#: Takes a dictionary, and what its entries have in common; yields its rows, one by one or together.
+_Look = Callable[[RowFile, Entry], Iterator["Entry | facts.Bulk"]]
 
 
 class Dictionaries(Rows):
@@ -82,35 +70,12 @@ class Dictionaries(Rows):
         self.owns_identifier = owns_identifier
         self.forms = (f"{form}/5", f"{form}/4")
 
-    # ------------------------------------------------------------------ listing
+    # ------------------------------------------------------------------ names
 
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
-        """Yield rows of v5 dictionaries and folders of older ones."""
-        yield from self._scan_all(root, partial(self._list, contents=contents))
-
-    def find(self, root: Root, selection: Selection) -> Iterator[Found]:
-        """Read only rows whose bytes contain the kernel's name: pickles store text as it is."""
-        # Text that cannot be encoded is in no row; the selection reports that.
-        part = selection.kernel_part.encode() if selection.kernel_part.isprintable() else b""
-        yield from self._scan_all(root, partial(self._list, contents=True, part=part))
-
-    def iter_usage(self, root: Root) -> Iterator[facts.Counted]:
-        """Yield the rows of each v5 dictionary together, summed by sqlite."""
-        yield from self._scan_all(root, self._weigh)
-
-    def _scan_all(self, root: Root, look: _Look[_Rows]) -> Iterator[_Rows | Found]:
-        """Yield the rows that a look into each database gives, folders of older dictionaries, and cachectl's own."""
-        for name in self._databases(root):
-            yield from self._scan_file(root, name, look)
-        for found in self._folders(root):
-            if isinstance(found, Problem):
-                yield found
-            elif found.orphan_rule is not None:
-                yield found.orphan(root.path)
-            else:
-                parsed = pdict.parse_name(found.key.split("/")[0], self.environment.python)
-                if parsed is not None:
-                    yield self._folder_entry(root, parsed, found)
+    def named(self, key: str) -> pdict.DictionaryName | None:
+        """Return the dictionary of a key, or of a path below the root; ``None`` if it is not the layer's."""
+        name = pdict.parse_name(key.partition("/")[0], self.environment.python)
+        return name if name is not None and self.owns_identifier(name.identifier) else None
 
     def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
         """Compare the identifier; other names belong to the layer that takes all other dictionaries."""
@@ -126,323 +91,223 @@ class Dictionaries(Rows):
             if means_absent(error):
                 return
             raise Unreachable(self.name, f"cannot be read: {error.strerror}", root.path) from error
-        for file in files:
-            name = pdict.parse_name(file, self.environment.python)
-            if name is not None and self.owns_identifier(name.identifier):
-                yield name
+        yield from filter(None, map(self.named, files))
 
-    def _databases(self, root: Root) -> Iterator[pdict.DictionaryName]:
-        return (name for name in self.dictionaries(root) if name.generation == "v5")
+    def is_key(self, key: str) -> bool:
+        """Check the name of the dictionary and the form of the rest, which is any one word for a row."""
+        name, digest = self.named(key), key.partition("/")[2]
+        if name is None:
+            return False
+        return bool(digest) and "/" not in digest if name.generation == "v5" else _shape_of(key) is not None
+
+    def row_file(self, root: Root, file: str) -> RowFile | None:
+        """Return a dictionary of rows."""
+        return self._rows(root.path / file) if file.endswith(".sqlite") else None
+
+    def row_files(self, root: Root) -> Iterator[RowFile]:
+        """Return the dictionaries of rows."""
+        return (rows for name in self.dictionaries(root) if (rows := self.row_file(root, name.file)) is not None)
 
     def _rows(self, path: Path) -> RowFile:
         return RowFile(self.name, path, SCHEMA, self.environment.lock_timeout)
 
-    def _scan_file(self, root: Root, name: pdict.DictionaryName, look: _Look[_Rows]) -> Iterator[_Rows | Found]:
+    # ------------------------------------------------------------------ listing
+
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+        """Yield rows of v5 dictionaries and folders of older ones; without contents no pickle is read."""
+        for found in self._scan(root, partial(_list, contents=contents)):
+            if not isinstance(found, facts.Bulk):
+                yield found
+
+    def find(self, root: Root, selection: Selection) -> Iterator[Found]:
+        """Read only rows whose bytes contain the kernel's name: pickles store text as it is."""
+        # Text that cannot be encoded is in no row; the selection reports that.
+        part = selection.kernel_part.encode() if selection.kernel_part.isprintable() else b""
+        for found in self._scan(root, partial(_list, contents=True, part=part)):
+            if not isinstance(found, facts.Bulk):
+                yield found
+
+    def iter_usage(self, root: Root) -> Iterator[facts.Counted]:
+        """Yield the rows of each v5 dictionary together, summed by sqlite."""
+        yield from self._scan(root, _weigh)
+
+    def _scan(self, root: Root, look: _Look) -> Iterator[facts.Counted]:
+        for name in self.dictionaries(root):
+            if name.generation == "v5":
+                yield from self._scan_file(root, name, look)
+        for found in self._folders(root):
+            if isinstance(found, Problem):
+                yield found
+            elif (name_of_folder := self.named(found.key)) is None:
+                yield found.orphan(root.path)
+            else:
+                template = self._template(root, name_of_folder)
+                files, modified = len(found.members), found.modified
+                yield replace(
+                    template,
+                    key=found.key,
+                    bytes=found.bytes,
+                    files=files,
+                    modified=modified,
+                    disk=found.disk,
+                    stamp=found.stamp,
+                )
+
+    def _scan_file(self, root: Root, name: pdict.DictionaryName, look: _Look) -> Iterator[facts.Counted]:
         """Yield the rows that a look into a dictionary gives, then the rest of its files."""
         path = root.path / name.file
-        staleness = self._staleness(name)
+        template = self._template(root, name)
         payload = 0
         try:
             if not is_plain_file(path):
                 yield Problem(path, "link", "a link, or no file, under a dictionary's name is not followed")
                 return
             modified = path.stat().st_mtime
-            for found in look(root, name, modified, staleness):
+            for found in look(self._rows(path), replace(template, written_before=modified)):
                 payload += found.bytes
                 yield found
-            files, total = disk_usage(path)
+            files, total, disk = disk_usage(path)
         except FileNotFoundError:
             yield Problem(path, "vanished", "vanished meanwhile")
-            return
         except (LayerError, OSError) as error:
             yield self.unread(path, error)
-            return
-        yield facts.Housekeeping(
-            name.file, root.path, total - payload, files, modified, staleness.stale, disk=disk_blocks(path)
+        else:
+            rest = max(0, total - payload)
+            yield facts.Housekeeping(name.file, root.path, rest, files, modified, template.stale, disk=disk)
+
+    def _template(self, root: Root, name: pdict.DictionaryName) -> Entry:
+        """Return what the entries of a dictionary have in common; the key is that of the dictionary."""
+        miss = partial(_miss, name, self.environment.searches_pythons)
+        stale, because = staleness(self.environment, "written by", name.python, miss, partial(_has_made, name))
+        return Entry(
+            layer=self.name,
+            key=name.file,
+            root=root.path,
+            bytes=0,
+            files=0,
+            versions={"python": name.python, **name.packages},
+            stale=stale,
+            stale_because=because,
+            detail={"dictionary": name.identifier},
         )
-
-    def _list(
-        self,
-        root: Root,
-        name: pdict.DictionaryName,
-        modified: float,
-        staleness: Staleness,
-        *,
-        contents: bool,
-        part: bytes = b"",
-    ) -> Iterator[Entry]:
-        rows = self._rows(root.path / name.file)
-        versions = {"python": name.python, **name.packages}
-        listing = rows.rows_with("key_value", part=part) if contents else ((row, (None,)) for row in rows.rows())
-        for row, (value,) in listing:
-            yield Entry(
-                layer=self.name,
-                key=f"{name.file}/{row.key[0]}",
-                root=root.path,
-                bytes=row.bytes,
-                files=0,
-                written_before=modified,
-                kernels=pdict.kernel_names(_as_bytes(value)) if contents else None,
-                versions=versions,
-                stale=staleness.stale,
-                stale_because=staleness.because,
-                detail={"dictionary": name.identifier},
-                stamp=(row.rowid, row.bytes),
-            )
-
-    def _weigh(
-        self, root: Root, name: pdict.DictionaryName, modified: float, staleness: Staleness
-    ) -> Iterator[facts.Bulk]:
-        weight = self._rows(root.path / name.file).sum()
-        if weight.rows:
-            yield facts.Bulk(weight.rows, 0, weight.bytes, modified, modified, staleness.stale)
 
     def _folders(self, root: Root) -> Iterator[Leaf | Problem]:
         """Yield the folders of older dictionaries, this layer's orphans, and problems of either."""
         for _, found in scan_each(Tree(self.name, root.path, shape) for shape in _FOLDERS):
-            if isinstance(found, Leaf):
-                name = pdict.parse_name(found.key.split("/")[0], self.environment.python)
-                if self._is_own_orphan(found) if name is None else self.owns_identifier(name.identifier):
+            if isinstance(found, Problem):
+                parts = found.path.relative_to(root.path).parts
+                if not parts or self.owns(root, parts):
                     yield found
-            elif self._concerns(root, found.path):
+            elif found.orphan_rule is None:
+                if self.named(found.key) is not None:
+                    yield found
+            # What an interrupted cachectl left belongs to the layer that takes all other dictionaries.
+            elif not OWN_TEMPORARY.fullmatch(found.key) or self.owns_identifier(""):
                 yield found
-
-    def _concerns(self, root: Root, path: Path) -> bool:
-        """Return whether something unreadable may contain entries of this layer: the root, or a folder by its name."""
-        parts = path.relative_to(root.path).parts
-        return not parts or folder_pattern(self.name).fullmatch(parts[0]) is not None or self.owns(root, parts)
-
-    def _is_own_orphan(self, leaf: Leaf) -> bool:
-        """Return whether an orphan is this layer's: in its quarantine, or left by an interrupted cachectl.
-
-        The latter belongs to the layer that takes all other dictionaries.
-        """
-        return leaf.orphan_rule is not None and (not OWN_TEMPORARY.fullmatch(leaf.key) or self.owns_identifier(""))
-
-    def _folder_entry(self, root: Root, name: pdict.DictionaryName, leaf: Leaf) -> Entry:
-        staleness = self._staleness(name)
-        return Entry(
-            layer=self.name,
-            key=leaf.key,
-            root=root.path,
-            bytes=leaf.bytes,
-            disk=leaf.disk,
-            files=len(leaf.members),
-            modified=leaf.modified,
-            versions={"python": name.python, **name.packages},
-            stale=staleness.stale,
-            stale_because=staleness.because,
-            detail={"dictionary": name.identifier},
-            stamp=leaf.stamp,
-        )
-
-    def _staleness(self, name: pdict.DictionaryName) -> Staleness:
-        """Return whether any known Python could still open the dictionary."""
-        miss = partial(_miss, name, self.environment.searches_pythons)
-        return staleness(self.environment, "written by", name.python, miss, partial(_has_made, name))
 
     # ------------------------------------------------------------------ get and put
 
-    def is_key(self, key: str) -> bool:
-        """Check the name of the dictionary and the form of the rest, which is any one word for a row."""
-        file, _, digest = key.partition("/")
-        name = pdict.parse_name(file, self.environment.python)
-        if name is None or not self.owns_identifier(name.identifier):
-            return False
-        return bool(digest) and "/" not in digest if name.generation == "v5" else _shape_of(key) is not None
-
     def read(self, root: Root, key: str) -> facts.Artifact | None:
         """Read one row as its raw pickle, or one folder of an old dictionary as a tar."""
-        file, _, digest = key.partition("/")
-        name = pdict.parse_name(file, self.environment.python)
-        if name is None or not self.owns_identifier(name.identifier):
-            return None
+        name, shape = self.named(key), _shape_of(key)
+        if name is not None and name.generation == "v5":
+            return self.read_row(root, key)
+        data = None if name is None or shape is None else Tree(self.name, root.path, shape).read(key)
+        return None if name is None or data is None else self._artifact(key, name, data)
+
+    def _artifact(self, key: str, name: pdict.DictionaryName, data: bytes) -> facts.Artifact:
         detail = {"dictionary": name.identifier, "python": name.python}
-        if name.generation == "v5":
-            values = self._rows(root.path / file).read((digest,))
-            return (
-                None if values is None else facts.Artifact(self.name, key, self.forms[0], _as_bytes(values[0]), detail)
-            )
-        for shape in _FOLDERS:
-            data = Tree(self.name, root.path, shape).read(key)
-            if data is not None:
-                return facts.Artifact(self.name, key, self.forms[1], data, detail)
-        return None
+        return facts.Artifact(self.name, key, self.forms[name.generation != "v5"], data, detail)
 
     def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError] | None:
         """Read rows of one dictionary."""
-        name = pdict.parse_name(file, self.environment.python)
-        if name is None or name.generation != "v5" or not self.owns_identifier(name.identifier):
+        name = self.named(file)
+        if name is None or name.generation != "v5":
             return None
-        detail = {"dictionary": name.identifier, "python": name.python}
         rows = self._rows(root.path / file).read_many([(key.partition("/")[2],) for key in keys])
         return {
-            key: facts.Artifact(self.name, key, self.forms[0], _as_bytes(values[0]), detail)
+            key: self._artifact(key, name, _as_bytes(values[0]))
             for key, values in zip(keys, rows, strict=True)
             if values is not None
         }
 
     def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
         """Insert a row as pytools would have stored it, or place the folder of an old dictionary."""
-        name = self._fit(key, artifact)
+        self._require_fit(artifact)
         file, _, digest = key.partition("/")
-        if name.generation != "v5":
-            shape = _FOLDERS[name.generation == "v2"]
+        shape = _shape_of(key)
+        if artifact.form == self.forms[0]:
+            self._rows(root.path / file).insert((digest,), (artifact.data,), replace=replace)
+        elif shape is not None:
             Tree(self.name, root.path, shape).write(key, artifact.data, replace=replace)
-            return
-        rows = self._rows(root.path / file)
-        rows.insert((digest,), (artifact.data,), replace=replace)
 
     def write_rows(self, root: Root, file: str, artifacts: Sequence[facts.Artifact]) -> Mapping[str, bool | LayerError]:
         """Insert rows into one dictionary."""
-        fit = [artifact for artifact in artifacts if self._is_row(artifact)]
+        fit = [artifact for artifact in artifacts if artifact.form == self.forms[0]]
+        fit = [artifact for artifact in fit if attempt(partial(self._require_fit, artifact)) is None]
         if not fit:
             return {}
         rows = [((artifact.key.partition("/")[2],), (artifact.data,)) for artifact in fit]
         new = self._rows(root.path / file).insert_new(rows)
         exists = EntryExists(self.name, root.path / file)
-        return {artifact.key: exists if one is None else one for artifact, one in zip(fit, new, strict=True)}
+        return {artifact.key: exists if is_new is None else is_new for artifact, is_new in zip(fit, new, strict=True)}
 
-    def _is_row(self, artifact: facts.Artifact) -> bool:
-        try:
-            return self._fit(artifact.key, artifact).generation == "v5"
-        except LayerError:
-            return False
-
-    def _fit(self, key: str, artifact: facts.Artifact) -> pdict.DictionaryName:
-        """Return the dictionary of a key. Raises :class:`LayerError` where the artifact does not fit into it."""
-        name = pdict.parse_name(key.partition("/")[0], self.environment.python)
-        if name is None:
-            raise not_a_key(self.name, key)
+    def _require_fit(self, artifact: facts.Artifact) -> None:
+        """Raise :class:`LayerError` for an artifact that does not fit into the dictionary of its key."""
+        name = self.named(artifact.key)
+        if name is None or not self.is_key(artifact.key):
+            raise not_a_key(self.name, artifact.key)
         if (name.generation == "v5") != (artifact.form == self.forms[0]):
-            raise Damaged(self.name, f"form {artifact.form} does not go into a {name.generation} dictionary", key)
-        if name.generation != "v5":
-            return name
+            message = f"form {artifact.form} does not go into a {name.generation} dictionary"
+            raise Damaged(self.name, message, artifact.key)
         # Whole frames show that nothing was cut off; verify looks closer.
-        if not is_framed(artifact.data) and (complaint := pickle_complaint(artifact.data)):
-            raise Damaged(self.name, complaint, key)
-        return name
+        if name.generation == "v5" and not is_framed(artifact.data) and (reason := pickle_complaint(artifact.data)):
+            raise Damaged(self.name, reason, artifact.key)
 
-    # ------------------------------------------------------------------ clear
+    # ------------------------------------------------------------------ remove and verify
 
-    def plan_everything(self, root: Root) -> facts.ClearPlan | None:
-        """Plan whole dictionaries by row count and last row id, without listing rows."""
-        targets: list[facts.Target] = []
-        failed: list[facts.Note] = []
-        for name in self.dictionaries(root):
-            path = root.path / name.file
-            if name.generation != "v5":
-                return None
-            try:
-                weight = self._rows(path).sum() if is_plain_file(path) else Weight(0, 0, 0)
-            except (LayerError, OSError) as error:
-                failed.append(facts.Note(name.file, self.unread(path, error).message))
-                continue
-            if weight.rows:
-                targets.append(facts.Target(root.path, name.file, weight.bytes, weight.rows, (weight.last,)))
-        for found in self._folders(root):
-            if isinstance(found, Problem):
-                failed += [facts.Note(str(found.path), found.message)] if found.hides else []
-            else:
-                targets.append(facts.Target(root.path, found.key, found.bytes, 0, found.stamp))
-        return facts.ClearPlan(self.name, tuple(targets), failed=tuple(failed))
-
-    def remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
-        """Delete rows, then vacuum. Never unlink a file that a program may have open."""
-        by_file = self._by_file((target.key, target) for target in targets).items()
-        return each_part(
-            self.name, ((file, planned, partial(self._remove_from, root, file, planned)) for file, planned in by_file)
-        )
-
-    def _remove_from(self, root: Root, file: str, planned: list[facts.Target]) -> facts.Outcome:
-        if file.endswith(".sqlite"):
-            return self._remove_rows(root, file, planned)
-        shape = _FOLDERS[file.startswith("pdict-v2-")]
-        return Tree(self.name, root.path, shape).remove(planned, tidy=True)
-
-    def foresee_rows(self, root: Root, file: str, targets: Sequence[facts.Target]) -> int | None:
-        """Delete the rows from a copy of the file."""
-        rows = self.row_file(root, file)
-        whole = any(self.separator not in target.key for target in targets)
-        return None if rows is None else rows.foresee_delete(None if whole else list(map(_planned_row, targets)))
-
-    def row_files(self, root: Root) -> Iterator[RowFile]:
-        """Return the dictionaries of rows."""
-        for name in self._databases(root):
-            yield self._rows(root.path / name.file)
-
-    def row_file(self, root: Root, file: str) -> RowFile | None:
-        """Return a dictionary of rows."""
-        return self._rows(root.path / file) if file.endswith(".sqlite") else None
-
-    def _remove_rows(self, root: Root, file: str, targets: list[facts.Target]) -> facts.Outcome:
-        rows = self._rows(root.path / file)
-        planned = {target: _planned_row(target) if self.separator in target.key else None for target in targets}
-        return self.remove_rows(rows, file, planned, partial(_delete_rows, rows, targets))
-
-    # ------------------------------------------------------------------ quarantine
-
-    def quarantine(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
-        """Move a row into quarantine, or a damaged file that no program has open."""
-        file, _, digest = target.key.partition("/")
-        rows = self._rows(root.path / file)
-        if digest:
-            return rows.set_row_aside(Row(target.stamp[0], (digest,), target.stamp[1]), thing)
-        return rows.set_file_aside(target, thing, partial(open_elsewhere, self.environment))
-
-    def restore(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
-        """Insert a row again, or move a file back."""
-        file, _, digest = thing.key.partition("/")
-        name = pdict.parse_name(file, self.environment.python)
-        if name is None or not self.owns_identifier(name.identifier):
-            raise not_a_key(self.name, thing.key)
-        rows = self._rows(root.path / file)
-        if digest:
-            rows.bring_row_back(thing, replace=replace)
-            return
-        if (because := open_elsewhere(self.environment, rows.path)) is not None:
-            raise Busy(self.name, because, rows.path)
-        rows.bring_file_back(thing, replace=replace)
-
-    # ------------------------------------------------------------------ verify
+    def remove_others(self, root: Root, targets: Sequence[facts.Removable]) -> Iterator[Part]:
+        """Remove folders of old dictionaries, and what an interrupted cachectl left."""
+        for shape in _FOLDERS:
+            own = [target for target in targets if (_shape_of(target.key) or _FOLDERS[0]) is shape]
+            tree = Tree(self.name, root.path, shape)
+            if own:
+                yield str(root.path), own, partial(tree.remove, own, tidy=always)
 
     def verify(self, root: Root) -> Iterator[facts.Finding]:
         """Check every file with sqlite's own check, and every row as a pickle."""
         # Raises if the folder cannot be read, before anything is yielded.
-        databases = list(self._databases(root))
+        databases = list(self.row_files(root))
         for found in self._folders(root):
             if isinstance(found, Problem):
                 yield self.to_finding(root, found)
-        for name in databases:
-            yield from self.examined(partial(self._verify_file, root, name.file))
+        for rows in databases:
+            yield from self.twice(partial(self._verify_file, root, rows))
 
-    def _verify_file(self, root: Root, file: str) -> Iterator[facts.Finding]:
-        rows = self._rows(root.path / file)
+    def _verify_file(self, root: Root, rows: RowFile) -> Iterator[facts.Finding]:
         try:
-            if complaint := rows.check():
-                yield self._damaged_file(root, file, complaint)
-            else:
-                for row, (value,) in rows.rows_with("key_value"):
-                    if complaint := pickle_complaint(_as_bytes(value)):
-                        yield self._damaged_row(root, file, row, complaint)
-        except Damaged as error:
-            yield self._damaged_file(root, file, error.message)
+            rows.require_sound()
+            for row, (value,) in rows.rows_with("key_value"):
+                if complaint := pickle_complaint(_as_bytes(value)):
+                    key, stamp = f"{rows.path.name}/{row.key[0]}", (row.rowid, row.bytes)
+                    entry = Entry(self.name, key, root.path, row.bytes, 0, stamp=stamp)
+                    yield self.row_finding(entry, "pickle", complaint)
         except LayerError as error:
-            code, fix = "unreadable", "nothing: try again when no program is writing"
-            if isinstance(error, Refused):
-                code, fix = "foreign", "nothing: cachectl does not use it"
-            yield facts.Finding(self.name, root.path, file, Severity.HARMLESS, code, error.message, fix)
+            yield self.file_finding(root, rows, error)
 
-    def _damaged_row(self, root: Root, file: str, row: Row, message: str) -> facts.Finding:
-        key = f"{file}/{row.key[0]}"
-        thing = Entry(self.name, key, root.path, row.bytes, 0, stamp=(row.rowid, row.bytes))
-        fix = f"cachectl purge {self.name} --key {shlex.quote(key)}"
-        return facts.Finding(self.name, root.path, key, Severity.FAILS, "pickle", message, fix, thing)
 
-    def _damaged_file(self, root: Root, file: str, message: str) -> facts.Finding:
-        thing = self._rows(root.path / file).orphan(root.path, file, message)
-        fix = f"end every program that has it open, then: cachectl verify --quarantine {self.name}"
-        return facts.Finding(self.name, root.path, file, Severity.FAILS, "sqlite", message, fix, thing)
+def _list(rows: RowFile, template: Entry, *, contents: bool, part: bytes = b"") -> Iterator[Entry]:
+    listing = rows.rows_with("key_value", part=part) if contents else ((row, ()) for row in rows.rows())
+    for row, values in listing:
+        kernels = pdict.kernel_names(_as_bytes(values[0])) if values else None
+        key, stamp = f"{template.key}/{row.key[0]}", (row.rowid, row.bytes)
+        yield replace(template, key=key, bytes=row.bytes, kernels=kernels, stamp=stamp)
+
+
+def _weigh(rows: RowFile, template: Entry) -> Iterator[facts.Bulk]:
+    weight, moment = rows.sum(), template.written_before
+    if weight.rows:
+        yield facts.Bulk(weight.rows, 0, weight.bytes, moment, moment, template.stale)
 
 
 def staleness(
@@ -521,17 +386,6 @@ def _generation(pytools: str | None) -> tuple[str, bool] | None:
     if release >= (2026, 1):
         return "v5", True
     return ("v5", False) if release >= (2024, 1, 4) else ("v4", True)
-
-
-def _planned_row(target: facts.Target) -> Row:
-    return Row(target.stamp[0], (target.key.partition("/")[2],), target.stamp[1])
-
-
-def _delete_rows(rows: RowFile, targets: list[facts.Target]) -> Deleted | None:
-    whole = next((target for target in targets if "/" not in target.key), None)
-    if whole is not None:
-        return rows.delete_up_to(Weight(whole.entries, whole.bytes, whole.stamp[0]))
-    return rows.delete(list(map(_planned_row, targets)))
 
 
 def _as_bytes(value: object) -> bytes:

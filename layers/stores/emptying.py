@@ -1,4 +1,4 @@
-"""Free the space of a sqlite file on a full file system: remove all rows without a journal, or punch out free pages.
+"""Remove all rows of a sqlite file on a full file system, without a journal.
 
 To delete rows, sqlite first copies every changed page to a journal. A full file system has no room for that copy. This
 module changes the file in place instead, in an order that leaves a whole database at any interruption:
@@ -12,9 +12,6 @@ module changes the file in place instead, in an order that leaves a whole databa
 
 The caller holds sqlite's exclusive lock for the whole time, so other programs wait and then find no rows.
 
-If some rows stay, sqlite keeps the pages of the deleted ones in a list, and ``VACUUM`` needs room to drop them. A hole
-in the file frees the blocks of such pages: sqlite never reads the content of a free page.
-
 Source: the database file format, sqlite.org/fileformat2.html (header, b-tree pages, cells).
 """
 
@@ -23,11 +20,11 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 #: Sizes of a page of the empty database, the smaller first: sqlite allows no smaller one.
-EMPTY_PAGE_SIZES: Final = (512, 1024)
+_PAGE_SIZES: Final = (512, 1024)
 _HEADER: Final = 100
 _TABLE_LEAF: Final = 13
 _INDEX_LEAF: Final = 10
@@ -39,14 +36,6 @@ _SECTOR: Final = 512
 _POINTERS: Final = _HEADER + _PAGE_HEAD.size
 #: Versions of the file format in the header; with WAL, page 1 may lie in another file.
 _ROLLBACK_JOURNAL: Final = b"\1\1"
-
-
-#: Offset in the header of the first page of the list of free pages.
-_FIRST_FREE: Final = 32
-#: A page of that list: the next one, and the number of free pages that it names.
-_TRUNK: Final = struct.Struct(">2I")
-#: ``FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE``
-_PUNCH_HOLE: Final = 0x03
 
 
 class Image(NamedTuple):
@@ -79,7 +68,7 @@ def empty_image(first_page: bytes, roots: Mapping[int, str]) -> Image | None:
         cells = [_cell(first_page, place) for place in struct.unpack_from(f">{count}H", first_page, _POINTERS)]
     except IndexError:
         return None
-    for size in EMPTY_PAGE_SIZES:
+    for size in _PAGE_SIZES:
         if commit + sum(map(len, cells)) <= size and (objects + 1) * size <= content:
             return _image(first_page, cells, roots, size)
     return None
@@ -143,45 +132,3 @@ def _write(handle: int, data: bytes, place: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
     # The next write must not reach the disk before this one.
     os.fsync(handle)
-
-
-def punch_free_pages(handle: int, page_size: int) -> None:
-    """Give back the disk blocks of the free pages of an open database; its length stays.
-
-    Needs no room. Raises :class:`OSError` if the file system has no holes.
-    """
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "fallocate"):
-        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
-    offset = ctypes.c_int64
-    for first, count in _runs(sorted(_free_pages(handle, page_size))):
-        place, length = (first - 1) * page_size, count * page_size
-        if libc.fallocate(handle, _PUNCH_HOLE, offset(place), offset(length)):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-def _free_pages(handle: int, page_size: int) -> set[int]:
-    """Return the numbers of the free pages, without those that hold the list."""
-    size = os.fstat(handle).st_size
-    trunks: set[int] = set()
-    free: set[int] = set()
-    (trunk,) = struct.unpack(">I", os.pread(handle, 4, _FIRST_FREE))
-    # A damaged list may be circular.
-    while trunk and trunk not in trunks and trunk * page_size <= size:
-        trunks.add(trunk)
-        page = os.pread(handle, page_size, (trunk - 1) * page_size)
-        trunk, count = _TRUNK.unpack_from(page)
-        count = min(count, (page_size - _TRUNK.size) // 4)
-        free.update(struct.unpack_from(f">{count}I", page, _TRUNK.size))
-    return {number for number in free - trunks if 1 < number <= size // page_size}
-
-
-def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield the start and length of each run of consecutive numbers."""
-    start = 0
-    for place, number in enumerate(numbers):
-        if place + 1 == len(numbers) or numbers[place + 1] != number + 1:
-            yield numbers[start], place + 1 - start
-            start = place + 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
@@ -13,7 +12,7 @@ from cachectl.layers.base.facts import Found, Orphan, Problem, Removable, Root
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Codec, Damage, each_part, remove_counted
 from cachectl.layers.host.processes import process_names, using
-from cachectl.layers.stores.tree import Leaf, Links, Shape, Tree, scan_each
+from cachectl.layers.stores.tree import Leaf, Shape, Tree, always, scan_each
 from cachectl.layers.stores.tree_store import TreeStore
 
 
@@ -31,11 +30,6 @@ class Index:
         del leaf
         return True
 
-    def lock_files(self, root: Root) -> Iterable[str]:
-        """Return the paths, relative to the root, of the files that a change locks."""
-        del root
-        return ()
-
     def changing(self, store: Files, root: Root) -> AbstractContextManager[bool]:
         """Return a context to hold while entries change; it yields whether no program can make a folder meanwhile."""
         del store, root
@@ -52,8 +46,7 @@ class Files(TreeStore):
 
     ``patterns`` are regular expressions of file names, or the shapes of trees, which differ in their depth; leaked
     temporaries are orphans of the first. ``writers`` are name prefixes of libraries that may be writing an entry.
-    ``unread`` is the effect of an unreadable entry on the library, if known. ``links`` says whether the library works
-    with a link in the place of an entry.
+    ``unread`` is the effect of an unreadable entry on the library, if known.
     """
 
     def __init__(
@@ -63,14 +56,12 @@ class Files(TreeStore):
         index: Index | None = None,
         writers: tuple[str, ...] = (),
         unread: str | None = None,
-        links: Links = "never",
     ) -> None:
         self.shapes = tuple(Shape((regex(one),), folders=False) if isinstance(one, str) else one for one in patterns)
         self.codec = codec
         self.index = Index() if index is None else index
         self.writers = writers
         self.unread = unread
-        self.links = links
         self.forms = (codec.form,)
 
     # ------------------------------------------------------------------ listing
@@ -159,24 +150,7 @@ class Files(TreeStore):
         """Return the depth of a key, by which trees differ."""
         return key.count("/")
 
-    def bring_from(self, base: Root, root: Root) -> facts.Brought:
-        """Link or copy the missing files, and update the files beside the entries."""
-        from cachectl.layers.stores.bases import Rules, bring_tree
-
-        brought = facts.Brought()
-        for shape in self.shapes:
-            brought = brought.plus(bring_tree(self.name, base.path, root.path, shape, Rules(self.links)))
-        if brought.linked or brought.cloned or brought.copied or brought.dropped:
-            with self.index.changing(self, root):
-                pass
-        return brought
-
     # ------------------------------------------------------------------ clear
-
-    def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
-        """Return the files of the index that a change locks."""
-        del keys
-        return tuple(root.path / name for name in self.index.lock_files(root))
 
     def in_use(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
         """Leave temporaries that a program may still be writing."""
@@ -185,30 +159,24 @@ class Files(TreeStore):
         for target in targets:
             yield target, reason if isinstance(target, Orphan) and target.idle_only else None
 
-    def remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
+    def remove(self, root: Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Remove entries: programs that look for one miss, and programs that have one mapped keep it."""
+
+        def shape_of(key: str) -> Shape:
+            whole = next((shape for shape in self.index.shapes if shape.accepts(key)), None)
+            return self._shape_of(key) if whole is None else whole
+
         planned = [
-            (Tree(self.name, root.path, shape), [target for target in targets if self._shape_of(target.key) is shape])
-            for shape in self.shapes
+            (Tree(self.name, root.path, shape), [target for target in targets if shape_of(target.key) is shape])
+            for shape in (*self.shapes, *self.index.shapes)
         ]
 
         def remove(alone: bool) -> facts.Outcome:
-            parts = ((str(root.path), own, partial(tree.remove, own, tidy=alone)) for tree, own in planned if own)
+            tidy = always if alone else None
+            parts = ((str(root.path), own, partial(tree.remove, own, tidy=tidy)) for tree, own in planned if own)
             return each_part(self.name, parts)
 
         return remove_counted(self.name, self.index.changing(self, root), remove)
-
-    # ------------------------------------------------------------------ quarantine
-
-    def quarantine(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
-        """Rename an entry into quarantine."""
-        with self.index.changing(self, root):
-            return self.tree_of(root, target.key).quarantine(target, thing)
-
-    def restore(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
-        """Rename an entry back."""
-        with self.index.changing(self, root):
-            self.tree_of(root, thing.key).restore(thing, replace=replace)
 
     # ------------------------------------------------------------------ verify
 
@@ -238,5 +206,5 @@ class Files(TreeStore):
         except LayerError as error:
             damage = Damage(facts.Severity.RECOMPILES, "; ".join(filter(None, (error.message, self.unread))))
         if damage is not None:
-            fix, thing = f"cachectl purge {self.name} --key {leaf.key}", leaf.entry(self.name, root.path)
+            fix, thing = f"cachectl purge --damaged {self.name}", leaf.entry(self.name, root.path)
             yield facts.Finding(self.name, root.path, leaf.key, damage.severity, "damaged", damage.message, fix, thing)

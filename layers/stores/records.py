@@ -11,22 +11,15 @@ from __future__ import annotations
 import errno
 import os
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
 from cachectl.layers.base.limits import LARGEST_RECORDS, too_large
-from cachectl.layers.disk.atomic import replace_file, write_synced
-from cachectl.layers.disk.foresight import closed_because
-from cachectl.layers.disk.handles import opened_root
+from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.disk.plain import open_plain, read_plain
-from cachectl.layers.stores.quarantine import Quarantine, demand
-
-#: File name of a line in quarantine.
-_LINE: Final = "line"
 
 
 class Record(NamedTuple):
@@ -48,15 +41,11 @@ class Record(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A line that the reader uses not at all or in part, or that would damage the next one written.
-
-    ``line`` is the line itself if the fix is to remove it, else ``None``.
-    """
+    """A line that the reader uses not at all or in part, or that would damage the next one written."""
 
     number: int
     code: str
     message: str
-    line: bytes | None = None
 
 
 class RecordFile:
@@ -152,52 +141,6 @@ class RecordFile:
                 self._rewrite([line for line in lines if _key(line) not in gone], folder)
         return gone
 
-    def foresee_delete(self, keys: Collection[str]) -> int:
-        """Return the bytes by which the file would shrink without the records of these keys. Changes nothing.
-
-        Raises :class:`Unreachable` if the file could not be replaced.
-        """
-        if (because := closed_because(self.path.parent, self.path.name)) is not None:
-            raise Unreachable(self.layer, f"cannot write: {because}", self.path)
-        content = self._content()
-        left = [line for line in split_lines(content) if _key(line) not in keys]
-        return len(content) - (sum(len(line) + 1 for line in left) if any(left) else 0)
-
-    # ------------------------------------------------------------------ quarantine
-
-    def quarantine(self, target: facts.Target, thing: facts.Quarantined) -> str | None:
-        """Copy a line into quarantine, then remove it from the file; return why it was left, or ``None``.
-
-        ``target.stamp`` is the line's checksum; the last of equal lines is removed, because no reader uses it.
-        """
-        with self._translated("write"), opened_root(thing.root) as root, self.lock() as folder:
-            lines = split_lines(self._content(folder))
-            same = [index for index, line in enumerate(lines) if (zlib.crc32(line),) == target.stamp]
-            if root is None or not same:
-                return "changed since it was planned"
-            with Quarantine(self.layer, thing.root).shelf(root, thing) as shelf:
-                try:
-                    write_synced(shelf.handle, _LINE, lines.pop(same[-1]))
-                    self._rewrite(lines, folder)
-                    shelf.taken = True
-                finally:
-                    if not shelf.taken:
-                        with suppress(FileNotFoundError):
-                            os.unlink(_LINE, dir_fd=shelf.handle)
-        return None
-
-    def restore(self, thing: facts.Quarantined) -> None:
-        """Append a line from quarantine to the file unless it is present already."""
-        with Quarantine(self.layer, thing.root).taken(thing) as folder:
-            demand(self.layer, folder, _LINE)
-            line = read_plain(_LINE, dir_fd=folder)
-            if b"\n" in line:
-                raise Damaged(self.layer, "the file in quarantine holds more than one line", thing.name)
-            with self._translated("write"), self.lock() as place_of_file:
-                lines = split_lines(self._content(place_of_file))
-                if line not in lines:
-                    self._rewrite([*lines, line], place_of_file)
-
     # ------------------------------------------------------------------ the file
 
     def _rewrite(self, lines: Sequence[bytes], folder: int | None) -> None:
@@ -271,15 +214,15 @@ def _judge(number: int, line: bytes, seen: dict[str, bool]) -> Iterator[Record |
     complaint = record_complaint(line)
     if key in seen:
         if seen[key]:
-            yield Fault(number, "duplicate", f"an earlier line has the key {key}: this one is never read", line)
+            yield Fault(number, "duplicate", f"an earlier line has the key {key}: this one is never read")
         else:
-            # No line to remove: the reader uses it once the first one has gone.
+            # The reader uses it once the first one has gone.
             yield Fault(number, "hidden", f"an earlier line has the key {key} but no value, and hides this one")
         return
     if key:
         seen[key] = complaint is None
     if complaint is not None:
-        yield Fault(number, "malformed", complaint, line)
+        yield Fault(number, "malformed", complaint)
         return
     yield Record(number, key, line)
     # The reader ignores a ';' at the end.

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.errors import Busy, Damaged, LayerError, NoRoom, reason_of
-from cachectl.layers.base.facts import Problem, Root
-from cachectl.layers.base.store import Store
-from cachectl.layers.stores.rows import Deleted, Row, RowFile, allocated, companions_of, disk_usage
+from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused, reason_of
+from cachectl.layers.base.facts import Entry, Problem, Root, Severity
+from cachectl.layers.base.store import Part, Store, each_part
+from cachectl.layers.host.open_files import open_elsewhere
+from cachectl.layers.stores.rows import CHANGED, Row, RowFile, disk_usage
 
 T = TypeVar("T")
 
@@ -20,28 +24,13 @@ T = TypeVar("T")
 class Rows(Store):
     """A store with keys that begin with a file name and a separator.
 
-    Rows that cannot be read or written with others are read or written alone, to find the error of each.
+    The key of a damaged file is its name. Rows that cannot be read or written with others are read or written alone, to
+    find the error of each.
     """
 
     separator: ClassVar[str]
     #: True because sqlite writes a journal before it deletes rows.
     clearing_needs_room = True
-
-    def failed_rows(self, file: str, targets: Sequence[facts.Target], error: LayerError) -> facts.Note:
-        """Return the reason why rows of a file could not be removed, and those to retry when there is room."""
-        return facts.Note(file, self.with_fix(error), tuple(targets) if isinstance(error, NoRoom) else ())
-
-    def unread(self, path: Path, error: LayerError | OSError) -> Problem:
-        """Return the problem of a file with unlisted rows, because of a lock, an error or damage."""
-        kinds = {Busy: "busy", Damaged: "sqlite"}
-        code = next((code for kind, code in kinds.items() if isinstance(error, kind)), "unreadable")
-        return Problem(path, code, self.with_fix(error) if isinstance(error, LayerError) else reason_of(error))
-
-    @staticmethod
-    def examined(examine: Callable[[], Iterable[facts.Finding]]) -> list[facts.Finding]:
-        """Examine a database, and again if it seems damaged, because sqlite takes one read error for damage."""
-        found = list(examine())
-        return list(examine()) if any(one.code in ("sqlite", "damaged") for one in found) else found
 
     @abstractmethod
     def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError] | None:
@@ -54,121 +43,119 @@ class Rows(Store):
     def write_rows(self, root: Root, file: str, artifacts: Sequence[facts.Artifact]) -> Mapping[str, bool | LayerError]:
         """Insert new rows into one file in one transaction; return for each key the result of :meth:`put_new`."""
 
-    def foresee_rows(self, root: Root, file: str, targets: Sequence[facts.Target]) -> int | None:
-        """Return the bytes that removing targets from one file would free.
-
-        ``None`` for a file that is no database. Raises :class:`LayerError` if none of them could be removed.
-        """
-        del root, file, targets
-        return None
+    @abstractmethod
+    def row_file(self, root: Root, file: str) -> RowFile | None:
+        """Return a database, existing or not, by the name that keys begin with; ``None`` for any other name."""
 
     def row_files(self, root: Root) -> Iterable[RowFile]:
-        """Return the databases of a root that exist and can be used."""
+        """Return the databases of a root that exist."""
         del root
         return ()
 
-    def bring_from(self, base: Root, root: Root) -> facts.Brought:
-        """Copy each database that the root lacks, and insert the missing rows into the others.
+    def key_of(self, text: str) -> tuple[str, ...]:
+        """Return the key columns of a row from the text that follows the file in its key."""
+        return (text,)
 
-        A database cannot be linked: the library inserts rows and locks. Entries that are no rows are left.
-        """
-        brought = facts.Brought()
-        for rows in self.row_files(base):
-            own = RowFile(rows.layer, root.path / rows.path.relative_to(base.path), rows.schema, rows.lock_timeout)
+    def remove_others(self, root: Root, targets: Sequence[facts.Removable]) -> Iterable[Part]:
+        """Return the parts of a removal that are not in a database."""
+        del root, targets
+        return ()
+
+    # ------------------------------------------------------------------ problems and damage
+
+    def unread(self, path: Path, error: LayerError | OSError) -> Problem:
+        """Return the problem of a file with unlisted rows, because of a lock, an error or damage."""
+        kinds = {Busy: "busy", Damaged: "sqlite"}
+        code = next((code for kind, code in kinds.items() if isinstance(error, kind)), "unreadable")
+        return Problem(path, code, self.explain(error))
+
+    def explain(self, error: LayerError | OSError) -> str:
+        """Return the message of an error about a file; for damage, with the command that removes it."""
+        if not isinstance(error, LayerError):
+            return reason_of(error)
+        cure = f"; to remove it: cachectl purge --damaged {self.name}" if isinstance(error, Damaged) else ""
+        return error.message + cure
+
+    def file_finding(self, root: Root, rows: RowFile, error: LayerError) -> facts.Finding:
+        """Return the finding of a file that could not be read; its ``thing`` is the file only if it is damaged."""
+        key = os.path.relpath(rows.path, root.path)
+        if isinstance(error, Damaged):
+            thing = rows.orphan(root.path, key, error.message)
+            fix = f"end every program that has it open, then: cachectl purge --damaged {self.name}"
+            return facts.Finding(self.name, root.path, key, Severity.FAILS, "sqlite", error.message, fix, thing)
+        code, fix = "unreadable", "nothing: try again when no program is writing"
+        if isinstance(error, Refused):
+            code, fix = "foreign", "nothing: cachectl does not use it"
+        return facts.Finding(self.name, root.path, key, Severity.HARMLESS, code, error.message, fix)
+
+    def row_finding(self, thing: Entry, code: str, message: str) -> facts.Finding:
+        """Return the finding of a damaged row."""
+        fix = f"cachectl purge {self.name} --key {shlex.quote(thing.key)}"
+        return facts.Finding(self.name, thing.root, thing.key, Severity.FAILS, code, message, fix, thing)
+
+    @staticmethod
+    def twice(verify: Callable[[], Iterable[facts.Finding]]) -> list[facts.Finding]:
+        """Verify a database, and again if it seems damaged, because sqlite takes one read error for damage."""
+        found = list(verify())
+        return list(verify()) if any(finding.code in ("sqlite", "damaged") for finding in found) else found
+
+    # ------------------------------------------------------------------ removal
+
+    def remove(self, root: Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
+        """Delete rows, then vacuum. A file goes only if it is damaged and nobody can have it open."""
+        parts: list[Part] = []
+        others: list[facts.Removable] = []
+        for file, planned in self._by_file((target.key, target) for target in targets).items():
+            rows = self.row_file(root, file)
+            if rows is None:
+                others += planned
+            else:
+                parts.append((file, planned, partial(self._remove_from, rows, file, planned)))
+        return each_part(self.name, [*parts, *self.remove_others(root, others)])
+
+    def _remove_from(self, rows: RowFile, file: str, targets: Sequence[facts.Removable]) -> facts.Outcome:
+        if not os.path.lexists(rows.path):
+            return facts.Outcome(self.name, skipped=tuple(facts.Note(target.key, "already gone") for target in targets))
+        before = disk_usage(rows.path).bytes
+        skipped: list[facts.Note] = []
+        failed: list[facts.Note] = []
+        removed = 0
+        try:
+            if (file_itself := next((one for one in targets if one.key == file), None)) is not None:
+                reason = rows.remove_damaged(file_itself.stamp, partial(open_elsewhere, self.environment))
+                notes = () if reason is None else (facts.Note(file, reason),)
+                return facts.Outcome(self.name, 0, before - disk_usage(rows.path).bytes, notes)
+            planned = {self._planned(target): target for target in targets}
+            gone = rows.delete(planned)
+            removed = len(gone)
+            skipped += [facts.Note(target.key, CHANGED) for row, target in planned.items() if row not in gone]
+        except LayerError as error:
+            failed.append(facts.Note(file, self.explain(error)))
+            # Sqlite may report an error of a step that follows the deletion.
+            with suppress(LayerError):
+                left = frozenset(rows.rows())
+                removed = sum(self._planned(target) not in left for target in targets if target.key != file)
+        if removed:
             try:
-                brought = brought.plus(own.bring_from(rows))
-            except (LayerError, OSError) as error:
-                brought = brought.plus(facts.Brought(failed=(facts.Note(str(rows.path), reason_of(error)),)))
-        return brought
+                if (reason := rows.vacuum()) is not None:
+                    skipped.append(facts.Note(file, reason))
+            except LayerError as error:
+                failed.append(facts.Note(file, f"its rows are gone, but: {self.explain(error)}"))
+        # Another process may have removed rows that are counted here only if this one has removed some.
+        freed = max(0, before - disk_usage(rows.path).bytes) if removed else 0
+        return facts.Outcome(self.name, removed, freed, tuple(skipped), tuple(failed))
+
+    def _planned(self, target: facts.Removable) -> Row:
+        rowid, size = target.stamp
+        return Row(rowid, self.key_of(target.key.partition(self.separator)[2]), size)
 
     def recover(self, root: Root) -> None:
-        """Roll back interrupted writes in each database, even if one fails."""
+        """Finish interrupted writes in each database, even if one fails."""
         for rows in self.row_files(root):
             with suppress(LayerError):
                 rows.recover()
 
-    def remove_rows(
-        self, rows: RowFile, file: str, planned: Mapping[facts.Target, Row | None], delete: Callable[[], Deleted | None]
-    ) -> facts.Outcome:
-        """Remove targets from one database by ``delete``, and free the space; count removed rows even if that fails.
-
-        ``planned`` gives the row of each target, ``None`` for one that means all rows. ``delete`` returns ``None``
-        if nothing is as planned.
-        """
-        before = disk_usage(rows.path)[1], allocated(rows.path)
-        try:
-            done = delete() or Deleted(0)
-        except LayerError as error:
-            done = _deleted_in_spite_of(error, rows, planned)
-        rest = [
-            target for target, row in planned.items() if (not done.removed if row is None else row not in done.rows)
-        ]
-        failed: list[facts.Note] = []
-        skipped: list[facts.Note] = []
-        if done.stopped is not None:
-            failed.append(self.failed_rows(file, rest, done.stopped))
-        else:
-            skipped += [facts.Note(target.key, "changed since it was planned") for target in rest]
-        # Another process removed the rows that vanished meanwhile.
-        if not done.removed:
-            return facts.Outcome(self.name, skipped=tuple(skipped), failed=tuple(failed))
-        try:
-            if (because := rows.vacuum()) is not None:
-                skipped.append(facts.Note(file, because))
-        except LayerError as error:
-            failed.append(facts.Note(file, f"its rows are gone, but: {self.with_fix(error)}"))
-        freed = 0
-        try:
-            after = disk_usage(rows.path)[1], allocated(rows.path)
-            freed = max(0, *(was - now for was, now in zip(before, after, strict=True)))
-        except OSError as error:
-            failed.append(facts.Note(file, f"its size cannot be read, so its bytes are not counted: {error.strerror}"))
-        return facts.Outcome(self.name, done.removed, freed, tuple(skipped), tuple(failed))
-
-    def row_file(self, root: Root, file: str) -> RowFile | None:
-        """Return a database, existing or not, by the name that keys begin with; ``None`` for any other name."""
-        del root, file
-        return None
-
-    def held_in(self, root: Root, keys: Sequence[str]) -> Mapping[str, tuple[Path, ...]]:
-        """Return the database of each row, and the files that sqlite keeps beside it."""
-        found: dict[str, tuple[Path, ...]] = {}
-        for file, listed in self._by_file((key, key) for key in keys).items():
-            path = root.path / file
-            shared = (path, *companions_of(path))
-            is_folder = path.is_dir()
-            found |= {key: (root.path / key,) if is_folder else shared for key in listed}
-        return found
-
-    def foresee_write(self, root: Root, keys: Sequence[str]) -> Mapping[str, LayerError]:
-        """Check each database once."""
-        refused: dict[str, LayerError] = {}
-        alone: list[str] = []
-        for file, listed in self._by_file((key, key) for key in keys).items():
-            rows = self.row_file(root, file)
-            if rows is None:
-                alone += listed
-                continue
-            try:
-                rows.foresee_insert()
-            except LayerError as error:
-                refused.update(dict.fromkeys(listed, error))
-        return {**super().foresee_write(root, alone), **refused}
-
-    def foresee_removal(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Foresight:
-        """Check each file once: it is written as a whole or not at all."""
-        seen = facts.Foresight()
-        for file, planned in self._by_file((target.key, target) for target in targets).items():
-            try:
-                freed = self.foresee_rows(root, file, planned)
-            except LayerError as error:
-                seen = seen.plus(facts.Foresight(failed=(facts.Note(file, error.message),)))
-                continue
-            if freed is None:
-                seen = seen.plus(super().foresee_removal(root, tuple(planned)))
-            else:
-                seen = seen.plus(facts.Foresight(tuple(planned), freed))
-        return seen
+    # ------------------------------------------------------------------ many at once
 
     def read_row(self, root: Root, key: str) -> facts.Artifact | None:
         """Read one row as :meth:`read_rows` does; raises its error."""
@@ -180,7 +167,7 @@ class Rows(Store):
     def read_many(self, root: Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError | OSError]:
         """Read the rows of each file at once."""
         found: dict[str, facts.Artifact | LayerError | OSError] = {}
-        # A file name alone is no key of a row.
+        # A file name is no key of a row.
         alone = [key for key in keys if self.separator not in key]
         for file, listed in self._by_file((key, key) for key in keys if self.separator in key).items():
             try:
@@ -209,7 +196,7 @@ class Rows(Store):
                 written = {artifact.key: error for artifact in listed}
             except (LayerError, OSError, UnicodeError):
                 written = {}
-            done.update((first[key], one) for key, one in written.items())
+            done.update((first[key], result) for key, result in written.items())
         alone = [number for number in range(len(artifacts)) if number not in done]
         done.update(zip(alone, super().write_new(root, [artifacts[number] for number in alone]), strict=True))
         return [done[number] for number in range(len(artifacts))]
@@ -220,20 +207,3 @@ class Rows(Store):
         for key, thing in things:
             found.setdefault(key.partition(self.separator)[0], []).append(thing)
         return found
-
-
-def _deleted_in_spite_of(error: LayerError, rows: RowFile, planned: Mapping[facts.Target, Row | None]) -> Deleted:
-    """Count the planned rows that are gone after a failure.
-
-    If the file cannot be read, that is none: the next program that opens it rolls back an interrupted write.
-    """
-    try:
-        whole = next((target for target, row in planned.items() if row is None), None)
-        if whole is not None:
-            return Deleted(max(0, whole.entries - rows.sum().rows), stopped=error)
-        named = [row for row in planned.values() if row is not None]
-        left = rows.read_many([row.key for row in named])
-    except LayerError:
-        return Deleted(0, stopped=error)
-    gone = frozenset(row for row, values in zip(named, left, strict=True) if values is None)
-    return Deleted(len(gone), gone, error)

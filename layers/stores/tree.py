@@ -11,12 +11,11 @@ import errno
 import os
 import re
 import stat
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import (
@@ -29,7 +28,7 @@ from cachectl.layers.base.errors import (
     not_a_key,
     reason_of,
 )
-from cachectl.layers.base.facts import Ability, Bulk, Entry, Orphan, Problem
+from cachectl.layers.base.facts import Ability, Entry, Orphan, Problem, Removable
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.limits import LARGEST_ENTRY, too_large
 from cachectl.layers.base.texts import printable
@@ -43,7 +42,6 @@ from cachectl.layers.disk.handles import (
     descend,
     is_held,
     is_trusted,
-    move,
     open_folder,
     opened,
     opened_root,
@@ -51,46 +49,35 @@ from cachectl.layers.disk.handles import (
     status_of,
 )
 from cachectl.layers.disk.plain import STAGE, read_plain
-from cachectl.layers.disk.syncing import Syncing
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.archive import pack, unpack
-from cachectl.layers.stores.quarantine import Quarantine, folder_pattern
-from cachectl.layers.stores.walk import CHANGED, GONE, Cleared, Group, Task, Weight, clear, weigh
 
 #: Whether this platform can act relative to directory handles, without which nothing is removed safely.
 _HANDLES: Final = {os.open, os.stat, os.unlink, os.rename, os.mkdir, os.rmdir} <= os.supports_dir_fd
 _WITHOUT: Final = "this platform cannot act relative to an open folder, so nothing could be changed safely"
 #: Abilities that layers over trees lack here.
-REFUSALS: Final[Mapping[Ability, str]] = (
-    {} if _HANDLES else dict.fromkeys((Ability.PUT, Ability.CLEAR, Ability.QUARANTINE), _WITHOUT)
-)
+REFUSALS: Final[Mapping[Ability, str]] = {} if _HANDLES else dict.fromkeys((Ability.PUT, Ability.CLEAR), _WITHOUT)
 
-#: Whether a library works with a symbolic link in the place of a file of an entry: no or unknown; only if this user
-#: cannot write to the file, because the library may; or always, because the library replaces files by a rename.
-Links = Literal["never", "read-only", "always"]
-#: A name in an open folder.
-_Place = tuple[str, int]
 #: Makes what is held while entries are renamed, given the open root.
 Guard = Callable[[int], AbstractContextManager[object]]
 
-#: Seconds for which a check that a root is unused counts.
-_SECONDS_UNASKED: Final = 0.5
-#: Numbers of a version stamp: files, bytes and newest change.
-_STAMP_LENGTH: Final = 3
+GONE: Final = "already gone"
+CHANGED: Final = "changed since it was planned"
+#: Why an empty folder above entries is left.
+IN_USE: Final = "a running program may be about to make an entry in it"
 _TRASH: Final = ".cachectl-trash-"
 #: cachectl's own staging and trash folders in a root. A killed command leaves them; clearing them is always safe.
 OWN_TEMPORARY: Final = regex(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
-
-#: Attempts to place an entry while other processes place and remove beside it.
+#: Attempts to place an entry while other processes place and remove entries.
 _TRIES: Final = 5
 
 
 class OrphanRule(NamedTuple):
-    """A kind of orphan beside the entries of a tree, such as a temporary, by the pattern of its name.
+    """A kind of orphan next to the entries of a tree, such as a temporary, by the pattern of its name.
 
     With ``members`` it is a folder whose files must all match; else it is a plain file, and ``empty`` accepts only
     those of 0 bytes. ``private`` accepts only files that no other user may read, as ``mkstemp`` makes them.
-    ``idle_only`` and ``kept`` are those of :class:`~cachectl.layers.base.facts.Orphan`.
+    ``idle_only`` is that of :class:`~cachectl.layers.base.facts.Orphan`.
     """
 
     pattern: re.Pattern[str]
@@ -99,7 +86,6 @@ class OrphanRule(NamedTuple):
     empty: bool = False
     private: bool = False
     members: re.Pattern[str] | None = None
-    kept: bool = False
 
     def accepts(self, name: str, status: os.stat_result) -> bool:
         """Return whether a name in the root may be an orphan of this kind, by its name and status alone."""
@@ -107,6 +93,11 @@ class OrphanRule(NamedTuple):
         if not self.pattern.fullmatch(name) or not kind(status.st_mode):
             return False
         return not (self.empty and status.st_size) and not (self.private and status.st_mode & 0o077)
+
+
+_OWN: Final = OrphanRule(
+    OWN_TEMPORARY, "left by an interrupted cachectl", idle_only=False, members=regex(".*", re.DOTALL)
+)
 
 
 class Shape(NamedTuple):
@@ -140,10 +131,6 @@ class Shape(NamedTuple):
         return any(rule.pattern.fullmatch(parts[0]) for rule in self.orphans)
 
 
-#: The shape of a tree without entries, in which only cachectl's own folders are listed.
-NOTHING: Final = Shape((regex("(?!)"),), folders=True)
-
-
 class Member(NamedTuple):
     """One file of a leaf; ``path`` is relative to the leaf, and empty if the leaf is the file."""
 
@@ -168,7 +155,6 @@ class Leaf(NamedTuple):
     key: str
     members: tuple[Member, ...]
     newest: int
-    links: bool = False
     orphan_rule: OrphanRule | None = None
     head: Head = b""
 
@@ -195,11 +181,11 @@ class Leaf(NamedTuple):
 
     def orphan(self, root: Path, why: str | None = None) -> Orphan:
         """Return the leaf as an orphan of a root; ``why`` defaults to the reason of its rule."""
-        reason = self.orphan_rule.why if self.orphan_rule is not None and why is None else why or ""
-        idle_only = self.orphan_rule is None or self.orphan_rule.idle_only
-        kept = self.orphan_rule is not None and self.orphan_rule.kept
+        rule = self.orphan_rule
+        reason = why or ("" if rule is None else rule.why)
+        idle_only = rule is None or rule.idle_only
         files = len(self.members)
-        return Orphan(self.key, root, self.bytes, files, self.modified, reason, idle_only, self.stamp, kept, self.disk)
+        return Orphan(self.key, root, self.bytes, files, self.modified, reason, idle_only, self.stamp, self.disk)
 
     def entry(self, layer: str, root: Path, about: Details = _UNREAD) -> Entry:
         """Return the leaf as an entry; ``about`` is what its content says, if it was read."""
@@ -223,34 +209,6 @@ class Leaf(NamedTuple):
         return next((member for member in self.members if member.path == path), None)
 
 
-def bulk(group: Group, *, stale: bool | None = None) -> Iterator[Bulk]:
-    """Sum the weighed entries of a folder, if there are any."""
-    moments = [weight.newest / 1e9 for weight in group.weights]
-    if moments:
-        files = sum(weight.files for weight in group.weights)
-        total = sum(weight.bytes for weight in group.weights)
-        disk = sum(weight.disk for weight in group.weights)
-        yield Bulk(len(moments), files, total, min(moments), max(moments), stale, disk)
-
-
-def planned(root: Path, group: Group) -> list[facts.Target]:
-    """Return the weighed entries of a folder as targets of a plan."""
-    return [
-        facts.Target(root, f"{group.folder}/{weight.name}", weight.bytes, 1, weight.stamp) for weight in group.weights
-    ]
-
-
-_ANYTHING: Final = regex(".*", re.DOTALL)
-#: An entry that is a link to the same entry of a base, or has such a link in it (:mod:`cachectl.layers.stores.bases`).
-LINKED: Final = OrphanRule(regex("(?!)"), "linked to a base, which keeps it", kept=True)
-_OWN_TEMPORARIES: Final = OrphanRule(
-    OWN_TEMPORARY, "left by an interrupted cachectl", idle_only=False, members=_ANYTHING
-)
-#: Why an empty folder above entries is left.
-IN_USE: Final = "a running program may be about to make an entry in it"
-_QUARANTINED: Final = "in quarantine as damaged; cachectl restore lists it"
-
-
 class Tree:
     """The entries of one shape under one root.
 
@@ -262,8 +220,6 @@ class Tree:
         self.layer = layer
         self.root = root
         self.shape = shape
-        quarantined = OrphanRule(folder_pattern(layer), _QUARANTINED, idle_only=False, members=_ANYTHING, kept=True)
-        self._own: tuple[OrphanRule, ...] = (_OWN_TEMPORARIES, quarantined)
 
     # ------------------------------------------------------------------ listing
 
@@ -274,7 +230,7 @@ class Tree:
         """
         with self._opened_root() as handle:
             if handle is not None:
-                yield from self._scan_level(handle, (), 0, head)
+                yield from self._scan_folder(handle, (), head)
 
     def tagged(
         self, tag: re.Pattern[bytes], since: float, content: Callable[[Leaf], bytes | None]
@@ -290,73 +246,17 @@ class Tree:
             if (found := tag.search(content(leaf) or b"")) is not None:
                 yield leaf.entry(self.layer, self.root), found[0].decode()
 
-    def weigh(self, *, hollow: Iterable[str] = (), whole: Iterable[str] = ()) -> Iterator[Group | Leaf | Problem]:
-        """Yield as :meth:`scan`, but regular entries only as weights, folder by folder.
-
-        For trees of two levels with folders as entries. ``hollow`` are files that alone make no entry, ``whole`` those
-        that must exist and not be empty.
-        """
-        yield from self._scan_all(self._task()._replace(hollow=tuple(hollow), whole=tuple(whole)))
-
-    def holding(self, child: re.Pattern[str]) -> Iterator[Leaf | Problem]:
-        """Yield the leaves of :meth:`scan` with a file or folder that matches ``child``, orphans, and folder problems.
-
-        For trees of two levels with folders as entries.
-        """
-        for found in self._scan_all(self._task()._replace(child=(child.pattern, child.flags))):
-            if not isinstance(found, Group):
-                yield found
-
-    def _task(self) -> Task:
-        name, member = self.shape.levels[1], self.shape.members or _ANYTHING
-        return Task((name.pattern, name.flags), (member.pattern, member.flags), first=self.shape.first)
-
-    def _scan_all(self, task: Task) -> Iterator[Group | Leaf | Problem]:
-        folder = self.shape.levels[0]
-        # Most folders have no match.
-        lists_empty = self.shape.empty is not None and task.child is None
-        with self._opened_root() as handle:
-            if handle is None:
-                return
-            try:
-                names = sorted(os.listdir(handle))
-            except OSError as error:
-                yield self._problem((), error)
-                return
-            odd = [one for one in names if self._may_be_orphan(0, one)]
-            for one in odd:
-                yield from self._scan_name(handle, (one,), 0)
-            for group in weigh(handle, [one for one in names if folder.fullmatch(one) and one not in odd], task):
-                may_be_empty = lists_empty and not group.weights and not group.others
-                if group.others is None or may_be_empty:
-                    yield from self._scan_name(handle, (group.folder,), 0)
-                else:
-                    yield group
-                    yield from self._scan_others(handle, group.folder, group.others)
-
-    def _scan_others(self, handle: int, folder: str, names: Sequence[str]) -> Iterator[Leaf | Problem]:
-        with ExitStack() as stack:
-            try:
-                below = descend(stack, handle, (folder,)) if names else None
-            except OSError as error:
-                yield self._problem((folder,), error)
-                return
-            if below is not None:
-                for name in sorted(names):
-                    yield from self._scan_name(below, (folder, name), 1)
-
     def find(self, key: str) -> Leaf | None:
         """Return one entry or orphan by its key. Raises :class:`Unreachable` if it cannot be read."""
-        parts = key.split("/")
-        with self._reading(key), self._opened_root() as handle, ExitStack() as stack:
-            parent = None if handle is None else descend(stack, handle, parts[:-1])
-            if parent is None:
+        with self._reading(key), self._opened_above(key) as (parent, parts):
+            status = None if parent is None else status_of(parent, parts[-1])
+            if parent is None or status is None:
                 return None
-            status = status_of(parent, parts[-1])
-            leaf = None if status is None else self._recognise(parent, tuple(parts), status)
+            leaf = self._recognise(parent, parts, status)
             return None if leaf is None or self._foreign(leaf) is not None else leaf
 
-    def _scan_level(self, handle: int, above: tuple[str, ...], level: int, head: int = 0) -> Iterator[Leaf | Problem]:
+    def _scan_folder(self, handle: int, above: tuple[str, ...], head: int) -> Iterator[Leaf | Problem]:
+        pattern = self.shape.levels[len(above)]
         try:
             names = sorted(os.listdir(handle))
         except OSError as error:
@@ -364,10 +264,10 @@ class Tree:
             return
         for name in names:
             # Most names in a shared folder match nothing, and need no stat.
-            if self.shape.levels[level].fullmatch(name) or self._may_be_orphan(level, name):
-                yield from self._scan_name(handle, (*above, name), level, head)
+            if pattern.fullmatch(name) or any(rule.pattern.fullmatch(name) for rule in self._orphan_rules(above, name)):
+                yield from self._scan_name(handle, (*above, name), head)
 
-    def _scan_name(self, handle: int, parts: tuple[str, ...], level: int, head: int = 0) -> Iterator[Leaf | Problem]:
+    def _scan_name(self, handle: int, parts: tuple[str, ...], head: int) -> Iterator[Leaf | Problem]:
         try:
             status = status_of(handle, parts[-1])
             leaf = None if status is None else self._recognise(handle, parts, status, head)
@@ -380,33 +280,27 @@ class Tree:
             foreign = self._foreign(leaf)
             message = f"holds {foreign!r}, which does not belong there; left alone"
             yield leaf if foreign is None else Problem(self.root.joinpath(*parts), "unrecognised", message)
-        elif status is not None and self.shape.levels[level].fullmatch(parts[-1]):
+        elif status is not None and self.shape.levels[len(parts) - 1].fullmatch(parts[-1]):
             if stat.S_ISLNK(status.st_mode):
                 yield Problem(self.root.joinpath(*parts), "link", "a link inside the root is not followed")
-            elif level < len(self.shape.levels) - 1 and stat.S_ISDIR(status.st_mode):
-                yield from self._scan_below(handle, parts, level, head)
+            elif len(parts) < len(self.shape.levels) and stat.S_ISDIR(status.st_mode):
+                try:
+                    below = open_folder(parts[-1], handle)
+                except FileNotFoundError:
+                    return
+                except OSError as error:
+                    yield self._problem(parts, error)
+                    return
+                try:
+                    yield from self._scan_folder(below, parts, head)
+                finally:
+                    os.close(below)
 
-    def _scan_below(self, handle: int, parts: tuple[str, ...], level: int, head: int) -> Iterator[Leaf | Problem]:
-        try:
-            below = open_folder(parts[-1], handle)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            yield self._problem(parts, error)
-            return
-        try:
-            yield from self._scan_level(below, parts, level + 1, head)
-        finally:
-            os.close(below)
-
-    def _may_be_orphan(self, level: int, name: str) -> bool:
-        return any(rule.pattern.fullmatch(name) for rule in self._orphan_rules(level, name))
-
-    def _orphan_rules(self, level: int, name: str) -> tuple[OrphanRule, ...]:
+    def _orphan_rules(self, above: Sequence[str], name: str) -> tuple[OrphanRule, ...]:
         """Return the rules to compare a name with; only names of cachectl's own begin with a dot and its name."""
-        if level:
+        if above:
             return ()
-        return (*self._own, *self.shape.orphans) if name.startswith(".cachectl-") else self.shape.orphans
+        return (_OWN, *self.shape.orphans) if name.startswith(".cachectl-") else self.shape.orphans
 
     def _foreign(self, leaf: Leaf) -> str | None:
         """Return a foreign file in a leaf, if there is one."""
@@ -415,19 +309,16 @@ class Tree:
             return None
         return next((member.path for member in leaf.members if not pattern.fullmatch(member.path)), None)
 
-    def _recognise(self, handle: int, parts: tuple[str, ...], status: os.stat_result, head: int = 0) -> Leaf | None:
-        name, level = parts[-1], len(parts) - 1
-        key = "/".join(parts)
-        for rule in self._orphan_rules(level, name):
+    def _recognise(self, handle: int, parts: Sequence[str], status: os.stat_result, head: int = 0) -> Leaf | None:
+        name, key = parts[-1], "/".join(parts)
+        for rule in self._orphan_rules(parts[:-1], name):
             if rule.accepts(name, status):
-                left_alone = rule in self._own and (not is_trusted(handle, status) or is_held(handle, name))
+                left_alone = rule is _OWN and (not is_trusted(handle, status) or is_held(handle, name))
                 return None if left_alone else _measure(handle, name, key, status, rule)
-        kind = stat.S_ISDIR if self.shape.folders else stat.S_ISREG
-        if not self.shape.levels[level].fullmatch(name):
+        if not self.shape.levels[len(parts) - 1].fullmatch(name):
             return None
-        if level == len(self.shape.levels) - 1:
-            if not self.shape.folders and _is_of_base(handle, name, key, status):
-                return Leaf(key, (), status.st_mtime_ns, links=True, orphan_rule=LINKED)
+        if len(parts) == len(self.shape.levels):
+            kind = stat.S_ISDIR if self.shape.folders else stat.S_ISREG
             return _measure(handle, name, key, status, None, head=head) if kind(status.st_mode) else None
         empty = self.shape.empty
         if empty is not None and empty.accepts(name, status) and _is_empty(handle, name):
@@ -454,12 +345,31 @@ class Tree:
         """
         if not self.shape.accepts(key):
             return None
-        parts = tuple(key.split("/"))
-        with self._reading(key), self._opened_root() as handle, ExitStack() as stack:
-            parent = None if handle is None else descend(stack, handle, parts[:-1])
-            if parent is None:
+        with self._reading(key), self._opened_above(key) as (parent, parts):
+            status = None if parent is None else status_of(parent, parts[-1])
+            kind = stat.S_ISDIR if self.shape.folders else stat.S_ISREG
+            if parent is None or status is None or not kind(status.st_mode):
                 return None
-            return self._read_folder(parent, parts) if self.shape.folders else self._read_file(parent, parts)
+            contents: dict[str, bytes] = {}
+            try:
+                if self.shape.folders:
+                    _load(parent, parts[-1], "", contents)
+                else:
+                    contents[""] = read_plain(parts[-1], dir_fd=parent)
+            except FileNotFoundError:
+                # If a file vanished meanwhile, the entry is being replaced: return a miss, not half an entry.
+                return None
+            pattern = self.shape.members
+            return contents if pattern is None or all(map(pattern.fullmatch, contents)) else None
+
+    def read_file(self, key: str, path: str = "", limit: int = -1) -> bytes | None:
+        """Read one file of an entry (the first ``limit`` bytes), never through a link."""
+        place = f"{key}/{path}" if path else key
+        with self._reading(key), self._opened_above(place) as (folder, parts):
+            try:
+                return None if folder is None else read_plain(parts[-1], dir_fd=folder, limit=limit)
+            except FileNotFoundError:
+                return None
 
     def standing(self, key: str) -> dict[str, bytes] | LayerError | None:
         """Return the result or the error of :meth:`read_members`, for the entry that is to be replaced."""
@@ -467,43 +377,6 @@ class Tree:
             return self.read_members(key)
         except LayerError as error:
             return error
-
-    def _read_folder(self, parent: int, parts: tuple[str, ...]) -> dict[str, bytes] | None:
-        status = status_of(parent, parts[-1])
-        if status is None or not stat.S_ISDIR(status.st_mode):
-            return None
-        contents: dict[str, bytes] = {}
-        try:
-            _load(parent, parts[-1], "", contents)
-        except FileNotFoundError:
-            # If a file vanished meanwhile, the entry is being replaced: return a miss, not half an entry.
-            return None
-        except OSError as error:
-            if error.errno == errno.EFBIG:
-                raise self._oversized(parts) from error
-            if self._is_linked(parent, parts):
-                return None
-            which = "" if error.filename is None else f" {printable(error.filename)}"
-            raise self._unreachable(f"cannot read{which}", "/".join(parts), error) from error
-        pattern = self.shape.members
-        whole = pattern is None or all(pattern.fullmatch(path) for path in contents)
-        return contents if whole else None
-
-    def _is_linked(self, parent: int, parts: tuple[str, ...]) -> bool:
-        """Return whether a base keeps an entry."""
-        status = status_of(parent, parts[-1])
-        leaf = None if status is None else self._recognise(parent, parts, status)
-        return leaf is not None and leaf.orphan_rule is LINKED
-
-    def _read_file(self, parent: int, parts: tuple[str, ...]) -> dict[str, bytes] | None:
-        status = status_of(parent, parts[-1])
-        leaf = None if status is None else self._recognise(parent, parts, status)
-        if leaf is None or leaf.orphan_rule is LINKED or self._foreign(leaf) is not None:
-            return None
-        if leaf.bytes > LARGEST_ENTRY:
-            raise self._oversized(parts)
-        content = self._read_member(parent, parts, "")
-        return None if content is None else {"": content}
 
     @contextmanager
     def _reading(self, key: str) -> Iterator[None]:
@@ -513,40 +386,18 @@ class Tree:
         except LayerError:
             raise
         except OSError as error:
-            raise self._unreachable("cannot read", key, error) from error
-
-    def _oversized(self, parts: Sequence[str]) -> Damaged:
-        message = f"has more than {LARGEST_ENTRY:,} bytes, the limit of an entry"
-        return Damaged(self.layer, message, self.root.joinpath(*parts))
-
-    def _read_member(self, parent: int, parts: Sequence[str], path: str, limit: int = -1) -> bytes | None:
-        below = [parts[-1], *(path.split("/") if path else ())]
-        with ExitStack() as stack:
-            folder = descend(stack, parent, below[:-1])
-            if folder is None:
-                return None
-            try:
-                return read_plain(below[-1], dir_fd=folder, limit=limit)
-            except FileNotFoundError:
-                return None
-            except OSError as error:
-                if error.errno == errno.EFBIG:
-                    raise self._oversized(parts) from error
-                raise self._unreachable("cannot read", "/".join(parts), error) from error
-
-    def read_file(self, key: str, path: str = "", limit: int = -1) -> bytes | None:
-        """Read one file of an entry (the first ``limit`` bytes), never through a link."""
-        parts = key.split("/")
-        with self._reading(key), self._opened_root() as handle, ExitStack() as stack:
-            parent = None if handle is None else descend(stack, handle, parts[:-1])
-            return None if parent is None else self._read_member(parent, parts, path, limit)
+            if error.errno == errno.EFBIG:
+                message = f"has more than {LARGEST_ENTRY:,} bytes, the limit of an entry"
+                raise Damaged(self.layer, message, self.root / key) from error
+            file = "" if error.filename is None or not self.shape.folders else f" {printable(error.filename)}"
+            raise self._unreachable(f"cannot read{file}", key, error) from error
 
     # ------------------------------------------------------------------ placing
 
     def write(
         self, key: str, data: bytes, *, replace: bool, file_mode: int = 0o600, guard: Guard = nullcontext
     ) -> None:
-        """Place an entry atomically: stage it beside its place and rename it.
+        """Place an entry atomically: stage it in the root and rename it.
 
         ``guard`` makes the context of the rename. Raises :class:`EntryExists` if a different entry is present
         and ``replace`` is not set.
@@ -571,18 +422,24 @@ class Tree:
             raise not_a_key(self.layer, key)
         if not members:
             raise Damaged(self.layer, "the artifact holds no file", key)
-        try:
-            self._write(key, members, guard, replace=replace, file_mode=file_mode)
-        except OSError as error:
-            if isinstance(error, LayerError):
-                raise
-            if self.standing(key) == members:
-                raise self._unsettled(key, error) from error
-            raise self._unreachable("cannot write", key, error) from error
-        except ValueError as error:
-            if isinstance(error, LayerError):
-                raise
-            raise Damaged(self.layer, str(error), key) from error
+        standing = self.standing(key)
+        if standing == members:
+            return
+        if standing is not None and not replace:
+            raise standing if isinstance(standing, LayerError) else EntryExists(self.layer, self.root / key)
+        error: Exception | None = None
+        for _ in range(_TRIES):
+            error = self._place({key: members}, guard, replace=replace, file_mode=file_mode)[key]
+            # Another process may remove an empty folder on the path.
+            if not isinstance(error, FileNotFoundError):
+                break
+        if isinstance(error, OSError) and not isinstance(error, LayerError):
+            is_placed = self.standing(key) == members
+            raise (
+                self._unsettled(key, error) if is_placed else self._unreachable("cannot write", key, error)
+            ) from error
+        if error is not None:
+            raise error if isinstance(error, LayerError) else Damaged(self.layer, str(error), key)
 
     def write_new(
         self, entries: Mapping[str, Mapping[str, bytes]], *, file_mode: int = 0o600, guard: Guard = nullcontext
@@ -598,22 +455,7 @@ class Tree:
         except (LayerError, OSError):
             return {}
         settled = ((key, True if error is None else error) for key, error in done.items())
-        return {key: one for key, one in settled if one is True or isinstance(one, (Busy, Unsettled))}
-
-    def _write(self, key: str, members: Mapping[str, bytes], guard: Guard, *, replace: bool, file_mode: int) -> None:
-        standing = self.standing(key)
-        if standing == members:
-            return
-        if standing is not None and not replace:
-            raise standing if isinstance(standing, LayerError) else EntryExists(self.layer, self.root / key)
-        error: Exception | None = None
-        for _ in range(_TRIES):
-            error = self._place({key: members}, guard, replace=replace, file_mode=file_mode)[key]
-            # Another process may remove an empty folder on the path.
-            if not isinstance(error, FileNotFoundError):
-                break
-        if error is not None:
-            raise error
+        return {key: result for key, result in settled if result is True or isinstance(result, (Busy, Unsettled))}
 
     def _place(
         self, entries: Mapping[str, Mapping[str, bytes]], guard: Guard, *, replace: bool, file_mode: int
@@ -627,12 +469,10 @@ class Tree:
                 if handle is None:
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root))
                 with own_folder(handle, STAGE) as (stage, _):
-                    syncing = Syncing(stage, len(entries))
                     for key, name in names.items():
-                        error = _failure(partial(_fill, stage, name, entries[key], file_mode, syncing.one))
+                        error = _failure(partial(_fill, stage, name, entries[key], file_mode, os.fsync))
                         if error is not None:
                             done[key] = error
-                    syncing.all()
                     # A guard may lock a file in one of these.
                     for above in dict.fromkeys(key.rpartition("/")[0] for key in names if key not in done):
                         with ExitStack() as stack, suppress(OSError):
@@ -641,8 +481,7 @@ class Tree:
                         for key, name in names.items():
                             if key not in done:
                                 move = partial(self._move_in, handle, stage, name, key, replace=replace)
-                                done[key] = _failure(partial(move, syncing.one))
-                    syncing.all()
+                                done[key] = _failure(partial(move, os.fsync))
         except OSError as error:
             for key in entries:
                 is_placed = key in done and done[key] is None
@@ -650,106 +489,102 @@ class Tree:
         return done
 
     def _move_in(
-        self, handle: int, stage: int, name: str, key: str, sync: Callable[[int], None], *, replace: bool
+        self, handle: int, stage: int, staged: str, key: str, sync: Callable[[int], None], *, replace: bool
     ) -> None:
         """Move a staged entry into its place below the open root, and sync the folder above it."""
-        parts = key.split("/")
+        *above, name = key.split("/")
         with ExitStack() as stack:
-            parent = descend(stack, handle, parts[:-1], make=True)
+            parent = descend(stack, handle, above, make=True)
             if parent is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root.joinpath(*parts)))
-            self._publish(stage, name, parent, parts, replace=replace)
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root / key))
+            status = status_of(parent, name)
+            leaf = None if status is None else self._recognise(parent, (*above, name), status)
+            if status is not None and (leaf is None or self._foreign(leaf) is not None):
+                message = "something that is no entry has its name; left alone"
+                raise LayerError(self.layer, message, self.root / key)
+            if status is not None and not replace:
+                raise EntryExists(self.layer, self.root / key)
+            try:
+                if self.shape.folders:
+                    self._publish_folder(stage, staged, parent, name, replace=replace)
+                elif replace:
+                    os.rename(staged, name, src_dir_fd=stage, dst_dir_fd=parent)
+                else:
+                    place_new(staged, name, src=stage, dst=parent)
+            except FileExistsError as error:
+                raise EntryExists(self.layer, self.root / key) from error
             sync(parent)
 
-    def _publish(
-        self, stage: int, staged: str, parent: int, parts: Sequence[str], *, replace: bool, aside: int | None = None
-    ) -> None:
-        """Move an entry from another folder of the root, where its name is ``staged``, into its place.
-
-        The present one is moved ``aside``, or into the stage.
-        """
-        linked = not replace and self._is_linked(parent, tuple(parts))
-        # A folder from quarantine may take the place of an empty one.
-        self._demand_room(parent, tuple(parts), free=not (replace or linked) and aside is None)
-        if linked:
-            # The base has the same entry.
-            return
-        try:
-            if self.shape.folders:
-                self._publish_folder(
-                    (staged, stage), (parts[-1], parent), stage if aside is None else aside, replace=replace
-                )
-            elif replace:
-                os.rename(staged, parts[-1], src_dir_fd=stage, dst_dir_fd=parent)
-            else:
-                place_new(staged, parts[-1], src=stage, dst=parent)
-        except FileExistsError as error:
-            raise EntryExists(self.layer, self.root.joinpath(*parts)) from error
-
-    def _demand_room(self, parent: int, parts: tuple[str, ...], *, free: bool) -> None:
-        """Refuse to place an entry over something that is no entry, or over anything if the place must be ``free``."""
-        status = status_of(parent, parts[-1])
-        leaf = None if status is None else self._recognise(parent, parts, status)
-        if status is not None and (leaf is None or self._foreign(leaf) is not None):
-            message = "something that is no entry has its name; left alone"
-            raise LayerError(self.layer, message, self.root.joinpath(*parts))
-        if status is not None and free:
-            raise EntryExists(self.layer, self.root.joinpath(*parts))
-
-    def _publish_folder(self, staged: _Place, target: _Place, aside: int, *, replace: bool) -> None:
-        """Rename a folder into its place; a present folder is moved aside first, since rename cannot replace it."""
-        name, parent = target
+    def _publish_folder(self, stage: int, staged: str, parent: int, name: str, *, replace: bool) -> None:
+        """Rename a folder into its place; a present folder is moved to the stage first: rename cannot replace it."""
         for attempt in range(_TRIES if replace else 1):
             old = f".old{attempt}"
             if replace:
-                with suppress(FileNotFoundError):
-                    move(name, parent, aside, old, stages=aside, first=self.shape.first)
-            if self._moved_in(staged, target, (old, aside)):
+                self._move_out(parent, name, stage, old)
+            try:
+                os.rename(staged, name, src_dir_fd=stage, dst_dir_fd=parent)
+            except OSError as error:
+                # After any error the old entry is moved back unless another process has placed one.
+                with suppress(OSError):
+                    os.rename(old, name, src_dir_fd=stage, dst_dir_fd=parent)
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+            else:
                 return
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
 
-    def _moved_in(self, staged: _Place, target: _Place, old: _Place) -> bool:
+    def _move_out(self, parent: int, name: str, stage: int, old: str) -> None:
         try:
-            move(staged[0], staged[1], target[1], target[0], stages=old[1])
+            os.rename(name, old, src_dir_fd=parent, dst_dir_fd=stage)
+        except FileNotFoundError:
+            pass
         except OSError as error:
-            # After any error the old entry is moved back unless another process has placed one.
-            with suppress(OSError):
-                os.rename(old[0], target[0], src_dir_fd=old[1], dst_dir_fd=target[1])
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            # overlayfs cannot rename a folder of a lower layer.
+            if error.errno != errno.EXDEV:
                 raise
-            return False
-        return True
+            delete(parent, name, first=self.shape.first)
 
     # ------------------------------------------------------------------ removing
 
     def remove(
-        self, targets: Sequence[facts.Target], *, tidy: bool = False, guard: Guard = nullcontext
+        self,
+        entries: Sequence[Removable],
+        *,
+        tidy: Callable[[], bool] | None = None,
+        guard: Guard = nullcontext,
     ) -> facts.Outcome:
         """Remove planned leaves whose stamp has not changed.
 
         A folder is renamed into a trash folder of the same root before it is deleted, so that no reader
         sees half of it. If overlayfs cannot rename it, it is deleted in place, the shape's ``first`` files
-        before the others. ``guard`` makes the context of the rename. ``tidy`` also removes empty folders:
-        those above the removed leaves, and planned ones. A program that is about to make an entry in such a folder
-        would fail, so ``tidy`` is only for roots that no program uses.
+        before the others. ``guard`` makes the context of the renames. If ``tidy`` returns true, empty folders are
+        removed too: those above the removed leaves, and planned ones. A program that is about to make an entry in
+        such a folder would fail, so it may return true only while no program uses the root.
         """
         skipped: list[facts.Note] = []
         failed: list[facts.Note] = []
         removed = 0
         freed = Freed()
         try:
-            with self._opened_root() as handle:
+            with self._opened_root() as handle, ExitStack() as stack:
                 if handle is None:
-                    return facts.Outcome(self.layer, skipped=tuple(facts.Note(target.key, GONE) for target in targets))
-                trash = _Bin(handle, freed, self.shape.first)
-                try:
-                    with guard(handle):
-                        for target in targets:
-                            removed += self._retire(handle, trash, target, skipped, failed, tidy=tidy)
-                    if tidy:
-                        _prune_empty(handle, [target.key for target in targets])
-                finally:
-                    trash.empty()
+                    return facts.Outcome(self.layer, skipped=tuple(facts.Note(entry.key, GONE) for entry in entries))
+                trash = _Trash(stack, handle, freed, self.shape.first)
+                with guard(handle):
+                    for entry in entries:
+                        try:
+                            reason = self._remove_one(handle, trash, entry, tidy)
+                        except FileNotFoundError:
+                            reason = GONE
+                        except OSError as error:
+                            failed.append(facts.Note(entry.key, f"cannot be removed: {error.strerror}"))
+                            continue
+                        if reason is not None:
+                            skipped.append(facts.Note(entry.key, reason))
+                        elif isinstance(entry, Entry):
+                            removed += 1
+                if tidy is not None and tidy():
+                    _prune_empty(handle, [entry.key for entry in entries])
         except (LayerError, OSError) as error:
             # Earlier removals must still be counted.
             if isinstance(error, LayerError) and not (removed or skipped or failed):
@@ -757,167 +592,29 @@ class Tree:
             failed.append(facts.Note(str(self.root), f"cannot be cleared: {reason_of(error)}"))
         return facts.Outcome(self.layer, removed, freed.bytes, tuple(skipped), tuple(failed))
 
-    def remove_unused(self, targets: Sequence[facts.Target], is_unused: Callable[[], bool]) -> facts.Outcome:
-        """Remove many entries at once, and the folders above them, in a root that no program uses.
-
-        For trees of two levels with folders as entries. ``is_unused`` is called repeatedly; once it returns ``False``,
-        the rest is removed one by one.
-        """
-        folders: dict[str, list[Weight]] = {}
-        entries: list[facts.Target] = []
-        others: list[facts.Target] = []
-        for target in targets:
-            folder, _, name = target.key.partition("/")
-            if target.entries == 1 and name and self.shape.accepts(target.key) and len(target.stamp) == _STAMP_LENGTH:
-                folders.setdefault(folder, []).append(Weight(name, *target.stamp))
-                entries.append(target)
-            else:
-                others.append(target)
-        outcome = self._clear_folders(folders, is_unused) if folders else facts.Outcome(self.layer)
-        # The remaining folders have not been started.
-        others += [target for target in entries if target.key.partition("/")[0] in folders]
-        if not others:
-            return outcome
-        try:
-            return outcome.plus(self.remove(others, tidy=is_unused()))
-        except LayerError as error:
-            if outcome == facts.Outcome(self.layer):
-                raise
-            return outcome.plus(facts.Outcome(self.layer, failed=(facts.Note(str(self.root), error.message),)))
-
-    def _clear_folders(self, left: dict[str, list[Weight]], is_unused: Callable[[], bool]) -> facts.Outcome:
-        """Clear folder by folder, and remove finished ones from ``left``."""
-        folders = dict(left)
-        outcome = facts.Outcome(self.layer)
-        freed = Freed()
-        with self._opened_root() as handle:
-            if handle is None:
-                return outcome
-            try:
-                # Files that could not be deleted at once are deleted with the trash folder.
-                with own_folder(handle, _TRASH, freed) as (trash, _):
-                    for part in self._clear_into(trash, handle, left, is_unused):
-                        outcome = outcome.plus(part)
-            except OSError as error:
-                # If the trash folder could not be made, nothing is done yet; later errors leave only trash.
-                if len(left) == len(folders):
-                    return outcome
-                because = f"cannot be cleared: {error.strerror or error}"
-                outcome = outcome.plus(facts.Outcome(self.layer, failed=(facts.Note(str(self.root), because),)))
-            if is_unused():
-                _prune_empty(handle, [f"{folder}/" for folder in folders])
-        return outcome.plus(facts.Outcome(self.layer, bytes_freed=freed.bytes))
-
-    def _clear_into(
-        self, trash: int, handle: int, left: dict[str, list[Weight]], is_unused: Callable[[], bool]
-    ) -> Iterator[facts.Outcome]:
-        asked = time.monotonic()
-        for cleared in clear(handle, trash, list(left.items()), self._task()):
-            del left[cleared.folder]
-            yield self._outcome(cleared)
-            if time.monotonic() - asked > _SECONDS_UNASKED:
-                if not is_unused():
-                    return
-                asked = time.monotonic()
-
-    def _outcome(self, cleared: Cleared) -> facts.Outcome:
-        skipped = [facts.Note(f"{cleared.folder}/{name}", reason) for name, reason in cleared.left]
-        failed = [
-            facts.Note(f"{cleared.folder}/{name}", f"cannot be removed: {reason}") for name, reason in cleared.failed
-        ]
-        return facts.Outcome(self.layer, cleared.entries, cleared.bytes, tuple(skipped), tuple(failed))
-
-    def _retire(
-        self,
-        handle: int,
-        trash: _Bin,
-        target: facts.Target,
-        skipped: list[facts.Note],
-        failed: list[facts.Note],
-        *,
-        tidy: bool,
-    ) -> int:
-        """Remove one leaf from its place; return the number of its entries."""
-        try:
-            reason = self._remove_one(handle, trash, target, tidy=tidy)
-        except FileNotFoundError:
-            reason = GONE
-        except OSError as error:
-            failed.append(facts.Note(target.key, f"cannot be removed: {error.strerror}"))
-            return 0
-        if reason is None:
-            return target.entries
-        skipped.append(facts.Note(target.key, reason))
-        return 0
-
-    def _remove_one(self, handle: int, trash: _Bin | _Shelf, target: facts.Target, *, tidy: bool = False) -> str | None:
-        parts = tuple(target.key.split("/"))
+    def _remove_one(self, handle: int, trash: _Trash, entry: Removable, tidy: Callable[[], bool] | None) -> str | None:
+        """Remove one leaf from its place; return why it was left, or ``None``."""
+        parts = entry.key.split("/")
         with ExitStack() as stack:
             parent = descend(stack, handle, parts[:-1])
             status = None if parent is None else status_of(parent, parts[-1])
-            leaf = None if parent is None or status is None else self._recognise(parent, parts, status)
             if status is None or parent is None:
                 return GONE
-            if leaf is None or self._foreign(leaf) is not None or leaf.stamp != target.stamp:
+            leaf = self._recognise(parent, parts, status)
+            if leaf is None or self._foreign(leaf) is not None or leaf.stamp != entry.stamp:
                 return CHANGED
             if leaf.orphan_rule is None or leaf.orphan_rule is not self.shape.empty:
-                trash.take(parent, parts[-1])
+                trash.take(parent, parts[-1], status)
                 return None
-            if not tidy:
+            if tidy is None or not tidy():
                 return IN_USE
-            return None if _removed_if_empty(parent, parts[-1]) else CHANGED
-
-    # ------------------------------------------------------------------ quarantine
-
-    def quarantine(self, target: facts.Target, thing: facts.Quarantined, *, guard: Guard = nullcontext) -> str | None:
-        """Move a planned leaf into quarantine if its stamp has not changed; return why it was left, or ``None``."""
-        try:
-            with self._opened_root() as handle:
-                if handle is None:
-                    return GONE
-                with guard(handle):
-                    return self._remove_one(handle, _Shelf(self, handle, thing), target)
-        except FileNotFoundError:
-            return GONE
-        except OSError as error:
-            if isinstance(error, LayerError):
-                raise
-            raise self._unreachable("cannot be moved aside", target.key, error) from error
-
-    def restore(self, thing: facts.Quarantined, *, replace: bool, guard: Guard = nullcontext) -> None:
-        """Move a leaf from quarantine into its old place.
-
-        Raises :class:`EntryExists` if the place is taken and ``replace`` is not set.
-        """
-        parts = thing.key.split("/")
-        if not self.shape.accepts(thing.key):
-            raise not_a_key(self.layer, thing.key)
-        with Quarantine(self.layer, self.root).taken(thing) as folder, ExitStack() as stack:
-            self._demand_leaf(folder, thing)
-            root = stack.enter_context(self._opened_root())
-            parent = None if root is None else descend(stack, root, parts[:-1], make=True)
-            if root is None or parent is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root))
-            is_placed = False
             try:
-                with own_folder(root, STAGE) as (aside, _), guard(root):
-                    self._publish(folder, parts[-1], parent, parts, replace=replace, aside=aside)
-                    os.fsync(parent)
-                    is_placed = True
+                os.rmdir(parts[-1], dir_fd=parent)
             except OSError as error:
-                if not is_placed:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
-                raise self._unsettled(thing.key, error) from error
-
-    def _demand_leaf(self, folder: int, thing: facts.Quarantined) -> None:
-        """Raise an error unless a quarantine folder holds exactly an entry."""
-        parts = tuple(thing.key.split("/"))
-        status = status_of(folder, parts[-1])
-        leaf = None if status is None else self._recognise(folder, parts, status)
-        if leaf is None or leaf.links or self._foreign(leaf) is not None:
-            raise Damaged(
-                self.layer, "the quarantined thing of this name is no entry; it stays in quarantine", thing.name
-            )
+                return CHANGED
+            return None
 
     # ------------------------------------------------------------------ helpers
 
@@ -932,6 +629,13 @@ class Tree:
             except OSError as error:
                 raise self._unreachable("cannot open", "", error) from error
             yield handle
+
+    @contextmanager
+    def _opened_above(self, path: str) -> Iterator[tuple[int | None, list[str]]]:
+        """Open the folder above a path, ``None`` if it is missing or behind a link; yield it with the path's parts."""
+        parts = path.split("/")
+        with self._opened_root() as handle, ExitStack() as stack:
+            yield None if handle is None else descend(stack, handle, parts[:-1]), parts
 
     def _unsettled(self, key: str, error: OSError) -> Unsettled:
         return Unsettled(
@@ -955,20 +659,14 @@ def scan_each(trees: Iterable[Tree]) -> Iterator[tuple[Tree, Leaf | Problem]]:
             yield tree, found
 
 
+def always() -> bool:
+    """Return ``True``: for a root whose library makes the folders again that it needs."""
+    return True
+
+
 def _is_empty(handle: int, name: str) -> bool:
     with opened(name, handle) as folder, os.scandir(folder) as children:
         return next(children, None) is None
-
-
-def _removed_if_empty(parent: int, name: str) -> bool:
-    """Remove a folder if it is empty, without a rename; return whether it was removed."""
-    try:
-        os.rmdir(name, dir_fd=parent)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        return False
-    return True
 
 
 def _measure(
@@ -977,32 +675,14 @@ def _measure(
     if not stat.S_ISDIR(status.st_mode):
         beginning = read_plain(name, dir_fd=handle, limit=head) if head else b""
         member = Member("", status.st_size, status.st_mtime, blocks_of(status))
-        return Leaf(key, (member,), status.st_mtime_ns, orphan_rule=rule, head=beginning)
-    found = _Gathered(f"{key}/", [], [])
-    newest = _gather(handle, name, "", found)
-    rule = LINKED if rule is None and any(found.links) else rule
-    return Leaf(key, tuple(found.members), max(newest, status.st_mtime_ns), bool(found.links), rule)
+        return Leaf(key, (member,), status.st_mtime_ns, rule, beginning)
+    members: list[Member] = []
+    newest = _gather(handle, name, "", members)
+    return Leaf(key, tuple(sorted(members)), max(newest, status.st_mtime_ns), rule)
 
 
-def _is_of_base(handle: int, name: str, path: str, status: os.stat_result) -> bool:
-    """Return whether a name is a link to the same path, relative to its root, in another root."""
-    if not stat.S_ISLNK(status.st_mode):
-        return False
-    with suppress(OSError):
-        return os.readlink(name, dir_fd=handle).endswith(f"/{path}")
-    return False
-
-
-class _Gathered(NamedTuple):
-    """What is in the folder of an entry: files, and for each link or special file whether it leads into a base."""
-
-    above: str
-    members: list[Member]
-    links: list[bool]
-
-
-def _gather(handle: int, name: str, prefix: str, found: _Gathered) -> int:
-    """List what is in a folder; return its newest change (ns)."""
+def _gather(handle: int, name: str, prefix: str, members: list[Member]) -> int:
+    """List the files in a folder; return its newest change (ns)."""
     newest = 0
     if prefix.count("/") > DEEP:
         raise OSError(errno.ELOOP, "nested deeper than any entry", name)
@@ -1011,18 +691,15 @@ def _gather(handle: int, name: str, prefix: str, found: _Gathered) -> int:
     except FileNotFoundError:
         return newest
     try:
-        for child in sorted(os.listdir(folder)):
+        for child in os.listdir(folder):
             status = status_of(folder, child)
             if status is None:
                 continue
             newest = max(newest, status.st_mtime_ns)
-            if stat.S_ISDIR(status.st_mode):
-                newest = max(newest, _gather(folder, child, f"{prefix}{child}/", found))
-            elif stat.S_ISREG(status.st_mode):
-                member = Member(prefix + child, status.st_size, status.st_mtime, blocks_of(status))
-                found.members.append(member)
-            else:
-                found.links.append(_is_of_base(folder, child, f"{found.above}{prefix}{child}", status))
+            if stat.S_ISREG(status.st_mode):
+                members.append(Member(prefix + child, status.st_size, status.st_mtime, blocks_of(status)))
+            elif stat.S_ISDIR(status.st_mode):
+                newest = max(newest, _gather(folder, child, f"{prefix}{child}/", members))
     finally:
         os.close(folder)
     return newest
@@ -1073,32 +750,25 @@ def _failure(act: Callable[[], None]) -> Exception | None:
     return None
 
 
-class _Bin:
+class _Trash:
     """Removes leaves: moves folders into a trash folder, made when first needed, and deletes files at once.
 
-    ``freed`` counts the freed bytes: a file with another hard link frees nothing. A folder that overlayfs cannot rename
-    is deleted in place, its ``first`` files before the others.
+    The trash folder is deleted when ``stack`` is closed. ``freed`` counts the freed bytes: a file with another hard
+    link frees nothing.
     """
 
-    def __init__(self, handle: int, freed: Freed, first: tuple[str, ...]) -> None:
-        self._freed = freed
-        self._handle = handle
-        self._first = first
-        self._stack = ExitStack()
+    def __init__(self, stack: ExitStack, handle: int, freed: Freed, first: tuple[str, ...]) -> None:
+        self._stack, self._handle, self._freed, self._first = stack, handle, freed, first
         self._folder: int | None = None
         self._taken = 0
 
-    def empty(self) -> None:
-        """Delete the trash. Raises the first :class:`OSError` after deleting everything possible."""
-        self._stack.close()
-
-    def take(self, parent: int, name: str) -> None:
+    def take(self, parent: int, name: str, status: os.stat_result) -> None:
         """Take a leaf out of its folder."""
-        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode) and self._have_folder():
             try:
                 os.rename(name, str(self._taken), src_dir_fd=parent, dst_dir_fd=self._folder)
             except OSError as error:
+                # overlayfs cannot rename a folder of a lower layer.
                 if error.errno != errno.EXDEV:
                     raise
             else:
@@ -1111,27 +781,10 @@ class _Bin:
             try:
                 self._folder, _ = self._stack.enter_context(own_folder(self._handle, _TRASH, self._freed))
             except OSError as error:
-                # On a full disk there is no room for a folder; go on without one to free space.
+                # On a full disk there is no room for a folder: delete in place.
                 if error.errno not in NO_ROOM:
                     raise
         return self._folder is not None
-
-
-class _Shelf:
-    """Moves a damaged leaf into its quarantine folder."""
-
-    def __init__(self, tree: Tree, handle: int, thing: facts.Quarantined) -> None:
-        self._quarantine = Quarantine(tree.layer, tree.root)
-        self._first = tree.shape.first
-        self._handle = handle
-        self._thing = thing
-
-    def take(self, parent: int, name: str) -> None:
-        """Take a leaf out of its folder."""
-        with self._quarantine.shelf(self._handle, self._thing) as shelf:
-            move(name, parent, shelf.handle, name, stages=self._handle, first=self._first)
-            shelf.taken = True
-            os.fsync(parent)
 
 
 def _prune_empty(handle: int, keys: Sequence[str]) -> None:

@@ -1,1 +1,1 @@
-"""Verbs that remove or move aside: purge, prune and quarantine."""
+"""Verbs that remove or move aside: purge and prune."""

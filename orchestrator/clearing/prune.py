@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from cachectl.clearing.limits import Limits
 from cachectl.clearing.purge import PurgePlan
 from cachectl.layers.base.errors import FAILURES, BadRequest, reason_of
-from cachectl.layers.base.facts import ClearPlan, Entry, Housekeeping, Note, Orphan, Problem, Removable
+from cachectl.layers.base.facts import Entry, Housekeeping, Note, Orphan, Plan, Problem, Removable
 from cachectl.layers.base.texts import printable
 
 if TYPE_CHECKING:
@@ -21,23 +21,15 @@ _UNKNOWN: Final = float("inf")
 
 @dataclass(slots=True)
 class _Holding:
-    """The things of one layer to keep, and those to remove."""
+    """The things of one layer to keep, and those to remove; ``bytes`` are those that stay whatever is removed."""
 
     layer: Layer
     limits: Limits
     kept: list[Removable] = field(default_factory=list)
     going: list[Removable] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
     bytes: int = 0
-    files: int = 0
-    failed: tuple[Note, ...] = ()
     #: Places that could not be read; the rest of the layer is still pruned.
-    hidden: list[Note] = field(default_factory=list)
-
-    def go(self, thing: Removable, because: str) -> None:
-        """Add a thing to remove, and why."""
-        self.going.append(thing)
-        self.reasons.append(because)
+    failed: list[Note] = field(default_factory=list)
 
 
 def configured_limits(layers: LayerSet, notice: Callable[[str], None]) -> Limits:
@@ -52,7 +44,7 @@ def configured_limits(layers: LayerSet, notice: Callable[[str], None]) -> Limits
     if limits.none:
         places = [printable(path) for _, path in config_paths(layers.environment)]
         where = f", or write a limit below [prune] in {places[0]}, such as max-size = '5G'" if places else ""
-        message = f"name a limit: --stale, --older-than, --max-size or --max-files{where}"
+        message = f"name a limit: --stale, --older-than or --max-size{where}"
         raise BadRequest(message)
     return limits
 
@@ -68,12 +60,7 @@ def plan_prune(layers: Iterable[Layer], limits: Limits, *, alone: Iterable[Layer
     for holding in holdings:
         _make_room([holding], holding.limits)
     _make_room(together, limits)
-    reasons = {
-        (holding.layer.name, thing.root, thing.key): because
-        for holding in holdings
-        for thing, because in zip(holding.going, holding.reasons, strict=True)
-    }
-    return PurgePlan(tuple((holding.layer, _plan_one(holding)) for holding in holdings), reasons)
+    return PurgePlan(tuple((holding.layer, _plan_layer(holding)) for holding in holdings))
 
 
 def _look(layer: Layer, limits: Limits) -> _Holding:
@@ -84,61 +71,43 @@ def _look(layer: Layer, limits: Limits) -> _Holding:
                 if isinstance(found, Housekeeping):
                     # A file of fixed length does not shrink, so it must not make prune remove entries.
                     holding.bytes += 0 if found.fixed else found.bytes
-                    holding.files += found.files
-                elif isinstance(found, Orphan) and found.kept:
-                    # It is in quarantine.
-                    continue
-                elif isinstance(found, Entry) and found.guest is not None:
-                    # It belongs to another program.
-                    continue
-                elif isinstance(found, (Entry, Orphan)):
-                    if (because := limits.forbids(found)) is None:
-                        holding.kept.append(found)
-                    else:
-                        holding.go(found, because)
-                elif isinstance(found, Problem) and found.hides:
-                    holding.hidden.append(Note(str(found.path), found.message))
+                elif isinstance(found, Problem):
+                    holding.failed += [Note(str(found.path), found.message)] if found.hides else []
+                elif isinstance(found, Orphan) or found.guest is None:
+                    # A guest belongs to another program.
+                    (holding.going if limits.forbids(found) else holding.kept).append(found)
     except FAILURES as error:
         # Nothing is removed because of an incomplete count.
-        return _Holding(layer, limits, failed=(Note("*", reason_of(error)),))
+        return _Holding(layer, limits, failed=[Note("*", reason_of(error))])
     return holding
 
 
 def _make_room(holdings: list[_Holding], limits: Limits) -> None:
     """Move the longest unused things from kept to going until the rest fits."""
+    if limits.bytes is None:
+        return
     total = sum(holding.bytes + sum(thing.bytes for thing in holding.kept) for holding in holdings)
-    files = sum(holding.files + sum(thing.files for thing in holding.kept) for holding in holdings)
     aged = [(_last(thing), number, thing) for number, holding in enumerate(holdings) for thing in holding.kept]
     aged.sort(key=lambda item: item[:2])
     going = set()
     for last, number, thing in aged:
-        too_large = limits.bytes is not None and total > limits.bytes
-        too_many = limits.files is not None and files > limits.files
-        if last == _UNKNOWN or not (too_large or too_many):
+        if last == _UNKNOWN or total <= limits.bytes:
             break
-        # A row has no file of its own.
-        if too_large or thing.files:
-            because = "over the size" if too_large else "too many files"
-            holdings[number].go(thing, because)
-            going.add(id(thing))
-            total -= thing.bytes
-            files -= thing.files
+        holdings[number].going.append(thing)
+        going.add(id(thing))
+        total -= thing.bytes
     for holding in holdings if going else ():
         holding.kept = [thing for thing in holding.kept if id(thing) not in going]
 
 
 def _last(thing: Removable) -> float:
-    if isinstance(thing, Orphan):
-        return thing.modified
-    known = (thing.used, thing.modified, thing.written_before)
+    known = (thing.used, thing.modified, thing.written_before) if isinstance(thing, Entry) else (thing.modified,)
     return next((moment for moment in known if moment is not None), _UNKNOWN)
 
 
-def _plan_one(holding: _Holding) -> ClearPlan:
-    if holding.failed:
-        return ClearPlan(holding.layer.name, failed=holding.failed)
+def _plan_layer(holding: _Holding) -> Plan:
     try:
         plan = holding.layer.plan_removal(holding.going)
-        return replace(plan, failed=(*plan.failed, *holding.hidden))
+        return replace(plan, failed=(*plan.failed, *holding.failed))
     except FAILURES as error:
-        return ClearPlan(holding.layer.name, failed=(Note("*", reason_of(error)),))
+        return Plan(holding.layer.name, failed=(Note("*", reason_of(error)),))

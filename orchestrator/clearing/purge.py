@@ -2,45 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from cachectl.layers.base.as_json import AsJson, total
 from cachectl.layers.base.errors import FAILURES, reason_of
-from cachectl.layers.base.facts import ClearPlan, Entry, Note, Orphan, Outcome, Root
-from cachectl.layers.base.selection import Selection
+from cachectl.layers.base.facts import Note, Outcome, Plan, Root
+from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.texts import plural
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
-
-
-#: Why things go, by layer, root and key.
-Reasons = Mapping[tuple[str, Path, str], str]
-
-
-@dataclass(frozen=True, slots=True)
-class ListedEntry:
-    """An entry that would be removed, and which limit of ``prune`` it exceeds."""
-
-    entry: Entry
-    because: str | None
-    as_json: ClassVar[AsJson] = AsJson(flat=("entry",), optional=("because",))
-
-
-@dataclass(frozen=True, slots=True)
-class ClearedLayer:
-    """The outcome of one layer; a dry run also lists what would be removed."""
-
-    outcome: Outcome
-    entries: tuple[ListedEntry, ...] | None
-    orphans: tuple[Orphan, ...] | None
-    as_json: ClassVar[AsJson] = AsJson(flat=("outcome",), optional=("entries", "orphans"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,83 +32,55 @@ class PurgeTotal:
 
 @dataclass(frozen=True, slots=True)
 class PurgeResult:
-    """The outcome of a purge, or (``dry_run``) of its plan, layer by layer."""
+    """The outcome of a removal, or (``dry_run``) its plan, layer by layer."""
 
     dry_run: bool
-    outcomes: tuple[Outcome, ...]
-    reasons: Reasons = field(default_factory=dict)
-    as_json: ClassVar[AsJson] = AsJson("cachectl/purge/1", hidden=("outcomes", "reasons"), also=("layers", "total"))
-
-    @property
-    def layers(self) -> tuple[ClearedLayer, ...]:
-        """Return the outcome of each layer, in a dry run with the entries and orphans that would be removed."""
-        return tuple(_cleared(outcome, self.reasons, listed=self.dry_run) for outcome in self.outcomes)
+    layers: tuple[Outcome, ...]
+    as_json: ClassVar[AsJson] = AsJson("cachectl/purge/1", also=("total",))
 
     @property
     def total(self) -> PurgeTotal:
         """Return the sums over all layers."""
-        return total(PurgeTotal, self.outcomes)
+        return total(PurgeTotal, self.layers)
 
     @property
     def failed(self) -> bool:
         """Return whether anything failed or was refused."""
-        return any(outcome.failed for outcome in self.outcomes)
+        return any(outcome.failed for outcome in self.layers)
 
     @property
     def found_nothing(self) -> bool:
         """Return whether there was nothing to remove and nothing refused or failed."""
         return not any(
-            one.removed or one.orphans_removed or one.skipped or one.failed or one.recreated for one in self.outcomes
+            outcome.removed or outcome.orphans_removed or outcome.skipped or outcome.failed or outcome.recreated
+            for outcome in self.layers
         )
-
-
-def _cleared(outcome: Outcome, reasons: Reasons, *, listed: bool) -> ClearedLayer:
-    if not listed:
-        return ClearedLayer(outcome, None, None)
-    entries = tuple(
-        ListedEntry(thing, reasons.get((outcome.layer, thing.root, thing.key)))
-        for thing in outcome.things
-        if isinstance(thing, Entry)
-    )
-    return ClearedLayer(outcome, entries, tuple(thing for thing in outcome.things if isinstance(thing, Orphan)))
 
 
 @dataclass(frozen=True, slots=True)
 class PurgePlan:
-    """The plans of several layers; only what they list is touched. ``reasons`` says why, where that is not the same."""
+    """The plans of several layers; only the entries that they list are touched."""
 
-    parts: tuple[tuple[Layer, ClearPlan], ...]
-    reasons: Reasons = field(default_factory=dict)
+    parts: tuple[tuple[Layer, Plan], ...]
 
     @property
-    def plans(self) -> tuple[ClearPlan, ...]:
+    def plans(self) -> tuple[Plan, ...]:
         """Return the plan of each layer."""
         return tuple(plan for _, plan in self.parts)
 
-    def foreseen(self) -> PurgeResult:
-        """Return the expected result of :meth:`apply`: its numbers, failures, and each listed entry."""
-        outcomes = tuple(_done(plan, layer.foresee) for layer, plan in self.parts)
-        return PurgeResult(dry_run=True, outcomes=outcomes, reasons=self.reasons)
+    @property
+    def result(self) -> PurgeResult:
+        """Return the plan in the form of a result: the entries that would go, and those that stay."""
+        return PurgeResult(dry_run=True, layers=tuple(plan.outcome for plan in self.plans))
 
     def apply(self) -> PurgeResult:
         """Remove what is listed. If a layer fails, the result says so and the others are still cleared.
 
-        Layers that need no free disk space are cleared first. A removal that failed for lack of space is retried as
-        long as other removals succeed.
+        Layers that need no free disk space are cleared first.
         """
-        outcomes: dict[int, Outcome] = {}
-        for number in sorted(
-            range(len(self.parts)), key=lambda number: self.parts[number][0].store.clearing_needs_room
-        ):
-            outcomes[number] = _done(self.parts[number][1], self.parts[number][0].clear)
-        freed = any(outcome.removed for outcome in outcomes.values())
-        while freed:
-            freed = False
-            for number, (layer, _) in enumerate(self.parts):
-                before = outcomes[number]
-                outcomes[number] = _clear_starved(layer, before)
-                freed = freed or outcomes[number].removed > before.removed
-        return PurgeResult(dry_run=False, outcomes=tuple(outcomes[number] for number in range(len(self.parts))))
+        by_room = sorted(self.parts, key=lambda part: part[0].store.clearing_needs_room)
+        outcomes = {layer.name: _applied(layer, plan) for layer, plan in by_room}
+        return PurgeResult(dry_run=False, layers=tuple(outcomes[layer.name] for layer, _ in self.parts))
 
 
 def remove_abandoned(environment: Environment, notice: Callable[[str], None]) -> None:
@@ -145,16 +93,16 @@ def remove_abandoned(environment: Environment, notice: Callable[[str], None]) ->
 
 def plan(
     layers: Iterable[Layer],
-    selection: Selection,
+    selection: Selection = ALL,
     *,
     within: Callable[[Layer, Root], bool] = lambda _layer, _root: True,
-    listed: bool = False,
+    damaged: bool = False,
 ) -> PurgePlan:
     """Plan the purge of a selection in each layer's roots that are ``within``; a refusal is part of the plan.
 
-    ``listed`` names every entry, which takes as long as listing them.
+    With ``damaged`` only entries that are damaged are removed.
     """
-    return PurgePlan(tuple((layer, _plan_one(layer, selection, within, listed=listed)) for layer in layers))
+    return PurgePlan(tuple((layer, _plan_layer(layer, selection, within, damaged=damaged)) for layer in layers))
 
 
 def recover(layers: Iterable[Layer], within: Callable[[Layer, Root], bool] = lambda _layer, _root: True) -> None:
@@ -165,28 +113,18 @@ def recover(layers: Iterable[Layer], within: Callable[[Layer, Root], bool] = lam
             layer.recover_all(partial(within, layer))
 
 
-def _plan_one(layer: Layer, selection: Selection, within: Callable[[Layer, Root], bool], *, listed: bool) -> ClearPlan:
+def _plan_layer(layer: Layer, selection: Selection, within: Callable[[Layer, Root], bool], *, damaged: bool) -> Plan:
     try:
-        return layer.plan_clear(selection, within=partial(within, layer), listed=listed)
+        return layer.plan_clear(selection, within=partial(within, layer), damaged=damaged)
     except FAILURES as error:
-        return ClearPlan(layer.name, failed=(Note("*", reason_of(error)),))
+        return Plan(layer.name, failed=(Note("*", reason_of(error)),))
 
 
-def _done(plan: ClearPlan, act: Callable[[ClearPlan], Outcome]) -> Outcome:
-    """Act on the plan of one layer; if the layer fails as a whole, its outcome has the error."""
+def _applied(layer: Layer, plan: Plan) -> Outcome:
     untouched = Outcome(plan.layer, skipped=plan.skipped, failed=plan.failed)
-    if not plan.targets and not plan.recreate:
+    if not plan.entries and not plan.recreate:
         return untouched
     try:
-        return act(plan)
+        return layer.clear(plan)
     except FAILURES as error:
         return untouched.plus(Outcome(plan.layer, failed=(Note("*", reason_of(error)),)))
-
-
-def _clear_starved(layer: Layer, outcome: Outcome) -> Outcome:
-    """Try again to remove what failed for lack of disk space."""
-    targets = tuple(target for note in outcome.failed for target in note.starved)
-    if not targets:
-        return outcome
-    others = tuple(note for note in outcome.failed if not note.starved)
-    return replace(outcome, failed=others).plus(_done(ClearPlan(layer.name, targets), layer.clear))

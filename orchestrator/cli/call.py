@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Protocol
 
-    from cachectl.cluster.nodes import Nodes
     from cachectl.config import Config
-    from cachectl.homes import Account, Homes
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
     from cachectl.layers.base.selection import Selection
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
         def failed(self) -> object: ...
 
     #: The columns and the rows of a verb.
-    Table = tuple[Sequence[output.Column[T]], Iterable[T]]
+    Columns = tuple[Sequence[output.Column[T]], Iterable[T]]
 
 
 Done = TypeVar("Done", bound="_Done")
@@ -63,10 +61,8 @@ class Call:
     # ------------------------------------------------------------------ what it is about
 
     @cached_property
-    def environment(self) -> Environment:
-        """The environment, with the options that change how caches are changed."""
-        from dataclasses import replace
-
+    def _here(self) -> Environment:
+        """The environment without options and settings."""
         from cachectl.layers.base.environment import Environment, process_variable
         from cachectl.layers.base.errors import CachectlError
 
@@ -76,66 +72,54 @@ class Call:
             where = process_variable("PWD") or "the working folder"
             message = f"{where}: {error.strerror}; the working folder has gone or is closed to you, cd to another"
             raise CachectlError(message) from error
-        here = Environment.here() if self._given is None else self._given
-        # The superuser's process opens nothing in the home of another user.
-        if self._home is not None and not self.changes_user:
-            here = replace(here, variables=self._home.variables, home=self._home.home)
+        return Environment.here() if self._given is None else self._given
+
+    @cached_property
+    def environment(self) -> Environment:
+        """The environment, with the options and settings that change how caches are read and changed."""
+        from dataclasses import replace
+
+        here = self._here
         if (below := getattr(self.options, "below", None)) is not None:
             from cachectl.switching.run import environment_below
 
             here = environment_below(here, below)
         wait = getattr(self.options, "wait", None)
+        if wait is None and self._is_configured:
+            wait = self.config.get("wait")
         return replace(
             here,
             python_paths=self._python_paths(here),
             lock_timeout=here.lock_timeout if wait is None else wait,
-            over_others=getattr(self.options, "over_others", False),
+            shared=getattr(self.options, "shared", False),
         )
 
     @property
     def changes_user(self) -> bool:
-        """Return whether the verb is to be carried out by children that become other users.
-
-        Raises :class:`CachectlError` if only the superuser could.
-        """
+        """Return whether the verb is about other users. Raises :class:`CachectlError` if only root could do that."""
         from cachectl.layers.base.errors import CachectlError
 
         given = vars(self.options)
-        if not any(map(given.get, ("home", "user", "all_users"))):
+        if not given.get("user") and not given.get("all_users"):
             return False
-        superuser = hasattr(os, "geteuid") and os.geteuid() == 0
-        if not superuser and given["home"] is None:
-            raise CachectlError("only the superuser can become other users; do it as root, or name one --home DIR")
-        return superuser
-
-    @cached_property
-    def _home(self) -> Account | None:
-        """The home that ``--home`` names, and its owner."""
-        folder = getattr(self.options, "home", None)
-        if folder is None:
-            return None
-        from pathlib import Path
-
-        from cachectl.homes import account_of_home
-
-        return account_of_home(Path(folder))
+        if not hasattr(os, "geteuid") or os.geteuid():
+            raise CachectlError("only root may become other users: sudo cachectl …")
+        return True
 
     def _python_paths(self, here: Environment) -> tuple[Path, ...]:
-        """Return the interpreters named by ``--python``. Raises :class:`BadRequest` for one that does not answer."""
-        if not (named := getattr(self.options, "python", ())):
+        """Return the interpreters that are named. Raises :class:`BadRequest` for one that does not answer."""
+        named = getattr(self.options, "python", ()) or (self.config.interpreters if self._is_configured else ())
+        if not named:
             return here.python_paths
-        from cachectl.layers.base.errors import BadRequest
         from cachectl.layers.host.pythons import named_pythons
 
-        try:
-            return named_pythons(here, named)
-        except BadRequest as error:
-            is_typed = any(word.partition("=")[0] == "--python" for word in self.words)
-            # It is read before defaults are set.
-            if is_typed or "config" not in vars(self):
-                raise
-            setting = self.config.find(self.options.verb, "python") or self.config.setting("python")
-            raise setting.wrong(str(error)) from error
+        return named_pythons(here, named)
+
+    @cached_property
+    def _is_configured(self) -> bool:
+        from cachectl.layers.base.environment import is_configured
+
+        return is_configured(self._here)
 
     @cached_property
     def stack(self) -> Stack:
@@ -145,7 +129,7 @@ class Call:
         stack = Stack(self.environment)
         options = vars(self.options)
         # A verb about all layers is incomplete without them.
-        if options["verb"] not in _SHOWING_PLUGINS and not options.get("layers") and not options.get("mpi"):
+        if options["verb"] not in _SHOWING_PLUGINS and not (options.get("layers") or options.get("layer")):
             for plugin in stack.broken:
                 output.warn(f"plug-in {plugin.name}: {plugin.why}")
         return stack
@@ -155,13 +139,7 @@ class Call:
         """The config files and variables. Raises :class:`BadConfig` and :class:`ConfigRefused`."""
         from cachectl.config import load
 
-        return load(self.environment)
-
-    def parse_again(self, parse: Callable[[], argparse.Namespace]) -> None:
-        """Replace the options by those that ``parse`` returns, now that their defaults have changed."""
-        self.options = parse()
-        # It depends on the options.
-        del self.environment
+        return load(self._here)
 
     @property
     def now(self) -> float:
@@ -203,15 +181,13 @@ class Call:
 
     def selection(self) -> Selection:
         """Return which entries were selected."""
-        from cachectl.layers.base.selection import Selection, parse_age, parse_size
+        from cachectl.layers.base.selection import Selection, parse_age
 
         options, now = self.options, self.now
         return Selection(
             kernel=options.kernel,
             key=None if options.key is None else self.key(options.key, self._selected_layers()),
             before=None if options.older_than is None else now - parse_age(options.older_than),
-            after=None if options.newer_than is None else now - parse_age(options.newer_than),
-            larger_than=None if options.larger_than is None else parse_size(options.larger_than),
             stale=options.stale,
         )
 
@@ -273,7 +249,7 @@ class Call:
         """Return a file to write, which no layer's name may be."""
         from cachectl.moving.output_files import OutputFile
 
-        return OutputFile(name, kind, frozenset(layer.name for layer in self.stack), self.options.force)
+        return OutputFile(name, kind, self.stack, self.options.force)
 
     # ------------------------------------------------------------------ what comes out
 
@@ -289,49 +265,30 @@ class Call:
 
     @property
     def form(self) -> str:
-        """Return the form of the output: ``table``, ``json``, ``jsonl`` or ``csv``."""
-        form: str = "json" if self.options.json else getattr(self.options, "format", "table")
-        return form
+        """Return the form of the output: ``table``, ``json`` or ``csv``."""
+        return "json" if self.options.json else "csv" if getattr(self.options, "csv", False) else "table"
 
-    def show(self, done: Done, show: Callable[[Done], None], table: Callable[[Done], Table[Any]] | None = None) -> int:
+    def notice(self, line: str) -> None:
+        """Print a line for people on standard error."""
+        output.warn(line)
+
+    def say(self, parts: Iterable[object]) -> None:
+        """Print tables and lines for people."""
+        output.say(parts)
+
+    def show(
+        self, done: Done, show: Callable[[Done], None], table: Callable[[Done], Columns[Any]] | None = None
+    ) -> int:
         """Show what a verb returned in the form that was asked for, and return the exit status.
 
-        ``show`` prints it for people; ``table`` returns columns and rows, for the forms with a row on a line.
+        ``show`` prints it for people; ``table`` returns columns and rows for CSV.
         """
         if self.form == "json":
-            self.show_json(done)
+            output.show_json(done)
         elif self.form == "table":
             show(done)
         elif table is None:
-            self.misuse("this has no rows; use --format json")
+            self.misuse("this has no rows; use --json")
         else:
-            columns, things = table(done)
-            if self.form == "csv":
-                output.show_csv(columns, things)
-            else:
-                output.show_json_lines(things)
+            output.show_csv(*table(done))
         return 1 if done.failed else 0
-
-    def show_json(self, fact: object) -> None:
-        """Print what a verb returned as JSON, with ``--home`` as the document of one user."""
-        output.show_json(fact if self._home is None else self._in_home(fact, self._home))
-
-    def _in_home(self, fact: object, home: Account) -> Homes:
-        from cachectl.homes import Homes, InHome
-
-        return Homes(self.options.verb, (InHome(home.user, home.home, output.to_json(fact)),))
-
-    def over_nodes(self, act: Callable[[Nodes], T]) -> T:
-        """Call a function on all ranks of a job together; only the first rank shows a usage error."""
-        from cachectl.cluster.nodes import Nodes
-        from cachectl.cluster.stage import one_voice
-        from cachectl.layers.base.errors import BadRequest
-
-        with one_voice():
-            nodes = Nodes(self.stack, output.warn)
-        try:
-            return act(nodes)
-        except BadRequest:
-            if nodes.first:
-                raise
-            raise SystemExit(2) from None

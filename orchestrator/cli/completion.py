@@ -11,33 +11,35 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Final
 
-from cachectl.cli import output
-from cachectl.cli.call import Call
-from cachectl.cli.parser import Parser, build_parser
+from cachectl.cli.parser import build_parser
 from cachectl.inspecting.entries import listed
 from cachectl.layers.base.selection import ALL
+from cachectl.layers.base.texts import printable
+from cachectl.options import OneOf, Option, Request
+from cachectl.table import Raw
 
 SHELLS: Final = ("bash", "zsh", "fish")
 #: The words that the script asks for while a line is typed, by how a placeholder is called in the help.
 _WORDS: Final = {"LAYER": "layers", "KEY": "keys", "GLOB": "kernels"}
 _FILES: Final = ("FILE", "LIST", "PATH", "BUNDLE")
+OPTIONS: Final = (
+    OneOf(
+        (
+            Option("shell", nargs="?", choices=SHELLS, help="the shell to print a script for"),
+            Option("--words", choices=tuple(_WORDS.values()), help=argparse.SUPPRESS),
+        )
+    ),
+)
 
 
-def add_options(parser: Parser) -> None:
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("shell", nargs="?", choices=SHELLS, help="the shell to print a script for")
-    what.add_argument("--words", choices=tuple(_WORDS.values()), help=argparse.SUPPRESS)
-
-
-def run(call: Call) -> int:
-    given = call.options
+def run(request: Request) -> Raw:
+    """Carry out ``cachectl completion``."""
+    given = request.options
     if given.words is not None:
-        output.show_lines(sorted(set(_words(call, given.words))))
-        return 0
+        return Raw(sorted(set(map(printable, _words(request, given.words)))))
     if given.shell is None:
-        call.misuse(f"name the shell: {', '.join(SHELLS)}")
-    output.show_lines(script(given.shell).splitlines())
-    return 0
+        request.misuse(f"name the shell: {', '.join(SHELLS)}")
+    return Raw(script(given.shell).splitlines())
 
 
 def script(shell: str) -> str:
@@ -81,9 +83,9 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
         yield action
 
 
-def _words(call: Call, what: str) -> Iterator[str]:
+def _words(request: Request, what: str) -> Iterator[str]:
     if what == "layers":
-        yield from (layer.name for layer in call.stack)
+        yield from (layer.name for layer in request.stack)
         return
-    for entry in listed(call.stack, ALL, lambda _trouble: None, contents=what == "kernels"):
+    for entry in listed(request.stack, ALL, lambda _trouble: None, contents=what == "kernels"):
         yield from (entry.key,) if what == "keys" else entry.kernels or ()

@@ -8,11 +8,10 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from cachectl.cli.parser import VERBS, build_parser, mark_bare, verb_module
+from cachectl.cli.parser import MEANT, VERBS, build_parser, mark_bare, verb_module
 from cachectl.layers.base.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 #: Verbs that run a command.
 _RUNNING: Final = ("run", "trace", "bench", "stage")
 #: Options without a command.
-_ALONE: Final = ("-h", "--help", "--version")
+_WITHOUT_COMMAND: Final = ("-h", "--help", "--version")
 
 
 def main(arguments: Sequence[str] | None = None, *, environment: Environment | None = None) -> int:
@@ -49,26 +48,26 @@ def _run(words: list[str], environment: Environment | None) -> int:
     _open_streams()
     # For other verbs argparse gives -- its usual meaning.
     at = words.index("--") if words and words[0] in _RUNNING and "--" in words else len(words)
-    parse = partial(_parse, build_parser(words[:1]), mark_bare(words[:at]))
     try:
         if not words:
             build_parser(()).print_help()
             raise SystemExit(2)
-        options = parse()
+        options = _parse(build_parser(words[:1]), mark_bare(words[:at]))
     except SystemExit:
         _discard_output()
         raise
     from cachectl.cli.call import Call
 
-    return _guarded(Call(options, words, words[at + 1 :], environment), parse)
+    return _guarded(Call(options, words, words[at + 1 :], environment))
 
 
 def _parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
     if words and words[0] not in VERBS and not words[0].startswith("-"):
-        parser.error(f"no command is called {words[0]!r}{did_you_mean(words[0], VERBS)}")
-    if words and words[0].startswith("-") and words[0] not in _ALONE:
+        meant = f"; did you mean {MEANT[words[0]]}?" if words[0] in MEANT else did_you_mean(words[0], VERBS)
+        parser.error(f"unknown command {words[0]!r}{meant}")
+    if words and words[0].startswith("-") and words[0] not in _WITHOUT_COMMAND:
         if VERBS.keys().isdisjoint(words):
-            parser.error(f"unrecognized arguments: {words[0]}{did_you_mean(words[0], _ALONE)}")
+            parser.error(f"unrecognized arguments: {words[0]}{did_you_mean(words[0], _WITHOUT_COMMAND)}")
         import shlex
 
         at = next(place for place, word in enumerate(words) if word in VERBS)
@@ -115,13 +114,20 @@ def _is_open(number: int) -> bool:
     return True
 
 
-def _guarded(call: Call, parse: Callable[[], Namespace]) -> int:
+def _guarded(call: Call) -> int:
     """Carry out a call and return its exit status; an error of the user or the system is one line."""
     from cachectl.cli import output
 
-    output.set_colour(call.options.color)
     try:
-        status = _runner(call, parse)(call)
+        if call.changes_user:
+            from cachectl.cli import users
+
+            # Each child reads the settings of its user.
+            status = users.run(call)
+        else:
+            verb = verb_module(call.options.verb)
+            done = verb.run(call)
+            status = done if isinstance(done, int) else _show(call, verb, done)
         output.finish()
     except BrokenPipeError:
         raise
@@ -137,26 +143,22 @@ def _guarded(call: Call, parse: Callable[[], Namespace]) -> int:
     return status
 
 
-def _configure(call: Call, parse: Callable[[], Namespace]) -> None:
-    """Give options that were not typed their configured defaults; ``parse`` parses the line again."""
-    from cachectl.layers.base.environment import is_configured
+def _show(call: Call, verb: Any, done: object) -> int:  # noqa: ANN401 - a module
+    """Print what a verb returned in the form that was asked for, and return the exit status."""
+    from cachectl.cli import output
 
-    if is_configured(call.environment):
-        from cachectl.cli.defaults import set_defaults
-
-        if set_defaults(call.config, call.options):
-            call.parse_again(parse)
-
-
-def _runner(call: Call, parse: Callable[[], Namespace]) -> Callable[[Call], int]:
-    """Return the function that carries out a call: that of its verb, or the one for homes of other users."""
-    if call.changes_user:
-        from cachectl.cli import homes
-
-        # Each child reads the settings of its user.
-        return homes.run
-    _configure(call, parse)
-    return verb_module(call.options.verb).run
+    if isinstance(done, bytes):
+        output.show_bytes(done)
+    elif isinstance(done, output.Raw):
+        output.show_raw(done)
+    elif call.form == "json":
+        output.show_json(done)
+    elif call.form == "csv":
+        table = verb.table(done, call)
+        output.show_csv(table.columns, table.rows)
+    else:
+        output.say(verb.show(done, call))
+    return 1 if getattr(done, "failed", False) else 0
 
 
 def _explained(error: Exception) -> tuple[int, str] | None:

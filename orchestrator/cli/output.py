@@ -11,22 +11,34 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
-from itertools import chain, repeat
+from itertools import chain, cycle, repeat
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Final, Generic, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 
 from cachectl.layers.base.texts import plural, printable
+from cachectl.table import (
+    DASH,
+    Column,
+    Raw,
+    Table,
+    Whole,
+    age,
+    ages,
+    count,
+    counts,
+    numbers,
+    size,
+    sizes,
+)
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from cachectl.layers.base.facts import Note
     from cachectl.watching.bench import Step
 
-T = TypeVar("T")
-U = TypeVar("U")
+__all__ = ["DASH", "Column", "Raw", "age", "ages", "count", "counts", "numbers", "size", "sizes"]
 
-DASH: Final = "-"
+T = TypeVar("T")
+
 #: The width of a line where nothing is to be cut.
 _ENDLESS: Final = 1 << 30
 #: Where nothing is cut, longer cells do not widen their column: one long cell would pad every row.
@@ -39,8 +51,8 @@ _INDENT: Final = 2
 _DELAY: Final = 0.5
 #: Seconds between two looks at what it says.
 _TICK: Final = 0.1
-#: What ``--color`` says.
-_when = "auto"
+#: The width of a progress bar.
+_BAR: Final = 20
 #: How many of a kind text names; JSON lists them all.
 MANY: Final = 3
 
@@ -89,38 +101,9 @@ def show_json(fact: object) -> None:
 # ---------------------------------------------------------------------- words
 
 
-def size(amount: int | None) -> str:
-    """Format bytes in powers of 1024, a dash for unknown."""
-    if amount is None:
-        return DASH
-    value = float(amount)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:  # noqa: PLR2004 - the definition of the units
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
-
-
-def count(amount: int | None) -> str:
-    """Format a number, a dash for unknown."""
-    return DASH if amount is None else f"{amount:,}"
-
-
-def age(moment: float | None, now: float) -> str:
-    """Format how long ago a moment was, a dash for unknown."""
-    if moment is None:
-        return DASH
-    seconds = max(0.0, now - moment)
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f}{unit}"
-    return f"{seconds:.0f}s"
-
-
 def more_layers(hidden: int, shown: object, why: str = "nothing here") -> list[str]:
-    """Return the line that stands for rows without content, if there are any; ``shown`` is true if others are shown."""
-    more = "more " if shown else ""
-    return [f"{plural(hidden, f'{more}layer')}: {why}; --all-layers"] if hidden else []
+    """Return the line that stands for ``hidden`` rows without content, if there are any; others may be ``shown``."""
+    return [f"{plural(hidden, 'more layer' if shown else 'layer')}: {why}"] if hidden else []
 
 
 def duration(seconds: float) -> str:
@@ -209,6 +192,20 @@ def show_message(line: str, indent: str = "") -> None:
         show_lines([line])
 
 
+def say(parts: Iterable[object]) -> None:
+    """Print what a verb shows: tables, lines, and lines that stay whole; on a terminal other lines are wrapped."""
+    for part in parts:
+        if isinstance(part, Table):
+            show_table(part.columns, part.rows, part.last)
+        elif isinstance(part, Raw):
+            show_raw(part)
+        elif isinstance(part, Whole):
+            show_lines([part])
+        else:
+            line = str(part)
+            show_message(line, indent=" " * (len(line) - len(line.lstrip()) + 2))
+
+
 def show_raw(lines: Iterable[str]) -> None:
     """Print lines for a machine, byte for byte; on a terminal control characters are escaped."""
     if sys.stdout.isatty():
@@ -254,64 +251,6 @@ def warn_notes(about: str, notes: Sequence[Note]) -> None:
 # ---------------------------------------------------------------------- tables
 
 
-class Column(Generic[T]):
-    """A column of a table: its title, the text of its cells, and whether that is a number.
-
-    ``raw`` is the value for machines, by default the text; ``name`` is its title there.
-    """
-
-    def __init__(
-        self,
-        title: str,
-        value: Callable[[T], str],
-        *,
-        right: bool = False,
-        raw: Callable[[T], object] | None = None,
-        name: str | None = None,
-    ) -> None:
-        self.title = title
-        self.value = value
-        self.right = right
-        self.raw = raw or value
-        self.name = title if name is None else name
-
-    def of(self, part: Callable[[U], T]) -> Column[U]:
-        """Return the same column for things that have such a thing as a part."""
-        value, raw = self.value, self.raw
-        return Column(
-            self.title,
-            lambda whole: value(part(whole)),
-            right=self.right,
-            raw=lambda whole: raw(part(whole)),
-            name=self.name,
-        )
-
-
-def numbers(title: str, text: Callable[[T], str], raw: Callable[[T], float | None]) -> Column[T]:
-    """Return a column of numbers that have a text of their own."""
-    return Column(title, text, right=True, raw=raw)
-
-
-def counts(title: str, value: Callable[[T], int | None]) -> Column[T]:
-    """Return a column of numbers."""
-    return Column(title, lambda thing: count(value(thing)), right=True, raw=value)
-
-
-def sizes(title: str, value: Callable[[T], int | None]) -> Column[T]:
-    """Return a column of sizes in bytes."""
-    return Column(title, lambda thing: size(value(thing)), right=True, raw=value)
-
-
-def ages(title: str, value: Callable[[T], float | None], now: float) -> Column[T]:
-    """Return a column of ages: the time from epoch seconds to ``now``; for machines in seconds."""
-
-    def seconds(thing: T) -> int | None:
-        moment = value(thing)
-        return None if moment is None else max(0, round(now - moment))
-
-    return Column(title, lambda thing: age(value(thing), now), right=True, raw=seconds)
-
-
 def show_csv(columns: Sequence[Column[T]], things: Iterable[T]) -> None:
     """Print a table as CSV: sizes in bytes, ages in seconds, and nothing for what is unknown."""
     import csv
@@ -323,15 +262,6 @@ def show_csv(columns: Sequence[Column[T]], things: Iterable[T]) -> None:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow([column.name for column in columns])
         writer.writerows([cell(column.raw(thing)) for column in columns] for thing in things)
-
-
-def show_json_lines(facts: Iterable[object]) -> None:
-    """Print each fact as a JSON object on a line of its own."""
-    import json
-
-    with _output():
-        for fact in facts:
-            print(json.dumps(to_json(fact)))
 
 
 def show_table(columns: Sequence[Column[T]], things: Iterable[T], last: Sequence[str] | None = None) -> None:
@@ -348,19 +278,11 @@ def show_table(columns: Sequence[Column[T]], things: Iterable[T], last: Sequence
     show_lines([*titles, *rows])
 
 
-def set_colour(when: str) -> None:
-    """Set whether colours are used: ``auto``, ``always`` or ``never``."""
-    global _when  # noqa: PLW0603 - one process has one standard output
-    _when = when
-
-
 def is_coloured(stream: TextIO) -> bool:
-    """Return whether a stream gets colours: ``--color`` counts, then NO_COLOR, then FORCE_COLOR, then the terminal."""
+    """Return whether a stream gets colours: a terminal does, unless NO_COLOR is set."""
     from cachectl.layers.base.environment import process_variable
 
-    if _when != "auto" or process_variable("NO_COLOR"):
-        return _when == "always"
-    return bool(process_variable("FORCE_COLOR")) or (stream.isatty() and process_variable("TERM") != "dumb")
+    return stream.isatty() and not process_variable("NO_COLOR") and process_variable("TERM") != "dumb"
 
 
 def plain_table(
@@ -449,29 +371,25 @@ def _fitted(shown: _Shown, width: int, *, cut: bool) -> list[str]:
 # ---------------------------------------------------------------------- progress
 
 
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(stderr=True, no_color=not is_coloured(sys.stderr))
-
-
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:
     """Show a spinner on a terminal, from the first half second on; yield a function to call with other words."""
-    if not sys.stderr.isatty():
+    words = [what]
+    if not _shows_progress():
         yield lambda _: None
         return
     import threading
 
     finished = threading.Event()
-    words = [what]
 
     def spin() -> None:
         if finished.wait(_DELAY):
             return
-        with _console().status(words[0]) as status:
-            while not finished.wait(_TICK):
-                status.update(words[0])
+        for frame in cycle("|/-\\"):
+            _show_line(f"{frame} {words[0]}")
+            if finished.wait(_TICK):
+                break
+        _show_line("")
 
     spinner = threading.Thread(target=spin, daemon=True)
     spinner.start()
@@ -485,18 +403,28 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
 @contextmanager
 def progress() -> Iterator[Callable[[Step], None]]:
     """Yield a function to call with each step of long work; on a terminal it shows a bar with the time left."""
-    if not sys.stderr.isatty():
+    if not _shows_progress():
         yield lambda _: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
-    with Progress(*columns, console=_console(), transient=True) as bar:
-        task = bar.add_task("", total=None, left="")
+    def show(step: Step) -> None:
+        full = _BAR * step.done // (step.total or 1)
+        left = "" if step.seconds_left is None else f" about {duration(step.seconds_left)} left"
+        _show_line(f"{step.doing} [{'#' * full}{'.' * (_BAR - full)}] {step.done}/{step.total}{left}")
 
-        def show(step: Step) -> None:
-            left = "" if step.seconds_left is None else f"about {duration(step.seconds_left)} left"
-            # Refresh now: a short step may end before the next refresh.
-            bar.update(task, description=step.doing, completed=step.done, total=step.total, left=left, refresh=True)
-
+    try:
         yield show
+    finally:
+        _show_line("")
+
+
+def _shows_progress() -> bool:
+    from cachectl.layers.base.environment import process_variable
+
+    return sys.stderr.isatty() and process_variable("TERM") != "dumb"
+
+
+def _show_line(line: str) -> None:
+    """Replace the last line of a terminal."""
+    with suppress(OSError):
+        print(f"\r\x1b[K{shorten(printable(line), width(sys.stderr) - 1)}", end="", file=sys.stderr, flush=True)

@@ -6,61 +6,57 @@ Only the verb that was typed is imported: importing all of them takes longer tha
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from cachectl import __version__
+from cachectl import options as common
+from cachectl.options import Group, OneOf, Option, positive
 
-if TYPE_CHECKING:
-    from typing import Protocol
-
-    from cachectl.cli.call import Call
-
-    class VerbModule(Protocol):
-        """The members of a verb's module."""
-
-        def add_options(self, parser: argparse.ArgumentParser) -> None:
-            """Declare the options of the verb."""
-
-        def run(self, call: Call) -> int:
-            """Carry out the verb, show what it returns, and return the exit status."""
-
+__all__ = ["CHANGING", "VERBS", "Parser", "build_parser", "mark_bare", "positive", "verb_module"]
 
 #: Every verb in the order of the help: the module that has it, and what it does.
 VERBS: Final[dict[str, tuple[str, str]]] = {
-    "report": ("inspecting.report", "locations, state, entries, bytes, stale, problems"),
-    "dir": ("inspecting.dir", "the places of caches, one a line"),
-    "ls": ("inspecting.ls", "entries, one a line"),
-    "get": ("moving.get", "write one entry to a file"),
-    "put": ("moving.put", "place an entry that get wrote, so that the library hits it"),
-    "purge": ("clearing.purge", "remove entries; --all is every user layer but tuning results"),
-    "prune": ("clearing.prune", "remove stale or old entries, then the longest unused until the rest fits"),
-    "verify": ("inspecting.verify", "look for damage, entry by entry"),
-    "restore": ("clearing.restore", "list what verify --quarantine moved aside, or restore it"),
-    "doctor": ("inspecting.doctor", "problems of this set-up, each with the command that fixes it"),
-    "run": ("switching.run", "run a command with caches off, or on in empty roots"),
-    "env": ("switching.env", "variables as shell commands, for eval"),
-    "trace": ("observing.trace", "hits, misses and stores of every layer in a run of a command"),
-    "bench": ("observing.bench", "the time each cache saves a command: all cold, all warm, each off in turn"),
-    "export": ("moving.export", "pack entries into one file, for another machine"),
-    "import": ("moving.import_", "place what export packed, once it is trusted and checked"),
-    "push": ("sharing.push", "add to a shared store the entries that it lacks"),
-    "pull": ("sharing.pull", "place the entries of a shared store that are missing here, once they are trusted"),
-    "store": ("sharing.store", "list, clean up or check a shared store"),
-    "miopen": ("moving.miopen", "merge databases of MIOpen, of several users or ranks"),
-    "stage": ("cluster.stage", "warm caches to every node of an MPI job, and back"),
-    "merge": ("cluster.merge", "entries of several folders, of ranks for instance, into one"),
-    "config": ("inspecting.config", "every setting, and the file, line or variable that it comes from"),
-    "schedule": ("clearing.schedule", "prune by itself: a user timer, a cron line, or an epilog of Slurm"),
-    "layers": ("inspecting.layers", "adapters, what each can do here, and why not"),
-    "completion": ("completion", "a script that completes commands, layers, keys and kernels in a shell"),
-    "demo": ("demo", "a demonstration on PoCL, in an isolated root"),
+    "report": ("verbs.report", "show where caches are and how much they hold"),
+    "dir": ("verbs.dir", "print the places of caches, one a line"),
+    "ls": ("verbs.ls", "list entries, one a line"),
+    "get": ("verbs.get", "write one entry to a file"),
+    "put": ("verbs.put", "place an entry that get wrote, so that the library hits it"),
+    "purge": ("cli.clearing.purge", "remove entries; --all is every user layer but tuning results"),
+    "prune": ("cli.clearing.prune", "remove stale or old entries, then the longest unused until the rest fits"),
+    "verify": ("cli.inspecting.verify", "look for damage, entry by entry"),
+    "doctor": ("verbs.doctor", "find problems of this set-up, each with the command that fixes it"),
+    "run": ("verbs.run", "run a command with caches off, or on in empty roots"),
+    "env": ("verbs.env", "print variables as shell commands, for eval"),
+    "trace": ("cli.observing.trace", "count hits, misses and stores of every layer while a command runs"),
+    "bench": ("cli.observing.bench", "measure the time each cache saves a command: cold, warm, each off in turn"),
+    "export": ("cli.moving.export", "pack entries into one file, for another machine"),
+    "import": ("cli.moving.import_", "place what export packed, once it is trusted and checked"),
+    "push": ("cli.sharing.push", "add to a shared store the entries that it lacks"),
+    "pull": ("cli.sharing.pull", "place the entries of a shared store that are missing here, once they are trusted"),
+    "store": ("cli.sharing.store", "list, clean up or check a shared store"),
+    "miopen": ("cli.moving.miopen", "merge databases of MIOpen, of several users or ranks"),
+    "stage": ("cli.cluster.stage", "carry warm caches to every node of an MPI job, and back"),
+    "merge": ("cli.cluster.merge", "merge entries of several folders, of ranks for instance, into one"),
+    "config": ("verbs.config", "show what is set, and where"),
+    "schedule": ("verbs.schedule", "print what prunes by itself, and how to install it"),
+    "layers": ("verbs.layers", "list layers, what each can do here, and why not"),
+    "completion": ("cli.completion", "print a script that completes commands, layers, keys and kernels in a shell"),
+    "demo": ("verbs.demo", "demonstrate cachectl on PoCL, in an isolated root"),
+}
+#: Words that people type first, and the verb that they mean.
+MEANT: Final = {
+    **dict.fromkeys(("clean", "clear", "rm", "remove", "delete"), "purge"),
+    **dict.fromkeys(("info", "stats", "status", "du"), "report"),
+    **dict.fromkeys(("list", "show"), "ls"),
+    "gc": "prune",
+    "export": "push",
+    **dict.fromkeys(("import", "merge"), "pull"),
+    "check": "verify",
+    "path": "dir",
 }
 
-
-#: The longest wait for a lock in seconds: a day.
-_LONGEST: Final = 86400.0
 #: Stands for the folder of a bare ``--isolated``; no argument of a process can contain it.
 _NO_FOLDER: Final = "\0"
 
@@ -71,70 +67,33 @@ def mark_bare(words: Sequence[str]) -> list[str]:
     return [f"{word}={_NO_FOLDER}" if run and word == "--isolated" else word for word in words]
 
 
-def folder(text: str) -> str:
-    """Parse the folder of ``--isolated=DIR``; it is empty for a bare ``--isolated``."""
-    if not text:
-        raise argparse.ArgumentTypeError("no folder after =; write --isolated=DIR, or --isolated alone")
-    return text.removeprefix(_NO_FOLDER)
-
-
-def _place(text: str) -> str:
-    """Parse a folder, which an unset variable of a shell is not: an empty path means the working folder."""
-    if not text:
-        raise argparse.ArgumentTypeError("no folder is named")
-    return text
-
-
-def positive(text: str) -> int:
-    """Parse a number of at least 1."""
-    number = int(text)
-    if number < 1:
-        message = f"{text} is less than one"
-        raise argparse.ArgumentTypeError(message)
-    return number
-
-
-# argparse prints this name in its errors.
-positive.__name__ = "number"
-
-
-def _seconds(text: str) -> float:
-    number = float(text)
-    if not 0 <= number <= _LONGEST:
-        message = f"{text} is not between 0 and {_LONGEST:.0f}"
-        raise argparse.ArgumentTypeError(message)
-    return number
-
-
-_seconds.__name__ = "seconds"
-
-
-_WAIT: Final = "how long to wait for a lock of another process (default: 5)"
-_PYTHON: Final = "a Python whose entries are not stale; may be repeated. Without it, Pythons are looked for on PATH"
-_ONE_LAYER: Final = "only this one; may be repeated"
-#: Arguments and options that several verbs share, with their settings.
-SHARED: Final[dict[str, dict[str, Any]]] = {
-    "--layer": {"action": "append", "default": [], "dest": "layers", "metavar": "LAYER", "help": _ONE_LAYER},
-    "layer": {"metavar": "LAYER", "help": "the layer that keeps the entry"},
-    "key": {"metavar": "KEY", "help": "the entry's key, as cachectl ls -q prints it; get takes the beginning of one"},
-    # Words before -- that are no option: a command without --, with its own options.
-    "unexpected": {"nargs": argparse.REMAINDER, "help": argparse.SUPPRESS},
-    "--sign": {"metavar": "KEY", "help": "sign it with a key of OpenSSH; the signature is FILE.sig"},
-    "--mpi": {"action": "store_true", "help": "started by mpiexec: all nodes at once, shared roots counted once"},
-    "--python": {"action": "append", "default": [], "metavar": "PATH", "help": _PYTHON},
-    "--wait": {"type": _seconds, "metavar": "SECONDS", "help": _WAIT},
-    "--over-others": {"action": "store_true", "help": "as the superuser, change what belongs to another user too"},
-    "--all-layers": {"action": "store_true", "help": "also list layers with nothing in them"},
-    "--json": {"action": "store_true", "help": "the same as --format json"},
+#: Options of verbs that have no file in ``verbs`` yet.
+_SHARED: Final[dict[str, Option]] = {
+    "unexpected": common.UNEXPECTED,
+    "--sign": Option("--sign", metavar="KEY", help="sign it with a key of OpenSSH; the signature is FILE.sig"),
+    "--python": common.PYTHON,
+    "--wait": common.WAIT,
+    "--shared": Option(
+        "--shared", action="store_true", help="also change a cache that other users can write: you trust them"
+    ),
+    "--verbose": common.VERBOSE.having(help="list every layer, and with --dry-run every entry"),
+    "--json": common.JSON,
 }
-#: The forms of output.
-FORMS: Final = ("table", "json", "jsonl", "csv")
 #: Options of every verb that changes a cache.
-CHANGING: Final = ("--wait", "--over-others")
-
-
+CHANGING: Final = ("--wait", "--shared")
 #: The width of what argparse only makes to check it.
 _ANY_WIDTH: Final = 78
+
+
+def add_to(container: argparse._ActionsContainer, options: Iterable[Option | OneOf | Group]) -> None:
+    """Add declared options to a parser."""
+    for option in options:
+        if isinstance(option, OneOf):
+            add_to(container.add_mutually_exclusive_group(), option)
+        elif isinstance(option, Group):
+            add_to(container.add_argument_group(option.title), option)
+        else:
+            container.add_argument(*option.names, **option.settings)
 
 
 class Parser(argparse.ArgumentParser):
@@ -144,7 +103,7 @@ class Parser(argparse.ArgumentParser):
         """Print the error and end the program with status 2."""
         from cachectl.cli.output import warn
 
-        warn(f"{message}; try {self.prog} --help", self.prog)
+        warn(message if message.endswith("?") else f"{message}; try {self.prog} --help", self.prog)
         raise SystemExit(2)
 
     _width = _ANY_WIDTH
@@ -169,53 +128,27 @@ class Parser(argparse.ArgumentParser):
         return argparse.HelpFormatter(self.prog, width=self._width)
 
     def add_shared(self, *names: str) -> None:
-        """Add options that several verbs share, by their names in :data:`SHARED`."""
-        for name in names:
-            self.add_argument(name, **SHARED[name])
+        """Add options of :data:`_SHARED`."""
+        add_to(self, [_SHARED[name] for name in names])
 
     def add_layers(self, default: str = "default: all") -> None:
         """Add the argument LAYER, which may be repeated; ``default`` says what none means."""
-        listed = f"a layer that cachectl layers lists ({default})"
-        # Without a default, argparse calls it required.
-        self.add_argument("layers", nargs="*", default=[], metavar="LAYER", help=listed)
+        add_to(self, [common.LAYERS.having(help=f"a layer that cachectl layers lists ({default})")])
 
-    def add_form(self, *others: str) -> argparse._MutuallyExclusiveGroup:
-        """Add options for the form of the output, and return their group; ``others`` are shared options."""
+    def add_form(self, *others: str) -> None:
+        """Add options for the form of the output; ``others`` are options of :data:`_SHARED`."""
         self.add_shared(*others)
-        form = self.add_mutually_exclusive_group()
-        forms = "table (default), json, jsonl (an object a line) or csv (bytes and seconds as numbers)"
-        form.add_argument("--format", choices=FORMS, default=FORMS[0], help=forms)
-        form.add_argument("--json", **SHARED["--json"])
-        return form
+        add_to(self, [common.FORM])
 
     def add_selection(self, *, layers: bool = False) -> None:
         """Add the options that select entries, and with ``layers`` those whose entries go elsewhere."""
         if layers:
             self.add_layers("default: all but tuning results")
-        group = self.add_argument_group("selection")
-        group.add_argument("--kernel", metavar="GLOB", help="entries of kernels whose name matches")
-        group.add_argument("--older-than", metavar="AGE", help="not changed or used for 30d, 12h, 2w")
-        group.add_argument("--newer-than", metavar="AGE", help="changed or used within AGE")
-        group.add_argument("--larger-than", metavar="SIZE", help="larger than 500M, 2GiB")
-        stale = "entries that no known Python or driver can hit any more"
-        group.add_argument("--stale", action="store_true", help=stale)
-        group.add_argument("--key", metavar="KEY", help="the entry of this key, or of the only one that begins so")
+        add_to(self, [common.SELECTION])
 
-    def add_places(self, *, homes: bool = False, root: bool = False) -> None:
+    def add_places(self, *, users: bool = False, root: bool = True) -> None:
         """Add options that name other places than those of this environment, of which one can be given."""
-        where = self.add_mutually_exclusive_group()
-        if root:
-            below = "the layers as run --isolated=DIR and env --root DIR keep them under DIR"
-            where.add_argument("--root", type=_place, dest="below", metavar="DIR", help=below)
-        if homes:
-            owner = "the home DIR with default variables; as the superuser, with the rights of its owner"
-            where.add_argument("--home", type=_place, metavar="DIR", help=owner)
-            named = "as the superuser, the home of this user, with his rights; may be repeated"
-            where.add_argument("--user", action="append", default=[], metavar="NAME", help=named)
-            everyone = "the same for all users (UID_MIN to UID_MAX of login.defs) whose home exists; not root"
-            where.add_argument("--all-users", action="store_true", help=everyone)
-            limit = "how long one home may take (default: 600)"
-            self.add_argument("--time-limit", type=_seconds, metavar="SECONDS", help=limit)
+        add_to(self, [common.PLACES if users else common.ROOT] if root else [])
 
     def add_trust(self, file: str) -> None:
         """Add the options that say why a bundle is trusted."""
@@ -240,21 +173,6 @@ class Parser(argparse.ArgumentParser):
         older = "take from a store that is older than, or another than, the one read from URL before"
         self.add_argument("--accept-older", action="store_true", help=older)
 
-    def add_store_use(self) -> None:
-        """Add the options for a shared store around a command."""
-        group = self.add_argument_group("shared store")
-        url = "pull from this shared store before the command, push to it after the command what is new"
-        group.add_argument("--store", metavar="URL", help=url)
-        modes = "ro: only pull; rw: pull and push (default)"
-        group.add_argument("--store-mode", choices=("rw", "ro"), default="rw", help=modes)
-        wait = "how long the store may delay the command; then it runs without (default: 30)"
-        group.add_argument("--store-wait", type=_seconds, metavar="SECONDS", help=wait)
-        why = group.add_mutually_exclusive_group()
-        why.add_argument("--allowed-signers", metavar="LIST", help="pull what a signer of this list has signed")
-        why.add_argument("--digest", metavar="HEX", help="pull if the store is exactly the one with this digest")
-        why.add_argument("--trust", action="store_true", help="pull unchecked: it is code that the command will run")
-        group.add_argument("--sign", metavar="KEY", help="sign what is pushed with a key of OpenSSH")
-
     def add_dry_run(self, what: str) -> None:
         """Add ``--dry-run``."""
         self.add_argument("-n", "--dry-run", action="store_true", help=f"list what would {what}, and touch nothing")
@@ -264,10 +182,9 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--force", action="store_true", help=f"replace an existing FILE that is not {kind}")
 
 
-def verb_module(verb: str) -> VerbModule:
+def verb_module(verb: str) -> Any:  # noqa: ANN401 - a module
     """Import the file of a verb."""
-    found: VerbModule = import_module(f"cachectl.cli.{VERBS[verb][0]}")
-    return found
+    return import_module(f"cachectl.{VERBS[verb][0]}")
 
 
 def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
@@ -292,7 +209,10 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         verb = verbs.add_parser(name, help=summary, description=description, allow_abbrev=False, add_help=bool(typed))
         if typed:
             verb.set_defaults(parser=verb)
-            verb_module(name).add_options(verb)
-            colour = "whether to use bold type (default: auto, on a terminal unless NO_COLOR is set)"
-            verb.add_argument("--color", choices=("auto", "always", "never"), default="auto", help=colour)
+            module = verb_module(name)
+            if hasattr(module, "OPTIONS"):
+                add_to(verb, module.OPTIONS)
+                verb.usage, verb.epilog = getattr(module, "USAGE", None), getattr(module, "EPILOG", None)
+            else:
+                module.add_options(verb)
     return parser

@@ -30,7 +30,6 @@ from cachectl.layers.base.errors import BadRequest, CachectlError, reason_of
 from cachectl.layers.base.selection import moment_text
 from cachectl.layers.base.texts import plural
 from cachectl.layers.disk.private_folders import private_folder
-from cachectl.layers.host.installing import command_to_install
 from cachectl.layers.host.launcher import Launch, launched
 from cachectl.moving.exporting import pack, unseen
 from cachectl.moving.importing import Trust, private_copy, trusted_bundle
@@ -666,7 +665,7 @@ def _mpi() -> _Module:
             warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
             from mpi4py import MPI
     except ImportError as error:
-        message = f"an MPI job needs an MPI library and mpi4py; to add the latter: {command_to_install('mpi4py')}"
+        message = "an MPI job needs an MPI library and mpi4py, the extra mpi: pip install 'opencl-cachectl[mpi]'"
         raise CachectlError(message) from error
     except RuntimeError as error:
         message = f"mpi4py finds no MPI library: {str(error).splitlines()[0]}"

@@ -245,6 +245,15 @@ def lacks_room(copy: BinaryIO) -> bool:
     return disk.f_bavail * disk.f_frsize < min(SPARED_ROOM, disk.f_blocks * disk.f_frsize // 20) + _CHUNK
 
 
+def _compared(
+    layer: Layer, artifact: Artifact, there: Artifact | LayerError | OSError | None
+) -> bool | LayerError | OSError:
+    """Return ``True`` for an entry that is missing, ``False`` for an equal one, else an error."""
+    if isinstance(there, Artifact):
+        return False if there.data == artifact.data else EntryExists(layer.name)
+    return True if there is None else there
+
+
 def _measured(copy: BinaryIO) -> tuple[int, str]:
     copy.seek(0)
     digest = hashlib.sha256()
@@ -323,7 +332,10 @@ class Placing:
 
     def _done(self, layer: Layer, wanted: list[Artifact]) -> list[bool | LayerError | OSError]:
         try:
-            return layer.put_new(wanted, dry_run=self._dry_run)
+            if not self._dry_run:
+                return layer.put_new(wanted)
+            there = layer.get_many([artifact.key for artifact in wanted])
+            return [_compared(layer, artifact, there.get(artifact.key)) for artifact in wanted]
         except FAILURES as error:
             # The error is about the layer as a whole.
             return [error for _ in wanted]

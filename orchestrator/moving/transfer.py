@@ -19,7 +19,6 @@ from cachectl.layers.base.errors import BadRequest, CachectlError
 from cachectl.layers.base.limits import LARGEST_SIGNATURE
 from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.temporaries import temporary_folder
-from cachectl.layers.host.installing import command_to_install
 from cachectl.moving.whole_files import STREAM, write_chunks
 
 #: A scheme and its slashes, or several schemes chained by fsspec.
@@ -246,7 +245,8 @@ def translated(verb: str, name: str) -> Iterator[None]:
     except ImportError as error:
         libraries = [library for scheme, library in _LIBRARIES if scheme.match(name)]
         if libraries or error.name == "fsspec":
-            why = f"URLs need packages that are not installed; to add them: {command_to_install('fsspec', *libraries)}"
+            needed = " and ".join(("fsspec", *libraries))
+            why = f"it needs {needed}, the extra remote: pip install 'opencl-cachectl[remote]'"
         else:
             why = f"{_reason(error, name)}; install that package"
         raise TransferFailed(f"cannot {verb} {_shown(name)}: {why}") from error

@@ -451,42 +451,6 @@ function showLayers() {
   new DataTable(byId("layers"), { columns, caption: "Layers", sorted: 3, descending: true }).show(known);
 }
 
-function showBench() {
-  if (!data.bench) return;
-  byId("bench").hidden = false;
-  byId("bench-command").textContent = `${data.bench.command}, ${formatMoment(data.bench.started)}`;
-  for (const [id, first, rows] of [
-    ["bench-settings", "setting", data.bench.settings],
-    ["bench-saved", "saved by", data.bench.saved],
-  ]) {
-    const most = Math.max(...rows.map((row) => row[1]), 1e-9);
-    const columns = [
-      text(first, 0),
-      { title: "median", cell: (row) => bar([[Math.max(row[1], 0) / most, colour("--bar")]]), kind: "wide" },
-      number("seconds", 1, formatSeconds),
-      number("least", 2, formatSeconds),
-      number("most", 3, formatSeconds),
-    ];
-    new DataTable(byId(id), { columns, caption: first, cards: false }).show(rows);
-  }
-}
-
-function showTrace() {
-  if (!data.trace) return;
-  byId("trace").hidden = false;
-  byId("trace-command").textContent = `${data.trace.command}, ${formatSeconds(data.trace.wall)}`;
-  const columns = [
-    text("layer", 0),
-    number("hits", 1, formatCount),
-    number("misses", 2, formatCount),
-    number("stores", 3, formatCount),
-    number("stored", 4, formatBytes),
-    text("evidence", 5),
-  ];
-  const seen = data.trace.layers.filter((row) => row.slice(1, 4).some((count) => count));
-  new DataTable(byId("trace-layers"), { columns, caption: "Last trace" }).show(seen);
-}
-
 // ---------------------------------------------------------------- entries
 
 const search = byId("search");
@@ -568,7 +532,6 @@ function showColoured() {
   showLevel();
   showDistribution(byId("ages"), "age", AGES, (entry) => ageOf(entry.used ?? entry.changed));
   showDistribution(byId("sizes"), "size", SIZES, (entry) => entry.bytes);
-  showBench();
   draw();
 }
 
@@ -577,7 +540,6 @@ showPath();
 showColoured();
 showFindings();
 showLayers();
-showTrace();
 find();
 new ResizeObserver(draw).observe(canvas.parentElement);
 onScheme(showColoured);

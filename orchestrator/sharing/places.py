@@ -31,10 +31,6 @@ def place_of(address: str | Path, environment: Environment) -> Place:
     url = os.fspath(address)
     if not url:
         raise BadRequest("no store is named; name a folder or a URL")
-    if url.lower().startswith(_REGISTRY):
-        from cachectl.sharing.oci.registry import RegistryPlace
-
-        return RegistryPlace(url)
     if is_url(url):
         from cachectl.sharing.remote import RemotePlace
 

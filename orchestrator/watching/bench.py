@@ -11,13 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from cachectl.inspecting.report import build_report
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import CachectlError, Refused
 from cachectl.layers.base.facts import Ability, Scope
 from cachectl.switching import run as child
 from cachectl.switching.isolated import can_switch, copy_isolated_root, isolated_root, link_cache_home
+from cachectl.verbs.report import report as count
 from cachectl.watching.machine import Machine, machine
 
 if TYPE_CHECKING:
@@ -319,7 +319,7 @@ class _Work:
 
     def _entries(self, root: Path) -> dict[str, int]:
         stack = self._moved(root)
-        report = build_report(stack, stack.named(layer.name for layer in self.layers))
+        report = count(stack, [layer.name for layer in self.layers])
         return {
             layer.layer: sum(one.usage.entries or 0 for one in layer.roots if root in one.root.path.parents)
             for layer in report.layers

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.errors import BadRequest, CachectlError
-from cachectl.layers.host.installing import command_to_install
 from cachectl.moving.output_files import MAKER
 from cachectl.moving.whole_files import STREAM
 
@@ -48,7 +47,7 @@ def check(name: str) -> None:
         message = f"--plot {name!r}: the file name must end in {' or '.join(_FORMS)}"
         raise BadRequest(message)
     if find_spec("matplotlib") is None:
-        raise CachectlError(f"--plot needs matplotlib; to add it: {command_to_install('matplotlib')}")
+        raise CachectlError("--plot needs matplotlib, the extra plot: pip install 'opencl-cachectl[plot]'")
 
 
 def draw(bench: Bench, name: str) -> bytes:

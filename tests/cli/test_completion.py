@@ -122,7 +122,7 @@ def test_zsh_loads_the_installed_script_again_and_again(home: Home) -> None:
         absent("lacks zsh")
     folder = shlex.quote(str(PACKAGING / "share" / "zsh" / "site-functions"))
     script = f"fpath=({folder} $fpath); compinit -u -D; _comps[true]=_cachectl"
-    assert zsh_offers(home, "cachectl ls --format=cs", script) == ["csv"]
+    assert zsh_offers(home, "cachectl ls --sort=us", script) == ["used"]
     assert zsh_offers(home, "true purge mesa\t\x15cachectl purge mesa miopen-t", script) == ["mesa", "miopen-tuning"]
 
 

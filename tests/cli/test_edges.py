@@ -13,11 +13,12 @@ from tiers import thorough
 
 from cachectl.cli import main as cli
 from cachectl.cli import output
+from cachectl.cli.parser import MEANT, VERBS
 from cachectl.inspecting import entries as listing
 from cachectl.inspecting.verify import findings
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.facts import Entry
-from cachectl.layers.base.selection import Selection
+from cachectl.layers.base.selection import ALL
 from cachectl.switching.shells import format_changes
 
 if TYPE_CHECKING:
@@ -52,25 +53,57 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
         (
             ["purge", "--all", "--dry"],
             2,
-            "cachectl purge: unrecognized arguments: --dry (did you mean --dry-run?); try cachectl purge --help",
+            "cachectl purge: unrecognized arguments: --dry; did you mean --dry-run?",
         ),
         (["ls", "--foo"], 2, "cachectl ls: unrecognized arguments: --foo; try cachectl ls --help"),
         (["--foo", "ls"], 2, "try cachectl --help"),
-        (["--vers"], 2, "unrecognized arguments: --vers (did you mean --version?); try cachectl --help"),
-        (["LS"], 2, "no command is called 'LS' (did you mean ls?)"),
-        (["report", "POCL"], 2, "no layer is called 'POCL' (did you mean pocl?)"),
+        (["--vers"], 2, "unrecognized arguments: --vers; did you mean --version?"),
+        (["LS"], 2, "unknown command 'LS'; did you mean ls?"),
+        (["report", "POCL"], 2, "unknown layer 'POCL'; did you mean pocl?"),
         (["push"], 2, "cachectl push: the following arguments are required: URL; try"),
         (["purge"], 2, "cachectl purge: name the layers to purge, or use --all; try cachectl purge --help"),
         (["ls", "--quiet", "--json"], 2, "not allowed with argument"),
         (["ls", "--limit", "many"], 2, "cachectl ls: argument --limit: invalid int value: 'many'"),
-        (["ls", "--larger-than", "9" * 400 + "B"], 2, "is too large"),
+        (["prune", "--max-size", "9" * 400 + "B"], 2, "is too large"),
         (["purge", "cuda", "--key", "nope"], 1, "no entry that is selected has the key 'nope'"),
         (["purge", "--all", "--key", "nope", "-n"], 1, "no entry that is selected has the key 'nope'"),
-        (["env", "--root", ""], 2, "--root '' is no folder"),
-        (["env", "--root", "/dev/null"], 2, "--root '/dev/null' is no folder"),
+        (["env", "--root", ""], 2, "--root '' is not a directory"),
+        (["env", "--root", "/dev/null"], 2, "--root '/dev/null' is not a directory"),
         (["demo", "--kernels", "0"], 2, "0 is less than one"),
         (["demo", "--kernels", "few"], 2, "invalid number value"),
         (["put", "loopy", os.fsdecode(b"\xff"), "/dev/null"], 1, "not an artifact file"),
+        (["purge", "nosuch"], 2, "unknown layer 'nosuch'"),
+        (["ls", "--older-than", "soon"], 2, "such as 30d"),
+        (["ls", "--limit", "-1"], 2, "--limit -1 is negative"),
+        (["get", "pocl", "nosuch"], 1, "no entry has the key"),
+        (["put", "pocl", "key", "nosuch"], 1, "No such file"),
+        (["put", "pocl", "key", "/dev/null"], 1, "not an artifact file"),
+        (["run", "--no-cache"], 2, "end the line with --"),
+        (["run", "--no-cache", "--isolated", "--", "true"], 2, "not allowed with"),
+        (["run", "--no-cache", "--", "nosuchcommand"], 127, "cannot start 'nosuchcommand'"),
+        (["run", "--no-cache", "--", "/dev/null"], 126, "cannot start '/dev/null'"),
+        (["stage", "in", "--", "true"], 2, "nothing to stage: name a BUNDLE to start with, or --out FILE"),
+        (["env"], 2, "choose --disable, --enable, --root or --base"),
+        (["run", "python", "x.py"], 2, "choose --no-cache, --base, --isolated, --prove or --store, then write"),
+        (
+            ["run", "--isolated="],
+            2,
+            "--isolated: no folder after =; write --isolated=DIR, or --isolated alone",
+        ),
+        (["run", "--isolated=", "--", "true"], 2, "argument --isolated: no folder after ="),
+        (["run", "--nocache", "python", "x.py"], 2, "unrecognized arguments: --nocache"),
+        (["trace"], 2, "end the line with -- and the command to run"),
+        (["bench", "--"], 2, "end the line with -- and the command to run"),
+        (["stage", "in"], 2, "end the line with -- and the command to run"),
+        (["reprot"], 2, "unknown command 'reprot'; did you mean report?"),
+        (["--json", "report"], 2, "write the command first: cachectl report --json"),
+        (["purge", "cuad"], 2, "unknown layer 'cuad'; did you mean cuda?"),
+        (["ls", "--kernal", "x"], 2, "unrecognized arguments: --kernal; did you mean --kernel?"),
+        *(
+            ([word], 2, f"unknown command {word!r}; did you mean {verb}?")
+            for word, verb in MEANT.items()
+            if word not in VERBS
+        ),
     ],
 )
 def test_misuse_is_one_line(cuda: Home, arguments: list[str], status: int, words: str) -> None:
@@ -270,9 +303,7 @@ def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.Mo
     assert {(trouble.layer, trouble.failed) for trouble in noticed} == {("pocl", True), ("cuda", True)}
     with pytest.warns(RuntimeWarning, match="Input/output error"):
         list(stack.entries())
-    outcomes = {
-        outcome.layer: outcome for outcome in plan(stack.clearable(), Selection(larger_than=1)).apply().outcomes
-    }
+    outcomes = {outcome.layer: outcome for outcome in plan(stack.clearable(), ALL).apply().layers}
     assert outcomes["cuda"].failed
     assert not outcomes["loopy"].failed
     assert {finding.layer for finding in findings(stack)} >= {"cuda"}
@@ -293,7 +324,7 @@ def test_a_value_of_any_bytes_reaches_the_shell(home: Home) -> None:
 
 
 def test_csh_cannot_quote_a_newline_and_powershell_has_more_quotes(home: Home) -> None:
-    done = home.cachectl("env", "--root", "x\ny", "--shell", "csh", check=False)
+    done = home.cachectl("env", "--root", "x\ny", "--layer", "cuda", "--shell", "csh", check=False)
     assert "csh cannot quote" in one_line(done)
     assert done.returncode == 1
     with pytest.raises(CachectlError):

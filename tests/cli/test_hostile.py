@@ -200,7 +200,7 @@ def test_every_variable_in_turn_costs_nobody_anything(hostile: World, platform: 
     ):
         result = planned.apply()
         assert is_json(to_json(result))
-        assert sum(outcome.removed for outcome in result.outcomes) == 0
+        assert sum(outcome.removed for outcome in result.layers) == 0
     assert changed(before, hash_tree(hostile.home, hostile.outside, hostile.empty)) == set()
 
 
@@ -243,7 +243,7 @@ def test_recognised_entries_are_removed_from_among_other_files(tmp_path: Path, l
     stack = Stack(world.environment({"XDG_CACHE_HOME": str(world.home), **places}), plugins=False)
     result = stack.plan_clear(layers=[layer]).apply()
     assert [path for path in made if still_holds(path)] == []
-    assert sum(outcome.removed for outcome in result.outcomes) >= 1
+    assert sum(outcome.removed for outcome in result.layers) >= 1
     after = hash_tree(root)
     assert {path: after.get(path) for path in before} == before
 
@@ -259,7 +259,7 @@ def test_somebodys_index_stays_when_the_entries_beside_it_go(
     settle(world.home, "")
     before = {path: what for path, what in hash_tree(world.home).items() if path not in real}
     stack = Stack(world.environment({"CUDA_CACHE_PATH": str(world.home)}), plugins=False)
-    (outcome,) = stack.plan_clear(layers=["cuda"]).apply().outcomes
+    (outcome,) = stack.plan_clear(layers=["cuda"]).apply().layers
     assert outcome.removed == len(real) > 0
     after = hash_tree(world.home)
     assert not real & after.keys()
@@ -281,10 +281,10 @@ def test_an_old_file_called_lock_that_pyopencl_did_not_make_stays(tmp_path: Path
             write(lock)
         os.utime(lock, (1, 1), follow_symlinks=False)
         before = hash_tree(world.home, world.outside)
-        (outcome,) = stack.plan_clear(layers=["pyopencl"]).apply().outcomes
+        (outcome,) = stack.plan_clear(layers=["pyopencl"]).apply().layers
         assert "remove the lock" in outcome.failed[0].because
         assert changed(before, hash_tree(world.home, world.outside)) == set()
         lock.unlink()
     write(lock, b"")
     os.utime(lock, (1, 1))
-    assert stack.plan_clear(layers=["pyopencl"]).apply().outcomes[0].removed == 1
+    assert stack.plan_clear(layers=["pyopencl"]).apply().layers[0].removed == 1

@@ -172,7 +172,7 @@ def planned_paths(planned: PurgePlan, world: World) -> list[bytes]:
     """Return where a plan may change something: its targets, files of rows whole, and what counts or locks them."""
     places = []
     for part in planned.plans:
-        for target in part.targets:
+        for target in part.entries:
             key = target.key.partition("::")[0]
             if ".sqlite" in key:
                 key = key.partition("/")[0]
@@ -227,7 +227,7 @@ def check(world: World, variables: Mapping[str, str], platform: str) -> int:
         places = planned_paths(planned, world)
         assert [path for path in differs if not is_planned(path, places)] == []
         assert differs & innocent == set()
-        removed += sum(outcome.removed for outcome in result.outcomes)
+        removed += sum(outcome.removed for outcome in result.layers)
     return removed
 
 

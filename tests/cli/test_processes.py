@@ -31,7 +31,6 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     "purge": (("pocl", "--dry-run"), 0),
     "prune": (("--stale", "--dry-run"), 0),
     "verify": ((), 0),
-    "restore": ((), 0),
     "doctor": ((), 0),
     "run": (("--no-cache", *TRUE), 0),
     "env": (("--disable", "--shell", "sh"), 0),
@@ -87,7 +86,7 @@ def settled(text: str) -> str:
     "line",
     [
         *("ls", "report", "doctor --json", "ls --help"),
-        *thorough("ls -q", "ls --format csv", "dir", "layers", "verify", "config", "--help", "completion bash"),
+        *thorough("ls -q", "ls --csv", "dir", "layers", "verify", "config", "--help", "completion bash"),
         *thorough("purge --all --dry-run --json", "env --disable"),
     ],
 )
@@ -115,7 +114,7 @@ def test_a_reader_that_has_gone_ends_a_verb_quietly(
 @pytest.mark.real
 @pytest.mark.parametrize("columns", [40, *thorough(80)])
 def test_every_verb_fits_a_terminal(columns: int, warm: Home) -> None:
-    tables, others = ("report", "layers", "purge", "prune"), ("verify", "restore", "doctor", "env", "trace")
+    tables, others = ("report", "layers", "purge", "prune"), ("verify", "doctor", "env", "trace")
     for verb in (*tables, *others[: amount(0, 5)]):
         arguments, status = COMMANDS[verb]
         done = warm.terminal(*CACHECTL, verb, *arguments, columns=columns, only_output=True, NO_COLOR="1")

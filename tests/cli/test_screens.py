@@ -39,9 +39,7 @@ LINES = (
     "purge cuda --kernel 'ka1?' --dry-run",
     "prune --older-than 30d --max-size 130K --dry-run",
     "verify cuda",
-    "verify cuda --quarantine",
-    "restore",
-    "restore --all --dry-run",
+    "purge cuda --damaged",
     "layers cuda neo",
     "purge --all",
     "report",
@@ -112,8 +110,6 @@ def screen(home: Home, columns: int, line: str) -> str:
         errors.seek(0)
         text = written.decode().replace("\r\n", "\n") + errors.read().decode()
     text = re.sub("\x1b\\[[0-9;]*m", "", text).replace(str(home.path), SHOWN)
-    # The name of what is in quarantine, and its age.
-    text = re.sub(r"^\d{8}[0-9TZ]*-\w+", lambda found: "N" * len(found[0]), text, flags=re.MULTILINE)
     text = re.sub(r"\b\ds\b", "1s", text)
     return text + (f"status {status}\n" if status else "")
 

@@ -107,8 +107,10 @@ def test_the_end_of_a_job_prunes_the_home_of_its_user(cluster: Path, user: pwd.s
         file.write_text(text)
     leaked.chmod(0o600)
     subprocess.run(["chown", "-R", f"{user.pw_uid}:{user.pw_gid}", str(place)], check=True)
-    install = ("schedule", "slurm-epilog", "--install", "--file", str(cluster / "epilog.d" / "prune"))
-    subprocess.run([*install_for_all(cluster), *install], check=True, capture_output=True)
+    script = cluster / "epilog.d" / "prune"
+    with script.open("wb") as output:
+        subprocess.run([*install_for_all(cluster), "schedule", "slurm-epilog"], check=True, stdout=output)
+    script.chmod(0o755)
     job = place / "job.sh"
     job.write_text("#!/bin/sh\ntrue\n")
     batch = ["sbatch", "--wait", f"--uid={USER}", "--chdir=/", "--output=/dev/null", str(job)]

@@ -13,7 +13,6 @@
   exactly the entries that are there now;
 - a file that was to be written is whole or not there. A bundle lacks entries only with status 1, and then a line
   names their layer;
-- a damaged thing is in its place or in quarantine, and the number that was moved aside is the one in quarantine;
 - no entry is half: every key that is there can be read, and a key is one that was there before or is there after;
 - files that belong to nobody's cache are as they were;
 - the next run without faults ends well and brings the result of a run without faults. It leaves no file of cachectl's
@@ -45,8 +44,8 @@ from typing import Final
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
 from injector import KILL, LOCKS, READS, WRITES, Ended, Fault, Injector, compiled_shim  # noqa: E402
-from rules import TRUTHS, false_findings, miscounted, timeless, without_moments  # noqa: E402
-from worlds import WORLDS, World, bystanders, damage, damaged, disk_bytes, filled_world, leftovers  # noqa: E402
+from rules import TRUTHS, miscounted, timeless, without_moments  # noqa: E402
+from worlds import WORLDS, World, bystanders, damage, disk_bytes, filled_world, leftovers  # noqa: E402
 
 from cachectl.moving.bundle import Reader  # noqa: E402
 
@@ -105,12 +104,6 @@ def _bundle(injector: Injector, world: World, home: Path) -> None:
     _quiet(injector, world, home, "purge", "--all")
 
 
-def _quarantine(injector: Injector, world: World, home: Path) -> None:
-    damage(injector, world, home)
-    injector.run("verify", "--quarantine", home=home, fault=Fault(0), variables=world.variables)
-    assert damaged(home, held=False) != damaged(home) or not damaged(home)
-
-
 CASES: Final = {
     case.name: case
     for case in (
@@ -124,8 +117,7 @@ CASES: Final = {
         Case("purge-key", ("purge", "{layer}", "--key", "{key}", "--wait", "0.2", "--json"), removes=True),
         Case("prune", ("prune", "--max-size", f"{_MOST}B", "--wait", "0.2", "--json"), removes=True),
         Case("import", ("import", "{home}/bundle", "--trust", "--json"), _bundle, places=True),
-        Case("quarantine", ("verify", "--quarantine", "--json"), damage),
-        Case("restore", ("restore", "--all", "--json"), _quarantine),
+        Case("purge-damaged", ("purge", "--damaged", "--all", "--wait", "0.2", "--json"), damage, removes=True),
     )
 }
 
@@ -178,7 +170,6 @@ class Sweep:
         self._every = every
         self._calls: dict[int, int] = {}
         self._written: bytes | None = None
-        self._damaged: Counter[bytes] = Counter()
         self._unreadable: set[str] = set()
         self._kinds = kinds or _KINDS.values()
         self._faults = faults
@@ -190,12 +181,9 @@ class Sweep:
         self._copy(self._prepared, self._home)
         case.prepare(self._injector, self._world, self._home)
         self._copy(self._home, self._prepared)
-        self._damaged = damaged(self._home)
         self._unreadable = set(self._world.unreadable(self._home))
         arguments = self._arguments(case)
         good, complete = self._run(arguments, Fault(0)), self._world.keys(self._home)
-        # What is damaged comes back by `restore`.
-        self._unreadable |= set(self._world.unreadable(self._home))
         assert good.status in (0, 1), good
         self._written = None if case.output is None else (self._home / case.output).read_bytes()
         self._calls.clear()
@@ -273,8 +261,6 @@ class Sweep:
                 yield f"{layer} has keys that were never there: {sorted(strange)[:2]}"
         if bad := set(self._world.unreadable(self._home)) - self._unreadable:
             yield f"half: {sorted(bad)[:2]}"
-        if self._damaged and (lost := self._damaged - damaged(self._home)):
-            yield f"neither in its place nor in quarantine: {list(lost)}"
         if done.status == 0 and after != complete:
             yield "status 0, and another result than without the fault"
         if case.output is not None:
@@ -293,10 +279,6 @@ class Sweep:
             yield from self._misweighed(done)
         elif case.places:
             yield from miscounted(done, "placed", after, before)
-        elif case.name in {"quarantine", "restore"} and done.stdout:
-            yield from self._misheld(done)
-            if case.name == "quarantine":
-                yield from false_findings(without_moments(done.json), without_moments(good.json))
         elif timeless(done.stdout) == timeless(good.stdout):
             return
         elif case.name in TRUTHS and done.stdout:
@@ -320,18 +302,6 @@ class Sweep:
         for layer in {layer for layer, _ in whole.keys() - there.keys()}:
             if done.status == 0 or f"cachectl: {layer}" not in done.stderr:
                 yield f"the bundle lacks entries of {layer}, and nobody says so"
-
-    def _misheld(self, done: Ended) -> Iterator[str]:
-        """Yield where ``verify --quarantine`` or ``restore`` counts another number than has moved."""
-        before, after = damaged(self._prepared, held=False), damaged(self._home, held=False)
-        if "restored" in done.json:
-            said = sum(thing["failed"] is None for thing in done.json["restored"])
-            moved = sum((after - before).values())
-        else:
-            said = sum(layer["moved"] for layer in done.json["quarantine"])
-            moved = sum((before - after).values())
-        if said != moved:
-            yield f"says {said} moved, and it is {moved}"
 
     def _misweighed(self, done: Ended) -> Iterator[str]:
         try:

@@ -9,9 +9,6 @@ import shutil
 import sqlite3
 import stat
 import tarfile
-import tempfile
-from base64 import b64encode
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -149,36 +146,6 @@ def damage(_injector: Injector, _world: World, home: Path) -> None:
                 first = f"(select min(rowid) from {table})"
                 connection.execute(f"update {table} set {column} = ? where rowid = {first}", (next(marks),))
             os.utime(path, (1.7e9, 1.7e9))
-
-
-def damaged(home: Path, *, held: bool = True) -> Counter[bytes]:
-    """Find the damaged things that :data:`_MARKS` names, in their places or (``held``) in quarantine."""
-    found: Counter[bytes] = Counter()
-    with recovered(home) as whole:
-        for path in whole.rglob("*"):
-            if path.is_symlink() or not path.is_file() or (".cachectl-quarantine-" in str(path) and not held):
-                continue
-            data = path.read_bytes()
-            if data.startswith(b"SQLite format 3\0"):
-                # A row that was deleted can still be found in the bytes of its page.
-                data = repr(_values(path)).encode()
-            found.update(mark for mark in _MARKS if mark in data or b64encode(mark) in data)
-    return found
-
-
-def _values(database: Path) -> list[object]:
-    # Sqlite keeps files beside a database that it reads.
-    with tempfile.TemporaryDirectory() as aside:
-        for path in database.parent.glob(f"{database.name}*"):
-            shutil.copy(path, aside)
-        connection = sqlite3.connect(Path(aside, database.name))
-        with closing(connection):
-            return _all_values(connection)
-
-
-def _all_values(connection: sqlite3.Connection) -> list[object]:
-    tables = [name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")]
-    return [value for table in tables for row in connection.execute(f'select * from "{table}"') for value in row]
 
 
 # ---------------------------------------------------------------------- worlds

@@ -26,18 +26,16 @@ from cachectl.layers.formats import (
     compute_cache,
     device_binaries,
     elf,
-    elf_checks,
     neo_binaries,
     opencl_source,
     pdict,
     pickles,
 )
 from cachectl.layers.mesa import entries as mesa_entries
-from cachectl.layers.mesa import indexes as mesa_files
+from cachectl.layers.mesa.formats import Database, Fossilize
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen import names as miopen_names
 from cachectl.layers.pyopencl import info as pyopencl_info
-from cachectl.layers.stores import quarantine, rows
 from cachectl.layers.stores.archive import artifact_from_bytes, unpack
 from cachectl.layers.stores.records import Record, RecordFile
 
@@ -113,7 +111,7 @@ def _archive(data: bytes) -> None:
 
 
 def _objects(data: bytes) -> None:
-    elf_checks.complaint(data)
+    elf.complaint(data)
     device_binaries.damage(data)
     if (file := elf.read_elf(data)) is not None:
         list(file.dynamic_strings())
@@ -121,16 +119,6 @@ def _objects(data: bytes) -> None:
 
 def _source(data: bytes) -> None:
     opencl_source.kernel_names(data)
-
-
-def _quarantined(data: bytes) -> None:
-    root = Path("/root")
-    label = quarantine.read_label(data, root)
-    if label is not None:
-        assert quarantine.read_label(quarantine.write_label(label), root) == label
-    row = rows.read_row(data)
-    if row is not None:
-        assert rows.read_row(rows.write_row(tuple(row), tuple(row.values()))) is not None
 
 
 def _neo(data: bytes) -> None:
@@ -141,7 +129,7 @@ def _neo(data: bytes) -> None:
 
 def _bitcode(data: bytes) -> None:
     bitcode.complaint(data)
-    bitcode.llvm_release(data)
+    bitcode.names(data, "k")
     assert set(bitcode.kernels(data) or ()) <= set(bitcode.function_names(data))
 
 
@@ -166,13 +154,13 @@ def _mesa_entry(data: bytes) -> None:
 
 
 def _mesa_index(data: bytes) -> None:
-    places = list(mesa_files.foz_places(data))
-    written = b"".join(map(mesa_files.foz_record, places))
-    assert len(written) <= len(data)
-    mesa_files.is_fossilize(data[:16])
-    mesa_files.db_number(data)
-    for place in mesa_files.db_places(data):
-        assert mesa_files.db_record(place) in data
+    for form in (Fossilize(), Database()):
+        head = data[: form.head]
+        form.complaint(head, head)
+        for place in form.places(data):
+            blob = form.blob(place, data[max(0, place.begin) :][: form.frame])
+            assert blob is None or blob.name.startswith(place.name)
+            assert blob is None or form.record(blob) in data
 
 
 PARSERS: Final[tuple[Callable[[bytes], None], ...]] = (
@@ -187,7 +175,6 @@ PARSERS: Final[tuple[Callable[[bytes], None], ...]] = (
     _archive,
     _objects,
     _source,
-    _quarantined,
     _neo,
     _bitcode,
     _comgr,

@@ -110,38 +110,6 @@ def test_leaked_temporaries_are_reported_and_pruned(home: Home, data: bytes, sev
     assert not leaked.exists()
 
 
-def test_entries_in_quarantine_are_not_orphans_and_are_not_pruned(home: Home) -> None:
-    """No command that the doctor names destroys what waits to be brought back; purging the layer does."""
-    program = home.path / ".cache" / "pocl" / "kcache" / "AB" / "ABCDEFGHIJKLMNOPABCDEFGHIJKLMNOPABCDE"
-    make(program)
-    (program / "program.bc").write_bytes(b"no bitcode")
-    done = home.cachectl("verify", "--quarantine", "pocl")
-    assert "fix:" not in done.stdout
-    assert "\n  moved aside\n" in done.stdout
-    # The empty folder that remains is no entry: a prune removes it.
-    program.parent.rmdir()
-    found = only(examine(home.environment(), "pocl"), "quarantine")
-    assert examine(home.environment(), "pocl") == [found]
-    assert (found.severity, found.fix) == (Severity.HARMLESS, "cachectl restore")
-    assert found.message == "1 thing of 10 bytes in quarantine; cachectl restore lists them"
-    quarantine = snapshot(program.parent.parent)
-    for limit in (("--stale",), ("--older-than", "0s"), ("--max-size", "0B"), ("--max-files", "1")):
-        home.cachectl("prune", *limit, "pocl")
-    assert snapshot(program.parent.parent) == quarantine
-    assert home.json("restore")["quarantine"] != []
-    home.cachectl("purge", "pocl")
-    assert home.json("restore")["quarantine"] == []
-    assert examine(home.environment(), "pocl") == []
-
-
-def test_a_finding_left_in_place_keeps_its_fix(home: Home) -> None:
-    broken = home.path / ".config" / "miopen" / "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
-    make(broken.parent)
-    broken.write_text("no record at all\n")
-    assert "  fix: " in home.cachectl("verify", "--quarantine", check=False).stdout
-    assert "  moved aside\n" in home.cachectl("verify", "--quarantine", "miopen-tuning", check=False).stdout
-
-
 def test_many_empty_files_waste_a_quota(home: Home) -> None:
     folder = leak(home.path).parent
     for number in range(1000):

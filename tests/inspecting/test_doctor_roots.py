@@ -26,11 +26,11 @@ from support.doctor import (
 from support.drivers import register_driver
 from tiers import thorough
 
-from cachectl.inspecting.doctor import is_grave, job_of
 from cachectl.inspecting.verify import findings
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.facts import Severity
 from cachectl.stack import Stack
+from cachectl.verbs.doctor import is_grave, job_of
 
 NOBODY = 65534
 
@@ -52,10 +52,10 @@ def test_a_root_that_is_not_a_folder_is_reported_and_fixed(tmp_path: Path) -> No
     file.write_text("something")
     found = only(examine(environment_of(tmp_path, POCL_CACHE_DIR=str(file)), "pocl"), "no-folder")
     assert (found.severity, found.fix) == (Severity.FAILS, "unset POCL_CACHE_DIR")
-    assert found.message == "something that is no folder is there, so PoCL can build no program"
+    assert found.message == "something that is not a directory is there, so PoCL can build no program"
     icd = {"OCL_ICD_VENDORS": register_driver(tmp_path, "libpocl.so.2")}
     below = only(examine(environment_of(tmp_path, POCL_CACHE_DIR=str(file / "below"), **icd), "pocl"), "no-folder")
-    assert f"something that is no folder is at {file}" in below.message
+    assert f"something that is not a directory is at {file}" in below.message
     assert after(tmp_path, below.fix, "pocl", POCL_CACHE_DIR=str(file / "below"), **icd) == []
     assert file.read_text() == "something"
 
@@ -124,6 +124,17 @@ def test_folders_of_a_slip_of_sudo_are_given_back(open_home: Path, mode: int, co
     assert all("; it belongs to root" in one["message"] for one in found)
     shell(open_home, found[0]["fix"].removeprefix("sudo "))
     assert asked(open_home, user, "doctor", "pocl", **variables) == []
+
+
+@pytest.mark.skipif(not ROOT, reason="only the superuser gives files away")
+def test_a_root_below_a_closed_folder_is_named_once(open_home: Path) -> None:
+    make(open_home / ".cache")
+    os.chown(open_home, NOBODY, NOBODY)
+    (open_home / ".cache").chmod(0o700)
+    user = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+    found = [one for one in asked(open_home, user, "doctor", "pyopencl", "mesa", "neo") if one["code"] == "unreadable"]
+    assert {one["fix"] for one in found} == {f"sudo chown -R {user_name(NOBODY)} {open_home / '.cache'}"}
+    assert len({one["root"] for one in found}) == len(found) >= 3
 
 
 @pytest.mark.skipif(not ROOT, reason="only the superuser gives files away")

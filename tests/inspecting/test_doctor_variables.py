@@ -25,9 +25,9 @@ from support.doctor import (
 from support.drivers import register_driver
 from tiers import thorough
 
-from cachectl.inspecting.doctor import job_of
 from cachectl.layers.base.facts import Severity
 from cachectl.layers.cuda import cache as cuda_compute_cache
+from cachectl.verbs.doctor import job_of
 
 # ---------------------------------------------------------------------- variables
 

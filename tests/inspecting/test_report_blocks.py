@@ -43,12 +43,3 @@ def test_every_file_of_the_real_libraries_is_measured(
         assert tuple(measured) == blocks(folder), folder
     assert report["cuda"]["bytes"] > (4 << 20) > report["cuda"]["disk_bytes"]
     assert warm.json("report")["total"]["disk_bytes"] == sum(layer["disk_bytes"] for layer in report.values())
-    _, _, title, *rows = warm.cachectl("report").stdout.splitlines()
-    assert "on disk" in title
-    (row,) = (row for row in rows if row.startswith("cuda  "))
-    assert len(row.split()) == 9
-
-
-def test_a_size_that_is_that_of_its_blocks_is_shown_once(home: Home) -> None:
-    assert "on disk" not in home.cachectl("report").stdout
-    assert layers(home)["pocl"]["disk_bytes"] == 0

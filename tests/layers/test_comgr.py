@@ -17,7 +17,6 @@ import pytest
 from support.drivers import register_driver
 from support.tracing import no_file_events
 
-from cachectl.inspecting.doctor import diagnosis
 from cachectl.layers.base.conformance import LayerConformance, nobody
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Damaged
@@ -26,6 +25,7 @@ from cachectl.layers.base.selection import Selection
 from cachectl.layers.comgr import ComgrCache
 from cachectl.layers.formats import bitcode, comgr_entries
 from cachectl.stack import Stack
+from cachectl.verbs.doctor import diagnosis
 
 if TYPE_CHECKING:
     from homes import Home
@@ -285,7 +285,7 @@ def test_damage_is_reported_with_its_effect_in_comgr(layer: ComgrCache) -> None:
         layer.get(cut)
     given = {one.path.name: one.code for one in layer.scan(root) if isinstance(one, Problem)}
     assert given == dict.fromkeys((cut, inner, empty), "damaged")
-    assert layer.quarantine(layer.plan_quarantine(findings), findings).removed == 3
+    assert layer.clear(layer.plan_clear(damaged=True)).removed == 3
     assert list(layer.verify(root)) == []
     assert len(list(layer.entries())) == 2
 
@@ -323,7 +323,7 @@ def test_a_left_temporary_goes_once_nobody_compiles(layer: ComgrCache, tmp_path:
     (busy / str(os.getpid())).mkdir()
     (busy / str(os.getpid()) / "maps").write_text("7f00 /opt/rocm/lib/libamd_comgr.so.3\n")
     plan = ComgrCache(replace(layer.environment, processes=busy)).plan_clear()
-    assert ([note.key for note in plan.skipped], len(plan.targets)) == ([left.name], 4)
+    assert ([note.key for note in plan.skipped], len(plan.entries)) == ([left.name], 4)
     layer.clear(layer.plan_clear())
     assert not left.exists()
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.tracing import no_file_events
 
-from cachectl.inspecting.doctor import diagnosis
 from cachectl.layers.base.conformance import LayerConformance, nobody
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Busy, Damaged, LayerError
@@ -26,6 +25,7 @@ from cachectl.layers.base.selection import Selection
 from cachectl.layers.formats import neo_binaries
 from cachectl.layers.neo import NeoCompilerCache
 from cachectl.stack import Stack
+from cachectl.verbs.doctor import diagnosis
 
 if TYPE_CHECKING:
     from homes import Home
@@ -296,7 +296,7 @@ def test_clearing_sets_the_account_right(layer: NeoCompilerCache) -> None:
     assert list(layer.verify(layer.roots()[0])) == []
 
 
-def test_put_and_quarantine_set_the_account_right(layer: NeoCompilerCache) -> None:
+def test_put_and_a_purge_of_damage_set_the_account_right(layer: NeoCompilerCache) -> None:
     root = layer.roots()[0]
     key = f"{SPIRV[0]}.ocloc_cache"
     artifact = layer.get(key)
@@ -309,11 +309,8 @@ def test_put_and_quarantine_set_the_account_right(layer: NeoCompilerCache) -> No
     (root.path / key).write_bytes(data[:-4])
     findings = list(layer.verify(root))
     assert [finding.code for finding in findings] == ["damaged", "index"]
-    assert layer.quarantine(layer.plan_quarantine(findings), findings).removed == 1
+    assert layer.clear(layer.plan_clear(damaged=True)).removed == 1
     assert accounted(root.path) == 0
-    (thing,) = layer.quarantined()
-    layer.restore(thing)  # type: ignore[arg-type]
-    assert accounted(root.path) == len(data) - 4
 
 
 def test_without_an_account_the_driver_counts_itself(layer: NeoCompilerCache) -> None:
@@ -433,7 +430,7 @@ def test_a_left_temporary_goes_once_no_driver_runs(layer: NeoCompilerCache, tmp_
     beside = NeoCompilerCache(replace(layer.environment, processes=busy))
     plan = beside.plan_clear()
     assert [note.key for note in plan.skipped] == ["cl_cache.aB3xYz"]
-    assert len(plan.targets) == 8
+    assert len(plan.entries) == 8
     layer.clear(layer.plan_clear())
     assert not left.exists()
 

@@ -141,11 +141,11 @@ def test_temporaries_of_a_running_compiler_are_left(layer: PoclKernels, monkeypa
     monkeypatch.setattr(pocl_roots, "using", lambda _libraries, **_: (4711,))
     monkeypatch.setattr(pocl_kernels, "age_of", lambda _pid, **_: 1.0)
     plan = layer.plan_clear()
-    assert [target.key for target in plan.targets] == ["AB/" + "D" * 37]
+    assert [target.key for target in plan.entries] == ["AB/" + "D" * 37]
     assert [note.key for note in plan.skipped] == [NAME]
     assert "process 4711" in plan.skipped[0].because
     monkeypatch.setattr(pocl_roots, "using", lambda _libraries, **_: ())
-    assert len(layer.plan_clear().targets) == 2
+    assert len(layer.plan_clear().entries) == 2
 
 
 def test_an_entry_that_changed_since_the_plan_is_skipped(layer: PoclKernels) -> None:
@@ -329,10 +329,10 @@ def test_empty_folders_stay_while_a_program_may_build_in_them(
     root = empty_folders(home, "AB")
     os.utime(root / "AB", (1, 1))
     planned_before = layer.plan_clear()
-    assert [target.key for target in planned_before.targets] == ["AB"]
+    assert [target.key for target in planned_before.entries] == ["AB"]
     monkeypatch.setattr(pocl_roots, "using", lambda _libraries, **_: (4711,))
     plan = layer.plan_clear()
-    assert plan.targets == ()
+    assert plan.entries == ()
     assert [(note.key, "process 4711" in note.because) for note in plan.skipped] == [("AB", True)]
     # PoCL may also start between the plan and its application.
     outcome = layer.clear(planned_before)
@@ -357,7 +357,7 @@ def test_an_empty_folder_may_be_somebodys_own(home: Home, folder: str, mode: int
     (home.path / folder / "DE").mkdir(parents=True)
     (home.path / folder / "DE").chmod(mode)
     layer = PoclKernels(home.environment(POCL_CACHE_DIR=str(home.path / folder)))
-    assert len(layer.plan_clear().targets) == known
+    assert len(layer.plan_clear().entries) == known
     assert sum(isinstance(thing, Orphan) for thing in found(layer)) == known
 
 

@@ -110,13 +110,14 @@ def test_an_entry_is_held_by_programs_that_ran_when_it_was_used(home: Home, monk
     monkeypatch.setattr(pocl_roots, "using", lambda _libraries, **_: (4711, 4712))
     monkeypatch.setattr(pocl_kernels, "age_of", lambda pid, **_: {4711: 7200.0, 4712: 3600.0}[pid])
     plan = layer.plan_clear()
-    assert [target.key for target in plan.targets] == ["AB/" + "D" * 37]
+    assert [target.key for target in plan.entries] == ["AB/" + "D" * 37]
     assert [(note.key, "process 4711," in note.because) for note in plan.skipped] == [("AB/" + "C" * 37, True)]
     # Of a process that does not show its age everything may be held.
     monkeypatch.setattr(pocl_kernels, "age_of", lambda _pid, **_: None)
-    assert layer.plan_clear().targets == ()
+    assert layer.plan_clear().entries == ()
 
 
+PROGRAM = f".cache/pocl/kcache/AB/{'C' * 37}/program.bc"
 #: Maps the files that it is given, and waits.
 MAPPING = """
 import mmap, sys
@@ -128,11 +129,10 @@ sys.stdin.read()
 
 
 @contextmanager
-def mapping(variables: Mapping[str, str], *files: Path) -> Iterator[int]:
+def mapping(variables: Mapping[str, str], *files: Path, inside: tuple[str, ...] = ()) -> Iterator[int]:
     """Have a program run that maps files, as one with a driver does; yield its id."""
-    with subprocess.Popen(
-        [sys.executable, "-c", MAPPING, *files], env=variables, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as program:
+    command = (*inside, sys.executable, "-c", MAPPING, *map(str, files))
+    with subprocess.Popen(command, env=variables, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
         try:
             assert program.stdout is not None
             assert program.stdout.readline() == "mapped\n"
@@ -150,7 +150,7 @@ def mapping(variables: Mapping[str, str], *files: Path) -> Iterator[int]:
         pytest.param({"HOME": "{}"}, "", True, id="this root"),
         pytest.param({"HOME": "{}/other", "XDG_CACHE_HOME": "{}/.cache"}, "", True, id="this root by its variable"),
         pytest.param({"HOME": "{}/link"}, "", True, id="this root through a link"),
-        pytest.param({"HOME": "{}/other"}, ".cache/pocl/kcache/AB", True, id="another root, but a file of this one"),
+        pytest.param({"HOME": "{}/other"}, PROGRAM, True, id="another root, but a file of this one"),
         pytest.param({"HOME": "{}", "POCL_CACHE_DIR": "pocl"}, "", True, id="a root in an unknown folder"),
         pytest.param({"PATH": "/bin"}, "", True, id="no home"),
         pytest.param({}, "", True, id="no variables"),
@@ -159,19 +159,70 @@ def mapping(variables: Mapping[str, str], *files: Path) -> Iterator[int]:
 def test_a_program_spares_the_entries_of_its_own_root(
     home: Home, variables: Mapping[str, str], maps: str, *, spares: bool
 ) -> None:
+    library = home.path / "libpocl.so.2"
+    demand_spared(home, variables, *([home.path / maps] if maps else ()), library, spares=spares)
+
+
+#: Mounts the first argument over the second, and starts a program.
+MOUNTED = 'mount --bind "$0" "$1" && shift && exec "$@"'
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has mount namespaces")
+@pytest.mark.parametrize(
+    ("variables", "maps", "spares"),
+    [
+        pytest.param({"HOME": "{}/other"}, "", False, id="another root"),
+        pytest.param({"HOME": "{}/empty"}, "", False, id="another folder under its name"),
+        pytest.param({"HOME": "{}"}, "", True, id="this root"),
+        pytest.param({"HOME": "/", "XDG_CACHE_HOME": "{}/there"}, "", True, id="this root under another name"),
+        pytest.param({"HOME": "{}/link"}, "", True, id="a link"),
+        pytest.param({"HOME": "{}/other/../other"}, "", True, id="a folder above one that may be a link"),
+        pytest.param({"HOME": "{}/other"}, PROGRAM.replace(".cache", "there"), True, id="a file of this root"),
+    ],
+)
+def test_a_program_in_a_container_spares_what_it_can_reach(
+    home: Home, variables: Mapping[str, str], maps: str, *, spares: bool
+) -> None:
+    inside = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+    if subprocess.run((*inside, "mount -t tmpfs none /mnt"), capture_output=True, check=False).returncode:
+        pytest.skip("user namespaces are closed here")
+    for name in ("there", "other", "empty/.cache/pocl/kcache"):
+        (home.path / name).mkdir(parents=True)
+    files = [home.path / maps] if maps else []
+    mounted = (*inside, MOUNTED, str(home.path / ".cache"), str(home.path / "there"))
+    demand_spared(
+        home, {**variables, "PATH": os.defpath}, *files, home.path / "libpocl.so.2", spares=spares, inside=mounted
+    )
+
+
+def demand_spared(
+    home: Home, variables: Mapping[str, str], *files: Path, spares: bool, inside: tuple[str, ...] = ()
+) -> None:
+    """Purge beside a program with these variables, which maps these files, a driver among them."""
     layer = layer_of(home)
-    program = layer.roots()[0].path / "AB" / ("C" * 37) / "program.bc"
+    program = home.path / PROGRAM
     program.parent.mkdir(parents=True)
     program.write_bytes(b"BC\xc0\xde")
-    library = home.path / "libpocl.so.2"
-    library.write_bytes(b"a driver")
+    files[-1].write_bytes(b"a driver")
     (home.path / "link").symlink_to(home.path)
-    files = (library, *(home.path / maps).glob("*/program.bc")) if maps else (library,)
-    with mapping({name: value.format(home.path) for name, value in variables.items()}, *files) as number:
+    set_to = {name: value.format(home.path) for name, value in variables.items()}
+    with mapping(set_to, *files, inside=inside) as number:
         plan = layer.plan_clear()
         spared = [note.key for note in plan.skipped if f"process {number} " in note.because]
         assert spared == (["AB/" + "C" * 37] if spares else [])
         assert layer.clear(plan).removed == (not spares)
+
+
+@pytest.mark.real
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the variables of a process")
+def test_the_demo_works_beside_a_program_whose_root_is_unknown(home: Home) -> None:
+    """What the purge leaves is named."""
+    library = home.path / "libpocl.so.2"
+    library.write_bytes(b"a driver")
+    with mapping({"HOME": str(home.path), "POCL_CACHE_DIR": "pocl"}, library) as number:
+        done = home.cachectl("demo", "--kernels", "1")
+    assert f"{number} (" in done.stderr
+    assert "pocl: skipped " in done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows when a process was started")

@@ -24,7 +24,6 @@ from support.kernels import add_kernels
 from support.servers import BUCKET, client, objects
 from tiers import thorough
 
-from cachectl.layers.host.installing import command_to_install
 from cachectl.moving.importing import Trust, import_bundle
 from cachectl.moving.transfer import (
     TransferFailed,
@@ -227,7 +226,7 @@ def test_without_the_packages_a_url_names_them_and_a_file_works(source: Home, ho
         (folder / f"{name}.py").write_text(f"raise ModuleNotFoundError('not installed', name={name!r})\n")
         path = f"{folder}:{home.variables.get('PYTHONPATH', '')}"
         line = refused(home.cachectl("import", "https://example.org/x", "--trust", check=False, PYTHONPATH=path))
-        assert line.endswith(f"to add them: {command_to_install('fsspec', 'aiohttp')}\n")
+        assert line.endswith("the extra remote: pip install 'opencl-cachectl[remote]'\n")
         source.cachectl("export", str(tmp_path / "bundle"), "miopen", PYTHONPATH=path)
         home.cachectl("import", str(tmp_path / "bundle"), "--trust", PYTHONPATH=path)
         assert keys(home) == keys(source)

@@ -13,26 +13,13 @@ from support.browser import Browser
 from support.hostile_names import HOSTILE
 from support.reports import make_report
 
-from cachectl.inspecting.report_page import page
-from cachectl.layers.base.errors import BadRequest
+from cachectl.verbs.report import draw
 
 if TYPE_CHECKING:
     from homes import Home
 
 ENTER, ESCAPE, RIGHT = "\ue007", "\ue00c", "\ue014"
 DASH, BELOW = "\N{EN DASH}", "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"
-BENCH = {
-    "schema": "cachectl/bench/1",
-    "command": ["python", "simulate.py"],
-    "started": 1.79e9,
-    "settings": [
-        {"setting": "cold", "seconds": [9.0, 8.0, 10.0], "median": 9.0},
-        {"setting": "warm", "seconds": [1.0, 1.2, 1.1], "median": 1.1},
-    ],
-    "saved_by_layer": [{"layer": "pocl", "seconds": 6.5, "by_round": [6.0, 6.5, 7.0]}],
-}
-TRACED = {"layer": "pocl", "hits": 61, "misses": 0, "stores": None, "bytes": None, "evidence": "exact"}
-TRACE = {"schema": "cachectl/trace/1", "command": ["python", "simulate.py"], "wall_seconds": 3.5, "layers": [TRACED]}
 
 
 def data_of(page: str) -> Any:  # noqa: ANN401 - JSON
@@ -40,13 +27,6 @@ def data_of(page: str) -> Any:  # noqa: ANN401 - JSON
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert found is not None
     return json.loads(found[1])
-
-
-def document(folder: Path, content: object) -> str:
-    """Write a document and return its name."""
-    file = folder / "document.json"
-    file.write_text(json.dumps(content))
-    return str(file)
 
 
 # ---------------------------------------------------------------------- the command
@@ -86,16 +66,12 @@ def test_it_replaces_only_its_own_pages_and_goes_to_standard_output(home: Home) 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--bench", "x.json"), "--html FILE"),
-        (("--html", "page.html", "--mpi"), "leave out --mpi"),
         (("--html", "-", "--json"), "both write to standard output"),
         (("--html", "nowhere/page.html"), "the folder does not exist"),
         (("--html", "pocl"), "is a layer, not a FILE"),
-        (("--html", "page.html", "--bench", "other.json"), "was not written by cachectl bench"),
     ],
 )
 def test_misuse_is_refused_before_anything_is_written(words: tuple[str, ...], why: str, home: Home) -> None:
-    (home.path / "other.json").write_text('{"schema": "cachectl/trace/1"}')
     done = home.cachectl("report", *words, check=False)
     assert done.returncode == 2
     assert why in done.stderr
@@ -108,29 +84,13 @@ def test_it_is_about_one_user(home: Home) -> None:
     assert not (home.path / "page.html").exists()
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        [],
-        {**BENCH, "settings": [{}]},
-        {**BENCH, "started": "now"},
-        {**BENCH, "settings": [{"setting": "cold", "seconds": [], "median": 1}]},
-        {**BENCH, "started": float("nan")},
-        {**BENCH, "command": 5},
-    ],
-)
-def test_a_document_of_another_form_is_refused(wrong: object, tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match=r"cachectl bench --json FILE"):
-        page(*make_report(10), bench=document(tmp_path, wrong))
-
-
 # ---------------------------------------------------------------------- the page
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
 def test_it_is_drawn_without_a_word_or_a_request(browser: Browser, tmp_path: Path, width: int, scheme: str) -> None:
-    drawn = page(*make_report(), bench=document(tmp_path, BENCH))
+    drawn = draw(*make_report())
     browser.open(drawn, tmp_path / "page.html", width=width, scheme=scheme)
     assert browser.colours("map") > 8
     assert (browser.messages, browser.requests) == ([], [])
@@ -139,7 +99,7 @@ def test_it_is_drawn_without_a_word_or_a_request(browser: Browser, tmp_path: Pat
 
 
 def test_the_map_is_walked_by_keys_and_by_mouse(browser: Browser, tmp_path: Path) -> None:
-    browser.open(page(*make_report()), tmp_path / "page.html")
+    browser.open(draw(*make_report()), tmp_path / "page.html")
     browser.press("map", RIGHT)
     first = browser.evaluate("chosen.name")
     assert first in browser.find("tip").text
@@ -162,7 +122,7 @@ def test_the_map_is_walked_by_keys_and_by_mouse(browser: Browser, tmp_path: Path
 
 
 def test_areas_are_as_large_as_the_bytes_and_do_not_overlap(browser: Browser, tmp_path: Path) -> None:
-    browser.open(page(*make_report()), tmp_path / "page.html")
+    browser.open(draw(*make_report()), tmp_path / "page.html")
     areas = browser.evaluate("areas.filter((a) => !a.depth).map((a) => [a.x, a.y, a.width, a.height, a.node.bytes])")
     size = browser.evaluate("[canvas.clientWidth * canvas.clientHeight, tree.bytes]")
     for place, (x, y, width, height, amount) in enumerate(areas):
@@ -178,8 +138,8 @@ def test_areas_are_as_large_as_the_bytes_and_do_not_overlap(browser: Browser, tm
 
 
 def test_entries_are_searched_sorted_and_filtered(browser: Browser, tmp_path: Path) -> None:
-    report, listing, diagnosis = make_report()
-    browser.open(page(report, listing, diagnosis), tmp_path / "page.html")
+    report, listing, findings = make_report()
+    browser.open(draw(report, listing, findings), tmp_path / "page.html")
     wanted = [entry for entry in listing.entries if entry.kernels == ("energy_002",)]
     browser.press("search", "energy_002")
     assert browser.find("matches").text.startswith(f"{len(wanted)} entries")
@@ -196,27 +156,15 @@ def test_entries_are_searched_sorted_and_filtered(browser: Browser, tmp_path: Pa
     assert "cut short" in browser.find("entries").text
 
 
-def test_bench_and_trace_are_shown_if_given(browser: Browser, tmp_path: Path) -> None:
-    (tmp_path / "trace").mkdir()
-    bench, trace = document(tmp_path, BENCH), document(tmp_path / "trace", TRACE)
-    browser.open(page(*make_report(100), bench=bench, trace=trace), tmp_path / "page.html")
-    assert "9.00 s" in browser.find("bench").text
-    assert "6.50 s" in browser.find("bench-saved").text
-    assert browser.find("trace-layers").text.splitlines()[-1].split() == ["pocl", "61", "0", DASH, DASH, "exact"]
-    browser.open(page(*make_report(100)), tmp_path / "page.html")
-    assert not browser.find("bench").is_displayed()
-    assert not browser.find("trace").is_displayed()
-
-
 def test_hostile_names_are_only_shown(browser: Browser, tmp_path: Path) -> None:
-    report, listing, diagnosis = make_report(40)
+    report, listing, findings = make_report(40)
     names = [HOSTILE[place % len(HOSTILE)] for place in range(len(listing.entries))]
     entries = tuple(
         replace(entry, kernels=(name,), key=name, device=name)
         for entry, name in zip(listing.entries, names, strict=True)
     )
-    findings = tuple(replace(one, message=HOSTILE[0], fix=HOSTILE[2]) for one in diagnosis.findings)
-    drawn = page(report, replace(listing, entries=entries), replace(diagnosis, findings=findings))
+    hostile = tuple(replace(one, message=HOSTILE[0], fix=HOSTILE[2]) for one in findings)
+    drawn = draw(report, replace(listing, entries=entries), hostile)
     browser.open(drawn, tmp_path / "page.html")
     browser.press("map", RIGHT, ENTER, RIGHT, ENTER)
     browser.press("search", "script")
@@ -236,7 +184,7 @@ def test_an_empty_home_is_a_page_too(browser: Browser, home: Home) -> None:
 
 
 def test_a_hundred_thousand_entries_are_drawn_in_two_seconds(browser: Browser, tmp_path: Path) -> None:
-    drawn = page(*make_report(100_000))
+    drawn = draw(*make_report(100_000))
     before = browser.processor_seconds()
     browser.open(drawn, tmp_path / "page.html")
     # Of a processor: the machine may be doing other things.

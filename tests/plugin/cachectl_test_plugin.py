@@ -73,30 +73,26 @@ class TalkingStore(Files):
 
     def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
         yield Entry(self.name, "a", root.path, 1, 1)
-        yield Entry(self.name, "b", str(root.path), "two", 1)  # type: ignore[arg-type]
+        raise ValueError("no more")
 
     def verify(self, root: Root) -> Iterator[Finding]:
         raise ValueError("two\nlines")
 
 
 class Talking(Notes):
-    """Wrong in every call, each time in another way."""
+    """Fails in every call, each time in another way."""
 
     name = "talking"
     title = "a layer that is wrong"
     store = TalkingStore(r"[0-9a-f]{8}\.note", codec=NotesCodec())
 
     def roots(self) -> tuple[Root, ...]:
-        print("roots, said on standard output")  # noqa: T201
-        wrong = self.environment.get("TALKING") or ""
-        if wrong == "roots":
+        if self.environment.get("TALKING") == "roots":
             raise SystemExit(3)
-        if wrong == "none":
-            return None  # type: ignore[return-value]
         return (Root(self.environment.home_folder, Scope.USER, "default"),)
 
     def state(self) -> State:
-        return "enabled"  # type: ignore[return-value]
+        raise TypeError("no state")
 
     def switched(self, *, on: bool) -> Switch:
         raise KeyError("switch")

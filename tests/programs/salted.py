@@ -270,7 +270,8 @@ def spawned():
         subprocess.run(command, check=True, capture_output=True)
     SEEN["new"] = sorted(name for name in tree().keys() - before.keys() if not name.startswith("pytools/"))
     SEEN["rows"] = {
-        layer.layer: layer.entries for layer in cachectl.Stack().report(layers=["loopy", "pyopencl-invoker"]).layers
+        layer.layer: layer.total.entries
+        for layer in cachectl.Stack().report(layers=["loopy", "pyopencl-invoker"]).layers
     }
 
 

@@ -15,7 +15,7 @@ SEEN = {}
 def counted():
     """Count what every layer holds."""
     names = ("loopy", "pyopencl-invoker", "pyopencl", "pocl")
-    return {layer.layer: layer.entries for layer in cachectl.Stack().report(layers=names).layers}
+    return {layer.layer: layer.total.entries for layer in cachectl.Stack().report(layers=names).layers}
 
 
 def compile_kernels(*indices):

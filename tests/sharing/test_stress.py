@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.registries import RealRegistry
 from support.servers import BUCKET, S3
 from tiers import amount
 
@@ -45,10 +44,3 @@ def test_nothing_that_a_push_acknowledged_is_lost_on_s3(home: Home, tmp_path: Pa
 @pytest.mark.hazard
 def test_nothing_that_a_push_acknowledged_is_lost_over_ssh(home: Home, tmp_path: Path, sftp: tuple[str, Path]) -> None:
     stress(home, f"{sftp[0]}/store", tmp_path / "homes")
-
-
-@pytest.mark.hazard
-def test_nothing_that_a_push_acknowledged_is_lost_in_a_registry(
-    home: Home, tmp_path: Path, real_registry: RealRegistry
-) -> None:
-    stress(home, real_registry.url("team/store:main"), tmp_path / "homes", NO_PROXY="127.0.0.1")

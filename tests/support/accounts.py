@@ -59,7 +59,7 @@ def install_for_all(base: Path) -> tuple[str, ...]:
     subprocess.run([system, "-m", "venv", "--without-pip", str(base / "venv")], check=True)
     (site,) = (base / "venv").glob("lib/python3*/site-packages")
     shutil.copytree(Path(cachectl.__file__).parent, site / "cachectl")
-    for name in ("platformdirs", "rich", "pygments", "markdown-it-py", "mdurl"):
+    for name in ("platformdirs",):
         for file in metadata.files(name) or ():
             if ".." not in file.parts:
                 (site / file).parent.mkdir(parents=True, exist_ok=True)

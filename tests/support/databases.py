@@ -26,6 +26,23 @@ def dictionary(path: Path, rows: int = 20) -> Path:
     return path
 
 
+#: Fills the dictionary that it is given, and is killed before the end.
+INTERRUPTED: Final = (
+    "import os, sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+    "c.execute('pragma cache_size = 1'); c.execute('begin immediate')\n"
+    "for n in range(300): c.execute('insert into dict values (?, ?)', (str(n), b'x' * 4000))\n"
+    "os.kill(os.getpid(), 9)"
+)
+
+
+def interrupted(path: Path) -> Path:
+    """Make a dictionary with an interrupted write."""
+    dictionary(path)
+    subprocess.run([sys.executable, "-c", INTERRUPTED, str(path)], check=False)
+    assert Path(f"{path}-journal").stat().st_size
+    return path
+
+
 def rows_of(path: Path) -> int:
     """Count the rows of a dictionary."""
     with closing(sqlite3.connect(path)) as connection:

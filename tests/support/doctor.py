@@ -18,11 +18,11 @@ from pathlib import Path
 
 from homes import wheel_driver
 
-from cachectl.inspecting.doctor import diagnosis
 from cachectl.layers.base.conformance import nobody
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Finding
 from cachectl.stack import Stack
+from cachectl.verbs.doctor import diagnosis
 
 #: What lies in a home; what came with the tester's MIOpen is another matter.
 HOMELY = ("loopy", "pyopencl-invoker", "pytools", "pyopencl", "pocl", "cuda", "miopen", "miopen-tuning")

@@ -274,8 +274,8 @@ def looked_at(stack: Stack) -> Iterator[object]:
     yield to_json(stack.report())
     yield to_json(stack.ls())
     yield to_json(stack.verify())
-    yield to_json(stack.plan_clear(layers=user_layers(stack)).foreseen())
-    yield to_json(plan_prune(stack.clearable(), Limits(stale=True)).foreseen())
+    yield to_json(stack.plan_clear(layers=user_layers(stack)).result)
+    yield to_json(plan_prune(stack.clearable(), Limits(stale=True)).result)
 
 
 def is_json(value: object) -> bool:

@@ -18,6 +18,8 @@ from cachectl.layers.mesa.cache import MesaShaderCache
 if TYPE_CHECKING:
     from homes import Home
 
+#: Variables with which the loader loads Rusticl alone, which then shows the processor as a device.
+RUSTICL: dict[str, Any] = {"RUSTICL_ENABLE": "llvmpipe", "OCL_ICD_VENDORS": "/etc/OpenCL/vendors/rusticl.icd"}
 OPENCL, GL = "0" * 39 + "1", "f" * 40
 STORES = {
     "multi-file": {},
@@ -140,4 +142,4 @@ def rusticl(home: Home, count: int = 2, /, **changes: str) -> Any:  # noqa: ANN4
     (home.path / ".cache").mkdir(exist_ok=True)
     # PoCL, which the same loader starts, is kept out of what is looked at.
     aside = {"POCL_CACHE_DIR": str(home.path / "pocl")}
-    return home.python("rusticl.py", str(count), RUSTICL_ENABLE="llvmpipe", **{**aside, **changes})
+    return home.python("rusticl.py", str(count), **{**RUSTICL, **aside, **changes})

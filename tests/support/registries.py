@@ -6,7 +6,6 @@ import re
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -100,31 +99,3 @@ def real_registries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def real_registry(real_registries: Callable[..., RealRegistry]) -> RealRegistry:
     """Return an empty registry."""
     return real_registries()
-
-
-@dataclass(frozen=True)
-class ContainerTools:
-    """``podman``, ``buildah`` and ``skopeo`` with a storage of their own."""
-
-    folder: Path
-
-    def run(self, tool: str, *arguments: str, check: bool = True) -> str:
-        """Run a command of a tool, and return what it prints."""
-        own = ["--root", str(self.folder / "root"), "--runroot", str(self.folder / "run"), "--storage-driver", "vfs"]
-        command = [tool, *(() if tool == "skopeo" else own), *arguments]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        assert not check or done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-
-@pytest.fixture
-def container_tools() -> Iterator[ContainerTools]:
-    """Return podman, buildah and skopeo."""
-    if missing := [tool for tool in ("podman", "buildah", "skopeo") if shutil.which(tool) is None]:
-        absent(f"needs {', '.join(missing)}: apt-get install podman buildah skopeo")
-    # Podman takes no path of more than 50 characters.
-    with tempfile.TemporaryDirectory(prefix="images-", dir="/tmp") as folder:
-        tools = ContainerTools(Path(folder))
-        yield tools
-        tools.run("buildah", "rm", "--all", check=False)
-        tools.run("podman", "image", "umount", "--all", check=False)

@@ -6,10 +6,9 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from cachectl.inspecting.doctor import Diagnosis
 from cachectl.inspecting.entries import Listing
-from cachectl.inspecting.report import LayerReport, Report, RootReport
 from cachectl.layers.base.facts import Condition, Entry, Finding, Root, Scope, Severity, State, Usage
+from cachectl.verbs.report import LayerReport, Report, RootReport
 from support.timelines import kernel_names
 
 NOW = 1_790_000_000.0
@@ -25,7 +24,7 @@ LAYERS = {
 DEAD = "3.9.2.final.0"
 
 
-def make_report(count: int = 3000, seed: int = 1) -> tuple[Report, Listing, Diagnosis]:
+def make_report(count: int = 3000, seed: int = 1) -> tuple[Report, Listing, tuple[Finding, ...]]:
     """Return a report of so many entries, the entries, and the findings: stale entries, and a damaged one."""
     chance = random.Random(seed)  # noqa: S311 - the same picture every time
     names = kernel_names(max(10, count // 20))
@@ -39,7 +38,7 @@ def make_report(count: int = 3000, seed: int = 1) -> tuple[Report, Listing, Diag
         Finding("loopy", HOME / "pytools", None, Severity.WASTES, "stale", wasted, "cachectl prune --stale loopy"),
         Finding("pocl", damaged.root, damaged.key, Severity.FAILS, "elf", message, fix, damaged),
     )
-    return report, listing, Diagnosis(findings, ())
+    return report, listing, findings
 
 
 def _entries(layer: str, count: int, names: list[str], chance: random.Random) -> Iterator[Entry]:

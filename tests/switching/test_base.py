@@ -264,7 +264,7 @@ def test_files_are_linked_only_if_the_driver_cannot_write_to_them(
     assert taken is not None
     stack["cuda"].put(key, taken)
     assert (tmp_path / "second" / "cuda" / key).is_symlink()
-    assert stack.purge(layers=["cuda"]).outcomes[0].orphans_removed == 40
+    assert stack.purge(layers=["cuda"]).layers[0].orphans_removed == 40
     assert snapshot(base, times=True) == before
 
 
@@ -318,7 +318,7 @@ def test_an_own_root_that_another_user_made_is_refused(tmp_path: Path, planted: 
     home, private, shared = make_home(tmp_path / "home"), tmp_path / "private", tmp_path / "shared"
     for folder in (tmp_path / "base", private):
         folder.mkdir(mode=0o700)
-    variables = {"XDG_CACHE_HOME": str(shared)}
+    variables: dict[str, Any] = {"XDG_CACHE_HOME": str(shared)}
     own = own_root(home.environment(**variables), tmp_path / "base")
     own.parent.mkdir(parents=True)
     shared.chmod(0o1777)

@@ -70,7 +70,7 @@ def test_layers_may_be_named_by_lists(home: Home) -> None:
     assert (seen["one"], seen["none"]) == (["loopy"], [])
     assert {"loopy", "pocl", "cuda"} < set(seen["all"])
     unknown, *wrong = seen["refused"]
-    assert unknown.startswith("no layer is called 'no-such-layer'")
+    assert unknown.startswith("unknown layer 'no-such-layer'")
     assert wrong == [f"layers are named by str, not by {kind}" for kind in ("NoneType", "bytes", "list")]
 
 

@@ -83,7 +83,7 @@ def test_isolated_in_a_named_folder_is_kept_and_warm(home: Home) -> None:
     refused = home.cachectl("report", "--root=nowhere", check=False)
     assert (refused.returncode, refused.stderr) == (2, "cachectl: --root 'nowhere' is no folder\n")
     assert (
-        Stack.below("kept", home.environment()).report().entries
+        Stack.below("kept", home.environment()).report().total.entries
         == home.json("report", "--root=kept")["total"]["entries"]
     )
 

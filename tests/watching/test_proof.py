@@ -14,7 +14,7 @@ from tiers import amount
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.facts import Artifact
-from cachectl.layers.miopen.places import SEPARATOR
+from cachectl.layers.miopen.databases import SEPARATOR
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:

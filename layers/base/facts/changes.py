@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from cachectl.layers.base.as_json import AsJson
-from cachectl.layers.base.facts.found import Problem, Removable, Severity, When
+from cachectl.layers.base.facts.found import Orphan, Problem, Removable, Severity, When
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,31 +27,11 @@ class Artifact:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """One thing to remove, with its version stamp when it was planned.
-
-    ``entries`` is 0 for an orphan and may be many for a whole table; ``stamp`` is compared again before
-    anything is removed.
-    """
-
-    root: Path
-    key: str
-    bytes: int
-    entries: int
-    stamp: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Note:
-    """A key and the reason why it was skipped or failed.
-
-    ``starved`` lists targets that failed only for lack of space: they can be removed after other things.
-    """
+    """A key and the reason why it was skipped or failed."""
 
     key: str
     because: str
-    starved: tuple[Target, ...] = ()
-    as_json: ClassVar[AsJson] = AsJson(hidden=("starved",))
 
 
 def note_of(problem: Problem) -> Note:
@@ -60,56 +40,45 @@ def note_of(problem: Problem) -> Note:
 
 
 @dataclass(frozen=True, slots=True)
-class ClearPlan:
-    """The exact list of things that a clear of one layer would remove.
+class Plan:
+    """The exact entries that a removal from one layer would remove, and what it would leave.
 
-    ``recreate`` lists missing folders that running programs need: they are recreated. ``things`` describes the targets
-    that were listed one by one, for dry runs; a target that stands for a whole table has none.
+    The stamp of each entry is compared again before it is removed. ``failed`` are places that could not be read or
+    must not be changed. ``recreate`` lists missing folders that running programs need: they are recreated.
     """
 
     layer: str
-    targets: tuple[Target, ...] = ()
+    entries: tuple[Removable, ...] = ()
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
     recreate: tuple[Path, ...] = ()
-    things: tuple[Removable, ...] = ()
 
-    @property
-    def entries(self) -> int:
-        """Count the entries to remove."""
-        return sum(target.entries for target in self.targets)
-
-    @property
-    def bytes(self) -> int:
-        """Sum the bytes to remove."""
-        return sum(target.bytes for target in self.targets)
-
-
-@dataclass(frozen=True, slots=True)
-class Foresight:
-    """The expected result of a removal: ``going`` would be removed and free ``bytes_freed``; the others stay."""
-
-    going: tuple[Target, ...] = ()
-    bytes_freed: int = 0
-    skipped: tuple[Note, ...] = ()
-    failed: tuple[Note, ...] = ()
-
-    def plus(self, other: Foresight) -> Foresight:
+    def plus(self, other: Plan) -> Plan:
         """Return the sum of both."""
-        return Foresight(
-            self.going + other.going,
-            self.bytes_freed + other.bytes_freed,
+        return Plan(
+            self.layer,
+            self.entries + other.entries,
             self.skipped + other.skipped,
             self.failed + other.failed,
+            self.recreate + other.recreate,
+        )
+
+    @property
+    def outcome(self) -> Outcome:
+        """Return the plan in the form of an outcome that lists its entries; nothing has been removed."""
+        orphans = sum(isinstance(entry, Orphan) for entry in self.entries)
+        size = sum(entry.bytes for entry in self.entries)
+        removed = len(self.entries) - orphans
+        return Outcome(
+            self.layer, removed, size, self.skipped, self.failed, self.recreate, orphans, entries=self.entries
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a clear, or the expected one.
+    """The result of a removal, or (with ``entries``) its plan.
 
-    ``removed`` counts entries; ``bytes_freed`` is measured on the disk; ``recreated`` lists folders. ``things`` lists
-    the things to remove in an expected result; it is empty after a clear.
+    ``removed`` counts entries, ``orphans_removed`` orphans; ``recreated`` lists folders.
     """
 
     layer: str
@@ -118,9 +87,9 @@ class Outcome:
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
     recreated: tuple[Path, ...] = ()
-    things: tuple[Removable, ...] = ()
     orphans_removed: int = 0
-    as_json: ClassVar[AsJson] = AsJson(hidden=("things",), names={"recreated": "remade"})
+    entries: tuple[Removable, ...] | None = None
+    as_json: ClassVar[AsJson] = AsJson(optional=("entries",), names={"recreated": "remade"})
 
     def plus(self, other: Outcome) -> Outcome:
         """Return the sum of both."""
@@ -131,8 +100,8 @@ class Outcome:
             self.skipped + other.skipped,
             self.failed + other.failed,
             self.recreated + other.recreated,
-            self.things + other.things,
             self.orphans_removed + other.orphans_removed,
+            None if self.entries is None and other.entries is None else (self.entries or ()) + (other.entries or ()),
         )
 
 
@@ -218,8 +187,8 @@ class Switch:
 class Finding:
     """One problem, with the command that fixes it.
 
-    ``thing`` is what quarantine would move: the damaged entry, or (as an orphan) a whole file that its library cannot
-    open. It is ``None`` if moving something would not fix the problem.
+    ``thing`` is what ``purge --damaged`` removes: the damaged entry, or (as an orphan) a whole file that its library
+    cannot open. It is ``None`` if removing something would not fix the problem.
     """
 
     layer: str
@@ -231,36 +200,3 @@ class Finding:
     fix: str
     thing: Removable | None = None
     as_json: ClassVar[AsJson] = AsJson(hidden=("thing",))
-
-
-@dataclass(frozen=True, slots=True)
-class Unverified:
-    """Content of a root that verify did not check: ``what`` of ``count`` things, each a ``thing``.
-
-    ``remedy`` says in a few words how to check it; it is empty if that is impossible.
-    """
-
-    layer: str
-    what: str
-    count: int
-    thing: str
-    remedy: str = ""
-    as_json: ClassVar[AsJson] = AsJson(blank_is_null=("remedy",))
-
-
-@dataclass(frozen=True, slots=True)
-class Quarantined:
-    """One thing in quarantine, in the root it came from.
-
-    ``name`` is its name for ``restore``; ``key`` is the key of the former entry or whole file; ``moved`` is the time
-    (epoch seconds); ``code`` and ``message`` give the reason.
-    """
-
-    name: str
-    layer: str
-    root: Path
-    key: str
-    bytes: int
-    moved: float
-    code: str
-    message: str

@@ -36,7 +36,6 @@ class Ability(Enum):
     GET = "get"
     PUT = "put"
     CLEAR = "clear"
-    QUARANTINE = "quarantine"
     DISABLE = "disable"
     RELOCATE = "relocate"
     KERNELS = "kernels"
@@ -114,15 +113,19 @@ class Entry:
     guest: str | None = None
     #: Bytes of disk blocks; ``None`` is unknown. A row has no blocks of its own.
     disk: int | None = None
-    as_json: ClassVar[AsJson] = AsJson(hidden=("stamp", "guest", "disk"))
+    as_json: ClassVar[AsJson] = AsJson(hidden=("stamp", "guest", "disk"), also=("state",))
+
+    @property
+    def state(self) -> str:
+        """Return ``live`` or ``stale``."""
+        return "stale" if self.stale else "live"
 
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """Files of the layer that no lookup can reach: leaked temporaries, failed builds.
+    """Files of the layer that no lookup can reach: leaked temporaries, failed builds, database files beyond repair.
 
-    ``key`` is the path relative to the root. ``idle_only`` is set if a live process may still be writing, ``kept`` if
-    it is in quarantine: then only a purge of its layer removes it.
+    ``key`` is the path relative to the root. ``idle_only`` is set if a live process may still be writing.
     """
 
     key: str
@@ -133,9 +136,13 @@ class Orphan:
     why: str
     idle_only: bool = True
     stamp: tuple[int, ...] = ()
-    kept: bool = False
     disk: int | None = None
-    as_json: ClassVar[AsJson] = AsJson(hidden=("idle_only", "stamp", "kept", "disk"), names={"why": "because"})
+    as_json: ClassVar[AsJson] = AsJson(hidden=("idle_only", "stamp", "disk"), also=("state",), names={"why": "because"})
+
+    @property
+    def state(self) -> str:
+        """Return ``orphan``."""
+        return "orphan"
 
 
 @dataclass(frozen=True, slots=True)

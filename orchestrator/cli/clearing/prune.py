@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from cachectl.cli import output
 from cachectl.cli.call import Call
 from cachectl.cli.clearing.purge import show_result
-from cachectl.cli.parser import CHANGING, Parser, positive
+from cachectl.cli.parser import CHANGING, Parser
 
 if TYPE_CHECKING:
     from cachectl.clearing.limits import Limits
@@ -20,10 +20,9 @@ def add_options(parser: Parser) -> None:
     )
     parser.add_argument("--older-than", metavar="AGE", help="entries not changed or used for 30d, 12h, 2w")
     parser.add_argument("--max-size", metavar="SIZE", help="until the layers together hold no more than 500M, 2GiB")
-    parser.add_argument("--max-files", type=positive, metavar="N", help="until they hold no more than N files")
     parser.add_dry_run("go")
-    parser.add_shared("--all-layers")
-    parser.add_places(homes=True)
+    parser.add_shared("--verbose")
+    parser.add_places(users=True)
     parser.add_form("--python", *CHANGING)
 
 
@@ -44,5 +43,4 @@ def _limits(call: Call) -> Limits:
         stale=given.stale,
         before=None if given.older_than is None else call.now - parse_age(given.older_than),
         bytes=None if given.max_size is None else parse_size(given.max_size),
-        files=given.max_files,
     )

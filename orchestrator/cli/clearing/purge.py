@@ -7,23 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 from cachectl.cli import output
 from cachectl.cli.call import Call
-from cachectl.cli.inspecting import ls
 from cachectl.cli.parser import CHANGING, Parser
 
 if TYPE_CHECKING:
-    from cachectl.clearing.purge import ListedEntry, PurgeResult
-    from cachectl.cli.call import Table
-    from cachectl.layers.base.facts import Entry, Note, Orphan, Outcome
+    from cachectl.clearing.purge import PurgeResult
+    from cachectl.cli.call import Columns
+    from cachectl.layers.base.facts import Note, Outcome, Removable
 
 
 def add_options(parser: Parser) -> None:
     parser.add_layers("name one, or use --all")
     parser.add_argument("--all", action="store_true", help="every user layer that is not precious")
     parser.add_selection()
+    damaged = "only entries that verify finds damaged, which a run makes again; never results of tuning"
+    parser.add_argument("--damaged", action="store_true", help=damaged)
     parser.add_dry_run("go")
-    parser.add_shared("--all-layers")
-    parser.add_places(homes=True)
-    parser.add_form("--mpi", *CHANGING)
+    parser.add_shared("--verbose")
+    parser.add_places(users=True)
+    parser.add_form(*CHANGING)
 
 
 def run(call: Call) -> int:
@@ -32,13 +33,9 @@ def run(call: Call) -> int:
         call.misuse("name the layers to purge, or use --all" if not given.all else "--all needs no LAYER")
     selected = call.selection()
     with output.working("purging"):
-        if given.mpi:
-            result = call.over_nodes(lambda nodes: nodes.purge(selected, given.layers, dry_run=given.dry_run))
-        else:
-            result = call.stack.purge(selected, layers=given.layers, dry_run=given.dry_run, notice=output.warn)
-    if result is None:
-        # Rank 0 shows it.
-        return 0
+        result = call.stack.purge(
+            selected, layers=given.layers, damaged=given.damaged, dry_run=given.dry_run, notice=output.warn
+        )
     missing = given.key is not None and result.found_nothing
     status = 1
     if not missing or call.form != "table":
@@ -50,26 +47,39 @@ def run(call: Call) -> int:
 
 def show_result(call: Call, result: PurgeResult) -> int:
     """Show what a purge did, or would do, in the form that was asked for, and return the exit status."""
-    every = call.options.all_layers or bool(call.options.layers)
+    verbose, named = call.options.verbose, bool(call.options.layers)
 
-    def table(result: PurgeResult) -> Table[Any]:
+    def table(result: PurgeResult) -> Columns[Any]:
         if not result.dry_run:
-            return columns("removed"), result.outcomes
-        entries = [entry for layer in result.layers for entry in layer.entries or ()]
-        return entry_columns(call.now, entries), entries
+            return columns("removed"), result.layers
+        return entry_columns(call.now), list(_planned(result))
 
-    return call.show(result, lambda result: show_purge(result, call.now, all_layers=every), table)
+    def show(result: PurgeResult) -> None:
+        entries = list(_planned(result)) if verbose else []
+        if entries:
+            output.show_table(entry_columns(call.now), entries)
+            output.show_lines([""])
+        show_purge(result, all_layers=verbose or named)
+
+    return call.show(result, show, table)
 
 
-def entry_columns(now: float, entries: Iterable[ListedEntry]) -> tuple[output.Column[ListedEntry], ...]:
-    """Return the columns of a dry run: those of ``ls``, and why if that is known; ages refer to ``now``."""
-    *before, key = (column.of(_entry_of) for column in ls.columns(now))
-    why: output.Column[ListedEntry] = output.Column("why", lambda one: one.because or "")
-    return (*before, *([why] if any(one.because for one in entries) else []), key)
+def _planned(result: PurgeResult) -> Iterable[tuple[str, Removable]]:
+    """Yield each entry of a plan, with its layer."""
+    for outcome in result.layers:
+        for entry in outcome.entries or ():
+            yield outcome.layer, entry
 
 
-def _entry_of(listed: ListedEntry) -> Entry:
-    return listed.entry
+def entry_columns(now: float) -> tuple[output.Column[tuple[str, Removable]], ...]:
+    """Return the columns of a plan's entries; ages refer to ``now``."""
+    return (
+        output.Column("layer", lambda row: row[0]),
+        output.Column("state", lambda row: row[1].state),
+        output.sizes("size", lambda row: row[1].bytes),
+        output.ages("age", lambda row: row[1].modified, now),
+        output.Column("key", lambda row: row[1].key),
+    )
 
 
 def columns(verb: str) -> tuple[output.Column[Outcome], ...]:
@@ -83,29 +93,12 @@ def columns(verb: str) -> tuple[output.Column[Outcome], ...]:
     )
 
 
-def orphan_columns(now: float) -> tuple[output.Column[tuple[str, Orphan]], ...]:
-    """Return the columns of the orphans of a dry run, each with its layer; ``now`` is the time that ages refer to."""
-    return (
-        output.Column("layer", lambda row: row[0]),
-        output.Column("orphan", lambda row: row[1].why),
-        output.sizes("size", lambda row: row[1].bytes),
-        output.ages("age", lambda row: row[1].modified, now),
-        output.Column("key", lambda row: row[1].key),
-    )
-
-
-def show_purge(result: PurgeResult, now: float, *, all_layers: bool = False) -> None:
-    """Print what a purge did, or would do: then each entry as well. Reasons go to standard error.
+def show_purge(result: PurgeResult, *, all_layers: bool = False) -> None:
+    """Print what a purge did, or would do, layer by layer. Reasons go to standard error.
 
     Layers without anything to remove are one line unless ``all_layers``.
     """
-    if entries := [entry for layer in result.layers for entry in layer.entries or ()]:
-        output.show_table(entry_columns(now, entries), entries)
-        output.show_lines([""])
-    if orphans := [(layer.outcome.layer, orphan) for layer in result.layers for orphan in layer.orphans or ()]:
-        output.show_table(orphan_columns(now), orphans)
-        output.show_lines([""])
-    done = [outcome for outcome in result.outcomes if not outcome.failed or outcome.removed]
+    done = [outcome for outcome in result.layers if not outcome.failed or outcome.removed]
     shown = [one for one in done if all_layers or one.removed or one.orphans_removed or one.bytes_freed or one.skipped]
     if shown:
         total = result.total
@@ -114,15 +107,9 @@ def show_purge(result: PurgeResult, now: float, *, all_layers: bool = False) -> 
         output.show_table(columns("would go" if result.dry_run else "removed"), shown, last)
     output.show_more_layers(len(done) - len(shown), shown, "nothing to remove")
     made = "would be made" if result.dry_run else "is made"
-    for outcome in result.outcomes:
+    for outcome in result.layers:
         for path in outcome.recreated:
             output.warn(f"{outcome.layer}: {path} {made} again, because running programs need it")
-    warn_of_outcomes(result.outcomes)
-
-
-def warn_of_outcomes(outcomes: Iterable[Outcome]) -> None:
-    """Warn of what was skipped, and of what failed."""
-    for outcome in outcomes:
         output.warn_notes(f"{outcome.layer}: skipped", outcome.skipped)
         for because, keys in _by_reason(outcome.failed).items():
             more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from cachectl.cli import output
 from cachectl.cli.call import Call
-from cachectl.cli.parser import CHANGING, Parser
-from cachectl.layers.base.texts import plural
+from cachectl.cli.parser import Parser
 
 if TYPE_CHECKING:
     from cachectl.inspecting.verify import Verification
-    from cachectl.layers.base.facts import Finding, Unverified
+    from cachectl.layers.base.facts import Finding
 
 
 def add_options(parser: Parser) -> None:
     parser.add_layers()
-    parser.add_argument(
-        "--quarantine", action="store_true", help="move damaged things to quarantine; cachectl restore restores them"
-    )
-    parser.add_argument("--deep", action="store_true", help="also check bitcode with an installed llvm-dis")
-    parser.add_places(homes=True, root=True)
-    parser.add_form(*CHANGING)
+    parser.add_places(users=True, root=True)
+    parser.add_form("--wait")
 
 
 def run(call: Call) -> int:
     with call.working("verifying"):
-        done = call.stack.verify(layers=call.options.layers, deep=call.options.deep, quarantine=call.options.quarantine)
+        done = call.stack.verify(layers=call.options.layers)
     return call.show(done, _show, lambda done: (FINDING_COLUMNS, done.findings))
 
 
@@ -43,29 +38,17 @@ FINDING_COLUMNS: Final[tuple[output.Column[Finding], ...]] = (
 
 
 def _show(done: Verification) -> None:
-    from cachectl.cli.clearing.purge import warn_of_outcomes
-
-    show_findings(done.findings, "no damage found", done.moved)
-    if moved := sum(outcome.removed for outcome in done.outcomes or ()):
-        output.show_lines([f"{moved} moved aside; cachectl restore lists and restores them"])
-    warn_of_outcomes(done.outcomes or ())
-    if done.unverified:
-        output.warn(f"not checked: {'; '.join(map(_unverified, done.unverified))}")
+    show_findings(done.findings, "no damage found")
+    for layer, content in (done.not_checked or {}).items():
+        output.warn(f"{layer}: not checked: {content}")
 
 
-def _unverified(one: Unverified) -> str:
-    return f"{one.what} {plural(one.count, one.thing)}" + (f" ({one.remedy})" if one.remedy else "")
-
-
-def show_findings(
-    findings: Sequence[Finding], nothing: str, moved: Callable[[Finding], bool] = lambda _: False
-) -> None:
-    """Print each finding with its effect and its fix, unless it was ``moved``; or ``nothing`` if there is none."""
+def show_findings(findings: Sequence[Finding], nothing: str) -> None:
+    """Print each finding with its effect and its fix; or ``nothing`` if there is none."""
     for finding in findings:
         where = finding.key if finding.key is not None else str(finding.root)
-        fix = "moved aside" if moved(finding) else f"fix: {finding.fix}"
         output.show_message(f"{finding.layer}: {where}: {finding.message} ({finding.severity.value})", indent="  ")
         # A command must stay whole to be copied.
-        output.show_lines([f"  {fix}"])
+        output.show_lines([f"  fix: {finding.fix}"])
     if not findings:
         output.show_lines([nothing])

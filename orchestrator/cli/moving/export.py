@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Final
 from cachectl.cli import output
 from cachectl.cli.call import Call
 from cachectl.cli.parser import Parser
-from cachectl.layers.base.texts import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from cachectl.layers.miopen.exporting import FilesExport, InstallableFile
     from cachectl.moving.exporting import Export, ExportedLayer
-    from cachectl.sharing.oci.image import ImageExport
 
 
 def add_options(parser: Parser) -> None:
@@ -28,25 +26,18 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--as-kdb", metavar="DIR", help="no bundle: write the databases of miopen or miopen-tuning as files to install"
     )
-    parser.add_argument(
-        "--image",
-        metavar="URL",
-        help="no bundle: write an OCI image to oci://HOST/NAME:TAG, whose files are a root as of run --isolated=DIR",
-    )
-    parser.add_force("a bundle, or an image of cachectl")
+    parser.add_force("a bundle")
     parser.add_form("--all-layers")
 
 
 def run(call: Call) -> int:
     given = call.options
-    if given.as_kdb is not None or given.image is not None:
-        if given.as_kdb is not None and given.image is not None:
-            call.misuse("give one of --as-kdb and --image")
+    if given.as_kdb is not None:
         if given.sign is not None:
-            call.misuse("--sign needs a bundle, and --as-kdb and --image write none")
-        return _export_image(call) if given.as_kdb is None else _export_files(call)
+            call.misuse("--sign needs a bundle, and --as-kdb writes none")
+        return _export_files(call)
     if given.file is None:
-        call.misuse("name the FILE to write, --as-kdb DIR or --image URL")
+        call.misuse("name the FILE to write, or --as-kdb DIR")
     if given.file == "-" and call.form != "table":
         call.misuse(f"{call.form.upper()} and the bundle cannot both go to standard output; name a FILE")
     selected = call.selection()
@@ -96,29 +87,6 @@ def _layers(call: Call) -> list[str]:
     """Return the named layers of a call without a FILE: its first word is a layer."""
     given = call.options
     return [given.file, *given.layers] if given.file is not None else []
-
-
-# ---------------------------------------------------------------------- --image
-
-
-def _export_image(call: Call) -> int:
-    given = call.options
-    selected = call.selection()
-    with output.working("exporting"):
-        done = call.stack.export_image(given.image, selected, layers=_layers(call), force=given.force)
-    return call.show(done, _show_image)
-
-
-def _show_image(done: ImageExport) -> None:
-    if done.pinned is None:
-        names = ", ".join(layer.layer for layer in done.layers)
-        output.warn(f"no entry to export in {names}; {done.image} was not written")
-    else:
-        last = ("total", output.count(done.total.entries), output.size(done.total.bytes))
-        output.show_table(COLUMNS, [layer for layer in done.layers if layer.entries], last)
-        sizes = f"{plural(done.image_layers, 'layer')}, {output.size(done.uploaded)} uploaded"
-        output.show_lines(["", f"{done.image}: {sizes}", done.pinned])
-    _warn_about(done.layers, "image")
 
 
 # ---------------------------------------------------------------------- --as-kdb

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from cachectl.cli import output
 from cachectl.cli.call import Call
-from cachectl.cli.inspecting import ls
 from cachectl.cli.parser import CHANGING, Parser
+from cachectl.verbs import ls
 
 if TYPE_CHECKING:
-    from cachectl.cli.call import Table
+    from cachectl.cli.call import Columns
     from cachectl.moving.importing import Import, ImportedLayer
     from cachectl.sharing.pulling import Pull
 
@@ -39,7 +39,7 @@ def run(call: Call) -> int:
     return call.show(done, lambda done: _show(done, call.now), lambda done: table(done, call.now))
 
 
-def table(done: Import | Pull, now: float) -> Table[Any]:
+def table(done: Import | Pull, now: float) -> Columns[Any]:
     """Return the columns and rows of what was placed: layers, or in a dry run entries."""
     if not done.dry_run:
         return columns("placed"), done.layers

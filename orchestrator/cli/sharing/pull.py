@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from cachectl.cli import output
 from cachectl.cli.call import Call
-from cachectl.cli.inspecting import ls
 from cachectl.cli.moving.import_ import columns, table
 from cachectl.cli.parser import CHANGING, Parser
 from cachectl.cli.sharing.push import URL_HELP
 from cachectl.layers.base.texts import plural
+from cachectl.verbs import ls
 
 if TYPE_CHECKING:
     from cachectl.sharing.pulling import Pull

@@ -17,7 +17,6 @@ class PyOpenclCachectl(PythonPackage):
 
     depends_on("python@3.10:", type=("build", "run"))
     depends_on("py-setuptools@77:", type="build")
-    depends_on("py-rich@13:", type=("build", "run"))
     depends_on("py-shtab@1.13:", type=("build", "run"))
     depends_on("py-platformdirs@2.2:", type=("build", "run"))
     depends_on("py-backports-zstd@1:", when="^python@:3.13", type=("build", "run"))

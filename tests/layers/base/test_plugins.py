@@ -16,7 +16,7 @@ import pytest
 from tiers import thorough
 
 from cachectl.layers.base.conformance import LayerConformance
-from cachectl.layers.base.facts import Artifact, Found, Outcome, Problem, Quarantined, Root, Target
+from cachectl.layers.base.facts import Artifact, Found, Outcome, Problem, Removable, Root
 from cachectl.layers.base.store import Store
 from cachectl.layers.stores.tree import Shape, Tree
 
@@ -54,15 +54,15 @@ def test_a_plug_in_is_a_layer_like_any_other(plugged: Home) -> None:
 
 
 def test_a_broken_plug_in_is_named_and_fatal_to_nothing(plugged: Home) -> None:
-    done = plugged.cachectl("report", "--all-layers", check=False)
+    done = plugged.cachectl("report", "-v", check=False)
     report = plugged.json("report", check=False)
     assert {plugin["name"]: plugin["why"].partition(" ")[2] for plugin in report["broken"]} == {
         "exiting": "failed: SystemExit: no licence",
         "missing": "failed: ModuleNotFoundError: No module named 'cachectl_test_plugin_that_is_not_there'",
         "nameless": "has the name '--all'; a name is letters, digits, dots and dashes",
         "raising": "failed: RuntimeError: on purpose",
-        "stranger": "is no cachectl layer",
-        "untitled": "has a title that is no str: None",
+        "stranger": "is not a cachectl layer",
+        "untitled": "has no title, or no store",
         "usurper": "takes the name of the built-in layer pocl",
     }
     assert "pocl" in done.stdout
@@ -73,17 +73,17 @@ def test_a_broken_plug_in_is_named_and_fatal_to_nothing(plugged: Home) -> None:
 def test_a_plug_in_that_was_left_out_and_is_named_says_why(plugged: Home) -> None:
     done = plugged.cachectl("ls", "missing", check=False)
     assert done.returncode == 2
-    assert "\ncachectl: the plug-in missing was left out: " in done.stderr
+    assert "cachectl: the plug-in missing was left out: " in done.stderr
     assert "No module named 'cachectl_test_plugin_that_is_not_there'" in done.stderr
 
 
-@pytest.mark.parametrize("wrong", ["", *thorough("roots", "none")])
-def test_a_layer_that_is_wrong_in_every_call_stops_no_other(plugged: Home, wrong: str) -> None:
+@pytest.mark.parametrize("wrong", ["", *thorough("roots")])
+def test_a_layer_that_fails_in_every_call_stops_no_other(plugged: Home, wrong: str) -> None:
     home = type(plugged)(plugged.path, {**plugged.variables, "TALKING": wrong})
     (notes, talking) = home.json("report", "notes", "talking", check=False)["layers"]
     assert notes["entries"] == 2
     assert talking["state"] == "unknown"
-    assert "the plug-in failed: Talking.state returned str instead of State" in talking["failures"]
+    assert "the plug-in failed: TypeError: no state" in talking["failures"]
     listed = json.loads(home.cachectl("ls", "notes", "talking", "--json", check=False).stdout)
     assert [entry["key"] for entry in listed["entries"]] == [*NOTES, *([] if wrong else ["a"])]
     assert [problem["layer"] for problem in listed["problems"] if problem["failed"]] == ["talking"]
@@ -92,7 +92,6 @@ def test_a_layer_that_is_wrong_in_every_call_stops_no_other(plugged: Home, wrong
     for arguments in (["report"], ["ls"], ["verify"], ["layers"], ["purge", "--all", "-n"], ["env", "--disable"]):
         done = home.cachectl(*arguments, check=False)
         assert "Traceback" not in done.stderr
-        assert "said on" not in done.stdout
         assert "talking" in done.stdout + done.stderr
         assert done.returncode == (0 if arguments[0] in ("layers", "env") else 1), arguments
 
@@ -106,7 +105,7 @@ def test_a_run_says_which_plug_in_it_could_not_switch(plugged: Home) -> None:
     assert named.stderr.splitlines()[-1].startswith("cachectl: talking: stays as it is: the plug-in failed")
 
 
-@pytest.mark.parametrize("kind", ["number", *thorough("mixture", "nothing")])
+@pytest.mark.parametrize("kind", ["number", *thorough("mixture")])
 def test_an_entry_that_no_bundle_can_hold_does_not_stop_other_layers(plugged: Home, kind: str) -> None:
     """A layer whose details are no text is named by the export, and not found out by the import of all the rest."""
     bundle = str(plugged.path / "bundle")
@@ -180,7 +179,7 @@ class TestNotes(LayerConformance):
 
 
 class Folders(Store):
-    """A store with the six methods of the protocol and nothing else."""
+    """A store with the four methods of the protocol and nothing else."""
 
     forms = ("notes/1",)
     shape = Shape((re.compile(r"[0-9a-f]{8}\.note"),), folders=True)
@@ -203,14 +202,8 @@ class Folders(Store):
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
         self.tree(root).write(key, artifact.data, replace=replace)
 
-    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+    def remove(self, root: Root, targets: tuple[Removable, ...]) -> Outcome:
         return self.tree(root).remove(targets)
-
-    def quarantine(self, root: Root, target: Target, thing: Quarantined) -> str | None:
-        return self.tree(root).quarantine(target, thing)
-
-    def restore(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
-        self.tree(root).restore(thing, replace=replace)
 
 
 class TestSmallFolders(TestNotes):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.drivers import register_driver
@@ -58,7 +58,7 @@ def test_report_names_the_file_by_which_a_driver_in_a_conda_prefix_is_found(home
     file = lay_out_pocl(home.path / "envs" / "of mine")
     prefix = str(home.path / "envs" / "of mine")
     # An empty variable names no driver, and the loader searches its folders.
-    variables = {"CONDA_PREFIX": prefix, "OCL_ICD_VENDORS": ""}
+    variables: dict[str, Any] = {"CONDA_PREFIX": prefix, "OCL_ICD_VENDORS": ""}
     (layer,) = json.loads(home.cachectl("report", "pocl", "--json", **variables).stdout)["layers"]
     assert layer["state"] == "enabled"
     assert layer["drivers"][-1] == str(file)
@@ -77,7 +77,8 @@ def test_report_sees_a_driver_in_the_prefix_of_the_python_it_runs_on(home: Home,
 
     def state() -> str:
         python = str(prefix / "bin" / "python")
-        done = home.run(python, "-m", "cachectl", "report", "pocl", "--json", PYTHONPATH=str(modules))
+        environment = {"PYTHONPATH": str(modules), "OCL_ICD_VENDORS": ""}
+        done = home.run(python, "-m", "cachectl", "report", "pocl", "--json", check=True, **environment)
         (layer,) = json.loads(done.stdout)["layers"]
         return str(layer["state"])
 
@@ -157,11 +158,11 @@ def both(debian_pocl: Driver, tmp_path: Path) -> dict[str, str]:
 @pytest.mark.real
 @pytest.mark.environment
 def test_entries_are_not_labelled_with_one_of_several_drivers(
-    home: Home, debian_pocl: Driver, both: dict[str, str], tmp_path: Path, new_home: Callable[[Path], Home]
+    home: Home, debian_pocl: Driver, both: dict[str, Any], tmp_path: Path, new_home: Callable[[Path], Home]
 ) -> None:
     """Nor with the version of the wheel, which is installed, if another driver is the only one that is registered."""
     home.python("kernels.py", "2", **debian_pocl.variables)
-    there: dict[str, dict[str, str]] = {"one": dict(debian_pocl.variables), "several": both}
+    there: dict[str, dict[str, Any]] = {"one": dict(debian_pocl.variables), "several": both}
     other = new_home(tmp_path / "other")
     for name, variables in there.items():
         store = str(tmp_path / name)
@@ -176,7 +177,7 @@ def test_entries_are_not_labelled_with_one_of_several_drivers(
     (pulled,) = other.json("pull", str(tmp_path / "one"), "pocl", "--trust", **debian_pocl.variables)["layers"]
     assert [one["hits"] for one in pulled["outlook"]] == [True]
     programs = {path: path.stat().st_mtime_ns for path in other.path.rglob("program.bc")}
-    for variables, built in ((debian_pocl.variables, 0), ({}, 2)):
+    for variables, built in ((dict(debian_pocl.variables), 0), ({}, 2)):
         other.python("kernels.py", "2", **variables)
         assert len(set(other.path.rglob("program.bc"))) == len(programs) + built
     assert {path: path.stat().st_mtime_ns for path in programs} == programs
@@ -184,7 +185,7 @@ def test_entries_are_not_labelled_with_one_of_several_drivers(
 
 @pytest.mark.real
 @pytest.mark.environment
-def test_doctor_names_several_drivers_of_one_maker(home: Home, both: dict[str, str]) -> None:
+def test_doctor_names_several_drivers_of_one_maker(home: Home, both: dict[str, Any]) -> None:
     done = home.json("doctor", "pocl", **both)
     (finding,) = [one for one in done["findings"] if one["code"] == "drivers"]
     own = next(wheel().glob(".libs/libpocl*"))

@@ -220,7 +220,7 @@ for name in sys.argv[1:]:
 
 def test_a_library_is_found_by_its_name_as_dlopen_finds_it(tmp_path: Path) -> None:
     """Names that the linker's list has, that lie only in its folders, that lie elsewhere, and of another machine."""
-    folders = (f"/usr/lib/{sys.implementation._multiarch}", "/usr/lib64", "/usr/lib32", "/usr/lib")  # type: ignore[attr-defined]
+    folders = (f"/usr/lib/{sys.implementation._multiarch}", "/usr/lib64", "/usr/lib32", "/usr/lib")
     inside = [path for folder in folders for stem in ("libz", "libcrypt") for path in Path(folder).glob(f"{stem}.so.*")]
     # The list has only the links, by the names that programs ask for.
     assert any(path.is_symlink() for path in inside)

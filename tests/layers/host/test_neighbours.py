@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,42 +23,43 @@ def places(variables: dict[str, str], home: Path) -> dict[str, tuple[str, str]]:
     return {one.name: (str(one.path), one.source) for one in neighbours(environment)}
 
 
-def test_without_variables_each_has_its_default(tmp_path: Path) -> None:
-    found = places({}, tmp_path)
-    assert list(found) == ["Triton", "CuPy", "Numba", "PyOP2", "TSFC", "torch inductor"]
-    assert found["Triton"] == (f"{tmp_path}/.triton/cache", "default")
-    assert found["CuPy"] == (f"{tmp_path}/.cupy/kernel_cache", "default")
-    assert found["Numba"][0] == f"{tmp_path}/.cache/numba"
-    assert found["PyOP2"][0].startswith(f"{tmp_path}/scratch/pyop2-cache-uid")
-    assert found["torch inductor"][0] == f"{tmp_path}/scratch/torchinductor_a_b"
+#: Variables, and the places that they give; the other libraries have their defaults.
+PLACES: list[tuple[dict[str, str], dict[str, tuple[str, str]]]] = [
+    (
+        {},
+        {
+            "Triton": ("{home}/.triton/cache", "default"),
+            "CuPy": ("{home}/.cupy/kernel_cache", "default"),
+            "Numba": ("{home}/.cache/numba", "default"),
+            "PyOP2": ("{home}/scratch/pyop2-cache-uid{uid}", "default"),
+            "TSFC": ("{home}/scratch/firedrake-tsfc-kernel-cache-uid{uid}", "default"),
+            "torch inductor": ("{home}/scratch/torchinductor_a_b", "default"),
+        },
+    ),
+    ({"TRITON_CACHE_DIR": "/t", "TRITON_HOME": "/x"}, {"Triton": ("/t", "TRITON_CACHE_DIR")}),
+    ({"TRITON_HOME": "/t"}, {"Triton": ("/t/.triton/cache", "TRITON_HOME")}),
+    ({"CUPY_CACHE_DIR": "/t"}, {"CuPy": ("/t", "CUPY_CACHE_DIR")}),
+    ({"NUMBA_CACHE_DIR": "/t"}, {"Numba": ("/t", "NUMBA_CACHE_DIR")}),
+    ({"XDG_CACHE_HOME": "/x"}, {"Numba": ("/x/numba", "XDG_CACHE_HOME")}),
+    ({"PYOP2_CACHE_DIR": "/t"}, {"PyOP2": ("/t", "PYOP2_CACHE_DIR")}),
+    ({"VIRTUAL_ENV": "{home}/venv"}, {"PyOP2": ("{home}/venv/.cache/pyop2", "VIRTUAL_ENV")}),
+    ({"FIREDRAKE_TSFC_KERNEL_CACHE_DIR": "/t"}, {"TSFC": ("/t", "FIREDRAKE_TSFC_KERNEL_CACHE_DIR")}),
+    ({"TORCHINDUCTOR_CACHE_DIR": "/t"}, {"torch inductor": ("/t", "TORCHINDUCTOR_CACHE_DIR")}),
+    ({"JAX_COMPILATION_CACHE_DIR": "/t"}, {"JAX": ("/t", "JAX_COMPILATION_CACHE_DIR")}),
+    ({"JAX_COMPILATION_CACHE_DIR": "gs://bucket/cache"}, {}),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "variable"),
-    [
-        ("Triton", "TRITON_CACHE_DIR"),
-        ("CuPy", "CUPY_CACHE_DIR"),
-        ("Numba", "NUMBA_CACHE_DIR"),
-        ("PyOP2", "PYOP2_CACHE_DIR"),
-        ("TSFC", "FIREDRAKE_TSFC_KERNEL_CACHE_DIR"),
-        ("torch inductor", "TORCHINDUCTOR_CACHE_DIR"),
-        ("JAX", "JAX_COMPILATION_CACHE_DIR"),
-    ],
-)
-def test_a_variable_says_where(name: str, variable: str, tmp_path: Path) -> None:
-    assert places({variable: "/elsewhere"}, tmp_path)[name] == ("/elsewhere", variable)
-
-
-def test_a_home_of_triton_s_and_a_virtual_environment_count(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("variables", "expected"), PLACES)
+def test_places(tmp_path: Path, variables: dict[str, str], expected: dict[str, tuple[str, str]]) -> None:
     (tmp_path / "venv" / ".cache" / "pyop2").mkdir(parents=True)
-    found = places({"TRITON_HOME": "/t", "VIRTUAL_ENV": f"{tmp_path}/venv", "XDG_CACHE_HOME": "/x"}, tmp_path)
-    assert found["Triton"] == ("/t/.triton/cache", "TRITON_HOME")
-    assert found["PyOP2"] == (f"{tmp_path}/venv/.cache/pyop2", "VIRTUAL_ENV")
-    assert found["Numba"][0] == "/x/numba"
 
+    def filled(text: str) -> str:
+        return text.format(home=tmp_path, uid=os.getuid())
 
-def test_a_cache_in_a_bucket_is_no_folder(tmp_path: Path) -> None:
-    assert "JAX" not in places({"JAX_COMPILATION_CACHE_DIR": "gs://bucket/cache"}, tmp_path)
+    defaults = PLACES[0][1]
+    found = places({name: filled(value) for name, value in variables.items()}, tmp_path)
+    assert found == {name: (filled(path), source) for name, (path, source) in {**defaults, **expected}.items()}
 
 
 def test_sizes_are_counted_to_the_end_or_unknown(tmp_path: Path) -> None:

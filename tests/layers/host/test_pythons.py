@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from cachectl.layers.base.environment import Environment, user_state_folder
-from cachectl.layers.disk.trust import as_owner
 from cachectl.layers.host.pythons import RECORD, Record, candidates, look, pythons_of
 from cachectl.stack import Stack
 
@@ -118,6 +117,22 @@ def test_code_in_a_folder_of_packages_is_not_run(prefix: Prefix, tmp_path: Path)
     assert run.exists()
 
 
+@pytest.mark.parametrize("where", ["{}.pth", "{}.egg-info", "{}.dist-info/METADATA", "{}.egg-info/PKG-INFO"])
+def test_a_pipe_or_a_device_in_a_folder_of_packages_is_not_read(
+    prefix: Prefix, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Others may have put it there; a line of the device has no end."""
+    pipe, device = (prefix.folder / SITE / where.format(name) for name in ("pipe", "device"))
+    for path in (pipe, device):
+        path.parent.mkdir(exist_ok=True)
+    os.mkfifo(pipe)
+    device.symlink_to("/dev/zero")
+    monkeypatch.setattr("cachectl.layers.host.pythons._SECONDS", 5.0)
+    python = look(prefix.python, {})
+    assert python is not None
+    assert python.installed("loopy") == "2024.1"
+
+
 @pytest.mark.parametrize("base", dict.fromkeys([os.path.realpath(sys.executable), "/usr/bin/python3"]))
 @pytest.mark.parametrize("options", [None, [], ["--system-site-packages"]])
 def test_the_folders_of_packages_are_those_that_an_interpreter_adds_to_its_path(
@@ -125,7 +140,7 @@ def test_the_folders_of_packages_are_those_that_an_interpreter_adds_to_its_path(
 ) -> None:
     python = Path(base)
     if options is not None:
-        made = [base, "-m", "venv", "--without-pip", *options, tmp_path / "venv"]
+        made = [base, "-m", "venv", "--without-pip", *options, str(tmp_path / "venv")]
         if not python.exists() or subprocess.run(made, check=False).returncode:
             pytest.skip(f"needs {base} with its module venv")
         python = tmp_path / "venv" / "bin" / "python"
@@ -137,7 +152,7 @@ def test_the_folders_of_packages_are_those_that_an_interpreter_adds_to_its_path(
         (site / "parent.pth").write_text("\n".join([*lines, f"#{tmp_path}/commented/site-packages"]))
     records: dict[str, Record] = {}
     assert look(python, records, named=True) is not None
-    found = records[str(python)].answer["folders"]
+    found = records[str(python)].folders
     # Without -I, the user's own packages count.
     ask = "import json, sys; print(json.dumps(sys.path))"
     started = {"PATH": "", **({"HOME": os.environ["HOME"]} if "HOME" in os.environ else {})}
@@ -253,7 +268,7 @@ def test_rows_of_an_upgraded_python_are_stale(home: Home, prefix: Prefix) -> Non
     document = json.loads(file.read_text())
     for one in document["pythons"].values():
         if "2024.1" in one["seen"].get("loopy", ()):
-            one["answer"]["version"], one["size"] = "3.11.0.final.0", 1
+            one["version"], one["size"] = "3.11.0.final.0", 1
     file.write_text(json.dumps(document))
     ((stale, because),) = staleness(user(home, prefix.python.parent))
     assert stale is True
@@ -285,16 +300,6 @@ def test_a_program_behind_a_link_of_another_user_is_not_started(prefix: Prefix, 
     assert list(candidates({"PATH": str(folder)})) == [folder / "python3"]
     os.lchown(middle, 65534, 65534)
     assert not list(candidates({"PATH": str(folder)}))
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs the superuser, who gives files away")
-def test_no_program_is_started_with_the_rights_of_two_users(home: Home, prefix: Prefix) -> None:
-    """A process whose real user is root can become root again."""
-    environment = user(home, prefix.python.parent)
-    os.chown(home.path, 65534, 65534)
-    with as_owner(home.path):
-        assert [python.path for python in pythons_of(environment)] == [environment.executable]
-    assert prefix.python.parent in {python.path.parent for python in pythons_of(environment)}
 
 
 @pytest.mark.parametrize("variable", ["VIRTUAL_ENV", "CONDA_PREFIX"])
@@ -372,14 +377,7 @@ def test_a_damaged_record_is_written_again(home: Home, prefix: Prefix) -> None:
     environment = user(home, prefix.python.parent)
     file = user_state_folder(environment) / RECORD
     file.parent.mkdir(parents=True)
-    answers = {"version": "3.9.1.final.0", "folders": []}, {"version": "3.9.1.final.0", "folders": ["/a\0b"]}
-    one = {"size": 1, "time": 1, "places": ["", ""], "times": [0], "packages": {}, "seen": {}}
-    for content in (
-        *("", "{", '{"pythons": {"/x": {"answer": 3}}}', '{"pythons": []}', "[]", "[" * 100_000),
-        json.dumps({"pythons": {"/x": {**one, "answer": answers[0], "size": float("inf")}}}),
-        *(json.dumps({"pythons": {path: {**one, "answer": answers[0]}}}) for path in ("/a\0b", "/a\ud800b", "x")),
-        json.dumps({"pythons": {str(prefix.python): {**one, "answer": answers[1]}}}),
-    ):
+    for content in ("", "{", '{"pythons": {"/x": {"version": 3}}}', '{"pythons": []}', "[]", "\0" * 512):
         file.write_text(content)
         assert staleness(user(home, prefix.python.parent)) == [(False, None)]
         assert str(prefix.python) in json.loads(file.read_text())["pythons"]

@@ -177,7 +177,7 @@ def test_entries_of_gl_are_neither_counted_nor_cleared_unless_named(store: str, 
     assert {found.detail["of"] for found in entries.values()} == {"OpenCL", "GL or Vulkan"}
     assert layer.usage(layer.roots()[0]).entries == 4
     plan = layer.plan_clear()
-    assert plan.entries == 4
+    assert len(plan.entries) == 4
     (note,) = plan.skipped
     assert note.because.startswith(f"2 in {root} left")
     assert layer.clear(plan).removed == 4
@@ -190,7 +190,7 @@ def test_the_driver_of_entries_is_unknown_without_a_kernel(tmp_path: Path) -> No
     layer = layer_of(tmp_path / "home", "multi-file")
     fill(tmp_path / "home" / ".cache", "multi-file", {key("x"): entry(b"\x7fELF" + bytes(9), "a" * 40)})
     assert listed(layer)[key("x")].detail["of"] == "unknown"
-    assert layer.plan_clear().targets == ()
+    assert layer.plan_clear().entries == ()
 
 
 def test_rusticls_own_entries_are_recognised_by_name(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_rusticls_own_entries_are_recognised_by_name(tmp_path: Path) -> None:
     layer = layer_of(tmp_path / "home", "multi-file")
     fill(tmp_path / "home" / ".cache", "multi-file", {key("x"): entry(module, "rusticl", "rusticl")})
     assert listed(layer)[key("x")].kernels == ("spirv_k",)
-    assert layer.plan_clear().entries == 1
+    assert len(layer.plan_clear().entries) == 1
 
 
 def test_without_zstd_entries_are_listed_and_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,7 @@ def test_without_zstd_entries_are_listed_and_left(tmp_path: Path, monkeypatch: p
     found = listed(layer)[key("x")]
     assert (found.device, found.kernels) == ("llvmpipe", None)
     assert "cannot be distinguished" in str(found.guest)
-    assert layer.plan_clear().targets == ()
+    assert layer.plan_clear().entries == ()
     assert layer.get(key("x")) == Artifact(
         "mesa", key("x"), "mesa-entry/1", data, {"kernels": "", "device": "llvmpipe", "driver": OPENCL}
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import os
 import sqlite3
+import subprocess
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -30,12 +31,13 @@ from support.miopen_kernels import (
 )
 
 from cachectl.layers.base.conformance import snapshot
-from cachectl.layers.base.errors import Damaged, EntryExists, Refused
-from cachectl.layers.base.facts import Ability, Entry, Housekeeping, Problem, Root, Severity
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused
+from cachectl.layers.base.facts import Ability, Artifact, Entry, Housekeeping, Problem, Root, Severity
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen import kernel_db
+from cachectl.layers.miopen.kernel_db import kernel_key, split_kernel_key
 from cachectl.layers.miopen.kernels import MIOpenKernels
-from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels, lookup
+from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels
 
 
 def test_system_kernels_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
@@ -60,73 +62,50 @@ def test_system_kernels_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
     assert os.listdir(path.parent) == ["gfx90a.kdb"]
 
 
-def tiers(tmp_path: Path) -> tuple[MIOpenKernels, MIOpenSystemKernels]:
-    environment = environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db"))
-    return MIOpenKernels(environment), MIOpenSystemKernels(environment)
-
-
-def test_the_lookup_asks_user_then_device_then_architecture(tmp_path: Path) -> None:
-    user, system = tiers(tmp_path)
-
-    def found() -> str | None:
-        answer = lookup(user, system, "gfx90a6e", NAME, ARGS)
-        return None if answer is None else answer.data.decode()
-
-    assert found() is None
-    arch = store(tmp_path / "db" / "gfx90a.kdb", {(NAME, ARGS): packed(b"architecture")})
-    assert found() == "architecture"
-    store(arch.with_name("gfx90a6e.kdb"), {(NAME, ARGS): packed(b"device")})
-    assert found() == "device"
-    store(user_file(tmp_path), {(NAME, ARGS): packed(b"user")})
-    assert found() == "user"
-    store(user_file(tmp_path, "gfx90a68"), {(NAME, ARGS): packed(b"another device")})
-    assert found() == "user"
-
-
-def test_the_architecture_is_asked_only_where_the_device_has_no_file(tmp_path: Path) -> None:
-    user, system = tiers(tmp_path)
-    store(tmp_path / "db" / "gfx90a.kdb", {(NAME, ARGS): packed(CODE)})
-    store(tmp_path / "db" / "gfx90a6e.kdb", {})
-    assert lookup(user, system, "gfx90a6e", NAME, ARGS) is None
-
-
-def test_a_damaged_user_row_hides_a_good_system_row(tmp_path: Path) -> None:
-    user, system = tiers(tmp_path)
-    store(tmp_path / "db" / "gfx90a.kdb", {(NAME, ARGS): packed(CODE)})
-    store(user_file(tmp_path), {(NAME, ARGS): (bz2.compress(CODE), "0" * 32, len(CODE))})
-    with pytest.raises(Damaged, match="md5"):
-        lookup(user, system, "gfx90a6e", NAME, ARGS)
-
-
 GOOD = packed(CODE)
-# What MIOpen itself said to each variant (12 of them were put to it).
+BLOB, MD5, SIZE = GOOD
+HALVES = bz2.compress(CODE[:100]) + bz2.compress(CODE[100:])
+# What MIOpen 3.3.0's own ``KernDb``, compiled as a program, said to each variant.
 ACCEPTED = {
-    "level 1": (bz2.compress(CODE, 1), GOOD[1], GOOD[2]),
-    "plain": (CODE, GOOD[1], 0),
-    "size as text": (GOOD[0], GOOD[1], str(GOOD[2])),
+    "level 1": (bz2.compress(CODE, 1), MD5, SIZE),
+    "plain": (CODE, MD5, 0),
+    "a size as text": (BLOB, MD5, str(SIZE)),
+    "a size too large": (BLOB, MD5, SIZE + 7),
+    "bytes after the stream": (BLOB + b"junk", MD5, SIZE),
+    "the md5 of the first stream": (HALVES, packed(CODE[:100])[1], 100),
+    "an md5 in a blob": (BLOB, MD5.encode(), SIZE),
+    "a text for a blob": ("plain", packed(b"plain")[1], 0),
 }
 REJECTED = {
-    "upper-case md5": (GOOD[0], GOOD[1].upper(), GOOD[2]),
-    "bad md5": (GOOD[0], "0" * 32, GOOD[2]),
-    "size too small": (GOOD[0], GOOD[1], GOOD[2] - 1),
-    "no bz2": (CODE, GOOD[1], GOOD[2]),
-    "joined streams": (bz2.compress(CODE[:100]) + bz2.compress(CODE[100:]), GOOD[1], GOOD[2]),
-    "cut short": (GOOD[0][:-10], GOOD[1], GOOD[2]),
+    "upper-case md5": (BLOB, MD5.upper(), SIZE),
+    "bad md5": (BLOB, "0" * 32, SIZE),
+    "more after the md5": (BLOB, f"{MD5} ", SIZE),
+    "size too small": (BLOB, MD5, SIZE - 1),
+    "a text without a number": (BLOB, MD5, "unknown"),
+    "no bz2": (CODE, MD5, SIZE),
+    "joined streams": (HALVES, MD5, SIZE),
+    "cut short": (BLOB[:-10], MD5, SIZE),
     "empty": (b"", packed(b"")[1], 0),
-    "a bomb": (bz2.compress(bytes(50_000_000)), GOOD[1], GOOD[2]),
+    "a bomb": (bz2.compress(bytes(50_000_000)), MD5, SIZE),
 }
 
 
 @pytest.mark.parametrize("values", ACCEPTED.values(), ids=ACCEPTED)
-def test_lines_that_miopen_accepts_are_read(tmp_path: Path, values: tuple[object, ...]) -> None:
-    store(user_file(tmp_path), {(NAME, ARGS): values})
+def test_rows_that_miopen_accepts_are_read_and_put_as_it_stores_them(
+    tmp_path: Path, values: tuple[object, ...]
+) -> None:
+    path = store(user_file(tmp_path), {(NAME, ARGS): values})
     layer = MIOpenKernels(environment_of(tmp_path))
-    assert layer.get(KEY) is not None
+    got = layer.get(KEY)
+    assert got is not None
     assert (problems(layer), findings(layer)) == ([], [])
+    assert layer.clear(layer.plan_clear()).removed == 1
+    layer.put(KEY, got)
+    assert stored(path) == [(NAME, ARGS, *kernel_db.encode(got.data))]
 
 
 @pytest.mark.parametrize("values", REJECTED.values(), ids=REJECTED)
-def test_lines_that_miopen_rejects_are_damaged(tmp_path: Path, values: tuple[object, ...]) -> None:
+def test_rows_that_miopen_rejects_are_damaged(tmp_path: Path, values: tuple[object, ...]) -> None:
     store(user_file(tmp_path), {(NAME, ARGS): values, ("good.s.o", ""): GOOD})
     layer = MIOpenKernels(environment_of(tmp_path))
     with pytest.raises(Damaged):
@@ -142,11 +121,73 @@ def test_lines_that_miopen_rejects_are_damaged(tmp_path: Path, values: tuple[obj
     assert findings(layer) == []
 
 
+NAMES = ("ns::name.cl.o", "ns", "a:b%3A.s.o", "::", ":", "100%.cl.o", "%25", "colon:", "plain.cl.o")
+
+
+def test_a_key_names_one_kernel() -> None:
+    keys = {kernel_key(name, args): (name, args) for name in NAMES for args in ("", ":x", "::", ARGS, "ns::name.cl.o")}
+    assert len(keys) == len(NAMES) * 5
+    assert {key: split_kernel_key(key) for key in keys} == keys
+    assert kernel_key("plain.cl.o", ARGS) == f"plain.cl.o::{ARGS}"
+
+
+def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path) -> None:
+    odd = {(name, ARGS): kernel_db.encode(CODE + name.encode()) for name in NAMES}
+    path = store(user_file(tmp_path), odd)
+    before = stored(path)
+    layer = MIOpenKernels(environment_of(tmp_path))
+    entries = {entry.detail["kernel_name"]: entry.key for entry in layer.entries()}
+    assert entries["ns::name.cl.o"] == key_of(f"{VERSION}/gfx90a6e.ukdb", "ns%3A%3Aname.cl.o")
+    read = layer.get_many(list(entries.values()))
+    artifacts = {name: one for name, key in entries.items() if isinstance(one := read[key], Artifact)}
+    assert {name: one.data for name, one in artifacts.items()} == {name: CODE + name.encode() for name in NAMES}
+    assert layer.clear(layer.plan_clear(Selection(key=entries["ns::name.cl.o"]))).removed == 1
+    assert len(stored(path)) == len(NAMES) - 1
+    layer.put(entries["ns::name.cl.o"], artifacts["ns::name.cl.o"])
+    assert set(stored(path)) == set(before)
+    assert layer.clear(layer.plan_clear()).removed == len(NAMES)
+    whole = [one for name, one in artifacts.items() if name.endswith(".o")]
+    assert layer.put_new(whole) == [True] * len(whole)
+
+
+def test_a_version_folder_with_a_colon_is_not_miopens(tmp_path: Path) -> None:
+    """Its files would have keys that mean another file."""
+    store(tmp_path / ".cache" / "miopen" / "3.3.0.a::b" / "gfx90a6e.ukdb", {(NAME, ARGS): GOOD})
+    assert list(MIOpenKernels(environment_of(tmp_path)).entries()) == []
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_a_file_in_the_place_of_a_database_is_named(tmp_path: Path, kind: str) -> None:
+    """MIOpen throws at every lookup and every store."""
+    path = user_file(tmp_path)
+    path.parent.mkdir(parents=True)
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    layer = MIOpenKernels(environment_of(tmp_path))
+    (problem,) = (found for found in layer.scan(layer.roots()[0]) if isinstance(found, Problem))
+    assert (problem.path, problem.code) == (path, "no-file")
+    (finding,) = layer.verify(layer.roots()[0])
+    assert (finding.key, finding.severity) == (f"{VERSION}/gfx90a6e.ukdb", Severity.FAILS)
+    with pytest.raises(Refused, match="a folder"):
+        layer.put(KEY, artifact(KEY))
+    subprocess.run(finding.fix, shell=True, check=True)  # noqa: S602 - the command is what is tested
+    layer.put(KEY, artifact(KEY))
+    assert list(layer.verify(layer.roots()[0])) == []
+
+
+def test_a_folder_in_the_place_of_a_packages_database_is_the_packages_to_fix(tmp_path: Path) -> None:
+    (tmp_path / "db" / "gfx90a.kdb").mkdir(parents=True)
+    layer = MIOpenSystemKernels(environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db")))
+    (finding,) = layer.verify(layer.roots()[0])
+    assert (finding.code, finding.severity) == ("no-file", Severity.FAILS)
+    assert "reinstall the package" in finding.fix
+    with pytest.raises(LayerError):
+        layer.put("gfx90a.kdb::k.cl.o::", Artifact("miopen-system", "gfx90a.kdb::k.cl.o::", "miopen-kernel/1", CODE))
+
+
 def test_a_quote_is_a_problem_of_its_row(tmp_path: Path) -> None:
     store(user_file(tmp_path), {("it's.cl.o", ""): GOOD, (NAME, ARGS): GOOD})
     layer = MIOpenKernels(environment_of(tmp_path))
     assert len(list(layer.entries())) == 2
-    assert problems(layer) == ["quote"]
     assert findings(layer) == [("quote", Severity.FAILS)]
     key = key_of(f"{VERSION}/gfx90a6e.ukdb", "it's.cl.o", "")
     assert layer.clear(layer.plan_clear(Selection(key=key))).removed == 1
@@ -167,13 +208,19 @@ def test_unusable_files_are_problems(tmp_path: Path) -> None:
     layer = MIOpenKernels(environment_of(tmp_path))
     found = [thing for thing in layer.scan(layer.roots()[0]) if isinstance(thing, Problem)]
     assert {(problem.path.name, problem.code) for problem in found} == {
-        ("gfx900_56.ukdb", "sqlite"),
-        ("gfx906_60.ukdb", "sqlite"),
-        ("gfx90878.ukdb", "columns"),
+        ("gfx900_56.ukdb", "unreadable"),
+        ("gfx906_60.ukdb", "unreadable"),
         ("gfx90a6e.ukdb", "sqlite"),
         ("gfx1030_36.ukdb", "sqlite"),
     }
-    assert {finding.severity for finding in layer.verify(layer.roots()[0])} == {Severity.FAILS}
+    judged = {Path(finding.key or "").name: finding for finding in layer.verify(layer.roots()[0])}
+    assert {name: (finding.code, finding.thing is not None) for name, finding in judged.items()} == {
+        "gfx900_56.ukdb": ("foreign", False),
+        "gfx906_60.ukdb": ("foreign", False),
+        "gfx90878.ukdb": ("columns", False),
+        "gfx90a6e.ukdb": ("damaged", True),
+        "gfx1030_36.ukdb": ("damaged", True),
+    }
     with pytest.raises(Damaged):
         layer.get(KEY)
 
@@ -190,21 +237,31 @@ def test_system_files_are_judged_by_their_header(tmp_path: Path) -> None:
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 333916279\n"
     (tmp_path / "db" / "gfx906.kdb").write_text(pointer)
     spoil(tmp_path / "db" / "gfx900.kdb", "CREATE TABLE other(x)")
-    user, system = tiers(tmp_path)
-    assert sorted(problems(system)) == ["sqlite", "too-small", "wal"]
+    system = MIOpenSystemKernels(environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db")))
     assert sorted(findings(system)) == [
-        ("damaged", Severity.FAILS),
+        ("foreign", Severity.HARMLESS),
         ("too-small", Severity.RECOMPILES),
         ("wal", Severity.FAILS),
     ]
     (wal,) = (finding for finding in system.verify(system.roots()[0]) if finding.code == "wal")
     assert "journal_mode=delete" in wal.fix
     assert [entry.key for entry in system.entries()] == [key_of("gfx90a.kdb")]
-    # MIOpen takes the pointer for a missing file, and throws on a table that is missing.
-    assert lookup(user, system, "gfx906_60", NAME, ARGS) is None
-    with pytest.raises(Damaged):
-        lookup(user, system, "gfx900_56", NAME, ARGS)
     assert sorted(os.listdir(tmp_path / "db")) == ["gfx900.kdb", "gfx906.kdb", "gfx90a.kdb"]
+
+
+def test_every_truncation_is_found_and_none_ends_in_an_error(tmp_path: Path) -> None:
+    path = store(user_file(tmp_path), {(f"k{n}.s.o", ""): (os.urandom(3000), "0" * 32, 0) for n in range(9)})
+    whole = path.read_bytes()
+    layer = MIOpenKernels(environment_of(tmp_path))
+    for size in range(1, len(whole), 1999):
+        path.write_bytes(whole[:size])
+        list(layer.scan(layer.roots()[0]))
+        (finding,) = layer.verify(layer.roots()[0])
+        assert (finding.code, finding.severity) == ("damaged", Severity.FAILS), size
+        assert finding.thing is not None
+    damaged = [finding.thing for finding in layer.verify(layer.roots()[0]) if finding.thing is not None]
+    assert layer.clear(layer.plan_removal(damaged)).skipped == ()
+    assert os.listdir(path.parent) == []
 
 
 def test_a_locked_file_is_a_problem_and_no_exception(tmp_path: Path) -> None:
@@ -212,7 +269,7 @@ def test_a_locked_file_is_a_problem_and_no_exception(tmp_path: Path) -> None:
     layer = MIOpenKernels(replace(environment_of(tmp_path), lock_timeout=0.05))
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("BEGIN EXCLUSIVE")
-        assert problems(layer) == ["unreadable"]
+        assert problems(layer) == ["busy"]
         assert findings(layer) == [("unreadable", Severity.HARMLESS)]
 
 

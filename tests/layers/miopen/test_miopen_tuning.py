@@ -12,7 +12,6 @@ import time
 from contextlib import closing
 from dataclasses import replace as changed
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,8 +22,6 @@ from cachectl.layers.base.facts import Ability, Artifact, Condition, Orphan, Pro
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk.atomic import replace_file
-from cachectl.layers.disk.locks import record_lock
-from cachectl.layers.miopen import tuning as miopen_tuning
 from cachectl.layers.miopen.places import lock_files
 from cachectl.layers.miopen.system_tuning import MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import MIOpenTuning
@@ -128,34 +125,6 @@ def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path) -> None:
     assert (usage.files, usage.bytes) == (2, sum(path.stat().st_size for path in folder.iterdir()))
 
 
-def test_records_and_locks_stay_in_the_folder_that_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is made or changed in another folder that takes the name of the opened one."""
-    folder = fill(tmp_path)
-    outside = tmp_path / "outside"
-    (outside / "miopen-lockfiles").mkdir(parents=True)
-    (outside / FIND).write_text(f"{LINE}\n")
-    layer = MIOpenTuning(environment_of(tmp_path))
-    lock = record_lock
-    calls = 0
-
-    def exchange_and_lock(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - as what it stands in for
-        nonlocal calls
-        calls += 1
-        if calls == 1:
-            folder.rename(tmp_path / "moved")
-            folder.symlink_to(outside)
-        return lock(*arguments, **options)
-
-    plan = layer.plan_clear(Selection(key=f"{FIND}::{PROBLEM}"))
-    before = snapshot(outside)
-    monkeypatch.setattr(miopen_tuning, "record_lock", exchange_and_lock)
-    assert layer.clear(plan).removed == 1
-    assert snapshot(outside) == before
-    assert (tmp_path / "moved" / FIND).read_text() == "other=S:1.5,0,A;T:2.5,0,B\n"
-    assert os.listdir(tmp_path / "moved" / "miopen-lockfiles") == [f"{FIND}.lock"]
-    assert f"{FIND}.time" in os.listdir(tmp_path / "moved")
-
-
 def test_many_records_are_placed_by_one_rewrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(tmp_path / "one")
     lines = [f"problem{number}=S:1.5,0,A" for number in range(50)]
@@ -224,7 +193,7 @@ def test_tuning_is_precious_and_knows_no_kernels(tmp_path: Path) -> None:
     assert layer.precious
     assert layer.abilities()[Ability.KERNELS] is not None
     plan = layer.plan_clear(Selection(kernel="*"))
-    assert not plan.targets
+    assert not plan.entries
     assert "kernel" in plan.skipped[0].because
 
 
@@ -329,7 +298,7 @@ def test_sqlite_results_are_read_and_left(tmp_path: Path) -> None:
     assert got is not None
     assert got.data == f"{TUNED}=SolverA:1,2".encode()
     plan = layer.plan_clear()
-    assert not plan.targets
+    assert not plan.entries
     assert [note.because for note in plan.skipped] == [plan.skipped[0].because] * 2
     assert "never changed" in plan.skipped[0].because
     assert list(layer.verify(layer.roots()[0])) == []
@@ -364,6 +333,8 @@ def test_damage_is_reported_line_by_line(tmp_path: Path) -> None:
         "damaged": Severity.FAILS,
     }
     assert "line 2" in findings["malformed"].fix
+    # Results of tuning are never removed as damaged.
+    assert {finding.thing for finding in findings.values()} == {None}
     (folder / FIND).write_text("bad=S\n")
     with pytest.raises(Damaged):
         layer.get(f"{FIND}::bad")

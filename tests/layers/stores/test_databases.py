@@ -1,30 +1,31 @@
-"""Allowed content of databases, and databases that other users can reach."""
+"""Databases: what may be in a file, interrupted writes, damage, and other users."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sqlite3
-import struct
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
-from support.databases import CREATE, FILE, dictionary, purge, rows_of
+from support.databases import CREATE, FILE, dictionary, interrupted, purge, rows_of
 from tiers import amount, thorough
 
-from cachectl.layers.base.errors import Damaged, LayerError, Refused
+from cachectl.layers.base.conformance import snapshot
+from cachectl.layers.base.errors import Busy, LayerError, Refused, Unreachable
 from cachectl.layers.disk.trust import shared_because
-from cachectl.layers.pytools import SCHEMA
-from cachectl.layers.stores import database
-from cachectl.layers.stores.rows import RowFile, Weight
+from cachectl.layers.pytools import SCHEMA, PytoolsDictionaries
+from cachectl.layers.stores.rows import CHANGED, RowFile, Weight, file_stamp
+
+if TYPE_CHECKING:
+    from homes import Home
 
 NOBODY: Final = 65534
 as_root = pytest.mark.skipif(
@@ -33,11 +34,15 @@ as_root = pytest.mark.skipif(
 )
 
 
+def rows_in(path: Path, lock_timeout: float = 5.0) -> RowFile:
+    return RowFile("pytools", path, SCHEMA, lock_timeout)
+
+
 # ---------------------------------------------------------------------- what may be in a file
 
 #: Every case of the letters, and every way to make sqlite work for a table that is not the library's.
 FOREIGN = {
-    "another case": "create table Dict (keyhash text not null primary key, key_value text not null)",
+    "another table": f"{CREATE}; create table notes (text)",
     "a column called rowid": "create table dict (keyhash text, key_value text, rowid text)",
     "another order of values": "create table dict (keyhash text primary key collate nocase, key_value text)",
     "a generated column": "create table dict (keyhash text not null primary key,"
@@ -59,58 +64,54 @@ FOREIGN = {
 @pytest.mark.parametrize("statements", FOREIGN.values(), ids=FOREIGN.keys())
 def test_only_the_table_that_pytools_makes_is_used(tmp_path: Path, statements: str) -> None:
     """Anything else could run code of its own, or hold what its library never writes."""
-    path = tmp_path / "pdict-v5-mine-1.sqlite"
+    path = tmp_path / FILE
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(statements)
     before = path.read_bytes()
-    rows = RowFile("pytools", path, SCHEMA)
+    rows = rows_in(path)
     uses: tuple[Callable[[], object], ...] = (
         rows.sum,
         rows.check,
-        lambda: list(rows.rows()),
+        rows.rows,
+        lambda: list(rows.rows_with("key_value")),
         lambda: rows.read(("a",)),
         lambda: rows.insert(("a",), (b"1",), replace=True),
-        lambda: rows.delete_up_to(Weight(1, 1, 1)),
+        lambda: rows.delete(()),
         rows.vacuum,
+        lambda: rows.remove_damaged(file_stamp(path), lambda _path: None),
     )
     for use in uses:
-        with pytest.raises(Damaged, match="does not make"):
+        with pytest.raises(Refused, match="does not make"):
             use()
     assert path.read_bytes() == before
 
 
-def test_a_table_beside_the_librarys_is_left_alone(tmp_path: Path) -> None:
-    """The library can use such a file, so that it is no damage either."""
-    path = tmp_path / "pdict-v5-mine-1.sqlite"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(f"{CREATE}; create table notes (text)")
-    with pytest.raises(Refused, match="notes"):
-        RowFile("pytools", path, SCHEMA).sum()
-
-
-def test_every_version_of_pytools_made_the_same_table(tmp_path: Path) -> None:
-    """As 2024.1.4 to 2026.1.1 wrote it, and as cachectl 0.1.0 did."""
-    for number, statement in enumerate(
-        (
-            "CREATE TABLE IF NOT EXISTS dict (keyhash TEXT NOT NULL PRIMARY KEY, key_value TEXT NOT NULL)",
-            "create table if not exists dict (keyhash text not null primary key, key_value text not null)",
-        )
-    ):
-        path = tmp_path / f"{number}.sqlite"
-        with closing(sqlite3.connect(path)) as connection:
-            connection.execute(statement)
-        assert RowFile("pytools", path, SCHEMA).sum() == Weight(0, 0, 0)
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE TABLE IF NOT EXISTS dict (keyhash TEXT NOT NULL PRIMARY KEY, key_value TEXT NOT NULL)",
+        "create table if not exists dict (keyhash text not null primary key, key_value text not null)",
+        """CREATE TABLE IF NOT EXISTS `dict`
+        ( keyhash TEXT NOT NULL PRIMARY KEY,
+        "key_value" TEXT NOT NULL)""",
+    ],
+)
+def test_every_spelling_of_the_table_is_accepted(tmp_path: Path, statement: str) -> None:
+    """As 2024.1.4 to 2026.1.1 wrote it, and as cachectl does."""
+    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
+        connection.execute(statement)
+    assert rows_in(tmp_path / FILE).sum() == Weight(0, 0)
 
 
 def test_many_rows_are_read_and_placed_as_one_is(tmp_path: Path) -> None:
-    path = tmp_path / "pdict.sqlite"
+    path = tmp_path / FILE
     standing = [("ABC", b"1"), ("a ", b"2"), ("12", b"3"), ("x\0y", b"4")]
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(CREATE)
         connection.executemany("insert or ignore into dict values (?, ?)", standing)
         connection.commit()
         before = set(connection.execute("select * from dict"))
-    rows = RowFile("pytools", path, SCHEMA)
+    rows = rows_in(path)
     keys = [(key,) for key in ("ABC", "abc", "a", "a ", "12", "012", "12.0", "x\0y", "x", "\udcff", "0", "Z", "z")]
     assert rows.read_many(keys) == [rows.read(key) for key in keys]
     new = [key for key in keys if key != ("\udcff",)]
@@ -120,39 +121,124 @@ def test_many_rows_are_read_and_placed_as_one_is(tmp_path: Path) -> None:
         assert before <= set(connection.execute("select * from dict"))
 
 
-def circular(path: Path) -> Path:
-    """Make a small dictionary whose pages refer to one another so that it seems to have 40 ** 15 rows."""
+# ---------------------------------------------------------------------- damage
+
+
+def test_every_truncation_is_found_and_none_ends_in_an_error(home: Home) -> None:
+    path = dictionary(home.path / ".cache" / "pytools" / FILE, rows=60)
+    whole = path.read_bytes()
+    layer = PytoolsDictionaries(home.environment())
+    root = layer.roots()[0]
+    for size in range(1, len(whole), amount(1999, 211)):
+        path.write_bytes(whole[:size])
+        list(layer.scan(root))
+        layer.usage(root)
+        (finding,) = layer.verify(root)
+        assert (finding.code, finding.key) == ("sqlite", FILE), size
+        assert finding.thing is not None
+        outcome = layer.clear(layer.plan_removal([finding.thing]))
+        assert (outcome.skipped, outcome.failed) == ((), ())
+        assert not path.exists()
+
+
+def test_a_damaged_file_goes_only_whole_unchanged_and_used_by_nobody(tmp_path: Path) -> None:
+    path = dictionary(tmp_path / FILE)
+    rows = rows_in(path, lock_timeout=0.1)
+    assert rows.remove_damaged(file_stamp(path), lambda _path: None) == CHANGED, "it is sound"
+    stamp = file_stamp(path)
+    os.truncate(path, 5000)
+    assert rows.remove_damaged(stamp, lambda _path: None) == CHANGED
+    assert rows.remove_damaged(file_stamp(path), lambda _path: "is open in a program") == "is open in a program"
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_SH, 1, 0x40000002); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold.replace("input()", "print(flush=True); input()"), str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as reader:
+        assert reader.stdout is not None
+        reader.stdout.readline()
+        with pytest.raises(Busy):
+            rows.remove_damaged(file_stamp(path), lambda _path: None)
+        assert path.exists()
+        reader.communicate(b"\n")
+    for suffix in ("-journal", "-shm"):
+        Path(f"{path}{suffix}").touch()
+    assert rows.remove_damaged(file_stamp(path), lambda _path: None) is None
+    assert os.listdir(tmp_path) == []
+
+
+# ---------------------------------------------------------------------- interrupted writes
+
+
+def test_an_interrupted_write_is_unknown_and_finished_by_a_purge(home: Home) -> None:
+    path = interrupted(home.path / ".cache" / "pytools" / FILE)
+    before = snapshot(home.path, times=True)
+    layer = PytoolsDictionaries(home.environment())
+    (finding,) = layer.verify(layer.roots()[0])
+    assert (finding.severity.value, finding.thing) == ("harmless", None)
+    assert "interrupted write is pending, which the next program that opens it finishes" in finding.message
+    assert layer.usage(layer.roots()[0]).entries is None
+    assert layer.plan_clear().failed
+    with pytest.raises(Unreachable):
+        layer.get(f"{FILE}/{0:016x}")
+    assert snapshot(home.path, times=True) == before
+    assert home.json("purge", "pytools")["total"]["removed"] == 20
+    assert os.listdir(path.parent) == [path.name]
+    assert rows_of(path) == 0
+
+
+@pytest.mark.parametrize("content", [b"", bytes(512)])
+def test_a_journal_without_content_is_removed(home: Home, content: bytes) -> None:
+    """Sqlite leaves it, if a kill came before its header was written."""
+    path = dictionary(home.path / ".cache" / "pytools" / FILE, rows=0)
+    Path(f"{path}-journal").write_bytes(content)
+    home.cachectl("purge", "pytools")
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_the_journal_of_a_running_program_is_left(home: Home) -> None:
+    path = dictionary(home.path / ".cache" / "pytools" / FILE)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("pragma page_size = 512")
-        connection.execute(CREATE)
-        connection.execute("insert into dict values ('a', 'b')")
-        (root,) = connection.execute("select rootpage from sqlite_master where type = 'table'").fetchone()
-    data = bytearray(path.read_bytes())
-    leaf = bytes(data[(root - 1) * 512 : root * 512])
-    last = len(data) // 512
-    pages = [root, *range(last + 1, last + 16)]
-    for page, child in pairwise(pages):
-        cells = struct.pack(">IB", child, 1) * 40
-        begin = 512 - len(cells)
-        head = struct.pack(">BHHHBI", 5, 0, 40, begin, 0, child)
-        places = struct.pack(">40H", *range(begin, 512, 5))
-        data[(page - 1) * 512 : page * 512] = (head + places).ljust(begin, b"\0") + cells
-    data += leaf
-    struct.pack_into(">I", data, 28, len(data) // 512)
-    path.write_bytes(data)
-    return path
+        connection.execute("begin immediate")
+        connection.execute("insert into dict values ('new', 'x')")
+        assert Path(f"{path}-journal").exists()
+        assert len(home.json("ls", "pytools")["entries"]) == 20
+        done = home.cachectl("purge", "pytools", "--wait", "0.1", check=False)
+        assert done.returncode == 1
+        assert Path(f"{path}-journal").exists()
+        connection.execute("commit")
+    assert rows_of(path) == 21
 
 
-def test_a_file_whose_pages_go_in_circles_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sqlite alone would list rows for ever."""
-    monkeypatch.setattr(database, "_STEPS_FREE", amount(100_000, 5_000_000))
-    path = circular(tmp_path / FILE)
-    rows = RowFile("pytools", path, SCHEMA)
-    begin = time.monotonic()
-    for use in (rows.sum, lambda: list(rows.rows()), lambda: rows.foresee_delete(None)):
-        with pytest.raises(Damaged, match="work"):
-            use()
-    assert time.monotonic() - begin < 60
+def test_a_log_is_unknown_until_it_is_applied_and_reading_leaves_no_file(tmp_path: Path) -> None:
+    path = dictionary(tmp_path / FILE)
+    rows = rows_in(path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("pragma journal_mode = wal")
+    assert rows.sum() == Weight(20, 20 * 504)
+    assert os.listdir(tmp_path) == [FILE]
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("insert into dict values ('new', x'00')")
+        before = snapshot(tmp_path, times=True)
+        for use in (rows.sum, rows.rows, rows.check, lambda: rows.read(("new",))):
+            with pytest.raises(Unreachable, match="a log is pending"):
+                use()
+        assert snapshot(tmp_path, times=True) == before
+        rows.recover()
+        assert rows.read(("new",)) == (b"\0",)
+        assert len(rows.delete(rows.rows())) == 21
+        assert connection.execute("select count(*) from dict").fetchone() == (0,)
+
+
+def test_a_database_that_was_written_to_while_it_was_read_without_a_lock_is_no_damage(tmp_path: Path) -> None:
+    path = dictionary(tmp_path / FILE, rows=2000)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("pragma journal_mode = wal")
+    found = rows_in(path).rows_with("key_value")
+    next(found)
+    os.truncate(path, 5000)
+    with pytest.raises(Busy, match="was written to"):
+        list(found)
 
 
 # ---------------------------------------------------------------------- other users
@@ -178,16 +264,6 @@ while time.monotonic() < end:
         os.unlink(database + "-journal")
     except OSError:
         pass
-"""
-#: Exchanges two names again and again.
-EXCHANGE: Final = """
-import ctypes, sys, time
-libc = ctypes.CDLL(None)
-one, other = (name.encode() for name in sys.argv[1:3])
-end = time.monotonic() + float(sys.argv[3])
-print("ready", flush=True)
-while time.monotonic() < end:
-    libc.renameat2(-100, one, -100, other, 2)
 """
 
 
@@ -218,15 +294,9 @@ def insert_all_the_time(path: Path, seconds: float) -> int:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with suppress(LayerError):
-            RowFile("pytools", path, SCHEMA, lock_timeout=0.2).insert(("new",), (b"1",), replace=True)
+            rows_in(path, 0.2).insert(("new",), (b"1",), replace=True)
             placed += 1
     return placed
-
-
-def chown(folder: Path, user: int) -> None:
-    """Give a whole folder to a user."""
-    for path in (folder, *folder.rglob("*")):
-        os.chown(path, user, user)
 
 
 @as_root
@@ -248,53 +318,6 @@ def test_no_database_is_opened_for_writing_where_others_can_write(shared: Path, 
     path.parent.chmod(0o755)
     assert purge(shared)[0] == 0
     assert rows_of(path) == 0
-
-
-@as_root
-def test_over_others_works_as_the_owner(shared: Path) -> None:
-    """Files that the owner plants give no more rights than the owner has."""
-    path = dictionary(shared / "home" / ".cache" / "pytools" / FILE)
-    chown(shared / "home", NOBODY)
-    victim = shared / "thesis.tex"
-    victim.write_text("years of work")
-    status, done = purge(shared / "home")
-    assert (status, done["removed"]) == (1, 0)
-    with other_user(PLANT, str(path), str(victim), str(SECONDS)):
-        insert_all_the_time(path, SECONDS)
-        purge(shared / "home", "--over-others")
-    assert victim.read_text() == "years of work"
-    Path(f"{path}-journal").unlink(missing_ok=True)
-    path.unlink()
-    dictionary(path)
-    chown(shared / "home", NOBODY)
-    status, done = purge(shared / "home", "--over-others")
-    assert (status, done["removed"]) == (0, 20)
-    assert {file.stat().st_uid for file in path.parent.iterdir()} == {NOBODY}
-
-
-@as_root
-def test_a_folder_that_another_user_can_replace_is_only_read(shared: Path, tmp_path: Path) -> None:
-    """Where the folder above is open to others, nothing is written, not even through a link that is put there."""
-    (shared / ".cache").mkdir()
-    (shared / ".cache").chmod(0o777)
-    path = dictionary(shared / ".cache" / "pytools" / FILE)
-    outside = tmp_path / "outside"
-    private = dictionary(outside / FILE)
-    tmp_path.chmod(0o755)
-    before = private.read_bytes()
-    (shared / ".cache" / "link").symlink_to(outside)
-    with other_user(EXCHANGE, str(path.parent), str(shared / ".cache" / "link"), str(SECONDS)):
-        end = time.monotonic() + SECONDS
-        while time.monotonic() < end:
-            assert purge(shared)[0] == 1
-            subprocess.run(
-                [sys.executable, "-m", "cachectl", "ls", "pytools", "-q"],
-                env={"HOME": str(shared)},
-                capture_output=True,
-                check=False,
-            )
-    assert private.read_bytes() == before
-    assert os.listdir(outside) == [FILE]
 
 
 @as_root
@@ -354,39 +377,3 @@ def test_the_group_of_root_is_trusted_only_while_nobody_else_has_it(shared: Path
     (shared / "passwd").write_text("root:x:0:0::/root:/bin/sh\n")
     (shared / "group").write_text("root:x:0:\n")
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "None []\n"
-
-
-#: Reads a database in whose place a pipe comes after it was looked at.
-READ_A_PIPE: Final = """
-import os, sys
-from pathlib import Path
-from cachectl.layers.base.errors import Unreachable
-from cachectl.layers.pytools import SCHEMA
-from cachectl.layers.stores import database
-from cachectl.layers.stores import database
-from cachectl.layers.stores.rows import RowFile
-path = Path(sys.argv[1])
-pending = database._pending
-
-def exchange(*arguments, **options):
-    found = pending(*arguments, **options)
-    os.rename(path, path.with_name("aside"))
-    os.mkfifo(path)
-    return found
-
-database._pending = exchange
-try:
-    RowFile("pytools", path, SCHEMA, 0.2).sum()
-except Unreachable as error:
-    print(error.message)
-"""
-
-
-def test_a_pipe_in_the_place_of_a_shared_database_ends_in_an_error(shared: Path) -> None:
-    """Sqlite opens by name, and would wait for ever."""
-    path = dictionary(shared / "folder" / FILE)
-    path.parent.chmod(0o777)
-    done = subprocess.run(
-        [sys.executable, "-c", READ_A_PIPE, str(path)], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout == "cannot be opened: something else has taken its place\n"

@@ -1,4 +1,4 @@
-"""Entries that are placed together: each whole or not at all, and synced by one call where that is as safe."""
+"""Entries that are placed together: each whole or not at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from cachectl.layers.disk.syncing import Syncing
 from cachectl.layers.stores.tree import OWN_TEMPORARY, Shape, Tree
 
 SHAPE = Shape((re.compile("[a-f]{2}"), re.compile("[0-9]{4}")), folders=True)
@@ -80,22 +79,3 @@ def test_a_kill_leaves_whole_entries_and_a_stage_that_is_cleared(tmp_path: Path)
         assert all(members == MEMBERS for members in standing)
         partly += 0 < len(standing) < 30
     assert partly
-
-
-def test_one_call_syncs_many_only_where_it_reports_what_fsync_does(tmp_path: Path) -> None:
-    folder, system = (os.open(path, os.O_RDONLY) for path in (tmp_path, "/proc"))
-    no_file = max(map(int, os.listdir("/proc/self/fd"))) + 100
-    try:
-        many = Syncing(folder, 100)
-        # Left to the next call for all.
-        many.one(no_file)
-        many.all()
-        for syncing in (Syncing(folder, 1), Syncing(system, 100)):
-            with pytest.raises(OSError, match="Bad file descriptor"):
-                syncing.one(no_file)
-            syncing.all()
-    finally:
-        os.close(folder)
-        os.close(system)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        many.all()

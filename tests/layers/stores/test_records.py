@@ -121,20 +121,9 @@ def test_a_record_is_hit_if_any_item_has_an_id(
     assert isinstance(found, Record)
     assert found.items == items
     assert records(path) == {"k": found}
-    # Nothing but damage may be moved away.
-    assert [fault.line for fault in store(path).scan() if isinstance(fault, Fault)] == [None] * len(codes)
     copy = tmp_path / "copy.txt"
     store(copy).put(found.line, replace=False)
     assert copy.read_bytes() == path.read_bytes()
-
-
-def test_a_line_hidden_by_one_without_a_value_is_not_taken_out(tmp_path: Path) -> None:
-    path = tmp_path / "records.txt"
-    path.write_bytes(b"a=\na=S:1\na=S:2\n")
-    lines = {found.code: found.line for found in store(path).scan() if isinstance(found, Fault)}
-    assert lines == {"malformed": b"a=", "hidden": None}
-    path.write_bytes(b"a=S:1\na=S:2\n")
-    assert faults(path) == [(2, "duplicate")]
 
 
 def test_a_merge_changes_only_the_records_it_adds_to(tmp_path: Path) -> None:

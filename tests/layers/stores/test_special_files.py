@@ -79,7 +79,7 @@ def cachectl(home: Path, *arguments: str) -> Done:
 
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory: pytest.TempPathFactory, filled: Home, compute_cache: Callable[[Path], None]) -> Path:
-    """Return a home in which every layer has entries and something in quarantine, beside a bundle and an artifact."""
+    """Return a home in which every layer has entries, next to a bundle and an artifact."""
     folder = tmp_path_factory.mktemp("crowded")
     home = synthetic_world(folder).path
     shutil.copytree(filled.path, home, symlinks=True, dirs_exist_ok=True)
@@ -87,9 +87,6 @@ def crowded(tmp_path_factory: pytest.TempPathFactory, filled: Home, compute_cach
     mesa, tuning = module("support/mesa.py"), module("layers/miopen/test_miopen_tuning.py")
     mesa.fill(home / ".cache", "single-file", mesa.contents())
     tuning.perf_table(home / ".config" / "miopen" / "gfx90a68.udb")
-    for program in sorted(home.rglob("program.bc"))[:2]:
-        program.write_bytes(b"")
-    assert cachectl(home, "verify", "--quarantine").status == 0
     assert cachectl(home, "export", str(folder / "bundle")).status == 0
     for layer in LAYERS:
         entry = json.loads(cachectl(home, "ls", layer, "--json", "--limit", "1").stdout)["entries"][0]
@@ -103,7 +100,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory, filled: Home, compute_cach
 
 def verbs(folder: Path) -> Iterator[tuple[str, ...]]:
     """Yield every verb that opens caches, those that change something last."""
-    yield from ((verb, "--json") for verb in ("report", "ls", "verify", "doctor", "layers", "restore"))
+    yield from ((verb, "--json") for verb in ("report", "ls", "verify", "doctor", "layers"))
     yield ("report", "--neighbours")
     yield ("ls", "--kernel", "*")
     keys = {layer: (folder / f"{layer}.key").read_text() for layer in LAYERS}
@@ -114,11 +111,10 @@ def verbs(folder: Path) -> Iterator[tuple[str, ...]]:
     for dry in (("--dry-run",), ()):
         yield ("prune", "--max-size", "20K", "--wait", "0.2", *dry)
         yield ("import", str(folder / "bundle"), "--trust", *dry)
-        yield ("restore", "--all", *dry)
+        yield ("purge", "--damaged", "--all", *dry)
     yield ("run", "--isolated", "--", "true")
     yield ("run", "--no-cache", "--prove", "--", "true")
     yield ("trace", "--", "true")
-    yield ("verify", "--quarantine")
     for layer, key in keys.items():
         yield ("put", layer, key, str(folder / f"{layer}.artifact"), "--replace", "--wait", "0.2")
     for chosen in (("--all",), ("miopen-tuning",)):
@@ -233,8 +229,8 @@ def test_no_verb_opens_a_special_file(crowded: Path, tmp_path: Path, world: str,
 
 
 def _goes_with_a_folder(path: Path) -> bool:
-    """Return whether a file lies in an entry that is a folder, or in quarantine: it leaves with that."""
-    return bool({"kcache", "pyopencl"}.intersection(path.parts)) or ".cachectl-quarantine-" in str(path)
+    """Return whether a file lies in an entry that is a folder: it leaves with that."""
+    return bool({"kcache", "pyopencl"}.intersection(path.parts))
 
 
 def _is(path: Path, kind: int) -> bool:

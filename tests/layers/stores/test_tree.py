@@ -21,9 +21,9 @@ from tiers import amount
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError
-from cachectl.layers.base.facts import Problem, Target
+from cachectl.layers.base.facts import Entry, Orphan, Problem
 from cachectl.layers.stores.archive import artifact_from_bytes, artifact_to_bytes, pack, unpack
-from cachectl.layers.stores.tree import Leaf, Shape, Tree
+from cachectl.layers.stores.tree import Leaf, Shape, Tree, always
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,8 +49,11 @@ def leaves(tree: Tree) -> list[Leaf]:
     return [leaf for leaf in tree.scan() if isinstance(leaf, Leaf)]
 
 
-def targets(tree: Tree) -> list[Target]:
-    return [Target(tree.root, leaf.key, leaf.bytes, 1, leaf.stamp) for leaf in leaves(tree)]
+def targets(tree: Tree) -> list[Entry | Orphan]:
+    return [
+        leaf.entry(tree.layer, tree.root) if leaf.orphan_rule is None else leaf.orphan(tree.root)
+        for leaf in leaves(tree)
+    ]
 
 
 def test_links_are_listed_as_problems_and_never_followed(tree: Tree, tmp_path: Path) -> None:
@@ -92,7 +95,7 @@ def test_a_root_that_is_a_link_is_resolved_once(tree: Tree, tmp_path: Path) -> N
 
 def test_removal_leaves_no_trash(tree: Tree) -> None:
     fill(tree)
-    assert tree.remove(targets(tree), tidy=True).removed == 1
+    assert tree.remove(targets(tree), tidy=always).removed == 1
     assert list(tree.root.iterdir()) == []
 
 
@@ -292,7 +295,7 @@ def test_a_folder_with_foreign_files_is_not_an_entry(tmp_path: Path) -> None:
     fill(tree, "ab/0002", file=b"1", thesis=b"years")
     assert [leaf.key for leaf in leaves(tree)] == ["ab/0001"]
     assert tree.find("ab/0002") is None
-    planned = [Target(tree.root, "ab/0002", 6, 1, (2, 6, 0))]
+    planned = [Entry("test", "ab/0002", tree.root, 6, 2, stamp=(2, 6, 0))]
     assert tree.remove(planned).removed == 0
     assert (tmp_path / "ab" / "0002" / "thesis").exists()
 

@@ -1,0 +1,304 @@
+"""A pair of files of Mesa, data and index, with many entries: read, and changed under the locks of Mesa's writers.
+
+A program that has a single file open remembers where entries lie, so a new pair of files is renamed over the old one,
+which the program continues to use. A database is changed in place, as Mesa does: its number is zero meanwhile and new
+afterwards, so every program reads the index again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Unreachable
+from cachectl.layers.base.limits import LARGEST_ENTRY, LARGEST_INDEX, too_large
+from cachectl.layers.disk.atomic import create, write_all
+from cachectl.layers.disk.handles import NO_ROOM, descend, opened_root, own_folder, status_of
+from cachectl.layers.disk.locking import is_same_file, release_flock, try_flock, wait_until
+from cachectl.layers.disk.plain import STAGE, open_plain
+from cachectl.layers.disk.presence import means_absent
+from cachectl.layers.mesa.formats import Blob, Format
+
+_CHUNK: Final = 1 << 20
+_TRIES: Final = 5
+
+
+class Removed(NamedTuple):
+    """The result of a removal: number of removed entries, bytes ``freed``, and reasons of those that stay.
+
+    ``failed`` is the reason of a failure halfway.
+    """
+
+    entries: int
+    freed: int
+    stay: Mapping[str, str]
+    failed: str | None = None
+
+
+class _Open(NamedTuple):
+    """The open data file and its index, their folder, and the root, where files are staged."""
+
+    root: int
+    folder: int
+    data: int
+    places: int
+
+
+class Pair:
+    """A data file with its index, in a folder below a root."""
+
+    def __init__(
+        self, form: Format, layer: str, root: Path, folder: tuple[str, ...] = (), *, lock_timeout: float
+    ) -> None:
+        self.form = form
+        self.layer = layer
+        self.root = root
+        self.folder = folder
+        self.lock_timeout = lock_timeout
+
+    @property
+    def path(self) -> Path:
+        """The data file."""
+        return self.root.joinpath(*self.folder, self.form.data_name)
+
+    # ------------------------------------------------------------------ reading
+
+    def blobs(self) -> list[Blob]:
+        """Return the entries. A later one replaces an earlier one of the same name, as in Mesa's table."""
+        with self._opened(write=False) as files:
+            return [] if files is None else self._listed(files)
+
+    def damage(self) -> str | None:
+        """Return why Mesa cannot use the files, or not all of their entries; ``None`` if it can."""
+        with self._opened(write=False) as files:
+            if files is None:
+                return None
+            if (complaint := self._complaint(files)) is not None:
+                return complaint
+            lost = len({place.name[:16] for place in self.form.places(_whole(files.places))}) - len(self._listed(files))
+            return f"its index lists {lost} entries that the data file lacks" if lost > 0 else None
+
+    def read(self, blob: Blob, limit: int = -1) -> bytes | None:
+        """Read an entry, or its first ``limit`` bytes; ``None`` if the files are missing."""
+        with self._opened(write=False) as files:
+            return None if files is None else _content(files.data, blob, limit)
+
+    def _complaint(self, files: _Open) -> str | None:
+        heads = (os.pread(handle, self.form.head, 0) for handle in (files.data, files.places))
+        return self.form.complaint(*heads)
+
+    def _listed(self, files: _Open) -> list[Blob]:
+        if self._complaint(files) is not None:
+            return []
+        end = os.fstat(files.data).st_size
+        found = {}
+        for place in self.form.places(_whole(files.places)):
+            if 0 <= place.begin < end:
+                blob = self.form.blob(place, os.pread(files.data, self.form.frame, place.begin))
+                if blob is not None and blob.end <= end:
+                    found[blob.name] = blob
+        return list(found.values())
+
+    # ------------------------------------------------------------------ changing
+
+    def remove(self, stamps: Mapping[str, tuple[int, ...]]) -> Removed:
+        """Remove the entries of these names that have not changed. Raises :class:`LayerError` before any change."""
+        before: dict[str, Blob] = {}
+        size = 0
+        try:
+            with self._changing() as files:
+                if files is None:
+                    return Removed(0, 0, dict.fromkeys(stamps, "already gone"))
+                size, before = self._bytes(files), {blob.name: blob for blob in self._listed(files)}
+                stay = {name: "already gone" for name in stamps if name not in before}
+                for name in stamps.keys() & before:
+                    if before[name].stamp != stamps[name]:
+                        stay[name] = "changed since it was planned"
+                kept = [blob for blob in before.values() if blob.name not in stamps or blob.name in stay]
+                if len(kept) < len(before):
+                    self._keep(files, kept)
+                return Removed(len(before) - len(kept), max(0, size - self._bytes(files)), stay)
+        except LayerError as error:
+            if not before:
+                raise
+            # More may be gone than was planned.
+            with self._opened(write=False) as files:
+                left = set() if files is None else {blob.name for blob in self._listed(files)}
+                freed = 0 if files is None else max(0, size - self._bytes(files))
+            return Removed(
+                len(before) - len(left), freed, dict.fromkeys(stamps.keys() & left, error.message), str(error)
+            )
+
+    def put(self, name: str, content: bytes, *, replace: bool) -> None:
+        """Add an entry. Raises :class:`EntryExists` if a different one has the name and ``replace`` is not set."""
+        with self._changing(make=True) as files:
+            if files is None:
+                raise Unreachable(self.layer, "cannot be made", self.path)
+            if not os.fstat(files.data).st_size and not os.fstat(files.places).st_size:
+                _write_heads(files, self.form.new_head())
+            elif (why := self._complaint(files)) is not None:
+                raise Damaged(self.layer, why, self.path)
+            listed = self._listed(files)
+            standing = next((blob for blob in listed if blob.name == name), None)
+            if standing is None:
+                self._append(files, name, content)
+                return
+            if _content(files.data, standing, -1) == content:
+                return
+            if not replace:
+                raise EntryExists(self.layer, self.path)
+            self._keep(files, [blob for blob in listed if blob is not standing])
+        # Other files may have replaced these meanwhile.
+        self.put(name, content, replace=False)
+
+    def _append(self, files: _Open, name: str, content: bytes) -> None:
+        """Add an entry whole, or leave both files as they were."""
+        ends = {handle: os.fstat(handle).st_size for handle in (files.data, files.places)}
+        framed, begin = self.form.framed(name, content), ends[files.data]
+        # Mesa counts from the start of the machine, as this clock does.
+        blob = Blob(name, begin, begin + self.form.frame, begin + len(framed), 0, time.monotonic_ns())
+        try:
+            for handle, added in ((files.data, framed), (files.places, self.form.record(blob))):
+                # Without an index Mesa writes its head.
+                start = ends[handle] or self.form.head
+                if not ends[handle]:
+                    write_all(handle, (self.form.new_head(),), 0)
+                write_all(handle, (added,), start)
+                os.fsync(handle)
+        except OSError:
+            for handle, end in ends.items():
+                with suppress(OSError):
+                    os.ftruncate(handle, end)
+            raise
+
+    def _keep(self, files: _Open, kept: list[Blob]) -> None:
+        """Reduce both files to some entries."""
+        if self.form.in_place:
+            # After an interruption the number is zero, and Mesa empties both files.
+            _write_heads(files, self.form.new_head()[:-8] + bytes(8))
+            self._copy(files.data, kept, files.data, files.places)
+            os.fsync(files.data)
+            os.fsync(files.places)
+            _write_heads(files, self.form.new_head())
+            return
+        with ExitStack() as stack:
+            stage, _ = stack.enter_context(own_folder(files.root, STAGE))
+            handles = {}
+            for name in ("empty", "data", "index"):
+                handles[name] = create(name, stage, os.fstat(files.data).st_mode & 0o777)
+                stack.callback(os.close, handles[name])
+                write_all(handles[name], (self.form.new_head(),), 0)
+            self._copy(files.data, kept, handles["data"], handles["index"])
+            # Between the steps programs find nothing, instead of wrong bytes.
+            names = {"empty": self.form.index_name, "data": self.form.data_name, "index": self.form.index_name}
+            for staged, name in names.items():
+                os.fsync(handles[staged])
+                os.rename(staged, name, src_dir_fd=stage, dst_dir_fd=files.folder)
+            os.fsync(files.folder)
+
+    def _copy(self, source: int, kept: list[Blob], data: int, index: int) -> None:
+        """Write some entries one after the other behind the head of a data file, and their records into its index."""
+        at = self.form.head
+        records = b""
+        for blob in sorted(kept, key=lambda blob: blob.begin):
+            shift = at - blob.begin
+            for begin in range(blob.begin, blob.end, _CHUNK) if shift or source != data else ():
+                piece = os.pread(source, min(_CHUNK, blob.end - begin), begin)
+                write_all(data, (piece,), begin + shift)
+            records += self.form.record(blob._replace(begin=at, start=blob.start + shift, end=blob.end + shift))
+            at = blob.end + shift
+        os.ftruncate(data, at)
+        write_all(index, (records,), self.form.head)
+        os.ftruncate(index, self.form.head + len(records))
+
+    # ------------------------------------------------------------------ the files
+
+    def _bytes(self, files: _Open) -> int:
+        found = (status_of(files.folder, name) for name in (self.form.data_name, self.form.index_name))
+        return sum(status.st_size for status in found if status is not None)
+
+    @contextmanager
+    def _opened(self, *, write: bool, make: bool = False) -> Iterator[_Open | None]:
+        flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if make else 0)
+        with ExitStack() as stack:
+            try:
+                if make:
+                    self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+                root = stack.enter_context(opened_root(self.root))
+                folder = None if root is None else descend(stack, root, self.folder, make=make)
+                if root is None or folder is None:
+                    yield None
+                    return
+                handles = []
+                for name in (self.form.data_name, self.form.index_name):
+                    handles.append(open_plain(name, dir_fd=folder, flags=flags))
+                    stack.callback(os.close, handles[-1])
+            except OSError as error:
+                if not means_absent(error):
+                    raise self._unreachable("open", error) from error
+                yield None
+                return
+            try:
+                yield _Open(root, folder, *handles)
+            except LayerError:
+                raise
+            except OSError as error:
+                raise self._unreachable("change" if write else "read", error) from error
+
+    def _unreachable(self, verb: str, error: OSError) -> Unreachable:
+        advice = "; make room and try again" if error.errno in NO_ROOM else ""
+        return Unreachable(self.layer, f"cannot {verb}: {error.strerror or error}{advice}", self.path)
+
+    @contextmanager
+    def _changing(self, *, make: bool = False) -> Iterator[_Open | None]:
+        """Open both files, lock them against Mesa and other cachectls, and check that they were not replaced."""
+        for _ in range(_TRIES):
+            with self._opened(write=True, make=make) as files:
+                if files is None:
+                    yield None
+                    return
+                # Mesa locks in this order.
+                with self._locked(files.data), self._locked(files.places):
+                    names = {self.form.data_name: files.data, self.form.index_name: files.places}
+                    if all(is_same_file(name, handle, dir_fd=files.folder) for name, handle in names.items()):
+                        yield files
+                        return
+        raise Busy(
+            self.layer, "is replaced again and again; try again when the programs that use it have ended", self.path
+        )
+
+    @contextmanager
+    def _locked(self, handle: int) -> Iterator[None]:
+        if not wait_until(lambda: try_flock(handle), self.lock_timeout):
+            message = f"locked by another process for more than {self.lock_timeout:g} s; try again later, or use --wait"
+            raise Busy(self.layer, message, self.path)
+        try:
+            yield
+        finally:
+            # Closing the file releases the lock in any case.
+            with suppress(OSError):
+                release_flock(handle)
+
+
+def _write_heads(files: _Open, head: bytes) -> None:
+    for handle in (files.data, files.places):
+        write_all(handle, (head,), 0)
+        os.fsync(handle)
+
+
+def _content(data: int, blob: Blob, limit: int) -> bytes:
+    if limit < 0 and blob.length > LARGEST_ENTRY:
+        raise OSError(errno.EFBIG, f"the entry {too_large(blob.length, LARGEST_ENTRY)}")
+    return os.pread(data, blob.length if limit < 0 else min(limit, blob.length), blob.start)
+
+
+def _whole(handle: int) -> bytes:
+    size = os.fstat(handle).st_size
+    if size > LARGEST_INDEX:
+        raise OSError(errno.EFBIG, f"the index {too_large(size, LARGEST_INDEX)}")
+    return os.pread(handle, size, 0)

@@ -1,0 +1,437 @@
+"""The store of Mesa's shader cache, in one of three forms: a file for each entry, one file with an index, a database.
+
+Source: ``src/util/disk_cache.c`` and ``disk_cache_os.c``.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from cachectl.layers.base import facts
+from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
+from cachectl.layers.base.facts import Entry, Found, Orphan, Problem, Root, Severity
+from cachectl.layers.base.lazy import module, regex
+from cachectl.layers.base.store import Store, counting, each_part, remove_counted
+from cachectl.layers.disk.plain import open_plain, read_plain
+from cachectl.layers.disk.presence import means_no_file, status_at
+from cachectl.layers.host.processes import process_names, using
+from cachectl.layers.stores.tree import Leaf, Shape, Tree, always, scan_each
+from cachectl.layers.stores.tree_store import TreeStore
+
+if TYPE_CHECKING:
+    from cachectl.layers.mesa import entries, owners
+    from cachectl.layers.mesa.formats import Blob, Format
+    from cachectl.layers.mesa.owners import Raw
+    from cachectl.layers.mesa.pairs import Pair
+else:
+    entries, owners = (module(f"cachectl.layers.mesa.{name}") for name in ("entries", "owners"))
+
+#: What every process maps that has one of the stores open, whichever driver it uses.
+OPENED: Final = ("mesa_shader_cache",)
+
+MULTI_FILE: Final = "multi-file"
+SINGLE_FILE: Final = "single-file"
+DATABASE: Final = "database"
+FOLDERS: Final = {
+    MULTI_FILE: "mesa_shader_cache",
+    SINGLE_FILE: "mesa_shader_cache_sf",
+    DATABASE: "mesa_shader_cache_db",
+}
+
+_ENTRIES: Final = Shape((regex("[0-9a-f]{2}"), regex("[0-9a-f]{38}")), folders=False)
+_TEMPORARIES: Final = Shape((regex("[0-9a-f]{2}"), regex(r"[0-9a-f]{38}\.tmp")), folders=False)
+_OWN: Final = Shape((regex("index|marker"),), folders=False)
+_NAME: Final = regex(r"[^./][^/]*")
+_FOSSILIZE: Final = Shape((_NAME, _NAME, regex(r"foz_cache(?:_idx)?\.foz")), folders=False)
+_FLAT: Final = Shape((regex(r"mesa_cache\.(?:db|idx)"),), folders=False)
+_PARTED: Final = Shape((regex(r"part\d{1,3}"), *_FLAT.levels), folders=False)
+_SHAPES: Final[Mapping[str, tuple[Shape, ...]]] = {
+    MULTI_FILE: (_ENTRIES, _TEMPORARIES, _OWN),
+    SINGLE_FILE: (_FOSSILIZE, Shape((_NAME, _NAME, *_OWN.levels), folders=False)),
+    DATABASE: (_FLAT, _PARTED, _OWN),
+}
+_PAIRED: Final = (_FOSSILIZE, _FLAT, _PARTED)
+
+#: Seconds without change after which no living process is still writing a temporary.
+_REST_TIME: Final = 3600.0
+_INDEX: Final = struct.Struct("<Q")
+_INDEX_SIZE: Final = _INDEX.size + 65536 * 20
+_BLOCK: Final = 512
+#: The difference in bytes that the count of the index may have before it costs anything.
+_TOLERANCE: Final = 1 << 24
+
+#: Why the last kernel of a driver stays.
+_KEPT: Final = "is left until the machine code of its driver can be removed"
+_NEVER: Final = "Mesa compiles it again in every run, and never replaces it"
+_DROPS: Final = "Mesa then drops every entry of the file"
+
+
+class ShaderCache(TreeStore):
+    """Entries in the three forms of Mesa; the role of a root says which one it has."""
+
+    forms = ("mesa-entry/1",)
+    file_mode = 0o644
+
+    def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
+        """Compare with the names of entries, files and temporaries."""
+        return any(shape.owns(parts) for shape in _SHAPES[root.role])
+
+    # ------------------------------------------------------------------ listing
+
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+        """Yield entries, each with its owner; only ``contents`` unpacks kernel names."""
+        raws: list[Raw] = []
+        for found in self._raws(root):
+            if isinstance(found, owners.Raw):
+                raws.append(found)
+            else:
+                yield found
+        whose = owners.Owners(raws)
+        for raw in raws:
+            if raw.header is None:
+                yield Problem(root.path / raw.entry.key, "damaged", f"has no header of an entry: {_NEVER}")
+            yield whose.entry(raw, contents=contents)
+        for path, error in whose.unread.items():
+            yield Problem(path, "unreadable", error.message)
+
+    def _raws(self, root: Root) -> Iterator[Raw | Found]:
+        """Yield the entries of any form, and everything else in a root."""
+        for tree, leaf in scan_each(self.tree(root, shape) for shape in _SHAPES[root.role]):
+            if isinstance(leaf, Problem):
+                yield leaf
+            elif leaf.orphan_rule is not None:
+                yield leaf.orphan(root.path)
+            elif tree.shape is _TEMPORARIES:
+                yield leaf.orphan(root.path, "a program that was never stored whole")
+            elif tree.shape is not _ENTRIES and not self._is_data(root, leaf.key):
+                fixed = tree.shape not in _PAIRED
+                yield facts.Housekeeping(leaf.key, root.path, leaf.bytes, 1, leaf.modified, fixed=fixed, disk=leaf.disk)
+            else:
+                try:
+                    if tree.shape is _ENTRIES:
+                        yield owners.raw_of(leaf.entry(self.name, root.path), partial(tree.read_file, leaf.key))
+                    else:
+                        yield from self._packed(root, leaf)
+                except LayerError as error:
+                    yield Problem(root.path / leaf.key, "unreadable", error.message)
+
+    def _packed(self, root: Root, leaf: Leaf) -> Iterator[Raw | Found]:
+        """Yield the entries of a data file, and the rest of it. Raises :class:`LayerError` if it is unreadable."""
+        pair = self.pair_of(root, leaf.key)
+        if (why := pair.damage()) is not None:
+            yield Problem(pair.path, "damaged", why)
+        rest = leaf.bytes
+        for blob in pair.blobs():
+            rest -= blob.length
+            entry = Entry(
+                self.name, key_of(blob.name), root.path, blob.length, 0, written_before=leaf.modified, stamp=blob.stamp
+            )
+            yield owners.raw_of(entry, partial(_read_blob, pair, blob), blob.checksum)
+        yield facts.Housekeeping(leaf.key, root.path, rest, 1, leaf.modified, disk=leaf.disk)
+
+    def tree(self, root: Root, shape: Shape = _ENTRIES) -> Tree:
+        """Return the tree of the files of one shape."""
+        return Tree(self.name, root.path, shape)
+
+    def _form(self, root: Root) -> Format:
+        from cachectl.layers.mesa import formats
+
+        return formats.Fossilize() if root.role == SINGLE_FILE else formats.Database()
+
+    def _is_data(self, root: Root, key: str) -> bool:
+        return root.role != MULTI_FILE and key.rpartition("/")[2] == self._form(root).data_name
+
+    def pair_of(self, root: Root, key: str) -> Pair:
+        """Return the pair of files that a file belongs to."""
+        from cachectl.layers.mesa.pairs import Pair
+
+        folder = tuple(key.split("/")[:-1])
+        return Pair(self._form(root), self.name, root.path, folder, lock_timeout=self.environment.lock_timeout)
+
+    def pairs(self, root: Root) -> list[Pair]:
+        """Return every pair of files in a root. Raises :class:`Unreachable` if one may have been overlooked."""
+        found = []
+        for _, leaf in scan_each(self.tree(root, shape) for shape in _SHAPES[root.role]):
+            if isinstance(leaf, Problem):
+                if leaf.hides:
+                    raise Unreachable(self.name, leaf.message, leaf.path)
+            elif leaf.orphan_rule is None and self._is_data(root, leaf.key):
+                found.append(self.pair_of(root, leaf.key))
+        return found
+
+    def located(self, root: Root, name: str) -> tuple[Pair, Blob] | None:
+        """Find an entry among the pairs of a root."""
+        found = ((pair, blob) for pair in self.pairs(root) for blob in pair.blobs() if blob.name == name)
+        return next(found, None)
+
+    # ------------------------------------------------------------------ get and put
+
+    def is_key(self, key: str) -> bool:
+        """Compare with the pattern of entries."""
+        return _ENTRIES.accepts(key)
+
+    def read(self, root: Root, key: str) -> facts.Artifact | None:
+        """Read an entry with its header, which has the same bytes in all forms."""
+        if not _ENTRIES.accepts(key):
+            return None
+        if root.role == MULTI_FILE:
+            data = self.tree(root).read(key)
+        else:
+            found = self.located(root, name_of(key))
+            data = None if found is None else found[0].read(found[1])
+        if data is None:
+            return None
+        header = entries.read_header(data)
+        if (complaint := entries.complaint(data)) is not None or header is None:
+            raise Damaged(self.name, f"{complaint}; {_NEVER}", root.path / key)
+        about = {"kernels": " ".join(owners.kernels_in(data) or ()), "device": header.device, "driver": header.driver}
+        return facts.Artifact(self.name, key, self.forms[0], data, about)
+
+    def tree_of(self, root: Root, key: str) -> Tree:
+        """Return the tree of entries that are files."""
+        del key
+        return self.tree(root)
+
+    def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
+        """Check the checksum. Nothing can check the name."""
+        if (complaint := entries.complaint(artifact.data)) is not None:
+            raise Damaged(self.name, complaint, key)
+        return {"": artifact.data}
+
+    def changing(self, root: Root) -> AbstractContextManager[None]:
+        """Keep the size in the index right."""
+        return counting(self.name, root.path / "index", partial(self._recount, root))
+
+    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
+        """Place an entry into the form in use."""
+        if root.role == MULTI_FILE:
+            super().write(root, key, artifact, replace=replace)
+            return
+        self.files_of(key, artifact)
+        self.pair_for(root, artifact.data, name_of(key)).put(name_of(key), artifact.data, replace=replace)
+
+    def write_new(self, root: Root, artifacts: Sequence[facts.Artifact]) -> list[bool | LayerError | OSError]:
+        """Place files together, and entries of larger files one by one."""
+        if root.role == MULTI_FILE:
+            return super().write_new(root, artifacts)
+        return Store.write_new(self, root, artifacts)
+
+    def pair_for(self, root: Root, data: bytes, name: str) -> Pair:
+        """Return the pair of files that has an entry, else that in which Mesa would look for it."""
+        found = self.located(root, name)
+        if found is not None:
+            return found[0]
+        form = self._form(root)
+        if root.role == SINGLE_FILE:
+            header = entries.read_header(data)
+            maker = ("", "") if header is None else header.maker
+            if not all(map(_NAME.fullmatch, maker)):
+                raise Damaged(self.name, f"its driver and device {maker} cannot name a folder", root.path)
+            return self.pair_of(root, "/".join((*maker, form.data_name)))
+        # Newer releases use parts, and remove the files that older ones kept beside them.
+        parts = (pair for pair in self.pairs(root) if pair.folder)
+        return next(parts, None) or self.pair_of(root, form.data_name)
+
+    # ------------------------------------------------------------------ clear
+
+    def in_use(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
+        """Skip what a running process may be writing or have open. Entries may be removed at any time.
+
+        Machine code is removed with the last kernel of its driver and device: without a kernel, nothing shows
+        that it is OpenCL's.
+        """
+        targets = list(targets)
+        targets += self._without_kernel(targets)
+        users = using(OPENED, processes=self.environment.processes)
+        now = self.environment.clock()
+        for target in targets:
+            age = now - (target.modified or now)
+            reason = None
+            if isinstance(target, Orphan) and target.idle_only and users != ():
+                if any(shape.accepts(target.key) for shape in _PAIRED):
+                    reason = f"may be open in {process_names(users)}"
+                elif age <= _REST_TIME:
+                    reason = f"changed {max(0, age):.0f} s ago, and Mesa is in use by {process_names(users)}"
+            yield target, reason
+
+    def _without_kernel(self, targets: Iterable[facts.Removable]) -> Iterator[Entry]:
+        """Yield the entries of OpenCL that nothing could recognise without the targets."""
+        going: dict[Path, set[str]] = {}
+        for target in targets:
+            if isinstance(target, Entry) and target.guest is None:
+                going.setdefault(target.root, set()).add(target.key)
+        for path, keys in going.items():
+            role = next(role for role, folder in FOLDERS.items() if folder == path.name)
+            found = list(self._raws(Root(path, facts.Scope.USER, "", role)))
+            # A kernel that cannot be read may remain.
+            if not any(isinstance(thing, Problem) and thing.hides for thing in found):
+                raws = (raw for raw in found if isinstance(raw, owners.Raw))
+                yield from owners.Owners(raws).without_kernel(keys)
+
+    def remove(self, root: Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
+        """Unlink entries and count the size again; in larger files, remove them under the lock of their file."""
+        if root.role == MULTI_FILE:
+            return remove_counted(self.name, self.changing(root), lambda _: self._remove_entries(root, targets))
+        whole = [target for target in targets if not _ENTRIES.accepts(target.key)]
+        outcome = self._remove_files(root, whole)
+        wanted = {name_of(target.key): target.stamp for target in targets if _ENTRIES.accepts(target.key)}
+        left = set(wanted)
+        trouble: str | None = None
+        # List all files before changing one, so that no failure to list hides what was removed.
+        for pair in self.pairs(root) if wanted else ():
+            try:
+                stamps = {blob.name: wanted[blob.name] for blob in pair.blobs() if blob.name in wanted}
+                removed = pair.remove(stamps) if stamps else None
+            except LayerError as error:
+                trouble = error.message
+                continue
+            if removed is not None:
+                left -= stamps.keys()
+                notes = tuple(facts.Note(key_of(name), why) for name, why in removed.stay.items())
+                failed = () if removed.failed is None else notes or (facts.Note(str(pair.path), removed.failed),)
+                skipped = notes if removed.failed is None else ()
+                outcome = outcome.plus(
+                    facts.Outcome(self.name, removed.entries, removed.freed, skipped=skipped, failed=failed)
+                )
+        notes = tuple(facts.Note(key_of(name), trouble or "already gone") for name in sorted(left))
+        return outcome.plus(
+            facts.Outcome(self.name, failed=notes) if trouble else facts.Outcome(self.name, skipped=notes)
+        )
+
+    def _remove_entries(self, root: Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
+        """Remove a kernel of each driver and device last, and only if everything else could be removed.
+
+        Without a kernel nothing shows whose they are, so after an interruption no purge would remove them.
+        """
+        keys = {target.key for target in targets}
+        raws = (found for found in self._raws(root) if isinstance(found, owners.Raw) and found.entry.key in keys)
+        last = owners.Owners(raws).last_kernels()
+        outcome = self._remove_files(root, [target for target in targets if target.key not in last])
+        if outcome.failed or outcome.skipped:
+            return outcome.plus(facts.Outcome(self.name, skipped=tuple(facts.Note(key, _KEPT) for key in sorted(last))))
+        return outcome.plus(self._remove_files(root, [target for target in targets if target.key in last]))
+
+    def _remove_files(self, root: Root, targets: Iterable[facts.Removable]) -> facts.Outcome:
+        """Remove files by their shapes; any tree removes cachectl's own."""
+        tidy = always if using(OPENED, processes=self.environment.processes) == () else None
+        groups: dict[Shape, list[facts.Removable]] = {}
+        for target in targets:
+            groups.setdefault(shape_of(root, target.key), []).append(target)
+        removals = (
+            (str(root.path), own, partial(self.tree(root, shape).remove, own, tidy=tidy))
+            for shape, own in groups.items()
+        )
+        return each_part(self.name, removals)
+
+    def _recount(self, root: Root) -> None:
+        """Write the true size into the index, to which Mesa only adds, and by which it decides when to drop entries."""
+        try:
+            handle = open_plain(root.path / "index", flags=os.O_RDWR)
+        except OSError as error:
+            if means_no_file(error):
+                return
+            raise
+        try:
+            if os.fstat(handle).st_size == _INDEX_SIZE:
+                os.pwrite(handle, _INDEX.pack(self._held(root)), 0)
+        finally:
+            os.close(handle)
+
+    def _held(self, root: Root) -> int:
+        """Return the bytes that the entries take on the disk, as Mesa counts them. Raises :class:`Unreachable`."""
+        total = 0
+        for leaf in self.tree(root).scan():
+            if isinstance(leaf, Leaf):
+                status = status_at(root.path / leaf.key) if leaf.orphan_rule is None else None
+                total += 0 if status is None else status.st_blocks * _BLOCK
+            elif leaf.hides:
+                raise Unreachable(self.name, leaf.message, leaf.path)
+        return total
+
+    # ------------------------------------------------------------------ verify
+
+    def verify(self, root: Root) -> Iterator[facts.Finding]:
+        """Check header and checksum of every entry of any driver: Mesa repairs none of them."""
+        effect = _DROPS if root.role == DATABASE else _NEVER
+        for found in self._raws(root):
+            if isinstance(found, Problem):
+                whole = found.code == "damaged" and root.role != MULTI_FILE
+                yield from self._broken(root, found) if whole else [self.to_finding(root, found)]
+            elif isinstance(found, owners.Raw):
+                try:
+                    data = found.read()
+                    complaint = None if data is None else entries.complaint(data)
+                    if data is not None and complaint is None and found.checksum not in (0, entries.checksum(data)):
+                        complaint = "its checksum does not match"
+                except Unreachable as error:
+                    yield self.unreadable(root, found.entry.key, error)
+                    continue
+                except LayerError as error:
+                    complaint = error.message
+                if complaint is not None:
+                    key, message = found.entry.key, f"{complaint}: {effect}"
+                    fix = f"cachectl purge --damaged {self.name}"
+                    yield facts.Finding(
+                        self.name, root.path, key, Severity.RECOMPILES, "damaged", message, fix, found.entry
+                    )
+        if root.role == MULTI_FILE:
+            yield from self._drifted(root)
+
+    def _broken(self, root: Root, problem: Problem) -> Iterator[facts.Finding]:
+        """Yield a finding for both files of a pair, since one without the other has the same effect."""
+        folder = problem.path.parent.relative_to(root.path)
+        form = self._form(root)
+        for name in (form.index_name, form.data_name):
+            key = str(folder / name)
+            leaf = self.tree(root, shape_of(root, key)).find(key)
+            thing = None if leaf is None else leaf.orphan(root.path, problem.message)
+            fix = f"cachectl purge --damaged {self.name}"
+            yield facts.Finding(self.name, root.path, key, Severity.RECOMPILES, "file", problem.message, fix, thing)
+
+    def _drifted(self, root: Root) -> Iterator[facts.Finding]:
+        try:
+            counted = self.indexed_bytes(root)
+            held = 0 if counted is None else self._held(root)
+        except OSError as error:
+            yield self.unreadable(root, "index", error)
+            return
+        if counted is not None and counted > 2 * held + _TOLERANCE:
+            message = f"counts {counted:,} bytes where {held:,} are: Mesa drops entries too early"
+            fix = "nothing: the next put or purge in this layer counts again"
+            yield facts.Finding(self.name, root.path, "index", Severity.WASTES, "index", message, fix)
+
+    def indexed_bytes(self, root: Root) -> int | None:
+        """Return the bytes that the index counts; ``None`` if there is no index. Raises :class:`OSError`."""
+        try:
+            data = read_plain(root.path / "index", limit=_INDEX.size)
+        except OSError as error:
+            if means_no_file(error):
+                return None
+            raise
+        return _INDEX.unpack(data)[0] if len(data) == _INDEX.size else None
+
+
+def _read_blob(pair: Pair, blob: Blob, *, limit: int = -1) -> bytes | None:
+    return pair.read(blob, limit)
+
+
+def shape_of(root: Root, key: str) -> Shape:
+    """Return the shape of a file by its key."""
+    shapes = _SHAPES[root.role]
+    return next((shape for shape in shapes if shape.accepts(key)), shapes[0])
+
+
+def name_of(key: str) -> str:
+    """Return the name of an entry in a larger file."""
+    return key.replace("/", "")
+
+
+def key_of(name: str) -> str:
+    """Return the key of an entry of a larger file."""
+    return f"{name[:2]}/{name[2:]}"

@@ -1,1 +1,0 @@
-"""The verbs of ``cachectl.switching``: options, call and rendering, one file each."""

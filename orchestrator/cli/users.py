@@ -1,0 +1,264 @@
+"""``--user`` and ``--all-users``: the verb in a child for each user, and one table of all answers.
+
+A child becomes the user before Python starts, and is isolated (``-I``). Its user may stop it and write in its name: the
+parent reads a bounded answer for a bounded time, and takes only numbers and escaped texts from it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from operator import methodcaller
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+
+from cachectl.cli import output
+from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.texts import printable
+
+if TYPE_CHECKING:
+    from pwd import struct_passwd
+
+    from cachectl.cli.call import Call
+
+#: Bytes that a child may write, and seconds that it may take.
+_MOST_OUTPUT: Final = 32 << 20
+_SECONDS: Final = 60
+#: How deep an answer may be nested, and how long a text in a table may be.
+_DEEPEST: Final = 12
+_LONGEST: Final = 200
+#: Lines of a child's standard error that are shown.
+_MOST_NOTES: Final = 3
+_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
+_LOGIN_DEFS: Final = Path("/etc/login.defs")
+
+#: The list in the document of each verb, and the texts and numbers of its items that the table shows.
+_FINDINGS: Final = ("findings", ("layer", "severity", "message", "fix"), ())
+_PURGE: Final = ("layers", ("layer",), ("removed", "bytes_freed", "skipped", "failed"))
+_SHOWN: Final[Mapping[str, tuple[str, Sequence[str], Sequence[str]]]] = {
+    "report": ("layers", ("layer",), ("entries", "files", "bytes", "stale_bytes")),
+    "ls": ("entries", ("layer", "key"), ("bytes",)),
+    "verify": _FINDINGS,
+    "doctor": _FINDINGS,
+    "purge": _PURGE,
+    "prune": _PURGE,
+}
+
+
+class _Answer(NamedTuple):
+    """What a child said: the document of its verb, or the error. Both are the word of its user."""
+
+    user: str
+    home: str
+    status: int
+    document: Mapping[str, Any]
+    error: str | None
+    notes: Sequence[str]
+
+    @property
+    def complete(self) -> bool:
+        """Return whether everything could be counted."""
+        total = self.document.get("total")
+        return self.error is None and (not isinstance(total, dict) or total.get("complete", True) is True)
+
+
+class _Row(NamedTuple):
+    """An item of a user's document."""
+
+    user: str
+    item: Mapping[str, Any]
+
+    def text(self, name: str) -> str:
+        """Return a member as a short text."""
+        value = self.item.get(name)
+        return value[:_LONGEST] if isinstance(value, str) else output.DASH
+
+    def number(self, name: str) -> int | None:
+        """Return a number, or the length of a list; ``None`` for anything else."""
+        value = self.item.get(name)
+        number = len(value) if isinstance(value, list) else value
+        return number if type(number) is int and 0 <= number < 1 << 62 else None
+
+
+def run(call: Call) -> int:
+    """Carry out the verb for each user, show all answers, and return the exit status."""
+    options = vars(call.options)
+    for name in ("html", "quiet"):
+        if options.get(name):
+            call.misuse(f"--{name} is for the caches of one user")
+    words, answers = list(_words(call.words)), []
+    with output.working("reading") as show:
+        for user in _users(options["user"]):
+            show(f"reading the caches of {user.pw_name}")
+            answers.append(_ask(user, words))
+    if answers and all(answer.status == 2 and answer.error == answers[0].error for answer in answers):  # noqa: PLR2004
+        raise BadRequest(str(answers[0].error))
+    items, texts, numbers = _SHOWN[call.options.verb]
+    rows = [_Row(answer.user, item) for answer in answers for item in answer.document.get(items, ())]
+    rows = [row for row in rows if not numbers or any(map(row.number, numbers))]
+    total = {name: sum(row.number(name) or 0 for row in rows) for name in numbers}
+    complete = all(answer.complete for answer in answers)
+    columns = (output.Column[_Row]("user", lambda row: row.user), *_columns(texts, numbers))
+    if call.form == "json":
+        users = [
+            {**answer.document, "user": answer.user, "home": answer.home, "error": answer.error} for answer in answers
+        ]
+        output.show_json({"schema": "cachectl/users/1", "users": users, "total": total, "complete": complete})
+    elif call.form == "csv":
+        output.show_csv(columns, rows)
+    else:
+        cells = ((output.size if "bytes" in name else output.count)(number) for name, number in total.items())
+        last = ["total", *("" for _ in texts), *(cell if complete else f"{cell}+" for cell in cells)]
+        output.show_table(columns, rows, last)
+    for answer in answers:
+        for line in (answer.error, *answer.notes):
+            if line:
+                output.warn(f"{answer.user}: {line}")
+    return 1 if any(answer.error or answer.status for answer in answers) else 0
+
+
+def _columns(texts: Iterable[str], numbers: Iterable[str]) -> Iterator[output.Column[_Row]]:
+    for name in texts:
+        yield output.Column(name, methodcaller("text", name))
+    for name in numbers:
+        yield (output.sizes if "bytes" in name else output.counts)(name, methodcaller("number", name))
+
+
+def _words(typed: Sequence[str]) -> Iterator[str]:
+    """Yield the words that a child gets of the typed line."""
+    words = iter(typed)
+    for word in words:
+        if word == "--user":
+            next(words)
+        elif word not in ("--json", "--csv", "--all-users") and not word.startswith("--user="):
+            yield word
+    yield "--json"
+
+
+def _users(names: Sequence[str]) -> list[struct_passwd]:
+    """Return the accounts of these names, or of all people: ``UID_MIN`` to ``UID_MAX`` of login.defs(5)."""
+    import pwd
+
+    if names:
+        try:
+            return [pwd.getpwnam(name) for name in dict.fromkeys(names)]
+        except KeyError as error:
+            raise BadRequest(f"{error.args[0]}; getent passwd lists accounts") from error
+    text = _LOGIN_DEFS.read_text(errors="replace") if _LOGIN_DEFS.exists() else ""
+    bounds = dict(re.findall(r"(?m)^(UID_M(?:IN|AX))\s+(\d{1,10})\b", text))
+    people = range(int(bounds.get("UID_MIN", 1000)), int(bounds.get("UID_MAX", 60000)) + 1)
+    # Several names may share one user id and home.
+    found = {(user.pw_uid, user.pw_dir): user for user in reversed(pwd.getpwall()) if user.pw_uid in people}
+    return [user for user in reversed(found.values()) if os.path.isdir(user.pw_dir)]
+
+
+def _ask(user: struct_passwd, words: Sequence[str]) -> _Answer:
+    """Run a verb as a user, and return what it wrote."""
+    status, data, errors, error = _run(user, words)
+    document: Mapping[str, Any] = {}
+    lines = errors.decode(errors="replace").splitlines()
+    notes = [printable(re.sub(r"^cachectl(?: \w+)?: ", "", line))[:1000] for line in lines if line.strip()]
+    if error is None and status < 0:
+        error = f"was ended by signal {-status}"
+    elif error is None and not data:
+        error = notes[-1] if notes else f"ended with status {status} and no answer"
+        if "No module named 'cachectl" in error or "No module named 'encodings" in error:
+            error += "; install cachectl where every user can read it"
+    elif error is None:
+        try:
+            document = _document(data, words[0])
+        except (ValueError, RecursionError):
+            error = f"wrote no valid document of {words[0]}"
+    return _Answer(user.pw_name, user.pw_dir, status, document, error, [] if error else notes[:_MOST_NOTES])
+
+
+def _document(data: bytes, verb: str) -> Mapping[str, Any]:
+    """Return the document that a child wrote. Raises :class:`ValueError` and :class:`RecursionError`."""
+    document: dict[str, Any] = _escaped(json.loads(data, parse_constant=_refuse), _DEEPEST)
+    items = document.get(_SHOWN[verb][0]) if isinstance(document, dict) else None
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        _refuse(verb)
+    return document
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ValueError(what)
+
+
+def _escaped(value: Any, depth: int) -> Any:  # noqa: ANN401 - JSON
+    """Return JSON with control characters escaped. Raises :class:`ValueError` if it is nested too deeply."""
+    if not depth:
+        _refuse("depth")
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_escaped(item, depth - 1) for item in value]
+    if isinstance(value, dict):
+        return {printable(key): _escaped(item, depth - 1) for key, item in value.items()}
+    return value
+
+
+def _run(user: struct_passwd, words: Sequence[str]) -> tuple[int, bytes, bytes, str | None]:
+    """Return the status of a child, its output and its errors, and why it could not be heard to its end."""
+    try:
+        own = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
+        child = subprocess.Popen(  # noqa: S603 - our own program
+            (sys.executable, "-I", "-X", "utf8", "-m", "cachectl", *words),
+            env={**own, "PATH": _PATH, "LC_ALL": "C.UTF-8"},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            user=user.pw_uid,
+            group=user.pw_gid,
+            extra_groups=os.getgrouplist(user.pw_name, user.pw_gid),
+            umask=0o077,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return -1, b"", b"", f"cannot start {printable(sys.executable)} as that user: {error.strerror}"
+    written: dict[IO[bytes], bytearray] = {stream: bytearray() for stream in (child.stdout, child.stderr) if stream}
+    try:
+        problem = _read(child, written, time.monotonic() + _SECONDS)
+    finally:
+        if child.returncode is None:
+            with suppress(OSError):
+                os.killpg(child.pid, signal.SIGKILL)
+        for stream in written:
+            stream.close()
+        # A file system of the user may keep it from ending.
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(5)
+    data, errors = (bytes(data) for data in written.values())
+    return child.returncode or 0, data, errors, problem
+
+
+def _read(child: subprocess.Popen[bytes], written: Mapping[IO[bytes], bytearray], deadline: float) -> str | None:
+    """Read what a child writes until it ends; return why that was given up, or ``None``."""
+    late = f"took longer than {_SECONDS} s"
+    with selectors.DefaultSelector() as pipes:
+        for stream, data in written.items():
+            pipes.register(stream, selectors.EVENT_READ, data)
+        while pipes.get_map():
+            if time.monotonic() > deadline:
+                return late
+            for key, _ in pipes.select(1):
+                piece = os.read(key.fd, 1 << 16)
+                key.data.extend(piece)
+                if len(key.data) > _MOST_OUTPUT:
+                    return f"wrote more than {_MOST_OUTPUT >> 20} MiB; select fewer entries"
+                if not piece:
+                    pipes.unregister(key.fileobj)
+    try:
+        child.wait(max(0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return late
+    return None

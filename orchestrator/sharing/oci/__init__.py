@@ -1,1 +1,0 @@
-"""Registries of OCI images: shared stores in their repositories, and export to images."""

@@ -1,0 +1,50 @@
+"""``cachectl config``: what is set, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from cachectl.options import FORM, Request
+from cachectl.table import Column, Table, Whole
+
+if TYPE_CHECKING:
+    from cachectl.config import Config, Setting
+
+OPTIONS: Final = (FORM,)
+
+
+def run(request: Request) -> Config:
+    """Carry out ``cachectl config``. Raises :class:`BadConfig` and :class:`ConfigRefused`."""
+    request.config.limits(request.now, request.stack, request.notice)
+    return request.config
+
+
+def _text(setting: Setting) -> str:
+    value = setting.value
+    if isinstance(value, tuple):
+        return " ".join(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_COLUMNS: Final[tuple[Column[Setting], ...]] = (
+    Column("setting", lambda setting: setting.key),
+    Column("value", _text),
+    Column("from", lambda setting: str(setting.path)),
+)
+
+
+def table(done: Config, _request: Request) -> Table[Setting]:
+    """Return the settings."""
+    return Table(_COLUMNS, done.settings)
+
+
+def show(done: Config, request: Request) -> Iterator[object]:
+    """Yield the settings, and where files are looked for."""
+    if done.settings:
+        yield table(done, request)
+    else:
+        yield "nothing is set"
+    yield ""
+    for place in done.files:
+        yield Whole(f"{place.origin}: {place.path}{'' if place.exists else ' (missing)'}")

@@ -1,0 +1,76 @@
+"""``cachectl layers``: what each layer can do here, and why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from cachectl.layers.base.as_json import AsJson
+from cachectl.layers.base.facts import Ability, Scope
+from cachectl.layers.base.registry import Broken
+from cachectl.options import FORM, LAYERS, Request
+from cachectl.table import Column, Table
+
+if TYPE_CHECKING:
+    from cachectl.layer_set import LayerSet
+    from cachectl.layers.base.layer import Layer
+
+OPTIONS: Final = (LAYERS, FORM)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAbilities:
+    """One layer and its abilities by name: ``None``, or the reason why it lacks that ability here."""
+
+    layer: str
+    title: str
+    scope: Scope
+    precious: bool
+    abilities: Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """Layers with their abilities, and the plug-ins that could not be loaded."""
+
+    layers: tuple[LayerAbilities, ...]
+    broken: tuple[Broken, ...]
+    as_json: ClassVar[AsJson] = AsJson("cachectl/layers/1")
+
+
+def layers(stack: LayerSet, names: Iterable[str] = ()) -> Layers:
+    """Return the abilities of the named layers, or of all."""
+    named = tuple(names)
+    return Layers(tuple(map(_abilities, stack.named(named))), () if named else stack.broken)
+
+
+def _abilities(layer: Layer) -> LayerAbilities:
+    abilities = {ability.value: reason for ability, reason in layer.abilities().items()}
+    return LayerAbilities(layer.name, layer.title, layer.scope, layer.precious, abilities)
+
+
+def run(request: Request) -> Layers:
+    """Carry out ``cachectl layers``."""
+    return layers(request.stack, request.options.layers)
+
+
+def _column(ability: str) -> Column[LayerAbilities]:
+    return Column(ability, lambda layer: "no" if layer.abilities[ability] else "yes")
+
+
+def table(done: Layers, _request: Request) -> Table[LayerAbilities]:
+    """Return whether each layer has each ability."""
+    name: Column[LayerAbilities] = Column("layer", lambda layer: layer.layer)
+    return Table((name, *(_column(ability.value) for ability in Ability)), done.layers)
+
+
+def show(done: Layers, request: Request) -> Iterator[object]:
+    """Yield the table, and the reason for each ability that is missing."""
+    yield table(done, request)
+    for layer in done.layers:
+        for ability, reason in layer.abilities.items():
+            if reason is not None:
+                yield f"{layer.layer}: no {ability}: {reason}"
+    for plugin in done.broken:
+        request.notice(f"plug-in {plugin.name}: {plugin.why}")

@@ -1,0 +1,166 @@
+"""``cachectl schedule``: what prunes by itself, and how to install it.
+
+Sources: systemd.timer(5), systemd.service(5) and systemd.syntax(7); crontab(5); slurm.conf(5), section "Prolog and
+Epilog Scripts".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from zlib import crc32
+
+from cachectl.layers.base.environment import config_paths
+from cachectl.layers.base.errors import FAILURES, BadRequest
+from cachectl.options import Option, Request
+from cachectl.table import Raw
+
+if TYPE_CHECKING:
+    from cachectl.layer_set import LayerSet
+
+KINDS: Final = ("systemd", "cron", "slurm-epilog")
+OPTIONS: Final = (
+    Option("kind", metavar="|".join(KINDS), choices=KINDS, help="daily, or when a job of Slurm ends"),
+    Option("--all-users", action="store_true", dest="everybody", help="for root: prune the caches of all users"),
+)
+
+_SYSTEMD: Final = """\
+# Install: cachectl schedule systemd{words} | sh
+mkdir -p {folder}
+cat >{folder}/cachectl-prune.service <<'END'
+[Unit]
+Description=Prune kernel caches to the limits in cachectl's settings
+
+[Service]
+Type=oneshot
+WorkingDirectory=/
+{variables}ExecStart={command}
+Nice=19
+IOSchedulingClass=idle
+END
+cat >{folder}/cachectl-prune.timer <<'END'
+[Unit]
+Description=Prune kernel caches every day
+
+[Timer]
+OnCalendar=daily
+RandomizedDelaySec=2h
+Persistent=true
+
+[Install]
+WantedBy=timers.target
+END
+{systemctl} daemon-reload
+{systemctl} enable --now cachectl-prune.timer
+# Remove: {systemctl} disable --now cachectl-prune.timer && rm {folder}/cachectl-prune.*
+"""
+_CRON: Final = """\
+# Install: (crontab -l 2>/dev/null | grep -v 'cachectl schedule'; cachectl schedule cron{words}) | crontab -
+{line}
+"""
+_EPILOG: Final = """\
+#!/bin/sh
+# Install: cachectl schedule slurm-epilog | install -m 755 /dev/stdin /etc/slurm/epilog.d/cachectl-prune
+# slurm.conf needs Epilog=/etc/slurm/epilog.d/*; then run: scontrol reconfigure
+# When a job ends, slurmd runs this as root on its nodes. It prunes the caches of the job's user, as that user.
+[ -n "$SLURM_JOB_USER" ] || exit 0
+# Its nodes usually share the home, so that the first one is enough.
+first=$(scontrol show hostnames "$SLURM_NODELIST" 2>/dev/null | head -n 1)
+[ -z "$first" ] || [ "$first" = "$SLURMD_NODENAME" ] || exit 0
+cd /
+{command} --user "$SLURM_JOB_USER" >/dev/null
+# Slurm drains a node whose epilog fails.
+exit 0
+"""
+
+
+def schedule(layers: LayerSet, kind: str, *, all_users: bool = False) -> str:
+    """Return a schedule of a kind in :data:`KINDS`, with the command that installs it; ``all_users`` is for root.
+
+    Raises :class:`BadRequest` for another kind, and for a variable that cannot be written down.
+    """
+    command = [*_program(), "prune", *(["--all-users"] if all_users else [])]
+    words = " --all-users" if all_users else ""
+    _require_printable("the path of cachectl", command[0])
+    # Each user has caches and settings of his own.
+    variables = {} if all_users or kind == "slurm-epilog" else _needed_variables(layers)
+    if kind == "systemd":
+        folder = "/etc/systemd/system" if all_users else '"${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user"'
+        systemctl = "systemctl" if all_users else "systemctl --user"
+        lines = "".join(f"Environment={_unit_word(f'{name}={value}')}\n" for name, value in variables.items())
+        # systemd takes no path of a program with these characters.
+        through = ("/bin/sh", "-c", 'exec "$0" "$@"') if re.search(r"""["'\\$]""", command[0]) else ()
+        start = " ".join(_unit_word(word).replace("$", "$$") for word in (*through, *command))
+        return _SYSTEMD.format(words=words, folder=folder, variables=lines, command=start, systemctl=systemctl)
+    if kind == "cron":
+        # Users of one machine start at different times, and one user always at the same time.
+        minute = crc32(os.fsencode(layers.environment.home_folder)) % 60
+        own = " ".join(["cd / &&", *(f"{name}={shlex.quote(value)}" for name, value in variables.items())])
+        # cron would take % for the end of the line. It mails what a command prints, so that only errors are mailed.
+        line = f"{minute} 4 * * * {own} {shlex.join(command)} >/dev/null # cachectl schedule".replace("%", "\\%")
+        return _CRON.format(words=words, line=line)
+    if kind == "slurm-epilog":
+        return _EPILOG.format(command=shlex.join(command))
+    raise BadRequest(f"unknown schedule {kind!r}; there are {', '.join(KINDS)}")
+
+
+def _program() -> tuple[str, ...]:
+    """Return the words that start this cachectl from any folder, without a search path."""
+    # Python started by a relative path keeps dots in it.
+    python = os.path.abspath(sys.executable)
+    for script in (os.path.abspath(sys.argv[0]), os.path.join(os.path.dirname(python), "cachectl")):
+        if os.path.basename(script) == "cachectl" and os.path.isfile(script) and os.access(script, os.X_OK):
+            return (script,)
+    return (python, "-m", "cachectl")
+
+
+def _needed_variables(layers: LayerSet) -> Mapping[str, str]:
+    """Return the variables that move caches or settings: a timer does not get those that a shell sets."""
+    environment = layers.environment
+    here = _places(layers)
+    needed = {}
+    for name, value in environment.variables.items():
+        without = environment.with_variables({}, frozenset({name}))
+        if name != "HOME" and _places(type(layers)(without)) != here:
+            _require_printable(name, value)
+            needed[name] = value
+    return needed
+
+
+def _require_printable(what: str, text: str) -> None:
+    if re.search(r"[\x00-\x1f\x7f]", text):
+        raise BadRequest(f"{what} has a control character, which no schedule can hold; change it")
+
+
+def _places(layers: LayerSet) -> set[Path]:
+    """Return where caches and settings are."""
+    found = {path for _, path in config_paths(layers.environment)}
+    for layer in layers:
+        with suppress(*FAILURES):
+            found.update(root.path for root in layer.roots())
+    return found
+
+
+def _unit_word(text: str) -> str:
+    """Quote a word of a unit file. Raises :class:`BadRequest` for bytes that no unit file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRequest("systemd reads UTF-8 only; run: cachectl schedule cron") from error
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") + '"'
+
+
+def run(request: Request) -> Raw:
+    """Carry out ``cachectl schedule``."""
+    options = request.options
+    # The settings of other users set their limits.
+    own = options.kind != "slurm-epilog" and not options.everybody
+    if own and request.config.limits(request.now, request.stack, request.notice).none:
+        request.notice("prune has no limit yet, so it would fail; cachectl config shows where to set one")
+    return Raw(schedule(request.stack, options.kind, all_users=options.everybody).splitlines())

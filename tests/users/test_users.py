@@ -1,0 +1,357 @@
+"""``--user`` and ``--all-users``: each user by a child that has become that user, however hostile the home is."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import secrets
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from homes import PROGRAMS
+from support.accounts import account, install_for_all
+from support.hostile import PYTHON, database, hash_tree, link
+
+from cachectl.cli import users
+
+if TYPE_CHECKING:
+    from homes import Home
+
+ME = pwd.getpwuid(os.geteuid()).pw_name
+SUPERUSER = ME == "root"
+
+
+def test_other_users_are_for_root(home: Home) -> None:
+    refused = home.cachectl("report", "--user", "nobody of this name", check=False)
+    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2 if SUPERUSER else 1, "", 1)
+
+
+def test_an_empty_folder_is_not_the_working_folder(home: Home) -> None:
+    """A script may write ``--root "$FOLDER"`` without that variable."""
+    refused = home.cachectl("report", "--root=", check=False)
+    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
+    assert "argument --root: no folder is named" in refused.stderr
+
+
+def test_a_child_gets_the_words_of_the_verb() -> None:
+    typed = "report --user ann pocl --csv --user=bob --all-users --json --wait=1"
+    assert list(users._words(typed.split())) == ["report", "pocl", "--wait=1", "--json"]
+
+
+def document(**layer: object) -> bytes:
+    return json.dumps({"schema": "cachectl/report/1", "layers": [{"layer": "pocl", **layer}]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "written", "errors", "error"),
+    [
+        (0, document(), b"", None),
+        (0, b"", b"", "ended with status 0 and no answer"),
+        (2, b"", b"noise\ncachectl report: name the \x1b[31mlayers\n", r"name the \x1b[31mlayers"),
+        (-9, b"", b"", "was ended by signal 9"),
+        *(
+            (0, data, b"", "wrote no valid document of report")
+            for data in (
+                b"\0" * 100,
+                b"[" * 1_000_000,
+                b'{"layers": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+                b'{"layers": ' + b"[" * 20 + b"]" * 20 + b"}",
+                b'{"layers": [1]}',
+                b'{"layers": {}}',
+                b'{"layers": [{"bytes": NaN}]}',
+                b'{"layers": ' + b"9" * 1_000_000 + b"}",
+                b"[]",
+                "\udcff".encode("utf-16", "surrogatepass"),
+            )
+        ),
+    ],
+)
+def test_an_answer_is_a_document_or_an_error(
+    status: int, written: bytes, errors: bytes, error: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(users, "_run", lambda *_: (status, written, errors, None))
+    answer = users._ask(pwd.getpwnam(ME), ["report", "--json"])
+    assert (answer.error, answer.complete) == (error, error is None)
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [(1, 1), ([1, 2], 2), ("1", None), (-1, None), (1.5, None), (True, None), (1 << 64, None), ({}, None)],
+)
+def test_only_numbers_are_summed_and_texts_are_escaped(value: object, number: int | None) -> None:
+    (item,) = users._document(document(bytes=value, layer="\x1b]0;\x07\n\u202e"), "report")["layers"]
+    row = users._Row("ann", item)
+    assert row.number("bytes") == number
+    assert row.text("layer") == r"\x1b]0;\x07\n\u202e"
+    assert row.text("bytes") == (value if isinstance(value, str) else "-")
+
+
+# ---------------------------------------------------------------------- real users
+
+
+@dataclass(frozen=True)
+class Person:
+    """A user of this machine, and a cachectl that everybody can start."""
+
+    name: str
+    home: Path
+    cachectl: tuple[str, ...]
+
+    def run(self, *command: str) -> subprocess.Popen[str]:
+        """Start a program as this user."""
+        account = pwd.getpwnam(self.name)
+        return subprocess.Popen(
+            command,
+            env={"HOME": str(self.home), "PATH": os.defpath},
+            cwd=self.home,
+            user=account.pw_uid,
+            group=account.pw_gid,
+            extra_groups=[],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def json(self, *words: str) -> Any:  # noqa: ANN401 - JSON
+        """Run a verb as this user would."""
+        return json.loads(self.run(*self.cachectl, *words, "--json").communicate()[0])
+
+    def own(self) -> None:
+        """Give the user everything in the home, and nobody else a way into it."""
+        account = pwd.getpwnam(self.name)
+        for above, names, files in os.walk(self.home):
+            for name in (".", *names, *files):
+                os.lchown(os.path.join(above, name), account.pw_uid, account.pw_gid)
+        self.home.chmod(0o700)
+
+
+@dataclass(frozen=True)
+class People:
+    """Two users and a hostile third, alone in a password file of their own, and a folder of root's."""
+
+    ann: Person
+    bob: Person
+    eve: Person
+    base: Path
+    command: tuple[str, ...]
+
+    def cachectl(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command as root, in a system whose only people are these, without root's power over files."""
+        variables = {"HOME": str(self.base / "root"), "PATH": os.environ["PATH"]}
+        return subprocess.run(
+            [*self.command, *self.ann.cachectl, *words],
+            env=variables,
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+
+    def json(self, *words: str) -> Any:  # noqa: ANN401 - JSON
+        """Run a command as root and return its document."""
+        return json.loads(self.cachectl(*words, "--json").stdout)
+
+
+@pytest.fixture(scope="module")
+def base() -> Iterator[Path]:
+    """Make a folder that everybody can enter; the temporary folders of a test belong to its user alone."""
+    if not SUPERUSER or shutil.which("useradd") is None:
+        pytest.skip("needs root and useradd")
+    with tempfile.TemporaryDirectory(prefix="cachectl-people-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def installed(base: Path) -> tuple[str, ...]:
+    """Return how to start a cachectl that every user can read."""
+    return install_for_all(base)
+
+
+@pytest.fixture
+def people(base: Path, installed: tuple[str, ...], filled: Home) -> Iterator[People]:
+    """Make the users, with caches that real programs filled, and a system in which there are no others."""
+    for tool in ("unshare", "setpriv"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"needs {tool}")
+    with ExitStack() as stack:
+        ann, bob, eve = (stack.enter_context(_person(base, name, installed)) for name in ("ann", "bob", "eve"))
+        for person in (ann, bob):
+            shutil.copytree(filled.path / ".cache", person.home / ".cache", symlinks=True)
+            person.own()
+        (base / "passwd").write_text(
+            "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/nonexistent:/bin/sh\n"
+            + "".join(f"{':'.join(map(str, pwd.getpwnam(one.name)))}\n" for one in (ann, bob, eve))
+            + "away:x:1999:1999::/nonexistent:/bin/sh\n"
+        )
+        mounted = f'mount --bind {base}/passwd /etc/passwd && exec setpriv --bounding-set={WITHOUT} "$@"'
+        yield People(ann, bob, eve, base, ("unshare", "--mount", "sh", "-c", mounted, "sh"))
+
+
+#: Without these root cannot touch the files of others: what is removed was removed by its owner.
+WITHOUT = "-dac_override,-dac_read_search,-fowner,-chown"
+
+
+@contextmanager
+def _person(base: Path, name: str, installed: tuple[str, ...]) -> Iterator[Person]:
+    with account(f"cctl{secrets.token_hex(3)}{name}", base / name) as made:
+        yield Person(made, base / name, installed)
+
+
+def _make_hostile(people: People) -> Path:
+    """Fill the home of the third with traps; return a folder of root's that they lead to."""
+    eve, outside = people.eve.home, people.base / "outside"
+    shutil.copytree(people.ann.home / ".cache", outside, symlinks=True)
+    (outside / "thesis.tex").write_text("years of work")
+    database(outside / f"pdict-v5-far-{PYTHON}.sqlite", "create table dict (keyhash text)")
+    places = (".cache/pytools", ".cache/pyopencl", ".cache/comgr", ".nv/ComputeCache", ".config/miopen")
+    for place in places:
+        (eve / place).mkdir(parents=True, exist_ok=True)
+        link(eve / place, outside)
+    # Whole roots: one of another user, one of root's, one of the system.
+    (eve / ".cache" / "pocl").symlink_to(people.bob.home / ".cache" / "pocl")
+    (eve / ".cache" / "neo_compiler_cache").symlink_to(outside)
+    (eve / ".cache" / "mesa_shader_cache").symlink_to("/etc")
+    # Code that a Python of this user would run.
+    code = f"import os; os.close(os.open({str(eve / 'ran')!r}, os.O_CREAT | os.O_WRONLY))\n"
+    for version in range(10, 16):
+        site = eve / ".local" / "lib" / f"python3.{version}" / "site-packages"
+        (site / "evil-1.dist-info").mkdir(parents=True)
+        (site / "evil-1.dist-info" / "METADATA").write_text("Name: evil\nVersion: 1\n")
+        (site / "evil-1.dist-info" / "entry_points.txt").write_text("[cachectl.layers]\nevil = evil:Evil\n")
+        (site / "evil.pth").write_text(code.replace("\n", "") + "\n")
+        for module in ("sitecustomize", "usercustomize", "evil", "cachectl", "platformdirs"):
+            (site / f"{module}.py").write_text(code)
+    for module in ("sitecustomize", "cachectl", "platformdirs", "json"):
+        (eve / f"{module}.py").write_text(code)
+    people.eve.own()
+    # A hard link to it is in that home.
+    os.chown(outside / "thesis.tex", 0, 0)
+    return outside
+
+
+@pytest.mark.real
+@pytest.mark.environment
+def test_all_users_are_counted_and_cleared_each_as_themselves(people: People) -> None:
+    outside = _make_hostile(people)
+    everybody = (people.ann, people.bob, people.eve)
+    totals = [person.json("report")["total"] for person in everybody]
+    assert totals[0] == totals[1]
+    assert totals[0]["entries"] > 20
+    before = hash_tree(outside, people.bob.home / ".cache")
+
+    document = people.json("report", "--all-users")
+    assert [user["user"] for user in document["users"]] == [person.name for person in everybody]
+    assert [user["total"] for user in document["users"]] == totals
+    for number in ("entries", "files", "bytes"):
+        assert document["total"][number] == sum(total[number] or 0 for total in totals)
+    assert document["complete"] == all(total["complete"] for total in totals)
+
+    for verb in ("ls", "verify", "doctor"):
+        assert len(people.json(verb, "--all-users")["users"]) == 3
+    assert people.json("prune", "--max-size=0B", "--dry-run", "--all-users")["total"]["removed"] > 40
+    assert hash_tree(outside, people.bob.home / ".cache") == before
+
+    # A lock that its owner never gives back holds up nobody else.
+    hold = (
+        "import sqlite3, sys, time; c = sqlite3.connect(sys.argv[1]); c.execute('create table if not exists t (a)'); "
+    )
+    hold += "c.execute('begin exclusive'); print('held', flush=True); time.sleep(600)"
+    held = people.eve.home / ".cache" / "pytools" / f"pdict-v5-held-{PYTHON}.sqlite"
+    holder = people.eve.run(people.ann.cachectl[0], "-c", hold, str(held))
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    try:
+        people.cachectl("purge", "--all", "--user", people.eve.name, "--wait=0.1")
+        assert hash_tree(outside, people.bob.home / ".cache") == before
+        document = people.json("purge", "--all", "--all-users", "--wait=0.1")
+    finally:
+        holder.kill()
+        holder.communicate()
+    removed = {user["user"]: user["total"]["removed"] for user in document["users"]}
+    assert removed[people.ann.name] == removed[people.bob.name] == totals[0]["entries"]
+    assert [person.json("report")["total"]["entries"] for person in (people.ann, people.bob)] == [0, 0]
+    assert hash_tree(outside) == {path: what for path, what in before.items() if path.startswith(bytes(outside))}
+    assert not (people.eve.home / "ran").exists()
+    assert not list((people.base / "root").glob("**/*"))
+
+
+@pytest.mark.real
+@pytest.mark.environment
+def test_each_user_has_settings_of_his_own(people: People) -> None:
+    limits = {
+        people.base / "root": "[prune]\nmax-size = '0B'\n",
+        people.ann.home: '[prune]\nolder-than = "99d"\n[prune.pocl]\nmax-size = "1B"\n',
+        people.eve.home: "[prune]\nmax-sise = 0\n",
+    }
+    for home, text in limits.items():
+        file = home / ".config" / "cachectl" / "config.toml"
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    (people.bob.home / ".config" / "cachectl" / "config.toml").mkdir(parents=True)
+    for person in (people.ann, people.bob, people.eve):
+        person.own()
+    found = {one["user"]: one for one in people.json("prune", "--all-users", "--dry-run")["users"]}
+    ann = found[people.ann.name]["layers"]
+    assert {layer["layer"] for layer in ann if layer["removed"]} == {"pocl"}
+    assert "config.toml: not a file" in found[people.bob.name]["error"]
+    assert "config.toml:2: prune.max-sise: no limit" in found[people.eve.name]["error"]
+    shutil.rmtree(people.base / "root" / ".config")
+
+
+@pytest.mark.real
+@pytest.mark.environment
+def test_one_table_names_the_users(people: People) -> None:
+    ann, bob = people.ann.name, people.bob.name
+    table = people.cachectl("report", "--user", ann, "--user", bob).stdout.splitlines()
+    assert table[0].split() == ["user", "layer", "entries", "files", "bytes", "stale_bytes"]
+    assert {line.split()[0] for line in table[1:-1]} == {ann, bob}
+    assert table[-1].startswith("total ")
+    listed = people.cachectl("ls", "--user", ann, "--limit=2", "--csv")
+    assert [line.split(",")[0] for line in listed.stdout.splitlines()] == ["user", ann, ann]
+
+
+@pytest.mark.real
+@pytest.mark.environment
+@pytest.mark.parametrize(("flood", "because"), [((), "took longer than 60 s"), (("80",), "wrote more than 32 MiB")])
+def test_a_child_that_its_user_has_taken_over_fails_alone(flood: Sequence[str], because: str, people: People) -> None:
+    program = people.base / "captor.py"
+    shutil.copy(PROGRAMS / "captor.py", program)
+    captor = people.eve.run(people.ann.cachectl[0], str(program), *flood)
+    assert captor.stdout is not None
+    assert captor.stdout.readline() == "waiting\n"
+    try:
+        started = time.monotonic()
+        done = people.cachectl("report", "--all-users")
+        assert time.monotonic() - started < 100
+    finally:
+        captor.kill()
+        captor.communicate()
+    assert done.returncode == 1
+    assert [line for line in done.stderr.splitlines() if because in line] == done.stderr.splitlines()
+    assert done.stderr.startswith(f"cachectl: {people.eve.name}: ")
+    assert people.ann.name in done.stdout
+    assert people.bob.name in done.stdout
+    assert not _processes_of(people.eve)
+
+
+def _processes_of(person: Person) -> list[str]:
+    uid = pwd.getpwnam(person.name).pw_uid
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.stat(f"/proc/{name}").st_uid == uid:
+                found.append(Path(f"/proc/{name}/cmdline").read_text())
+        except OSError:
+            continue
+    return found
