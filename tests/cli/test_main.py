@@ -53,7 +53,7 @@ def test_nothing_heavy_is_imported(home: Home, command: list[str]) -> None:
 def test_a_report_loads_only_what_it_needs(home: Home) -> None:
     program = "import sys; from cachectl.cli.main import main; main(['report']); print(*sys.modules)"
     loaded = home.run(sys.executable, "-c", program).stdout.split()
-    assert "cachectl.layers.mesa.stores" in loaded
+    assert "cachectl.layers.mesa.store" in loaded
     assert UNUSED.isdisjoint(loaded)
 
 
