@@ -62,6 +62,11 @@ class Environment:
     searches_pythons: bool = False
     memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
+    @property
+    def trusts_writers(self) -> bool:
+        """Return whether other users who can write to a cache are trusted, which the superuser may not say."""
+        return self.shared and not self.superuser
+
     @classmethod
     def here(cls) -> Environment:
         """Describe this very process."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from abc import ABC
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -38,7 +38,7 @@ from cachectl.layers.base.facts import (
 from cachectl.layers.base.limits import key_complaint
 from cachectl.layers.base.parts import Lookups, Portability, Tagging
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.base.store import Store, attempt
+from cachectl.layers.base.store import Store, attempt, sum_usage
 from cachectl.layers.disk.trust import belonging_to, closed_to_changes, owner_of
 
 _NO_SWITCH: Final = "nothing turns this cache off"
@@ -174,7 +174,7 @@ class Layer(Declaration):
     @final
     def usage(self, root: Root) -> Usage:
         """Count a root."""
-        return self.store.usage(root)
+        return sum_usage(self.store.iter_usage(root))
 
     @final
     def verify(self, root: Root) -> Iterator[facts.Finding]:
@@ -262,28 +262,22 @@ class Layer(Declaration):
         return roots[0]
 
     @final
-    def recover_all(self, within: Callable[[Root], bool] = lambda _root: True) -> None:
-        """Finish interrupted writes in the roots that are ``within`` and may be changed.
+    def recover_all(self) -> None:
+        """Finish interrupted writes in the roots that may be changed.
 
         Verbs that remove entries call this first, because such a write can hide entries from a read-only scan. The
         verb itself reports a write that cannot be finished.
         """
         if self.abilities()[Ability.CLEAR] is not None:
             return
-        for root in filter(within, self.roots()):
+        for root in self.roots():
             with suppress(LayerError, OSError):
                 self._require_changeable(root)
                 self.store.recover(root)
 
     @final
-    def plan_clear(
-        self,
-        selection: Selection = ALL,
-        *,
-        within: Callable[[Root], bool] = lambda _root: True,
-        damaged: bool = False,
-    ) -> facts.Plan:
-        """List exactly the entries that clearing the selection would remove in roots ``within``. Changes nothing.
+    def plan_clear(self, selection: Selection = ALL, *, damaged: bool = False) -> facts.Plan:
+        """List exactly the entries that clearing the selection would remove. Changes nothing.
 
         With ``damaged`` only those that :meth:`verify` finds damaged. Raises :class:`Refused` if the layer must not be
         cleared.
@@ -292,31 +286,27 @@ class Layer(Declaration):
         if selection.kernel is not None and (reason := self.refusals().get(Ability.KERNELS)) is not None:
             return facts.Plan(self.name, skipped=(facts.Note("*", f"cannot be selected by kernel: {reason}"),))
         plan = facts.Plan(self.name)
-        for root in filter(within, self.roots()):
+        for root in self.roots():
             try:
                 part = self._plan_damaged(root, selection) if damaged else self._plan_root(root, selection)
             except (LayerError, OSError) as error:
                 part = facts.Plan(self.name, failed=(facts.Note(str(root.path), reason_of(error)),))
             plan = plan.plus(part)
-        return replace(plan, recreate=tuple(root.path for root in self.required_roots() if within(root)))
+        return replace(plan, recreate=tuple(root.path for root in self.required_roots()))
 
     @final
-    def plan_removal(self, things: Iterable[Removable]) -> facts.Plan:
+    def plan_removal(self, things: Iterable[Removable], *, in_use: bool = False) -> facts.Plan:
         """Plan the removal of exactly these things, as a scan yielded them. Changes nothing.
 
-        Raises :class:`Refused` if the layer must not be cleared.
+        With ``in_use`` those go too that a program may be using: entries that only this process could hit. Raises
+        :class:`Refused` if the layer must not be cleared.
         """
         self._require(Ability.CLEAR)
-        return self._without_others(self._idle(self._unique(things)))
-
-    @final
-    def plan_spent(self, things: Iterable[Removable]) -> facts.Plan:
-        """Plan the removal of entries that only this process could hit and no longer needs, in use or not.
-
-        Changes nothing. Raises :class:`Refused` if the layer must not be cleared.
-        """
-        self._require(Ability.CLEAR)
-        return facts.Plan(self.name, self._unique(things))
+        unique = tuple({(thing.root, thing.key): thing for thing in things}.values())
+        for root in self.roots():
+            if any(thing.root == root.path for thing in unique):
+                self._require_changeable(root)
+        return self._without_others(facts.Plan(self.name, unique) if in_use else self._idle(unique))
 
     @final
     def clear(self, plan: facts.Plan) -> facts.Outcome:
@@ -368,7 +358,7 @@ class Layer(Declaration):
     def _require_changeable(self, root: Root) -> None:
         """Raise :class:`Refused` for a root that another user owns, or can write to and is not trusted to."""
         environment = self.environment
-        reason = closed_to_changes(root.path, superuser=environment.superuser, shared=environment.shared)
+        reason = closed_to_changes(root.path, superuser=environment.superuser, shared=environment.trusts_writers)
         if reason is not None:
             raise Refused(self.name, reason, root.path)
 
@@ -385,14 +375,6 @@ class Layer(Declaration):
         skipped = tuple(facts.Note(entry.key, belonging_to(owner)) for entry, owner in pairs if owner)
         own = tuple(entry for entry, owner in pairs if not owner)
         return replace(plan, entries=own, skipped=(*plan.skipped, *skipped))
-
-    def _unique(self, things: Iterable[Removable]) -> tuple[Removable, ...]:
-        """Return each thing once. Raises :class:`Refused` if a root must not be changed."""
-        unique = tuple({(thing.root, thing.key): thing for thing in things}.values())
-        for root in self.roots():
-            if any(thing.root == root.path for thing in unique):
-                self._require_changeable(root)
-        return unique
 
     def _plan_damaged(self, root: Root, selection: Selection) -> facts.Plan:
         damaged = [finding for finding in self.store.verify(root) if finding.thing is not None]

@@ -19,7 +19,7 @@ from typing import ClassVar, NamedTuple, TypeVar, final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unsettled, reason_of
+from cachectl.layers.base.errors import EntryExists, LayerError, Unsettled, reason_of
 from cachectl.layers.base.facts import (
     Bulk,
     Counted,
@@ -65,7 +65,7 @@ class Codec(ABC):
 class Store(ABC):
     """The store of a layer's entries. A layer declares it, and it is bound to a name and environment with the layer.
 
-    The first six methods are the protocol. The others have a general implementation for entries whose keys are paths
+    The first four methods are the protocol. The others have a general implementation for entries whose keys are paths
     below the root; a store overrides one if it has a faster or safer way.
     """
 
@@ -141,10 +141,6 @@ class Store(ABC):
         """Yield the things to count in a root."""
         yield from self.scan(root, contents=False)
 
-    def usage(self, root: Root) -> facts.Usage:
-        """Count a root."""
-        return sum_usage(self.iter_usage(root))
-
     def in_use(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
         """Pair each thing to be cleared with the reason to leave it for now, ``None`` if there is none.
 
@@ -206,13 +202,6 @@ class Store(ABC):
     def unreadable(self, root: Root, key: str, error: LayerError | OSError) -> facts.Finding:
         """Return the finding of an entry that could not be read; it has no ``thing``, since the entry may be whole."""
         return self.to_finding(root, Problem(root.path / key, "unreadable", reason_of(error)))
-
-    @final
-    def with_fix(self, error: LayerError) -> str:
-        """Return an error's message; for damage, with the command that removes it."""
-        if not isinstance(error, Damaged) or facts.Ability.CLEAR in self.refusals():
-            return error.message
-        return f"{error.message}; to remove it: cachectl purge --damaged {self.name}"
 
 
 def attempt(act: Callable[[], T]) -> T | LayerError | OSError:
@@ -279,25 +268,29 @@ def sum_usage(found: Iterable[Counted]) -> Usage:
     entries = files = total = orphan_files = orphan_bytes = stale_entries = stale_bytes = 0
     knows_stale = False
     disk: int | None = 0
-    moments: list[float] = []
+    oldest: float | None = None
+    newest: float | None = None
     problems: list[Problem] = []
     for thing in found:
         if isinstance(thing, Problem):
             problems.append(thing)
             continue
+        if isinstance(thing, Entry) and thing.guest is not None:
+            continue
+        if thing.files and disk is not None:
+            disk = None if thing.disk is None else disk + thing.disk
         if isinstance(thing, Orphan):
-            disk = _plus(disk, thing)
             orphan_files += thing.files
             orphan_bytes += thing.bytes
             continue
-        if isinstance(thing, Entry) and thing.guest is not None:
-            continue
-        count = _count_of(thing)
-        disk = _plus(disk, thing)
+        count, first, last = _entries_of(thing)
         entries += count
         files += thing.files
         total += thing.bytes
-        moments = _extremes([*moments, *_moments_of(thing)])
+        if first is not None and (oldest is None or first < oldest):
+            oldest = first
+        if last is not None and (newest is None or last > newest):
+            newest = last
         if thing.stale is not None:
             knows_stale = True
             stale_entries += count if thing.stale else 0
@@ -312,38 +305,21 @@ def sum_usage(found: Iterable[Counted]) -> Usage:
         orphan_bytes=orphan_bytes if orphan_bytes or complete else None,
         stale_entries=stale_entries if knows_stale else None,
         stale_bytes=stale_bytes if knows_stale else None,
-        oldest=moments[0] if moments else None,
-        newest=moments[-1] if moments else None,
+        oldest=oldest,
+        newest=newest,
         problems=tuple(problems),
         disk_bytes=disk if disk or complete else None,
     )
 
 
-def _plus(disk: int | None, thing: Entry | Orphan | Housekeeping | Bulk) -> int | None:
-    """Add the disk blocks of a thing that has files."""
-    own = thing.disk if thing.files else 0
-    return None if disk is None or own is None else disk + own
+def _entries_of(thing: Entry | Housekeeping | Bulk) -> tuple[int, float | None, float | None]:
+    """Return the number of entries, and the times of the oldest and the newest change; other files have none."""
+    if isinstance(thing, Entry):
+        moment = thing.modified if thing.modified is not None else thing.written_before
+        return 1, moment, moment
+    return (thing.entries, thing.oldest, thing.newest) if isinstance(thing, Bulk) else (0, None, None)
 
 
 def unknown_usage(*problems: Problem) -> Usage:
     """Return the usage of a root that could not be counted: all numbers are unknown."""
     return Usage(entries=None, files=None, bytes=None, orphan_files=None, orphan_bytes=None, problems=problems)
-
-
-def _count_of(thing: Entry | Housekeeping | Bulk) -> int:
-    return thing.entries if isinstance(thing, Bulk) else int(isinstance(thing, Entry))
-
-
-def _moments_of(thing: Entry | Housekeeping | Bulk) -> Iterator[float]:
-    if isinstance(thing, Bulk):
-        known = (thing.oldest, thing.newest)
-    elif isinstance(thing, Entry):
-        known = (thing.modified if thing.modified is not None else thing.written_before, None)
-    else:
-        # Its age is not that of an entry.
-        known = (None, None)
-    yield from (moment for moment in known if moment is not None)
-
-
-def _extremes(moments: list[float]) -> list[float]:
-    return [min(moments), max(moments)] if moments else []

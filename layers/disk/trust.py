@@ -61,7 +61,7 @@ def closed_to_changes(root: Path, *, superuser: bool, shared: bool) -> str | Non
     """Return why a cache is only read: another ordinary user owns it or a folder on its way, or can write there.
 
     Whoever can write a cache decides what its user runs, and where a change leads. ``shared`` says that those users are
-    trusted, which the superuser may not say. ``None`` if nothing forbids changes.
+    trusted. ``None`` if nothing forbids changes.
     """
     place = nearest(root, follow=False)
     try:
@@ -69,7 +69,7 @@ def closed_to_changes(root: Path, *, superuser: bool, shared: bool) -> str | Non
     except FileNotFoundError:
         # A link that leads nowhere.
         return None
-    if reason is None or (shared and not superuser):
+    if reason is None or shared:
         return None
     owner = deciding_owner(place)
     if owner is not None:

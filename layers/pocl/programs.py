@@ -60,12 +60,8 @@ class Programs(TreeStore):
         prefix = pocl_programs.kept_part(selection.kernel_prefix)
         shortened = f"(?={pocl_programs.SHORTENED.pattern}\\Z){re.escape(prefix)}.*"
         child = regex(f"(?:{pattern.pattern})|(?s:{shortened})", pattern.flags)
-        for leaf in self.tree(root).scan():
-            is_candidate = isinstance(leaf, Leaf) and any(
-                child.fullmatch(member.path.partition("/")[0]) for member in leaf.members
-            )
-            if is_candidate or isinstance(leaf, Problem) or leaf.orphan_rule is not None:
-                yield from self._found(root, leaf, contents=True)
+        for leaf in Tree(self.name, root.path, shape_of(root), child=child).scan():
+            yield from self._found(root, leaf, contents=True)
 
     def iter_usage(self, root: Root) -> Iterator[facts.Counted]:
         """Yield programs without the names of their kernels."""

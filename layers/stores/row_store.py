@@ -49,9 +49,8 @@ class Rows(Store):
 
     def opened(self, path: Path, schema: Schema, kind: type[RowFile] = RowFile) -> RowFile:
         """Return a database as this environment may use it."""
-        # The superuser trusts nobody.
-        shared = self.environment.shared and not self.environment.superuser
-        return kind(self.name, path, schema, self.environment.lock_timeout, shared=shared)
+        environment = self.environment
+        return kind(self.name, path, schema, environment.lock_timeout, shared=environment.trusts_writers)
 
     def row_files(self, root: Root) -> Iterable[RowFile]:
         """Return the databases of a root that exist."""

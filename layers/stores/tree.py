@@ -212,14 +212,24 @@ class Leaf(NamedTuple):
 class Tree:
     """The entries of one shape under one root.
 
-    ``handle`` is the root's open folder; without it, each method opens the root by its path.
+    ``handle`` is the root's open folder; without it, each method opens the root by its path. With a ``child`` only
+    those entries are seen that are folders with a file or folder of such a name.
     """
 
-    def __init__(self, layer: str, root: Path, shape: Shape, handle: int | None = None) -> None:
+    def __init__(
+        self,
+        layer: str,
+        root: Path,
+        shape: Shape,
+        handle: int | None = None,
+        *,
+        child: re.Pattern[str] | None = None,
+    ) -> None:
         self._handle = handle
         self.layer = layer
         self.root = root
         self.shape = shape
+        self._child = child
 
     # ------------------------------------------------------------------ listing
 
@@ -319,6 +329,8 @@ class Tree:
             return None
         if len(parts) == len(self.shape.levels):
             kind = stat.S_ISDIR if self.shape.folders else stat.S_ISREG
+            if self._child is not None and kind(status.st_mode) and not _has_child(handle, name, self._child):
+                return None
             return _measure(handle, name, key, status, None, head=head) if kind(status.st_mode) else None
         empty = self.shape.empty
         if empty is not None and empty.accepts(name, status) and _is_empty(handle, name):
@@ -664,6 +676,11 @@ def always() -> bool:
     return True
 
 
+def _has_child(handle: int, name: str, child: re.Pattern[str]) -> bool:
+    with opened(name, handle) as folder:
+        return any(map(child.fullmatch, os.listdir(folder)))
+
+
 def _is_empty(handle: int, name: str) -> bool:
     with opened(name, handle) as folder, os.scandir(folder) as children:
         return next(children, None) is None
@@ -692,8 +709,9 @@ def _gather(handle: int, name: str, prefix: str, members: list[Member]) -> int:
         return newest
     try:
         for child in os.listdir(folder):
-            status = status_of(folder, child)
-            if status is None:
+            try:
+                status = os.stat(child, dir_fd=folder, follow_symlinks=False)
+            except FileNotFoundError:
                 continue
             newest = max(newest, status.st_mtime_ns)
             if stat.S_ISREG(status.st_mode):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from cachectl.layers.base.as_json import AsJson, total
 from cachectl.layers.base.errors import FAILURES, reason_of
-from cachectl.layers.base.facts import Note, Outcome, Plan, Root
+from cachectl.layers.base.facts import Note, Outcome, Plan
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.texts import plural
 
@@ -91,31 +90,25 @@ def remove_abandoned(environment: Environment, notice: Callable[[str], None]) ->
         notice(f"removed {plural(left, 'temporary folder')} of commands that were killed")
 
 
-def plan(
-    layers: Iterable[Layer],
-    selection: Selection = ALL,
-    *,
-    within: Callable[[Layer, Root], bool] = lambda _layer, _root: True,
-    damaged: bool = False,
-) -> PurgePlan:
-    """Plan the purge of a selection in each layer's roots that are ``within``; a refusal is part of the plan.
+def plan(layers: Iterable[Layer], selection: Selection = ALL, *, damaged: bool = False) -> PurgePlan:
+    """Plan the purge of a selection in each layer; a refusal is part of the plan.
 
     With ``damaged`` only entries that are damaged are removed.
     """
-    return PurgePlan(tuple((layer, _plan_layer(layer, selection, within, damaged=damaged)) for layer in layers))
+    return PurgePlan(tuple((layer, _plan_layer(layer, selection, damaged=damaged)) for layer in layers))
 
 
-def recover(layers: Iterable[Layer], within: Callable[[Layer, Root], bool] = lambda _layer, _root: True) -> None:
+def recover(layers: Iterable[Layer]) -> None:
     """Finish interrupted writes; call this before planning removals that will be applied."""
     for layer in layers:
         # The plan of a layer names its failure.
         with suppress(*FAILURES):
-            layer.recover_all(partial(within, layer))
+            layer.recover_all()
 
 
-def _plan_layer(layer: Layer, selection: Selection, within: Callable[[Layer, Root], bool], *, damaged: bool) -> Plan:
+def _plan_layer(layer: Layer, selection: Selection, *, damaged: bool) -> Plan:
     try:
-        return layer.plan_clear(selection, within=partial(within, layer), damaged=damaged)
+        return layer.plan_clear(selection, damaged=damaged)
     except FAILURES as error:
         return Plan(layer.name, failed=(Note("*", reason_of(error)),))
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, LayerError, PluginFailed, reason_of
-from cachectl.layers.base.facts import Finding, Root, Severity
+from cachectl.layers.base.facts import Finding, Severity
 from cachectl.layers.disk.trust import closed_by_another
 
 if TYPE_CHECKING:
@@ -47,17 +47,13 @@ def verify(layers: Iterable[Layer]) -> Verification:
             found.append(failure(layer, Path("*"), error))
             continue
         for root in roots:
-            found += _findings_of(layer, root)
-            if layer.store.unchecked and root.exists:
-                not_checked[layer.name] = layer.store.unchecked
+            try:
+                found += layer.store.verify(root)
+                if layer.store.unchecked and root.exists:
+                    not_checked[layer.name] = layer.store.unchecked
+            except FAILURES as error:  # noqa: PERF203 - one must not end the rest
+                found.append(failure(layer, root.path, error))
     return Verification(tuple(found), not_checked)
-
-
-def _findings_of(layer: Layer, root: Root) -> Iterator[Finding]:
-    try:
-        yield from layer.store.verify(root)
-    except FAILURES as error:
-        yield failure(layer, root.path, error)
 
 
 def failure(layer: Layer, place: Path, error: LayerError | OSError) -> Finding:

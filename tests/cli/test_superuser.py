@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -115,6 +116,28 @@ def test_a_cache_that_others_can_write_is_read_and_changed_only_if_shared(
     else:
         assert "--shared" in done.stderr
         assert home.json("purge", "cuda", "--shared")["total"]["removed"] == 39
+
+
+@pytest.mark.parametrize("layer", ["pytools", "miopen"])
+def test_rows_that_others_can_write_go_only_if_they_are_trusted(
+    new_home: Callable[[Path], Home], open_folder: Path, layer: str, fill_sumpy: Callable[[Environment], None]
+) -> None:
+    home = new_home(open_folder / "home")
+    environment = replace(home.environment(), superuser=False)
+    if layer == "pytools":
+        fill_sumpy(environment)
+        folder = home.path / ".cache" / "pytools"
+    else:
+        path = Path(__file__).parents[1] / "faults"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(str(path))
+            import_module("worlds").module("layers/miopen/test_miopen_kernels.py").fill(home.path)
+        folder = home.path / ".cache" / "miopen"
+    folder.chmod(0o777)
+    refused = Stack(environment).purge(layers=[layer])
+    assert refused.total.removed == 0
+    assert "other users can write to" in refused.layers[0].failed[0].because
+    assert Stack(environment, shared=True).purge(layers=[layer]).total.removed > 0
 
 
 @as_root
