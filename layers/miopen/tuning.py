@@ -29,7 +29,7 @@ from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Part
 from cachectl.layers.base.switches import first_place, misread
 from cachectl.layers.disk.atomic import replace_file
-from cachectl.layers.disk.handles import blocks_of, opened, opened_root
+from cachectl.layers.disk.handles import blocks_of, opened
 from cachectl.layers.disk.locks import record_lock
 from cachectl.layers.disk.presence import status_at
 from cachectl.layers.host.processes import process_names, using
@@ -61,7 +61,7 @@ _LEFTOVERS: Final = Shape(
 )
 
 #: The columns of a problem, in the order of a text record's key.
-PROBLEM: Final = (
+_PROBLEM: Final = (
     *("spatial_dim", "in_channels", "in_h", "in_w", "in_d", "fil_h", "fil_w", "fil_d", "out_channels", "batchsize"),
     *("pad_h", "pad_w", "pad_d", "conv_stride_h", "conv_stride_w", "conv_stride_d"),
     *("dilation_h", "dilation_w", "dilation_d", "bias", "group_count", "layout", "data_type", "direction"),
@@ -74,13 +74,13 @@ _PERF_TABLE: Final = (
 _CONFIG_TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS `config` (`id` INTEGER PRIMARY KEY ASC,"
     + ",".join(f"`{column}` TEXT NOT NULL" for column in _TEXTS)
-    + "".join(f",`{column}` INT NOT NULL" for column in PROBLEM if column not in _TEXTS)
+    + "".join(f",`{column}` INT NOT NULL" for column in _PROBLEM if column not in _TEXTS)
     + ")"
 )
 #: The two tables of a perf-db in sqlite and their indexes, as MIOpen makes them.
-PERF_DB_CREATE: Final = (
+_PERF_DB_CREATE: Final = (
     _CONFIG_TABLE,
-    f"CREATE UNIQUE INDEX IF NOT EXISTS `idx_config` ON config( {','.join((*_TEXTS, *PROBLEM[:-3]))} )",
+    f"CREATE UNIQUE INDEX IF NOT EXISTS `idx_config` ON config( {','.join((*_TEXTS, *_PROBLEM[:-3]))} )",
     _PERF_TABLE,
     "CREATE UNIQUE INDEX IF NOT EXISTS `idx_perf_db` ON perf_db(solver, config)",
 )
@@ -88,17 +88,15 @@ PERF_DB_CREATE: Final = (
 _PERF_DB: Final = Schema(
     table=(
         "(select perf_db.id as rowid, perf_db.config, perf_db.solver, perf_db.params, "
-        + "||'x'||".join(f"config.{column}" for column in PROBLEM)
+        + "||'x'||".join(f"config.{column}" for column in _PROBLEM)
         + " as problem from perf_db join config on config.id = perf_db.config)"
     ),
     create=(),
     key=("config", "solver"),
     values=("problem", "params"),
     size="length(params)",
-    others=PERF_DB_CREATE,
+    others=_PERF_DB_CREATE,
 )
-#: The rows of the perf-db alone.
-PERF_TABLE: Final = _PERF_DB._replace(table="perf_db", key=("solver", "config"), values=("params",))
 #: The values of ``MIOPEN_FIND_ENFORCE``, and their effects on every run.
 _ACTIONS: Final = {"NONE": 1, "DB_UPDATE": 2, "SEARCH": 3, "SEARCH_DB_UPDATE": 4, "DB_CLEAN": 5}
 _ENFORCED: Final = {
@@ -253,25 +251,13 @@ class TuningDatabases(MIOpenDatabases):
     # ------------------------------------------------------------------ locks
 
     @contextmanager
-    def editing(self, root: Root, path: Path) -> Iterator[int]:
-        """Hold MIOpen's locks while a file is changed, then notify running programs; yield the open folder of the file.
+    def editing(self, root: Root, path: Path) -> Iterator[None]:
+        """Hold the locks of every MIOpen version while a file is changed, then notify running programs.
 
-        They read the file again if ``.time`` contains a later time of the steady clock (ns) than their last read.
+        Lock files are made as MIOpen makes them, and stay. Programs read the file again if ``.time`` contains a later
+        time of the steady clock (ns) than their last read.
         """
-        beside = path.with_name(path.name + _TIME)
-        with self.locked(path) as folder:
-            yield folder
-            if status_at(path.name, dir_fd=folder) is not None:
-                replace_file(beside, [str(time.monotonic_ns()).encode()], folder=folder)
-            elif owned_file(root, beside):
-                os.unlink(beside.name, dir_fd=folder)
-
-    @contextmanager
-    def locked(self, path: Path) -> Iterator[int]:
-        """Hold the locks of every MIOpen version on a database; yield the open folder of the database.
-
-        Lock files are made as MIOpen makes them, and stay.
-        """
+        marks = path.with_name(path.name + _TIME)
         with _THREADS, ExitStack() as stack:
             # One order everywhere, so that two cachectls never wait for each other.
             for lock in sorted(lock_files(self.environment, path)):
@@ -280,10 +266,11 @@ class TuningDatabases(MIOpenDatabases):
                 handle = stack.enter_context(held)
                 with suppress(PermissionError):
                     os.fchmod(handle, _OPEN_TO_ALL)
-            parent = stack.enter_context(opened_root(path.parent))
-            if parent is None:
-                raise Unreachable(self.name, "cannot be opened: it was removed at once", path.parent)
-            yield parent
+            yield
+            if status_at(path) is not None:
+                replace_file(marks, [str(time.monotonic_ns()).encode()])
+            elif owned_file(root, marks):
+                os.unlink(marks)
 
     def _lock_folder(self, folder: Path, stack: ExitStack) -> int:
         """Open a folder of locks, or make it; no link is followed."""
