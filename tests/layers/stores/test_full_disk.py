@@ -90,6 +90,22 @@ def cachectl(home: Path, *arguments: str, command: tuple[str, ...] = ("-m", "cac
     return done.returncode, json.loads(done.stdout) if done.stdout else {}
 
 
+#: Removes the large rows of dictionaries.
+LARGE = (
+    "-c",
+    """
+import sys
+from cachectl import Stack
+from cachectl.cli.output import show_json
+from cachectl.layers.base.selection import Selection
+
+done = Stack().purge(Selection(larger_than=1000), layers=["pytools"])
+show_json(done)
+sys.exit(done.failed)
+""",
+)
+
+
 def state(file: Path) -> tuple[str, int]:
     """Return what sqlite's own check says of a database, and the number of rows."""
     with closing(sqlite3.connect(file)) as connection:
