@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -44,15 +43,6 @@ class Syncing:
         """Sync everything that :meth:`one` was given."""
         if self._syncfs is not None and self._syncfs(self._folder):
             raise _last_error()
-
-
-def sync_all(folder: int) -> None:
-    """Write everything to the disk that the file system of an open folder has not written yet; hides errors."""
-    with suppress(ImportError, OSError, AttributeError):
-        if _libc().syncfs(folder) == 0:
-            return
-    if hasattr(os, "sync"):
-        os.sync()
 
 
 def _is_known(folder: int) -> bool:
