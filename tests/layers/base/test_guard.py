@@ -329,7 +329,17 @@ def test_an_error_of_the_layer_and_an_interruption_pass(kind: type, name: str) -
 
 
 #: A matter of the variables alone, and so of no time.
-SOON = {"roots", "state", "switched", "relocate", "required_roots", "refresher", "refusals", "elsewhere"}
+SOON = {
+    "roots",
+    "state",
+    "switched",
+    "relocate",
+    "required_roots",
+    "refresher",
+    "refusals",
+    "elsewhere",
+    "place_of_file",
+}
 
 
 @pytest.mark.parametrize("name", sorted(SOON))
