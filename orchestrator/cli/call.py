@@ -84,14 +84,15 @@ class Call:
             from cachectl.switching.run import environment_below
 
             here = environment_below(here, below)
-        wait = getattr(self.options, "wait", None)
-        if wait is None and self._is_configured:
-            wait = self.config.get("wait")
+        wait, shared = getattr(self.options, "wait", None), getattr(self.options, "shared", False)
+        if self._is_configured:
+            wait = self.config.get("wait") if wait is None else wait
+            shared = shared or bool(self.config.get("shared"))
         return replace(
             here,
             python_paths=self._python_paths(here),
             lock_timeout=here.lock_timeout if wait is None else wait,
-            shared=getattr(self.options, "shared", False),
+            shared=shared,
         )
 
     @property

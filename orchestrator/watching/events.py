@@ -110,7 +110,7 @@ class FileEvents:
         self.why_not: str | None = None
         #: Whether events are missing, because they came too fast.
         self.lost = False
-        self.lock = threading.RLock()
+        self._lock = threading.RLock()
         self._note = note
         self._paths: dict[int, list[Path]] = {}
         self._queue: _Inotify | None = None
@@ -135,7 +135,7 @@ class FileEvents:
         """Watch a folder's files, or one file; return why that is not possible, or ``None``."""
         if self._queue is None:
             return self.why_not
-        with self.lock:
+        with self._lock:
             try:
                 paths = self._paths.setdefault(self._queue.watch(path, mask), [])
             except OSError as error:
@@ -167,7 +167,7 @@ class FileEvents:
             self._take(queue)
 
     def _take(self, queue: _Inotify) -> bool:
-        with self.lock:
+        with self._lock:
             events = queue.read()
             for watch, mask, name in events:
                 self.lost = self.lost or bool(mask & _OVERFLOW)
@@ -405,8 +405,7 @@ class EntryEvents:
     def _check_space(self) -> None:
         """Record places where nothing can be stored: a miss that stores nothing does not show."""
         for place in self._places:
-            folder = nearest(place.path)
-            if place.stores and folder.is_dir() and (why := _refusal(folder)) is not None:
+            if place.stores and (why := storing_refused(place.path)) is not None:
                 self._doubt(f"{why}: a miss that stores nothing does not show", place.path)
 
     def _descend(self, folder: Path, *, new: bool) -> None:
@@ -479,8 +478,11 @@ def _assign(seen: Seen, place: _Place, path: Path, history: History) -> None:
         seen.doubts.append(doubt)
 
 
-def _refusal(folder: Path) -> str | None:
-    """Return why files may not be stored in a folder; ``None`` if nothing is known against it."""
+def storing_refused(place: Path) -> str | None:
+    """Return why files may not be stored below a place, existing or not; ``None`` if nothing is known against it."""
+    folder = nearest(place)
+    if not folder.is_dir():
+        return f"{folder} is not a directory"
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"{folder} cannot be written"
     with suppress(OSError):

@@ -8,7 +8,6 @@ doubtful. For other layers the entries before and after the run are compared: ne
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,8 +19,7 @@ from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, Damaged
 from cachectl.layers.base.facts import Condition, Entry, Scope
 from cachectl.layers.base.parts import EntryFiles, Lookups
-from cachectl.layers.disk.presence import nearest
-from cachectl.watching.events import EntryUse, Seen
+from cachectl.watching.events import EntryUse, Seen, storing_refused
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
@@ -332,8 +330,9 @@ def _judged(layer: Layer, counted: LayerTrace) -> LayerTrace:
             return counted if counted.was_used else replace(counted, state="bypassed", state_why=state.why)
         if state.condition in (Condition.ENABLED, Condition.UNKNOWN) and layer.when_closed and not counted.stores:
             for root in layer.roots():
-                if root.scope is Scope.USER and not os.access(nearest(root.path), os.W_OK):
-                    return replace(counted, state="closed", state_why=f"{root.path}: this user cannot write there")
+                why = storing_refused(root.path) if root.scope is Scope.USER else None
+                if why is not None:
+                    return replace(counted, state="closed", state_why=why)
     return counted
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -120,47 +118,6 @@ def test_a_folder_that_a_program_made_again_goes(home: Home, temporary: Path) ->
     remove_isolated_root(root)
     (root / "xdg" / "pytools").mkdir(parents=True)
     assert remove_abandoned(home.environment()) == 1
-    assert os.listdir(temporary) == []
-
-
-#: Kills a command as soon as it has copied a database.
-KILLS = """
-import os, signal, sys
-from cachectl.cli.main import main
-from cachectl.layers.stores import database
-copy_file = database._copy_file
-
-def copy_and_die(source, target):
-    copy_file(source, target)
-    if target.name.endswith("-journal"):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-database._copy_file = copy_and_die
-main(sys.argv[1:])
-"""
-
-
-@pytest.mark.parametrize("verb", ["ls", "report"])
-def test_the_copy_of_an_interrupted_dictionary_is_cleared_away(home: Home, temporary: Path, verb: str) -> None:
-    file = home.path / ".cache" / "pytools" / f"pdict-v5-mine-{'.'.join(map(str, sys.version_info))}.sqlite"
-    file.parent.mkdir(parents=True)
-    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
-        connection.execute("create table dict (keyhash text not null primary key, key_value text not null)")
-        connection.execute("pragma cache_size = 1")
-        rows = ((f"{number:016x}", b"x" * 500) for number in range(200))
-        connection.executemany("insert into dict values (?, ?)", rows)
-        connection.execute("begin immediate")
-        connection.execute("delete from dict")
-        content, pending = file.read_bytes(), Path(f"{file}-journal").read_bytes()
-    file.write_bytes(content)
-    Path(f"{file}-journal").write_bytes(pending)
-    done = home.run(sys.executable, "-c", KILLS, verb, "pytools", check=False, TMPDIR=str(temporary))
-    assert done.returncode == -signal.SIGKILL
-    assert len(os.listdir(temporary)) == 2
-    (left,) = json.loads(home.cachectl("report", "pytools", "--json", TMPDIR=str(temporary)).stdout)["leftovers"]
-    assert (left["root"], left["files"]) == (str(temporary), 2)
-    assert left["bytes"] == len(content) + len(pending)
-    assert "removed 1 temporary folder" in home.cachectl("purge", "pytools", TMPDIR=str(temporary)).stderr
     assert os.listdir(temporary) == []
 
 
