@@ -64,7 +64,7 @@ def env(
     return changes, (*notes, *others)
 
 
-def run(request: Request) -> Raw:
+def run(request: Request) -> int:
     """Carry out ``cachectl env``."""
     given = request.options
     if not (given.disable or given.enable or given.root is not None or given.base is not None):
@@ -72,6 +72,7 @@ def run(request: Request) -> Raw:
     if given.base is not None and (given.disable or given.enable):
         request.misuse("--base starts layers warm, which is on; leave --disable or --enable out")
     changes, notes = env(request.stack, enable=given.enable, root=given.root, base=given.base, layers=given.layers)
+    request.say([Raw(format_changes(changes, given.shell or guess_shell(request.environment.get("SHELL"))))])
     for note in notes:
         request.notice(note)
-    return Raw(format_changes(changes, given.shell or guess_shell(request.environment.get("SHELL"))))
+    return 0

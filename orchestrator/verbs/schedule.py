@@ -156,11 +156,12 @@ def _unit_word(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") + '"'
 
 
-def run(request: Request) -> Raw:
+def run(request: Request) -> int:
     """Carry out ``cachectl schedule``."""
     options = request.options
+    request.say([Raw(schedule(request.stack, options.kind, all_users=options.everybody).splitlines())])
     # The settings of other users set their limits.
     own = options.kind != "slurm-epilog" and not options.everybody
     if own and request.config.limits(request.now, request.stack, request.notice).none:
         request.notice("prune has no limit yet, so it would fail; cachectl config shows where to set one")
-    return Raw(schedule(request.stack, options.kind, all_users=options.everybody).splitlines())
+    return 0
