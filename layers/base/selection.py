@@ -105,23 +105,6 @@ def parse_age(text: str) -> float:
     return _bounded(match, _AGE_UNITS[match[2]])
 
 
-def parse_moment(text: str, now: float) -> float:
-    """Read an age before ``now``, or a date such as ``2026-12-31`` or ``2026-12-31T18:00`` (UTC), as epoch seconds.
-
-    Raises :class:`BadRequest` for anything else.
-    """
-    if re.fullmatch(r"\s*[0-9.]+[a-z]\s*", text):
-        return now - parse_age(text)
-    from datetime import datetime, timezone
-
-    try:
-        read = datetime.fromisoformat(text.strip())
-        return (read if read.tzinfo else read.replace(tzinfo=timezone.utc)).timestamp()
-    except (ValueError, OverflowError):
-        message = f"cannot read {text!r} as an age or a date; write 30d, 12h, 2w, or 2026-12-31"
-        raise BadRequest(message) from None
-
-
 def moment_text(moment: float) -> str:
     """Return a moment, in epoch seconds, as a date and time of day in UTC."""
     from datetime import datetime, timezone
