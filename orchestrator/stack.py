@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.facts import Entry
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from cachectl.clearing.limits import Limits
     from cachectl.clearing.purge import PurgePlan, PurgeResult
-    from cachectl.exchange.around import StoreUse
     from cachectl.exchange.pull import Pull
     from cachectl.exchange.push import Push
     from cachectl.exchange.store import SharedStore
@@ -44,10 +43,10 @@ def warn_user(line: str) -> None:
 class Stack(LayerSet):
     """The layers of one environment, and the verbs that work on all of them.
 
-    Each verb of the command line that is about all layers is a method of the same name, with the same words as
-    arguments, and returns facts. ``layers`` names layers; without it a verb works on all of them, or on every
-    clearable one if it removes, exports or restores. ``notice`` gets one line for each thing that a caller should know
-    and that is no error; by default it issues a :class:`RuntimeWarning`.
+    Verbs of the command line are methods, with the same words as arguments, and return facts. ``layers`` names layers;
+    without it a verb works on all of them, or on every clearable one if it removes, exports or restores. ``notice``
+    gets one line for each thing that a caller should know and that is no error; by default it issues a
+    :class:`RuntimeWarning`.
     """
 
     @classmethod
@@ -190,39 +189,14 @@ class Stack(LayerSet):
 
     # ------------------------------------------------------------------ switching
 
-    def run(
-        self,
-        command: Sequence[str],
-        *,
-        no_cache: bool = False,
-        isolated: Path | bool = False,
-        base: str | Path | None = None,
-        layers: Sequence[str] = (),
-        prove: bool = False,
-        store: StoreUse | None = None,
-        notice: Notice = warn_user,
-    ) -> Ran[Proof]:
-        """Run a command with layers off, or on in an empty root (``True``), or in the root ``isolated``.
+    def run(self, command: Sequence[str], *, notice: Notice = warn_user, **options: Any) -> Ran[Proof]:  # noqa: ANN401
+        """Run a command with layers off, isolated, warm from a base or around a store, as ``cachectl run`` does.
 
-        With ``base`` they start warm from that folder, which never changes, and new entries go to the root
-        ``isolated``; by default to one in the user cache folder, which is kept for each base.
-        ``prove`` watches the real roots; the proof says whether any was read or written. ``store`` is a shared store to
-        pull from before and to push to after the command. Raises :class:`Refused` if a named layer can be neither
-        switched nor moved, and :class:`~cachectl.switching.run.CannotStart`.
+        ``options`` are those of :func:`~cachectl.verbs.run.run_with`.
         """
         from cachectl.verbs.run import run_with
 
-        return run_with(
-            self,
-            command,
-            no_cache=no_cache,
-            isolated=isolated,
-            base=base,
-            layers=layers,
-            prove=prove,
-            store=store,
-            notice=notice,
-        )
+        return run_with(self, command, notice=notice, **options)
 
     # ------------------------------------------------------------------ watching
 

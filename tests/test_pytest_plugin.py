@@ -78,23 +78,6 @@ def test_after():
     )
 
 
-@pytest.mark.real
-@pytest.mark.thorough
-def test_a_cold_test_compiles_and_keeps_nothing(home: Home) -> None:
-    session(
-        home,
-        f"""
-def test_cold(cold_caches):
-    compile_kernel(0)
-    assert counted() == {EMPTY!r}
-""",
-    )
-    home.python("kernels.py", "1")
-    listed = home.cachectl("ls", "-q").stdout
-    session(home, "def test_cold(cold_caches):\n    compile_kernel(0)\n    compile_kernel(1)\n")
-    assert home.cachectl("ls", "-q").stdout == listed
-
-
 @pytest.mark.thorough
 @pytest.mark.real
 def test_tests_that_compile_after_a_driver_has_started_are_cold_too(home: Home) -> None:
@@ -235,12 +218,6 @@ def test_workers_of_xdist_are_off_too(home: Home) -> None:
     tests = f"import pytest\n@pytest.mark.parametrize('n', range(4))\ndef test_off(n): assert seen() == {OFF!r}\n"
     done = session(home, tests, "--no-kernel-caches", "-n", "2")
     assert "4 passed" in done.stdout
-
-
-def test_the_package_offers_it_to_pytest() -> None:
-    """pyproject.toml has the values of the installed metadata."""
-    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
-    assert re.search(r'\[project\.entry-points\.pytest11\]\ncachectl = "cachectl\.pytest_plugin"', text)
 
 
 def test_a_timeline_for_each_test(home: Home) -> None:

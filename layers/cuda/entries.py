@@ -123,7 +123,7 @@ class ComputeIndex(Index):
             overwrite(handle, old, new)
 
     def _records(
-        self, store: Files, root: Root, folder: int, index: compute_cache.Index | None
+        self, store: Files, root: Root, folder: int, index: compute_cache.SizeIndex | None
     ) -> list[tuple[int, int]]:
         """Return the records that the index should have. Entries that cannot be read keep their records."""
         old = () if index is None else index.records

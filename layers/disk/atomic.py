@@ -30,6 +30,16 @@ def write_all(handle: int, chunks: Iterable[bytes], at: int | None = None) -> No
             rest, at = rest[written:], None if at is None else at + written
 
 
+def cut(handle: int, length: int) -> None:
+    """Cut an open file, or extend it by zeros."""
+    os.ftruncate(handle, length)
+
+
+def move_in(staged: str, stage: int, name: str, folder: int) -> None:
+    """Rename a staged file into an open folder, over the one that has its name there."""
+    os.rename(staged, name, src_dir_fd=stage, dst_dir_fd=folder)
+
+
 def overwrite(handle: int, old: bytes, new: bytes) -> None:
     """Overwrite the ``old`` content of an open file in place; if there is no room, the file stays unchanged.
 

@@ -36,7 +36,7 @@ _BUILD: Final = regex(
 )
 
 
-class Header(NamedTuple):
+class EntryHeader(NamedTuple):
     """The fixed part of an entry; lengths are bytes."""
 
     version: int
@@ -63,9 +63,9 @@ def fnv1a(data: bytes) -> int:
     return value
 
 
-def read_header(data: bytes) -> Header | None:
+def read_header(data: bytes) -> EntryHeader | None:
     """Read the first 28 bytes; ``None`` where there are fewer."""
-    return Header(*HEADER.unpack_from(data)) if len(data) >= HEADER.size else None
+    return EntryHeader(*HEADER.unpack_from(data)) if len(data) >= HEADER.size else None
 
 
 def identifier_of(name: str) -> int:
@@ -95,7 +95,7 @@ def complaint(name: str, data: bytes) -> str | None:
     """Return what is wrong with an entry: version, lengths, name or checksum; ``None`` where nothing is."""
     if (wrong := form_complaint(data)) is not None:
         return wrong
-    header = Header(*HEADER.unpack_from(data))
+    header = EntryHeader(*HEADER.unpack_from(data))
     key = data[HEADER.size : HEADER.size + header.key_length]
     if fnv1a(key) != identifier_of(name):
         return "its name is not the hash of its key"
@@ -156,7 +156,7 @@ def parts(key: bytes) -> dict[str, str]:
     }
 
 
-class Index(NamedTuple):
+class SizeIndex(NamedTuple):
     """The index: ids with their sizes (bytes without the header), in the order in which they were stored."""
 
     records: tuple[tuple[int, int], ...]
@@ -167,16 +167,16 @@ class Index(NamedTuple):
         return sum(size for _, size in self.records)
 
 
-def read_index(data: bytes) -> Index | None:
+def read_index(data: bytes) -> SizeIndex | None:
     """Read an index; ``None`` where it is incomplete, or of another version. An empty file is an empty index."""
     if not data:
-        return Index(())
+        return SizeIndex(())
     if len(data) < _INDEX_HEADER.size:
         return None
     version, count, total = _INDEX_HEADER.unpack_from(data)
     if version != VERSION or len(data) != _INDEX_HEADER.size + count * _INDEX_RECORD.size:
         return None
-    index = Index(tuple(_INDEX_RECORD.iter_unpack(data[_INDEX_HEADER.size :])))
+    index = SizeIndex(tuple(_INDEX_RECORD.iter_unpack(data[_INDEX_HEADER.size :])))
     return index if index.total == total else None
 
 

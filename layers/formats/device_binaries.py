@@ -21,7 +21,7 @@ KNOWN_DRIVERS: Final = frozenset({"Intel CPU"})
 _KNOWN: Final = (elf.MAGIC, bitcode.MAGIC, spirv.MAGIC)
 
 
-class Damage(NamedTuple):
+class BinaryDamage(NamedTuple):
     """What is wrong; ``runs`` where the damaged part is not needed to run the program."""
 
     message: str
@@ -33,14 +33,14 @@ def is_known(data: bytes) -> bool:
     return data.startswith(_KNOWN)
 
 
-def damage(data: bytes) -> Damage | None:
+def damage(data: bytes) -> BinaryDamage | None:
     """Return what is wrong with a binary; ``None`` where nothing is, and for unknown kinds."""
     found = elf.read_elf(data)
     if found is not None:
         wrong = elf.complaint(data)
-        return _damage_inside(found) if wrong is None else Damage(wrong)
+        return _damage_inside(found) if wrong is None else BinaryDamage(wrong)
     wrong = _complaint(data) if is_known(data) else None
-    return None if wrong is None else Damage(wrong)
+    return None if wrong is None else BinaryDamage(wrong)
 
 
 def _complaint(data: bytes) -> str | None:
@@ -51,12 +51,12 @@ def _complaint(data: bytes) -> str | None:
     return spirv.complaint(data) if data.startswith(spirv.MAGIC) else None
 
 
-def _damage_inside(found: Elf) -> Damage | None:
+def _damage_inside(found: Elf) -> BinaryDamage | None:
     """Check the files inside the sections of a driver's own type of file."""
     if found.kind < elf.OWN_TYPES:
         return None
     damages = [
-        Damage(f"{section.name} {wrong}", runs=section.name == _INTERMEDIATE)
+        BinaryDamage(f"{section.name} {wrong}", runs=section.name == _INTERMEDIATE)
         for section in found.sections
         if section.name in _HELD and (wrong := _section_complaint(found, section)) is not None
     ]

@@ -12,20 +12,31 @@ from typing import Final
 MAGIC: Final = b"\x03\x02\x23\x07"
 _HEADER: Final = 20
 _ENTRY_POINT: Final = 15
-_FUNCTION_END: Final = 56
+_FUNCTION, _FUNCTION_END, _FUNCTION_CALL = 54, 56, 57
+#: Where instructions have the number of a function, in bytes.
+_NAMES_FUNCTION: Final = {_ENTRY_POINT: 8, _FUNCTION: 8, _FUNCTION_CALL: 12}
 _KERNEL: Final = 6
 #: The words before the name of an entry point: the instruction, the model, the number of the function.
 _BEFORE_NAME: Final = 12
 
 
 def complaint(data: bytes) -> str | None:
-    """Return what is wrong with a module: its instructions must fill it exactly, with functions last."""
+    """Return what is wrong with a module: its instructions must fill it exactly, with functions last.
+
+    Every function that is an entry point, or called, must be there.
+    """
     if not data.startswith(MAGIC):
-        return "is no SPIR-V module"
+        return "is not a SPIR-V module"
     end, last = _HEADER, 0
+    needed: set[bytes] = set()
+    there: set[bytes] = set()
     for at, length, code in _instructions(data):
         end, last = at + length, code
-    return None if end == len(data) and last == _FUNCTION_END else f"is cut short at {len(data)} bytes"
+        if code in _NAMES_FUNCTION:
+            number = data[at + _NAMES_FUNCTION[code] :][:4]
+            (there if code == _FUNCTION else needed).add(number)
+    whole = end == len(data) and last == _FUNCTION_END and needed <= there
+    return None if whole else f"is cut short at {len(data)} bytes"
 
 
 def kernels(data: bytes) -> tuple[str, ...] | None:

@@ -58,12 +58,3 @@ def place_of(path: Path, *, mounts: Path = MOUNTS) -> tuple[Mount, str] | None:
             # Only a part of the file system may be mounted.
             best, found = point, (Mount(kind, source), fields[3].rstrip("/") + real[len(point.rstrip("/")) :])
     return found
-
-
-def forbids_execution(path: Path) -> bool:
-    """Return whether the file system of a path is mounted so that no code is loaded from it."""
-    try:
-        return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
-    except (AttributeError, OSError):
-        # Not Linux, or nothing is there.
-        return False

@@ -92,7 +92,7 @@ class Python:
         return version in self.seen.get(normal(distribution), ())
 
 
-class Record(NamedTuple):
+class PythonRecord(NamedTuple):
     """What is kept of one interpreter; ``version`` is empty for a program that did not answer as Python 3.
 
     ``size`` and ``time`` are those of its file, ``times`` those of the folders of packages when ``packages`` was read
@@ -148,7 +148,7 @@ def _known_pythons(environment: Environment) -> tuple[Python, ...]:
     return tuple(found.values())
 
 
-def _paths(environment: Environment, records: Mapping[str, Record]) -> Iterator[Path]:
+def _paths(environment: Environment, records: Mapping[str, PythonRecord]) -> Iterator[Path]:
     yield from environment.python_paths
     yield from candidates(environment.variables)
     # Looking at the others may have added to the records.
@@ -236,7 +236,7 @@ def identity(path: Path) -> tuple[str, str]:
 # ---------------------------------------------------------------------- one interpreter
 
 
-def look(path: Path, records: dict[str, Record], *, named: bool = False) -> Python | None:
+def look(path: Path, records: dict[str, PythonRecord], *, named: bool = False) -> Python | None:
     """Return the interpreter of a path, asked unless its record is fresh; ``None`` if it does not answer.
 
     Only an interpreter that the user ``named`` may be a script, or a program that another user could replace.
@@ -265,7 +265,7 @@ def look(path: Path, records: dict[str, Record], *, named: bool = False) -> Pyth
     return Python(path, version, now.packages, now.seen) if version else None
 
 
-def _away(path: Path, record: Record | None, present: bool | None = None) -> Python | None:
+def _away(path: Path, record: PythonRecord | None, present: bool | None = None) -> Python | None:
     """Return an interpreter that answered once and cannot be asked now.
 
     It was removed, so not ``present``, if the file systems that had it are still mounted, on this machine.
@@ -273,7 +273,7 @@ def _away(path: Path, record: Record | None, present: bool | None = None) -> Pyt
     return None if record is None or not record.version else Python(path, record.version, {}, record.seen, present)
 
 
-def _updated(path: Path, version: str, folders: Sequence[str], before: Record | None) -> Record:
+def _updated(path: Path, version: str, folders: Sequence[str], before: PythonRecord | None) -> PythonRecord:
     """Return the record of an interpreter with its packages as they are now. Raises :class:`OSError`."""
     status, times, places = path.stat(), _times(folders), _places(path)
     # Another machine that has the same home may have another interpreter of this path.
@@ -288,7 +288,7 @@ def _updated(path: Path, version: str, folders: Sequence[str], before: Record | 
     seen = dict(before.seen) if before is not None and same else {}
     for name, number in packages.items():
         seen[name] = sorted({*seen.get(name, ()), number})
-    return Record(version, folders, status.st_size, status.st_mtime_ns, places, times, packages, seen)
+    return PythonRecord(version, folders, status.st_size, status.st_mtime_ns, places, times, packages, seen)
 
 
 def _times(folders: Iterable[str | Path]) -> list[int]:
@@ -371,7 +371,7 @@ def _record_file(environment: Environment) -> Path:
 
 
 @contextmanager
-def _records_of(environment: Environment) -> Iterator[dict[str, Record]]:
+def _records_of(environment: Environment) -> Iterator[dict[str, PythonRecord]]:
     """Yield the recorded interpreters by path; if the block succeeds and has changed them, write them."""
     import json
 
@@ -386,7 +386,7 @@ def _records_of(environment: Environment) -> Iterator[dict[str, Record]]:
             replace_file(file, [json.dumps({"pythons": document}, indent=1).encode()])
 
 
-def _read_records(file: Path) -> dict[str, Record]:
+def _read_records(file: Path) -> dict[str, PythonRecord]:
     """Return the recorded interpreters; none if the file is missing, damaged, or open to other users."""
     import json
 
@@ -395,6 +395,6 @@ def _read_records(file: Path) -> dict[str, Record]:
         if shared_because(file.parent, (file.name,)):
             return {}
         found: Mapping[str, Mapping[str, Any]] = json.loads(file.read_bytes())["pythons"]
-        return {path: Record(**record) for path, record in found.items()}
+        return {path: PythonRecord(**record) for path, record in found.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}

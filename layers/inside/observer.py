@@ -205,7 +205,7 @@ def _started() -> dict[str, object]:
     }
 
 
-class Lookout:
+class ImportWatcher:
     """A finder that finds no module itself: it wraps a library as soon as it has been executed, and times imports.
 
     ``timed`` names packages. The import of each is noted, also inside another one, and that of their modules only
@@ -265,22 +265,22 @@ def observe(folders: str, site: str) -> Notes:
 
     ``site`` is the folder of the table, and of the files that it names.
     """
-    with open(os.path.join(site, TABLE), encoding="utf-8") as file:
-        table = json.load(file)
+    with open(os.path.join(site, TABLE), encoding="utf-8") as stream:
+        table = json.load(stream)
     notes = Notes(folders.split(os.pathsep), site, table["listeners"])
     notes.begin()
     hooks: dict[str, list[Callable[[Any, Notes], None]]] = {}
     for call in table["calls"]:
         hooks.setdefault(call["module"], []).append(functools.partial(_watch_call, call))
-    for name, watcher in table["watchers"]:
-        hooks.setdefault(name, []).append(functools.partial(_watch_by, watcher))
-    lookout = Lookout(hooks, frozenset(table["imports"]), notes)
+    for name, file in table["watchers"]:
+        hooks.setdefault(name, []).append(functools.partial(_watch_by, file))
+    watcher = ImportWatcher(hooks, frozenset(table["imports"]), notes)
     for name in hooks:
         module = sys.modules.get(name)
         # A lazy module is wrapped at its first use.
         if module is not None and type(module).__name__ == "module":
-            lookout.wrap(name, module)
-    sys.meta_path.insert(0, lookout)
+            watcher.wrap(name, module)
+    sys.meta_path.insert(0, watcher)
     return notes
 
 

@@ -10,10 +10,10 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from cachectl.layers.base.facts import Patch
 
@@ -25,24 +25,6 @@ _CONSTANT: Final = "\n\n__constant int {tag} __attribute__((__used__)) = 0;\n"
 #: What a tag uses of PyOpenCL's module, and of its programs.
 _OF_MODULE: Final = ("link_program", "Kernel", "Error", "program_info", "program_kind", "kernel_info")
 _OF_PROGRAM: Final = ("build", "compile", "from_int_ptr", "int_ptr", "get_info")
-
-
-class Build(Protocol):
-    """One tagged build: the name of its constant, the layers that store it, and a reference to its program."""
-
-    tag: str
-    due: set[str]
-    program: Any
-
-
-class Tagger(Protocol):
-    """Decides which builds get a tag, and remembers them."""
-
-    def layers_of(self, platform: str) -> set[str]:
-        """Return the names of the layers that store builds for a platform; none if they get no tag."""
-
-    def build(self, due: set[str]) -> AbstractContextManager[Build]:
-        """Return the context in which one build takes place, whose entries these layers store."""
 
 
 def can_tag() -> bool:
@@ -65,8 +47,13 @@ def misfit() -> str | None:
     return f"its programs have no {lacking[0]}" if lacking else None
 
 
-def patches(tagger: Tagger) -> tuple[Patch, ...]:
-    """Return the replacements for every function by which PyOpenCL builds programs from source."""
+def patches(tagger: Any) -> tuple[Patch, ...]:
+    """Return the replacements for every function by which PyOpenCL builds programs from source.
+
+    ``tagger.layers_of(platform)`` names the layers that store builds for a platform, none if they get no tag. A build
+    takes place in the context ``tagger.build(layers)``, whose value has the ``tag``. Its ``program`` becomes
+    a reference to the program that was built.
+    """
     return (
         Patch("pyopencl", "Program", "build", partial(_tagged_build, tagger)),
         Patch("pyopencl", "Program", "compile", partial(_tagged_build, tagger)),
@@ -74,7 +61,7 @@ def patches(tagger: Tagger) -> tuple[Patch, ...]:
     )
 
 
-def _tagged_build(tagger: Tagger, build: Callable[..., object]) -> Callable[..., object]:
+def _tagged_build(tagger: Any, build: Callable[..., object]) -> Callable[..., object]:
     """Return a replacement for ``Program.build`` or ``Program.compile``; for a replacement, itself."""
     if getattr(build, "tags", False):
         return build
@@ -109,7 +96,7 @@ def _tagged_build(tagger: Tagger, build: Callable[..., object]) -> Callable[...,
     return build_tagged
 
 
-def _tagged_link(tagger: Tagger, link: Callable[..., object]) -> Callable[..., object]:
+def _tagged_link(tagger: Any, link: Callable[..., object]) -> Callable[..., object]:
     """Return a replacement for ``link_program`` that links a tagged program too."""
     if getattr(link, "tags", False):
         return link

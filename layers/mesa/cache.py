@@ -29,15 +29,24 @@ from cachectl.layers.mesa.store import (
 
 _DRIVERS: Final = ("Rusticl", "Mesa Clover")
 _SELECTORS: Final = {SINGLE_FILE: "MESA_DISK_CACHE_SINGLE_FILE", DATABASE: "MESA_DISK_CACHE_DATABASE"}
-
-#: What names read-only files of a single-file store beside its own, ``src/util/fossilize_db.c``.
-_SHIPPED: Final = ("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS", "MESA_DISK_CACHE_READ_ONLY_FOZ_DBS_DYNAMIC_LIST")
+#: Of each group the first variable that is set counts, even if it is empty; the second names are old.
+_PLACES: Final = ("MESA_SHADER_CACHE_DIR", "MESA_GLSL_CACHE_DIR", "XDG_CACHE_HOME")
+_SWITCHES: Final = ("MESA_SHADER_CACHE_DISABLE", "MESA_GLSL_CACHE_DISABLE")
+_SIZES: Final = ("MESA_SHADER_CACHE_MAX_SIZE", "MESA_GLSL_CACHE_MAX_SIZE")
 _DEFAULT_CAP: Final = 1 << 30
 _NEARLY: Final = 0.9
 _LIMIT: Final = regex(r"\s*([+-]?\d{1,18})(.?)", re.ASCII | re.DOTALL)
 _UNITS: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _TRUE: Final = frozenset({"1", "t", "true", "y", "yes"})
 _FALSE: Final = frozenset({"0", "f", "false", "n", "no"})
+_ALSO_READ: Final = "names files that programs also take entries from: they are neither listed nor purged"
+#: Settings with an effect that few expect: variable, values that have it (none: all), severity, effect. The first two
+#: name read-only files of a single-file store beside its own (``src/util/fossilize_db.c``).
+_SURPRISES: Final = (
+    ("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS", frozenset[str](), Severity.HARMLESS, _ALSO_READ),
+    ("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS_DYNAMIC_LIST", frozenset[str](), Severity.HARMLESS, _ALSO_READ),
+    ("MESA_GLSL_DISABLE_IO_OPT", _TRUE, Severity.RECOMPILES, "switches the cache off in releases since 2025"),
+)
 
 
 class MesaLookups(Lookups):
@@ -85,39 +94,31 @@ class MesaShaderCache(Layer):
         environment = self.environment
         if environment.platform == "win32":
             return []
-        variable = self._place()
+        variable, value = self._first(_PLACES)
         if variable is not None:
-            value = environment.get(variable)
             return [(environment.absolute(value), variable)] if value else []
         home, account = environment.get("HOME"), environment.home / ".cache"
         if not home or environment.absolute(home) == environment.home:
             return [(account, "default (home folder)")]
         return [(environment.absolute(home) / ".cache", "default (HOME)"), (account, "default of older Mesa (account)")]
 
-    def _place(self) -> str | None:
-        """Return the variable that names the place. An empty one counts, and leaves Mesa without a place."""
-        named = ("MESA_SHADER_CACHE_DIR", "MESA_GLSL_CACHE_DIR", "XDG_CACHE_HOME")
-        return next((variable for variable in named if self.environment.get(variable) is not None), None)
+    def _first(self, variables: tuple[str, ...]) -> tuple[str | None, str]:
+        """Return the first of these variables that is set, with its value."""
+        values = ((variable, self.environment.get(variable)) for variable in variables)
+        return next(((variable, value) for variable, value in values if value is not None), (None, ""))
 
     def _store(self) -> str:
-        return next((store for store, variable in _SELECTORS.items() if self._is_set(variable)), MULTI_FILE)
-
-    def _is_set(self, variable: str) -> bool:
-        return (self.environment.get(variable) or "").lower() in _TRUE
-
-    def _switch(self) -> str:
-        """Return the switch that counts: the old one only if the new one is not set."""
-        new, old = "MESA_SHADER_CACHE_DISABLE", "MESA_GLSL_CACHE_DISABLE"
-        return new if self.environment.get(new) is not None else old
+        selected = (store for store, variable in _SELECTORS.items() if self._first((variable,))[1].lower() in _TRUE)
+        return next(selected, MULTI_FILE)
 
     def state(self) -> State:
         """Read the variables: a value that Mesa takes for true switches the cache off, and so does an empty place."""
-        environment, switch, place = self.environment, self._switch(), self._place()
+        environment, (switch, value), (place, folder) = self.environment, self._first(_SWITCHES), self._first(_PLACES)
         if environment.platform == "win32":
             return State(Condition.ABSENT, "Mesa keeps no cache on Windows")
-        if self._is_set(switch):
-            return State(Condition.DISABLED, f"{switch}={environment.get(switch)}")
-        if place is not None and not environment.get(place):
+        if value.lower() in _TRUE:
+            return State(Condition.DISABLED, f"{switch}={value}")
+        if place is not None and not folder:
             return State(Condition.DISABLED, f"{place} is set but empty: Mesa finds no place for a cache; unset it")
         drivers = driver_files(environment, _DRIVERS)
         if not drivers and not any(root.exists for root in self.roots()):
@@ -130,46 +131,33 @@ class MesaShaderCache(Layer):
     def switched(self, *, on: bool) -> facts.Switch:
         """Return the variable, which Mesa reads when a device is first opened, and unset its old name."""
         if on:
-            both = frozenset({"MESA_SHADER_CACHE_DISABLE", "MESA_GLSL_CACHE_DISABLE"})
-            return facts.Switch(self.name, unset=both, read_at_load=OPENED)
-        return facts.Switch(self.name, {"MESA_SHADER_CACHE_DISABLE": "true"}, read_at_load=OPENED)
+            return facts.Switch(self.name, unset=frozenset(_SWITCHES), read_at_load=OPENED)
+        return facts.Switch(self.name, {_SWITCHES[0]: "true"}, read_at_load=OPENED)
 
     def relocate(self, folder: Path) -> facts.Switch:
         """Return the place itself: older releases append their folder to it, and make only that one."""
-        return facts.Switch(self.name, {"MESA_SHADER_CACHE_DIR": str(folder)}, read_at_load=OPENED)
+        return facts.Switch(self.name, {_PLACES[0]: str(folder)}, read_at_load=OPENED)
 
     # ------------------------------------------------------------------ diagnose
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables and the place, and a cache that is nearly full."""
-        yield from self._switched()
+        switch, value = self._first(_SWITCHES)
+        if switch is not None and value.lower() in _TRUE:
+            yield off(self, switch)
+        elif switch is not None and value.lower() not in _FALSE:
+            yield misread(self, switch, Severity.HARMLESS, "is not a boolean that Mesa knows, so it does nothing")
         yield from self._placed()
         yield from self._limited()
-        yield from self._unlisted()
-
-    def _unlisted(self) -> Iterator[facts.Finding]:
-        """Yield variables that name read-only files, which programs also take entries from."""
-        for variable in _SHIPPED:
-            if self.environment.get(variable):
-                outcome = "names files that programs also take entries from: they are neither listed nor purged"
-                yield misread(self, variable, Severity.HARMLESS, outcome)
-
-    def _switched(self) -> Iterator[facts.Finding]:
-        switch = self._switch()
-        value = self.environment.get(switch)
-        if self._is_set(switch):
-            yield off(self, switch)
-        elif value is not None and value.lower() not in _FALSE:
-            yield misread(self, switch, Severity.HARMLESS, "is no boolean that Mesa knows, so it does nothing")
-        if self._is_set("MESA_GLSL_DISABLE_IO_OPT"):
-            outcome = "switches the cache off in releases since 2025"
-            yield misread(self, "MESA_GLSL_DISABLE_IO_OPT", Severity.RECOMPILES, outcome)
+        for variable, values, severity, outcome in _SURPRISES:
+            value = self._first((variable,))[1].lower()
+            if value in values if values else value:
+                yield misread(self, variable, severity, outcome)
 
     def _placed(self) -> Iterator[facts.Finding]:
-        environment, variable = self.environment, self._place()
+        environment, (variable, value) = self.environment, self._first(_PLACES)
         if environment.platform == "win32" or not driver_files(environment, _DRIVERS):
             return
-        value = None if variable is None else environment.get(variable)
         if variable is None:
             if len(self._bases()) > 1:
                 outcome = f"is not the home of the account, {environment.home}, which releases before 2025 use instead"
@@ -186,18 +174,16 @@ class MesaShaderCache(Layer):
             yield misread(self, variable, Severity.RECOMPILES, outcome, f"mkdir -p {shlex.quote(value)}")
 
     def _limited(self) -> Iterator[facts.Finding]:
-        new, old = "MESA_SHADER_CACHE_MAX_SIZE", "MESA_GLSL_CACHE_MAX_SIZE"
-        variable = new if self.environment.get(new) is not None else old
-        value = self.environment.get(variable)
-        limit, plain = (_DEFAULT_CAP, True) if value is None else read_limit(value)
-        if not plain:
+        variable, value = self._first(_SIZES)
+        limit, plain = (_DEFAULT_CAP, True) if variable is None else read_limit(value)
+        if variable is not None and not plain:
             outcome = f"is taken for {limit:,} bytes: any unit but K or M counts as gigabytes"
             yield misread(self, variable, Severity.HARMLESS, outcome, f"export {variable}=1G")
         for root in self.roots():
             counted = self.store.indexed_bytes(root) if root.role == MULTI_FILE else None
             if counted is not None and counted >= _NEARLY * limit:
                 message = f"counts {counted:,} of at most {limit:,} bytes: Mesa drops entries to make room"
-                fix = f"export {new}={max(2, 2 * (limit >> 30))}G"
+                fix = f"export {_SIZES[0]}={max(2, 2 * (limit >> 30))}G"
                 yield facts.Finding(self.name, root.path, None, Severity.RECOMPILES, "cap", message, fix)
 
 

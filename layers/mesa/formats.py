@@ -32,7 +32,7 @@ _DB_ENTRY: Final = struct.Struct("<20sII")
 _DB_RECORD: Final = struct.Struct("<QIQQ")
 
 
-class Place(NamedTuple):
+class IndexRecord(NamedTuple):
     """A record of an index: the name of an entry (or its beginning), and where its frame begins in the data file."""
 
     name: str
@@ -84,7 +84,7 @@ class Fossilize:
                 return f"the {what} lacks Mesa's header, so Mesa stores and finds nothing there"
         return "the data file is empty, so Mesa stores and finds nothing there" if index and not data else None
 
-    def places(self, index: bytes) -> Iterator[Place]:
+    def places(self, index: bytes) -> Iterator[IndexRecord]:
         """Yield the records of an index, which are entries with places, up to the first wrong one, where Mesa stops."""
         size = self.frame + _PLACE.size
         for at in range(self.head, len(index) - size + 1, size):
@@ -92,9 +92,9 @@ class Fossilize:
             if _HEADER.unpack_from(index, at + 40)[0] != _PLACE.size or not _NAME.fullmatch(name):
                 return
             # Places are those of headers, and names stand before them.
-            yield Place(name.decode(), _PLACE.unpack_from(index, at + self.frame)[0] - 40)
+            yield IndexRecord(name.decode(), _PLACE.unpack_from(index, at + self.frame)[0] - 40)
 
-    def blob(self, place: Place, frame: bytes) -> Blob | None:
+    def blob(self, place: IndexRecord, frame: bytes) -> Blob | None:
         """Return the entry whose frame is at a place; ``None`` if another, or none, is there."""
         if place.begin < 0 or len(frame) != self.frame or frame[:40] != place.name.encode():
             return None
@@ -133,15 +133,15 @@ class Database:
             return None
         return "the two files do not belong together: the next program drops every entry"
 
-    def places(self, index: bytes) -> Iterator[Place]:
+    def places(self, index: bytes) -> Iterator[IndexRecord]:
         """Yield the records."""
         for at in range(self.head, len(index) - _DB_RECORD.size + 1, _DB_RECORD.size):
             beginning, length, used, begin = _DB_RECORD.unpack_from(index, at)
             if not (beginning and length and self.head <= begin < 1 << 63):
                 return
-            yield Place(beginning.to_bytes(8, "little").hex(), begin, length, used)
+            yield IndexRecord(beginning.to_bytes(8, "little").hex(), begin, length, used)
 
-    def blob(self, place: Place, frame: bytes) -> Blob | None:
+    def blob(self, place: IndexRecord, frame: bytes) -> Blob | None:
         """Compare the beginning of the name, and the length."""
         if len(frame) != self.frame:
             return None

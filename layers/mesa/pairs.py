@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Unreachable
 from cachectl.layers.base.limits import LARGEST_ENTRY, LARGEST_INDEX, too_large
-from cachectl.layers.disk.atomic import create, write_all
+from cachectl.layers.disk.atomic import create, cut, move_in, write_all
 from cachectl.layers.disk.handles import NO_ROOM, descend, opened_root, own_folder, status_of
 from cachectl.layers.disk.locking import is_same_file, release_flock, try_flock, wait_until
 from cachectl.layers.disk.plain import STAGE, open_plain
@@ -173,7 +173,7 @@ class Pair:
         except OSError:
             for handle, end in ends.items():
                 with suppress(OSError):
-                    os.ftruncate(handle, end)
+                    cut(handle, end)
             raise
 
     def _keep(self, files: _Open, kept: list[Blob]) -> None:
@@ -198,7 +198,7 @@ class Pair:
             names = {"empty": self.form.index_name, "data": self.form.data_name, "index": self.form.index_name}
             for staged, name in names.items():
                 os.fsync(handles[staged])
-                os.rename(staged, name, src_dir_fd=stage, dst_dir_fd=files.folder)
+                move_in(staged, stage, name, files.folder)
             os.fsync(files.folder)
 
     def _copy(self, source: int, kept: list[Blob], data: int, index: int) -> None:
@@ -212,9 +212,9 @@ class Pair:
                 write_all(data, (piece,), begin + shift)
             records += self.form.record(blob._replace(begin=at, start=blob.start + shift, end=blob.end + shift))
             at = blob.end + shift
-        os.ftruncate(data, at)
+        cut(data, at)
         write_all(index, (records,), self.form.head)
-        os.ftruncate(index, self.form.head + len(records))
+        cut(index, self.form.head + len(records))
 
     # ------------------------------------------------------------------ the files
 

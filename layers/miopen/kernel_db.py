@@ -15,22 +15,15 @@ _TABLE: Final = (
     "`kernel_args` TEXT NOT NULL,`kernel_blob` BLOB NOT NULL"
 )
 _INDEX: Final = "CREATE UNIQUE INDEX IF NOT EXISTS `idx_kern_db` ON kern_db(kernel_name, kernel_args)"
-
-_CREATE: Final = (f"{_TABLE},`kernel_hash` TEXT NOT NULL,`uncompressed_size` INT NOT NULL)", _INDEX)
-#: Plain blobs without a checksum.
-_CREATE_2_3: Final = (f"{_TABLE})", _INDEX)
-
-#: MIOpen 2.4.0 and newer.
 SCHEMA: Final = Schema(
     table="kern_db",
-    create=_CREATE,
+    create=(f"{_TABLE},`kernel_hash` TEXT NOT NULL,`uncompressed_size` INT NOT NULL)", _INDEX),
     key=("kernel_name", "kernel_args"),
     values=("kernel_blob", "kernel_hash", "uncompressed_size"),
     size="length(kernel_blob)",
-    others=_CREATE_2_3,
+    # MIOpen 2.3.0: plain blobs, which are listed and removed.
+    others=(f"{_TABLE})",),
 )
-#: MIOpen 2.3.0.
-SCHEMA_2_3: Final = Schema("kern_db", _CREATE_2_3, SCHEMA.key, ("kernel_blob",), SCHEMA.size, _CREATE)
 
 _LEVEL: Final = 9
 #: More than any kernel has, in bytes: larger blobs are bombs.
@@ -44,17 +37,6 @@ def is_code(head: bytes) -> bool:
     return head.startswith(_CODE)
 
 
-def schema_of(columns: frozenset[str]) -> Schema | None:
-    """Return the table with these columns; ``None`` where no MIOpen can use them.
-
-    MIOpen names its columns in every statement, so further columns and another order do no harm.
-    """
-    if columns.issuperset(SCHEMA.columns):
-        return SCHEMA
-    proofs = {"kernel_hash", "uncompressed_size"}
-    return SCHEMA_2_3 if columns.issuperset(SCHEMA_2_3.columns) and not columns & proofs else None
-
-
 def digest(data: bytes) -> str:
     """Return MIOpen's checksum of unpacked bytes: md5 in lower-case hex."""
     import hashlib
@@ -62,10 +44,8 @@ def digest(data: bytes) -> str:
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
-def encode(data: bytes, schema: Schema = SCHEMA) -> tuple[object, ...]:
+def encode(data: bytes) -> tuple[object, ...]:
     """Return the values of a row as MIOpen packs a kernel; a size of 0 means that the blob is not packed."""
-    if schema is SCHEMA_2_3:
-        return (data,)
     import bz2
 
     packed = bz2.compress(data, _LEVEL)
@@ -88,19 +68,17 @@ def split_kernel_key(text: str) -> tuple[str, str]:
 
 
 def decode(values: Sequence[object]) -> bytes:
-    """Return the kernel of a row of either table, as ``KernDb::FindRecordUnsafe`` does.
+    """Return the kernel of a row, as ``KernDb::FindRecordUnsafe`` does.
 
     Raises :class:`ValueError` with the reason if MIOpen could not use the row.
     """
-    blob, *proofs = values
+    blob, proof, stated = values
     data = _as_bytes(blob)
-    if proofs:
-        proof, stated = proofs
-        size = int(stated) if isinstance(stated, (int, str)) else -1
-        data = decompress(data, size) if size else data
-        if digest(data).encode() != _as_bytes(proof):
-            message = f"the md5 of the kernel is {digest(data)}, its row says {proof!r}"
-            raise ValueError(message)
+    size = int(stated) if isinstance(stated, (int, str)) else -1
+    data = decompress(data, size) if size else data
+    if digest(data).encode() != _as_bytes(proof):
+        message = f"the md5 of the kernel is {digest(data)}, its row says {proof!r}"
+        raise ValueError(message)
     if not data:
         message = "the kernel is empty, which MIOpen takes for a miss"
         raise ValueError(message)

@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import EnvSwitch, at_load
-from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, not_a_key
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, not_a_key
 from cachectl.layers.base.facts import Entry, Found, Hazard, Problem, Root, Severity
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.parts import Lookups
@@ -28,20 +28,16 @@ from cachectl.layers.miopen.databases import (
     MIOpenDatabases,
     MIOpenLayer,
     MIOpenLookups,
-    moved_away,
     stale_because,
 )
-from cachectl.layers.miopen.names import VERSION_FOLDER, program_names, version_numbers
+from cachectl.layers.miopen.names import VERSION_FOLDER, program_names
 from cachectl.layers.miopen.places import LIBRARIES, TEMPORARY
-from cachectl.layers.stores.rows import Row, RowFile, Schema, Values
+from cachectl.layers.stores.rows import Row, RowFile, Values
 from cachectl.layers.stores.tree import Shape, Tree, always, scan_each
 
 SWITCH: Final = "MIOPEN_DISABLE_CACHE"
 ROW_FORM: Final = "miopen-kernel/1"
 _OBJECT_FORM: Final = "miopen-object/1"
-#: The first release that packs kernels and checks them.
-_PACKED: Final = (2, 4, 0)
-
 _OBJECT: Final = (regex("[0-9a-f]{32}"), regex(r".+\.o(?:bj)?"))
 
 
@@ -51,7 +47,7 @@ class KernelRows(RowFile):
     def same(self, standing: Values, new: Values) -> bool:
         """Compare the kernels."""
         try:
-            return kernel_db.decode(standing) == kernel_db.decode(new)
+            return standing == new or kernel_db.decode(standing) == kernel_db.decode(new)
         except ValueError:
             return False
 
@@ -64,10 +60,9 @@ class KernelDatabases(MIOpenDatabases):
     # If MIOpen cannot open its database, it throws at every lookup and store.
     when_blocked = Severity.FAILS
 
-    def rows(self, file: DatabaseFile, schema: Schema = kernel_db.SCHEMA) -> RowFile:
+    def rows(self, file: DatabaseFile) -> RowFile:
         """Return the rows of a file."""
-        environment = self.environment
-        return KernelRows(self.name, file.path, schema, environment.lock_timeout, shared=environment.trusts_writers)
+        return self.opened(file.path, kernel_db.SCHEMA, KernelRows)
 
     def row_file(self, root: Root, file: str) -> RowFile | None:
         """Return a database of kernels."""
@@ -101,10 +96,12 @@ class KernelDatabases(MIOpenDatabases):
                 stamp=(row.rowid, row.bytes),
             )
 
-    def schema(self, file: DatabaseFile) -> Schema | None:
-        """Return the table of a file, ``None`` where MIOpen has not made it yet."""
+    def is_made(self, file: DatabaseFile) -> bool:
+        """Return whether MIOpen has made the table. Raises :class:`Refused` for a table that newer MIOpens throw on."""
         columns = self.rows(file).columns()
-        return kernel_db.schema_of(columns) if columns else None
+        if columns and not columns.issuperset(kernel_db.SCHEMA.columns):
+            raise Refused(self.name, "has the columns of MIOpen 2.3.0, which newer ones cannot use", file.path)
+        return bool(columns)
 
     def read(self, root: Root, key: str) -> facts.Artifact | None:
         """Read a kernel, unpacked and checked as MIOpen does."""
@@ -113,10 +110,9 @@ class KernelDatabases(MIOpenDatabases):
     def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError] | None:
         """Read kernels of one database."""
         located = self.databases(root).find(file)
-        schema = None if located is None else self.schema(located)
-        if located is None or schema is None:
+        if located is None or not self.is_made(located):
             return None
-        rows = self.rows(located, schema).read_many([_name_and_args(key) for key in keys])
+        rows = self.rows(located).read_many([_name_and_args(key) for key in keys])
         return {
             key: self._unpacked(located, key, values)
             for key, values in zip(keys, rows, strict=True)
@@ -134,10 +130,9 @@ class KernelDatabases(MIOpenDatabases):
 
     def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
         """Pack and insert a kernel as MIOpen does."""
-        file, schema = self._writable(root, key)
+        rows = self._writable(root, key)
         self._require_storable(artifact)
-        packed = kernel_db.encode(artifact.data, schema)
-        self.rows(file, schema).insert(_name_and_args(key), packed, replace=replace)
+        rows.insert(_name_and_args(key), kernel_db.encode(artifact.data), replace=replace)
 
     def write_rows(self, root: Root, file: str, artifacts: Sequence[facts.Artifact]) -> Mapping[str, bool | LayerError]:
         """Pack and insert kernels into one database; leave existing ones."""
@@ -146,10 +141,10 @@ class KernelDatabases(MIOpenDatabases):
         fit = [artifact for artifact in fit if attempt(partial(self._require_storable, artifact)) is None]
         if not fit:
             return {}
-        database, schema = self._writable(root, fit[0].key)
-        packed = [(_name_and_args(artifact.key), kernel_db.encode(artifact.data, schema)) for artifact in fit]
-        new = self.rows(database, schema).insert_new(packed)
-        exists = EntryExists(self.name, database.path)
+        rows = self._writable(root, fit[0].key)
+        packed = [(_name_and_args(artifact.key), kernel_db.encode(artifact.data)) for artifact in fit]
+        new = rows.insert_new(packed)
+        exists = EntryExists(self.name, rows.path)
         return {artifact.key: exists if done is None else done for artifact, done in zip(fit, new, strict=True)}
 
     def _require_storable(self, artifact: facts.Artifact) -> None:
@@ -161,29 +156,23 @@ class KernelDatabases(MIOpenDatabases):
         if complaint is not None:
             raise Damaged(self.name, complaint, artifact.key)
 
-    def _writable(self, root: Root, key: str) -> tuple[DatabaseFile, Schema]:
-        """Return the file of a key, and the table that the MIOpen of its folder uses."""
+    def _writable(self, root: Root, key: str) -> RowFile:
+        """Return the rows of a key's file."""
         file = self.writable(root, key)
-        own = kernel_db.SCHEMA_2_3 if _is_plain(file) else kernel_db.SCHEMA
         if self.databases(root).find(file.relative) is not None:
             self.rows(file).recover()
-            if self.schema(file) not in (None, own):
-                raise Damaged(self.name, "the file has the columns of another MIOpen than its folder", file.path)
-        return file, own
+            self.is_made(file)
+        return self.rows(file)
 
     def verify_file(self, root: Root, file: DatabaseFile) -> Iterator[facts.Finding]:
         """Unpack and check every row as MIOpen does when it loads it; no run repairs a row on which it throws."""
+        rows = self.rows(file)
         try:
-            self.rows(file).require_sound()
-            if (schema := self.schema(file)) is None:
+            rows.require_sound()
+            if not self.is_made(file):
                 return
-            if schema is kernel_db.SCHEMA_2_3 and not _is_plain(file):
-                message = "has the columns of MIOpen 2.3.0, which newer ones cannot use"
-                fix = self.fix(file.path, moved_away(file.path))
-                where = (self.name, root.path, file.relative)
-                yield facts.Finding(*where, Severity.FAILS, "columns", message, fix)
             seen: set[tuple[str, ...]] = set()
-            for row, values in self.rows(file, schema).rows_with(*schema.values):
+            for row, values in rows.rows_with(*kernel_db.SCHEMA.values):
                 key = SEPARATOR.join((file.relative, kernel_db.kernel_key(*row.key)))
                 entry = Entry(self.name, key, root.path, row.bytes, 0, stamp=(row.rowid, row.bytes))
                 for flaw in _flaws(row, values, seen):
@@ -191,7 +180,7 @@ class KernelDatabases(MIOpenDatabases):
                     thing = None if self.asked_first else finding.thing
                     yield replace(finding, fix=self.fix(file.path, finding.fix), thing=thing)
         except LayerError as error:
-            yield self.file_finding(root, self.rows(file), error)
+            yield self.file_finding(root, rows, error)
 
 
 class UserKernelDatabases(KernelDatabases):
@@ -357,11 +346,6 @@ def _flaws(row: Row, values: Sequence[object], seen: set[tuple[str, ...]]) -> It
         kernel_db.decode(values)
     except ValueError as error:
         yield "content", str(error)
-
-
-def _is_plain(file: DatabaseFile) -> bool:
-    """Return whether the MIOpen of a file's folder stores kernels unpacked; files without a folder are newer."""
-    return bool(file.folder) and version_numbers(file.folder) < _PACKED
 
 
 def _name_and_args(key: str) -> tuple[str, str]:

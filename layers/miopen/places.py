@@ -15,7 +15,6 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Condition, Root, Scope, Severity, State
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.switches import misread, off
 from cachectl.layers.host.listings import lines_of, names_in
 
@@ -50,9 +49,6 @@ _VALUES: Final = {
 }
 #: Those that earlier versions know, in lower case only; they ignore any other value.
 _ALWAYS_KNOWN: Final = _VALUES.keys() - {"on", "off"}
-# ``/opt/rocm-6.2.0/lib``, ``libMIOpen.so.1.0.60200``
-_ROCM_FOLDER: Final = regex(r"/rocm-(\d+)\.(\d+)")
-_ROCM_LIBRARY: Final = regex(r"\.so\.\d+\.\d+\.(\d+)(\d\d)\d\d$")
 
 #: Folders with databases below the prefix of a library; up to ROCm 5.1 each library had a folder.
 _DATABASES: Final = ("share/miopen/db", "miopen/share/miopen/db")
@@ -188,29 +184,16 @@ def judge(environment: Environment, variable: str, *, present: bool) -> State:
 
 
 def diagnosed_flag(layer: Layer, variable: str, what: str | None = None) -> Iterator[facts.Finding]:
-    """Yield problems with the variable of :func:`judge`, for the installed MIOpen."""
+    """Yield problems with the variable of :func:`judge`."""
     value = layer.environment.get(variable)
     if value is None:
         return
-    verdict, is_old = read_flag(value), _is_before_6_1(layer.environment)
-    if value in _ALWAYS_KNOWN or (verdict is not None and is_old is False):
-        if verdict:
-            yield off(layer, variable, what)
-    elif is_old:
-        outcome = "is ignored: MIOpen before ROCm 6.1 does not know this value"
-        yield misread(layer, variable, Severity.HARMLESS, outcome, f"export {variable}=1" if verdict else None)
-    elif verdict:
-        outcome = f"switches {what or layer.title} off, but is ignored by MIOpen before ROCm 6.1"
-        yield misread(layer, variable, Severity.RECOMPILES, outcome)
-    elif verdict is None:
-        outcome = "is not a boolean: MIOpen throws" + (" (ignores it before ROCm 6.1)" if is_old is None else "")
+    verdict = read_flag(value)
+    if verdict is None:
+        outcome = "is not a boolean: MIOpen throws (ignores it before ROCm 6.1)"
         yield misread(layer, variable, Severity.FAILS, outcome)
-
-
-def _is_before_6_1(environment: Environment) -> bool | None:
-    """Return whether every libMIOpen here is of a ROCm before 6.1, by its path; ``None`` if unknown or mixed."""
-    old: set[bool | None] = set()
-    for library in libraries(environment):
-        match = _ROCM_FOLDER.search(str(library)) or _ROCM_LIBRARY.search(library.name)
-        old.add(None if match is None else (int(match[1]), int(match[2])) < (6, 1))
-    return next(iter(old)) if len(old) == 1 else None
+    elif value not in _ALWAYS_KNOWN:
+        outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
+        yield misread(layer, variable, Severity.HARMLESS, outcome, f"export {variable}=1" if verdict else None)
+    if verdict:
+        yield off(layer, variable, what)

@@ -22,7 +22,6 @@ from cachectl.layers.miopen.databases import DatabaseFile, MIOpenLookups
 from cachectl.layers.miopen.kernels import KernelDatabases, MIOpenKernels
 from cachectl.layers.miopen.places import SYSTEM_KERNELS, diagnosed_flag
 from cachectl.layers.stores.database import is_wal
-from cachectl.layers.stores.rows import Schema
 
 #: MIOpen ignores smaller files: empty ones, and pointers of git-lfs.
 _LEAST: Final = 512
@@ -37,14 +36,13 @@ class SystemKernelDatabases(KernelDatabases):
         """Yield the rows of a file that MIOpen does not ignore."""
         return super().list_file(file, template) if _counts(file) else iter(())
 
-    def schema(self, file: DatabaseFile) -> Schema | None:
-        """Return the table of a file; MIOpen does not make it there."""
+    def is_made(self, file: DatabaseFile) -> bool:
+        """Return whether there is a table that MIOpen uses; it makes none there."""
         if not _counts(file):
-            return None
-        schema = super().schema(file)
-        if schema is None:
+            return False
+        if not super().is_made(file):
             raise Damaged(self.name, "has no table kern_db", file.path)
-        return schema
+        return True
 
     def verify_file(self, root: Root, file: DatabaseFile) -> Iterator[facts.Finding]:
         """Check the header, which decides whether MIOpen and other users can open the file, then every row."""

@@ -29,15 +29,16 @@ from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Part
 from cachectl.layers.base.switches import first_place, misread
 from cachectl.layers.disk.atomic import replace_file
-from cachectl.layers.disk.handles import blocks_of, opened, opened_root
+from cachectl.layers.disk.handles import blocks_of, opened
 from cachectl.layers.disk.locks import record_lock
-from cachectl.layers.disk.presence import is_there, means_absent, status_at
+from cachectl.layers.disk.presence import status_at
+from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.miopen import places
 from cachectl.layers.miopen.databases import SEPARATOR, DatabaseFile, MIOpenDatabases, MIOpenLayer, owned_file
 from cachectl.layers.miopen.places import LIBRARIES, lock_files
 from cachectl.layers.stores.records import Fault, Record, RecordFile, record_complaint
 from cachectl.layers.stores.rows import CHANGED, RowFile, Schema, disk_usage
-from cachectl.layers.stores.tree import OWN_TEMPORARY
+from cachectl.layers.stores.tree import OWN_TEMPORARY, OrphanRule, Shape, Tree
 
 SWITCH: Final = "MIOPEN_DEBUG_DISABLE_FIND_DB"
 FIND_DB: Final = "MIOpen's find-db"
@@ -49,10 +50,18 @@ _TIME: Final = ".time"
 _OPEN_TO_ALL: Final = 0o777
 # Record locks exclude processes, not threads.
 _THREADS: Final = Lock()
-_SIDE_FILE: Final = regex(r"(?P<database>.+)(?P<ending>\.temp|\.time)")
+#: What MIOpen, or cachectl, writes before it renames it over a database.
+_LEFTOVERS: Final = Shape(
+    (regex("(?!)"),),
+    folders=True,
+    orphans=(
+        OrphanRule(regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"), "left by an interrupted rewrite of MIOpen"),
+        OrphanRule(OWN_TEMPORARY, "left by an interrupted cachectl"),
+    ),
+)
 
 #: The columns of a problem, in the order of a text record's key.
-PROBLEM: Final = (
+_PROBLEM: Final = (
     *("spatial_dim", "in_channels", "in_h", "in_w", "in_d", "fil_h", "fil_w", "fil_d", "out_channels", "batchsize"),
     *("pad_h", "pad_w", "pad_d", "conv_stride_h", "conv_stride_w", "conv_stride_d"),
     *("dilation_h", "dilation_w", "dilation_d", "bias", "group_count", "layout", "data_type", "direction"),
@@ -65,13 +74,13 @@ _PERF_TABLE: Final = (
 _CONFIG_TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS `config` (`id` INTEGER PRIMARY KEY ASC,"
     + ",".join(f"`{column}` TEXT NOT NULL" for column in _TEXTS)
-    + "".join(f",`{column}` INT NOT NULL" for column in PROBLEM if column not in _TEXTS)
+    + "".join(f",`{column}` INT NOT NULL" for column in _PROBLEM if column not in _TEXTS)
     + ")"
 )
 #: The two tables of a perf-db in sqlite and their indexes, as MIOpen makes them.
-PERF_DB_CREATE: Final = (
+_PERF_DB_CREATE: Final = (
     _CONFIG_TABLE,
-    f"CREATE UNIQUE INDEX IF NOT EXISTS `idx_config` ON config( {','.join((*_TEXTS, *PROBLEM[:-3]))} )",
+    f"CREATE UNIQUE INDEX IF NOT EXISTS `idx_config` ON config( {','.join((*_TEXTS, *_PROBLEM[:-3]))} )",
     _PERF_TABLE,
     "CREATE UNIQUE INDEX IF NOT EXISTS `idx_perf_db` ON perf_db(solver, config)",
 )
@@ -79,17 +88,15 @@ PERF_DB_CREATE: Final = (
 _PERF_DB: Final = Schema(
     table=(
         "(select perf_db.id as rowid, perf_db.config, perf_db.solver, perf_db.params, "
-        + "||'x'||".join(f"config.{column}" for column in PROBLEM)
+        + "||'x'||".join(f"config.{column}" for column in _PROBLEM)
         + " as problem from perf_db join config on config.id = perf_db.config)"
     ),
     create=(),
     key=("config", "solver"),
     values=("problem", "params"),
     size="length(params)",
-    others=PERF_DB_CREATE,
+    others=_PERF_DB_CREATE,
 )
-#: The rows of the perf-db alone.
-PERF_TABLE: Final = _PERF_DB._replace(table="perf_db", key=("solver", "config"), values=("params",))
 #: The values of ``MIOPEN_FIND_ENFORCE``, and their effects on every run.
 _ACTIONS: Final = {"NONE": 1, "DB_UPDATE": 2, "SEARCH": 3, "SEARCH_DB_UPDATE": 4, "DB_CLEAN": 5}
 _ENFORCED: Final = {
@@ -133,8 +140,8 @@ class TuningDatabases(MIOpenDatabases):
 
     def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
         """Compare with the names of databases, and of the files that their rewrites leave."""
-        side = _SIDE_FILE.fullmatch(parts[-1])
-        return super().owns(root, parts if side is None else (*parts[:-1], side["database"]))
+        name = parts[-1].removesuffix(_TIME).removesuffix(".temp")
+        return super().owns(root, (*parts[:-1], name))
 
     def is_key(self, key: str) -> bool:
         """Check the name of the database and that a record follows."""
@@ -149,8 +156,7 @@ class TuningDatabases(MIOpenDatabases):
         """Return the rows of a perf-db in sqlite; ``None`` for records of a text file."""
         if file.name.kind not in self.tables:
             return None
-        environment = self.environment
-        return RowFile(self.name, file.path, _PERF_DB, environment.lock_timeout, shared=environment.trusts_writers)
+        return self.opened(file.path, _PERF_DB)
 
     def records(self, root: Root, file: DatabaseFile) -> RecordFile:
         """Return the records of a text file."""
@@ -172,45 +178,19 @@ class TuningDatabases(MIOpenDatabases):
             # The others have a record, which is listed; only verify reports the fault.
             elif found.code not in _READ:
                 yield Problem(file.path, found.code, f"line {found.number}: {found.message}")
+        marks = file.path.with_name(file.path.name + _TIME)
+        if (status := status_at(marks)) is not None:
+            key, size, disk = file.relative + _TIME, status.st_size, blocks_of(status)
+            yield facts.Housekeeping(key, template.root, size, 1, status.st_mtime, template.stale, disk=disk)
 
     def scan_others(self, root: Root, latest: str | None) -> Iterator[Found]:
-        """Yield the files that mark changes, and remains of interrupted rewrites."""
+        """Yield what interrupted rewrites have left, by MIOpen or cachectl."""
         del latest
-        try:
-            names = sorted(os.listdir(root.path))
-        except OSError as error:
-            if not means_absent(error):
-                yield self.unread(root.path, error)
-            return
-        for name in names:
-            path = root.path / name
-            try:
-                reason = self._side_file(root, name)
-                status = None if reason is None else status_at(path)
-            except OSError as error:
-                yield self.unread(path, error)
-                continue
-            if status is None:
-                continue
-            size, modified, disk = status.st_size, status.st_mtime, blocks_of(status)
-            if reason:
-                stamp = (size, status.st_mtime_ns)
-                yield Orphan(name, root.path, size, 1, modified, reason, stamp=stamp, disk=disk)
-            else:
-                yield facts.Housekeeping(name, root.path, size, 1, modified, disk=disk)
+        for leaf in self._leftovers(root).scan():
+            yield leaf if isinstance(leaf, Problem) else leaf.orphan(root.path)
 
-    def _side_file(self, root: Root, name: str) -> str | None:
-        """Return why a file beside the databases is useless, empty text if it is not; ``None`` for any other file."""
-        match = _SIDE_FILE.fullmatch(name)
-        database = None if match is None else self.databases(root).name(match["database"])
-        is_ours = OWN_TEMPORARY.fullmatch(name) is not None
-        if not (is_ours or database is not None) or not owned_file(root, root.path / name):
-            return None
-        if is_ours or match is None or database is None:
-            return "left by an interrupted cachectl"
-        if match["ending"] != _TIME:
-            return "left by an interrupted rewrite of MIOpen"
-        return "" if is_there(database.path) else "marks the changes of a database that is gone"
+    def _leftovers(self, root: Root) -> Tree:
+        return Tree(self.name, root.path, _LEFTOVERS)
 
     # ------------------------------------------------------------------ get and put
 
@@ -271,25 +251,13 @@ class TuningDatabases(MIOpenDatabases):
     # ------------------------------------------------------------------ locks
 
     @contextmanager
-    def editing(self, root: Root, path: Path) -> Iterator[int]:
-        """Hold MIOpen's locks while a file is changed, then notify running programs; yield the open folder of the file.
+    def editing(self, root: Root, path: Path) -> Iterator[None]:
+        """Hold the locks of every MIOpen version while a file is changed, then notify running programs.
 
-        They read the file again if ``.time`` contains a later time of the steady clock (ns) than their last read.
+        Lock files are made as MIOpen makes them, and stay. Programs read the file again if ``.time`` contains a later
+        time of the steady clock (ns) than their last read.
         """
-        beside = path.with_name(path.name + _TIME)
-        with self.locked(path) as folder:
-            yield folder
-            if status_at(path.name, dir_fd=folder) is not None:
-                replace_file(beside, [str(time.monotonic_ns()).encode()], folder=folder)
-            elif owned_file(root, beside):
-                os.unlink(beside.name, dir_fd=folder)
-
-    @contextmanager
-    def locked(self, path: Path) -> Iterator[int]:
-        """Hold the locks of every MIOpen version on a database; yield the open folder of the database.
-
-        Lock files are made as MIOpen makes them, and stay.
-        """
+        marks = path.with_name(path.name + _TIME)
         with _THREADS, ExitStack() as stack:
             # One order everywhere, so that two cachectls never wait for each other.
             for lock in sorted(lock_files(self.environment, path)):
@@ -298,10 +266,11 @@ class TuningDatabases(MIOpenDatabases):
                 handle = stack.enter_context(held)
                 with suppress(PermissionError):
                     os.fchmod(handle, _OPEN_TO_ALL)
-            parent = stack.enter_context(opened_root(path.parent))
-            if parent is None:
-                raise Unreachable(self.name, "cannot be opened: it was removed at once", path.parent)
-            yield parent
+            yield
+            if status_at(path) is not None:
+                replace_file(marks, [str(time.monotonic_ns()).encode()])
+            elif owned_file(root, marks):
+                os.unlink(marks)
 
     def _lock_folder(self, folder: Path, stack: ExitStack) -> int:
         """Open a folder of locks, or make it; no link is followed."""
@@ -319,31 +288,31 @@ class TuningDatabases(MIOpenDatabases):
             raise Unreachable(self.name, f"cannot make the lock folder: {error.strerror}", folder) from error
         return handle
 
-    def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
-        """Return MIOpen's locks on the files of records."""
-        files = {key.partition(SEPARATOR)[0] for key in keys if SEPARATOR in key}
-        return [lock for file in sorted(files) for lock in lock_files(self.environment, root.path / file)]
-
     # ------------------------------------------------------------------ remove and verify
 
     def in_use(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
-        """Skip rows of sqlite files."""
+        """Skip rows of sqlite files, and leftovers while a program has MIOpen loaded."""
         endings = tuple(f".{kind}" for kind in self.tables)
+        users = using(LIBRARIES, processes=self.environment.processes)
         for target in targets:
-            is_row = isinstance(target, Entry) and target.key.partition(SEPARATOR)[0].endswith(endings)
-            yield target, _LISTED_ONLY if is_row else None
+            if isinstance(target, Orphan):
+                yield target, None if users == () else f"MIOpen is loaded in {process_names(users)}"
+            else:
+                is_row = target.key.partition(SEPARATOR)[0].endswith(endings)
+                yield target, _LISTED_ONLY if is_row else None
 
     def remove_others(self, root: Root, targets: Sequence[facts.Removable]) -> Iterator[Part]:
         """Delete lines, and useless files. Running programs keep the records that they have read."""
         by_file: dict[str, dict[str, facts.Removable]] = {}
+        leftovers = [target for target in targets if SEPARATOR not in target.key]
         for target in targets:
             relative, separator, record = target.key.partition(SEPARATOR)
             if separator:
                 by_file.setdefault(relative, {})[record] = target
-            else:
-                yield target.key, (target,), partial(self._remove_orphan, root, target)
         for relative, planned in by_file.items():
             yield relative, tuple(planned.values()), partial(self._remove_records, root, relative, planned)
+        if leftovers:
+            yield str(root.path), leftovers, partial(self._leftovers(root).remove, leftovers)
 
     def _remove_records(self, root: Root, relative: str, planned: Mapping[str, facts.Removable]) -> facts.Outcome:
         file = self.databases(root).find(relative)
@@ -363,22 +332,6 @@ class TuningDatabases(MIOpenDatabases):
         freed = max(0, before - disk_usage(file.path).bytes)
         return facts.Outcome(self.name, len(removed), freed, tuple(facts.Note(key, CHANGED) for key in left), failed)
 
-    def _remove_orphan(self, root: Root, target: facts.Removable) -> facts.Outcome:
-        path = root.path / target.key
-        match = _SIDE_FILE.fullmatch(target.key)
-        # MIOpen rewrites under its lock, so while cachectl holds it no program uses the temporary file.
-        with nullcontext() if match is None else self.locked(root.path / match["database"]):
-            reason = None
-            if not self._side_file(root, target.key):
-                reason = "already gone"
-            else:
-                status = path.lstat()
-                reason = CHANGED if (status.st_size, status.st_mtime_ns) != target.stamp else None
-            if reason is not None:
-                return facts.Outcome(self.name, skipped=(facts.Note(target.key, reason),))
-            path.unlink()
-        return facts.Outcome(self.name, 0, target.bytes)
-
     def verify_file(self, root: Root, file: DatabaseFile) -> Iterator[facts.Finding]:
         """Check every line by the rules of MIOpen's reader, or a sqlite file with sqlite's own check.
 
@@ -395,7 +348,7 @@ class TuningDatabases(MIOpenDatabases):
                 if isinstance(fault, Fault):
                     yield self._finding(root, file, fault)
         except LayerError as error:
-            finding = self.file_finding(root, rows or RowFile(self.name, file.path, _PERF_DB), error)
+            finding = self.file_finding(root, rows or self.opened(file.path, _PERF_DB), error)
             moved = f"end every program that has it open, then move {shlex.quote(str(file.path))} elsewhere"
             is_damaged = isinstance(error, Damaged)
             yield changed(finding, thing=None, fix=self.fix(file.path, moved) if is_damaged else finding.fix)

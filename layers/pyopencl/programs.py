@@ -285,21 +285,21 @@ class ProgramFolders(TreeStore):
             return facts.Finding(self.name, root.path, leaf.key, Severity.HARMLESS, "info", message, fix)
         return None
 
-    def _damage(self, binary: bytes, info: bytes) -> device_binaries.Damage | None:
+    def _damage(self, binary: bytes, info: bytes) -> device_binaries.BinaryDamage | None:
         damage, complaint = self._binary_damage(binary), pyopencl_info.complaint(info)
-        return device_binaries.Damage(complaint) if damage is None and complaint is not None else damage
+        return device_binaries.BinaryDamage(complaint) if damage is None and complaint is not None else damage
 
-    def _binary_damage(self, binary: bytes) -> device_binaries.Damage | None:
+    def _binary_damage(self, binary: bytes) -> device_binaries.BinaryDamage | None:
         if not binary:
-            return device_binaries.Damage("binary is missing or empty")
+            return device_binaries.BinaryDamage("binary is missing or empty")
         if (damage := device_binaries.damage(binary)) is not None:
-            return device_binaries.Damage(f"binary: {damage.message}", damage.runs)
+            return device_binaries.BinaryDamage(f"binary: {damage.message}", damage.runs)
         if not device_binaries.is_known(binary):
             bypassed = bypassed_on(self.environment)
             used = [driver for driver in opencl_drivers(self.environment) if driver not in bypassed]
             # Every driver here returns known formats, so none of them made this.
             if used and set(used) <= device_binaries.KNOWN_DRIVERS:
-                return device_binaries.Damage(f"binary: is no program of {' or '.join(used)}")
+                return device_binaries.BinaryDamage(f"binary: is no program of {' or '.join(used)}")
         return None
 
 

@@ -109,8 +109,7 @@ class Dictionaries(Rows):
         return (rows for name in self.dictionaries(root) if (rows := self.row_file(root, name.file)) is not None)
 
     def _rows(self, path: Path) -> RowFile:
-        environment = self.environment
-        return RowFile(self.name, path, SCHEMA, environment.lock_timeout, shared=environment.trusts_writers)
+        return self.opened(path, SCHEMA)
 
     # ------------------------------------------------------------------ listing
 

@@ -125,26 +125,29 @@ def opened_for_reading(layer: str, path: Path, lock_timeout: float) -> Iterator[
         raise
 
 
+def require_private(layer: str, path: Path) -> None:
+    """Raise :class:`Unreachable` if another user can write to a database, or to a folder on the way to it.
+
+    That user could make sqlite delete other files. Neither the file nor its folder need exist.
+    """
+    folder = nearest(path.parent)
+    names = tuple(path.name + suffix for suffix in ("", *COMPANIONS)) if folder == path.parent else ()
+    if (reason := shared_because(folder, names)) is not None:
+        message = f"not opened for writing: {reason}; close it to them first, or use --shared if you trust them"
+        raise Unreachable(layer, message, path)
+
+
 @contextmanager
 def opened_for_writing(
-    layer: str,
-    path: Path,
-    lock_timeout: float,
-    require: Callable[[sqlite3.Connection], object],
-    *,
-    create: bool,
-    shared: bool = False,
+    path: Path, lock_timeout: float, require: Callable[[sqlite3.Connection], object], *, create: bool
 ) -> Iterator[sqlite3.Connection]:
     """Open a database for writing; sqlite rolls back interrupted writes first.
 
     ``require`` raises an error if an existing database is unusable. With ``create`` a missing file is made, and its
-    folder. Raises as :func:`opened_for_reading`, and :class:`Unreachable` if another user can write to the folder or
-    to the file.
+    folder. Raises as :func:`opened_for_reading`. The caller has called :func:`require_private`.
     """
     if create:
-        _require_private(layer, nearest(path.parent) / path.name, shared=shared)
         path.parent.mkdir(parents=True, exist_ok=True)
-    _require_private(layer, path, shared=shared)
     is_new = create and _make(path)
     for suffix in ("", *COMPANIONS):
         if not suffix or os.path.lexists(companion(path, suffix)):
@@ -160,14 +163,15 @@ def opened_for_writing(
 
 
 @contextmanager
-def exclusively_locked(layer: str, path: Path, lock_timeout: float, *, shared: bool = False) -> Iterator[None]:
+def exclusively_locked(layer: str, path: Path, lock_timeout: float) -> Iterator[None]:
     """Hold the lock of sqlite's writers on a file that need not be a database, without opening it as one.
 
     Raises :class:`Busy` after ``lock_timeout`` seconds, and :class:`OSError` for anything but a plain file.
     """
-    import fcntl
-
-    _require_private(layer, path, shared=shared)
+    try:
+        import fcntl
+    except ImportError as error:
+        raise Refused(layer, "this platform has no record locks", path) from error
     handle = open_plain(path, flags=os.O_RDWR)
 
     def is_locked() -> bool:
@@ -212,14 +216,6 @@ def _connected(path: Path, mode: str, lock_timeout: float) -> Iterator[sqlite3.C
 def _version(path: Path) -> tuple[int, ...] | None:
     status = status_at(path)
     return None if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-def _require_private(layer: str, path: Path, *, shared: bool) -> None:
-    """Raise :class:`Unreachable` for a file that other users can write, unless they are trusted (``shared``)."""
-    names = tuple(path.name + suffix for suffix in ("", *COMPANIONS))
-    if not shared and (reason := shared_because(path.parent, names)) is not None:
-        message = f"not opened for writing: {reason}, and could make sqlite delete other files; close it to them first"
-        raise Unreachable(layer, message, path)
 
 
 def _make(path: Path) -> bool:

@@ -51,12 +51,11 @@ class Fault(NamedTuple):
 class RecordFile:
     """One text file of records.
 
-    ``lock`` makes the context in which a rewrite happens. It yields the descriptor of the open folder that the file is
-    in, so that nothing is written elsewhere if another folder takes its name; ``None`` leaves it to the path. Methods
-    raise :class:`Unreachable` when the operating system refuses, and whatever the lock raises.
+    ``lock`` makes the context in which a rewrite happens. Methods raise :class:`Unreachable` when the operating system
+    refuses, and whatever the lock raises.
     """
 
-    def __init__(self, layer: str, path: Path, lock: Callable[[], AbstractContextManager[int | None]]) -> None:
+    def __init__(self, layer: str, path: Path, lock: Callable[[], AbstractContextManager[None]]) -> None:
         self.layer = layer
         self.path = path
         self.lock = lock
@@ -99,13 +98,13 @@ class RecordFile:
             raise Damaged(self.layer, complaint, self.path)
         if _place_of(line, split_lines(self._content()))[1] == line:
             return
-        with self._translated("write"), self.lock() as folder:
-            lines = split_lines(self._content(folder))
+        with self._translated("write"), self.lock():
+            lines = split_lines(self._content())
             index, standing = _place_of(line, lines)
             if standing not in (None, line) and not replace:
                 raise EntryExists(self.layer, self.path)
             lines[index : index + 1] = [line]
-            self._rewrite(lines, folder)
+            self._rewrite(lines)
 
     def put_new(self, lines: Sequence[bytes]) -> Sequence[bool | LayerError | None]:
         """Insert the records whose keys are free, in one rewrite.
@@ -117,11 +116,11 @@ class RecordFile:
         if not new:
             return done
         try:
-            with self._translated("write"), self.lock() as folder:
-                standing = split_lines(self._content(folder))
+            with self._translated("write"), self.lock():
+                standing = split_lines(self._content())
                 new, done = _free_lines(lines, standing)
                 if new:
-                    self._rewrite([*standing, *new], folder)
+                    self._rewrite([*standing, *new])
         except LayerError as error:
             # The record may be in the file already: a retry would find it and take it for an older one.
             return [error if one else one for one in done]
@@ -132,27 +131,27 @@ class RecordFile:
 
         Later lines with such a key are deleted too, because they would be hit from then on. An empty file is unlinked.
         """
-        with self._translated("write"), self.lock() as folder:
-            lines = split_lines(self._content(folder))
+        with self._translated("write"), self.lock():
+            lines = split_lines(self._content())
             # Filled from the end, so that the first of equal keys wins.
             first = {_key(line): line for line in reversed(lines)}
             gone = {key for key, checksum in checksums.items() if key in first and zlib.crc32(first[key]) == checksum}
             if gone:
-                self._rewrite([line for line in lines if _key(line) not in gone], folder)
+                self._rewrite([line for line in lines if _key(line) not in gone])
         return gone
 
     # ------------------------------------------------------------------ the file
 
-    def _rewrite(self, lines: Sequence[bytes], folder: int | None) -> None:
+    def _rewrite(self, lines: Sequence[bytes]) -> None:
         if any(lines):
-            replace_file(self.path, [b"".join(line + b"\n" for line in lines)], folder=folder)
+            replace_file(self.path, [b"".join(line + b"\n" for line in lines)])
         else:
             with suppress(FileNotFoundError):
-                os.unlink(self.path if folder is None else self.path.name, dir_fd=folder)
+                os.unlink(self.path)
 
-    def _content(self, folder: int | None = None) -> bytes:
+    def _content(self) -> bytes:
         with self._translated("read"), suppress(FileNotFoundError):
-            return read_plain(self.path if folder is None else self.path.name, dir_fd=folder, most=LARGEST_RECORDS)
+            return read_plain(self.path, most=LARGEST_RECORDS)
         return b""
 
     @contextmanager

@@ -16,7 +16,7 @@ from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused, reas
 from cachectl.layers.base.facts import Entry, Problem, Root, Severity
 from cachectl.layers.base.store import Part, Store, each_part
 from cachectl.layers.host.open_files import open_elsewhere
-from cachectl.layers.stores.rows import CHANGED, Row, RowFile, disk_usage
+from cachectl.layers.stores.rows import CHANGED, Row, RowFile, Schema, disk_usage
 
 T = TypeVar("T")
 
@@ -46,6 +46,11 @@ class Rows(Store):
     @abstractmethod
     def row_file(self, root: Root, file: str) -> RowFile | None:
         """Return a database, existing or not, by the name that keys begin with; ``None`` for any other name."""
+
+    def opened(self, path: Path, schema: Schema, kind: type[RowFile] = RowFile) -> RowFile:
+        """Return a database as this environment may use it."""
+        environment = self.environment
+        return kind(self.name, path, schema, environment.lock_timeout, shared=environment.trusts_writers)
 
     def row_files(self, root: Root) -> Iterable[RowFile]:
         """Return the databases of a root that exist."""

@@ -33,13 +33,14 @@ from cachectl.layers.stores.database import (
     opened_for_writing,
     pending,
     require_made_by,
+    require_private,
 )
 from cachectl.layers.stores.emptying import empty_image, write_empty
 
 #: Rows asked for in one query: the oldest sqlite takes 999 values.
 _ASKED_AT_ONCE: Final = 200
 #: Rows with their values that are read before writers may continue.
-_READ_AT_ONCE: Final = 500
+_READ_AT_ONCE: Final = 50
 _FIRST: Final = -(1 << 63)
 _CHUNK: Final = 1 << 20
 _MAKE_ROOM: Final = "; make room and try again"
@@ -142,7 +143,8 @@ class RowFile:
 
     Every method raises :class:`Busy` if a lock outlasts ``lock_timeout`` seconds, :class:`Damaged` if the file
     is no database, :class:`Refused` if it holds what its library does not make, and :class:`Unreachable` if the
-    operating system refuses or its content is unknown.
+    operating system refuses or its content is unknown. ``shared`` says that other users who can write to it are
+    trusted.
     """
 
     def __init__(
@@ -152,7 +154,6 @@ class RowFile:
         self.path = path
         self.schema = schema
         self.lock_timeout = lock_timeout
-        #: Whether other users who can write to it are trusted.
         self.shared = shared
 
     # ------------------------------------------------------------------ reading
@@ -391,12 +392,10 @@ class RowFile:
         if self._is_sound():
             return CHANGED
         with self._translated("remove"):
+            self._require_private()
             if (reason := in_use(self.path)) is not None:
                 return reason
-        with (
-            self._translated("remove"),
-            exclusively_locked(self.layer, self.path, self.lock_timeout, shared=self.shared),
-        ):
+        with self._translated("remove"), exclusively_locked(self.layer, self.path, self.lock_timeout):
             if file_stamp(self.path) != stamp:
                 return CHANGED
             # The file goes first: sqlite ignores a log without a database, and would apply one to the next database.
@@ -445,11 +444,15 @@ class RowFile:
 
     @contextmanager
     def _writing(self, *, create: bool = False) -> Iterator[sqlite3.Connection]:
-        opened = opened_for_writing(
-            self.layer, self.path, self.lock_timeout, self._require_made, create=create, shared=self.shared
-        )
-        with self._translated(), opened as connection:
-            yield connection
+        with self._translated():
+            self._require_private()
+            opened = opened_for_writing(self.path, self.lock_timeout, self._require_made, create=create)
+            with opened as connection:
+                yield connection
+
+    def _require_private(self) -> None:
+        if not self.shared:
+            require_private(self.layer, self.path)
 
     def _require_made(self, connection: sqlite3.Connection) -> None:
         require_made_by(connection, (*self.schema.create, *self.schema.others), self.layer, self.path)

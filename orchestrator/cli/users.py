@@ -7,6 +7,7 @@ parent reads a bounded answer for a bounded time, and takes only numbers and esc
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import selectors
@@ -14,11 +15,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from operator import methodcaller
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cachectl.cli import output
 from cachectl.layers.base.errors import BadRequest
@@ -106,7 +107,9 @@ def run(call: Call) -> int:
     rows = [row for row in rows if not numbers or any(map(row.number, numbers))]
     total = {name: sum(row.number(name) or 0 for row in rows) for name in numbers}
     complete = all(answer.complete for answer in answers)
-    columns = (output.Column[_Row]("user", lambda row: row.user), *_columns(texts, numbers))
+    columns: list[output.Column[_Row]] = [output.Column("user", lambda row: row.user)]
+    columns += [output.Column(name, methodcaller("text", name)) for name in texts]
+    columns += [_kind(name)(name, methodcaller("number", name)) for name in numbers]
     if call.form == "json":
         users = [
             {**answer.document, "user": answer.user, "home": answer.home, "error": answer.error} for answer in answers
@@ -125,22 +128,20 @@ def run(call: Call) -> int:
     return 1 if any(answer.error or answer.status for answer in answers) else 0
 
 
-def _columns(texts: Iterable[str], numbers: Iterable[str]) -> Iterator[output.Column[_Row]]:
-    for name in texts:
-        yield output.Column(name, methodcaller("text", name))
-    for name in numbers:
-        yield (output.sizes if "bytes" in name else output.counts)(name, methodcaller("number", name))
+def _kind(name: str) -> Callable[[str, Callable[[_Row], int | None]], output.Column[_Row]]:
+    return output.sizes if "bytes" in name else output.counts
 
 
 def _words(typed: Sequence[str]) -> Iterator[str]:
     """Yield the words that a child gets of the typed line."""
     words = iter(typed)
+    # Before --, after which nothing is an option.
+    yield from (next(words), "--json")
     for word in words:
         if word == "--user":
             next(words)
         elif word not in ("--json", "--csv", "--all-users") and not word.startswith("--user="):
             yield word
-    yield "--json"
 
 
 def _users(names: Sequence[str]) -> list[struct_passwd]:
@@ -181,22 +182,20 @@ def _ask(user: struct_passwd, words: Sequence[str]) -> _Answer:
 
 
 def _document(data: bytes, verb: str) -> Mapping[str, Any]:
-    """Return the document that a child wrote. Raises :class:`ValueError` and :class:`RecursionError`."""
-    document: dict[str, Any] = _escaped(json.loads(data, parse_constant=_refuse), _DEEPEST)
+    """Return the document that a child wrote, with control characters escaped.
+
+    Raises :class:`ValueError` and :class:`RecursionError`.
+    """
+    document: dict[str, Any] = _escaped(json.loads(data), _DEEPEST)
     items = document.get(_SHOWN[verb][0]) if isinstance(document, dict) else None
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        _refuse(verb)
+        raise ValueError(verb)
     return document
 
 
-def _refuse(what: str) -> NoReturn:
-    raise ValueError(what)
-
-
 def _escaped(value: Any, depth: int) -> Any:  # noqa: ANN401 - JSON
-    """Return JSON with control characters escaped. Raises :class:`ValueError` if it is nested too deeply."""
-    if not depth:
-        _refuse("depth")
+    if not depth or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError(value)
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, list):
@@ -225,40 +224,35 @@ def _run(user: struct_passwd, words: Sequence[str]) -> tuple[int, bytes, bytes, 
         )
     except OSError as error:
         return -1, b"", b"", f"cannot start {printable(sys.executable)} as that user: {error.strerror}"
-    written: dict[IO[bytes], bytearray] = {stream: bytearray() for stream in (child.stdout, child.stderr) if stream}
+    written: dict[Any, bytearray] = {child.stdout: bytearray(), child.stderr: bytearray()}
+    problem, deadline = None, time.monotonic() + _SECONDS
     try:
-        problem = _read(child, written, time.monotonic() + _SECONDS)
+        with selectors.DefaultSelector() as pipes:
+            for stream, data in written.items():
+                pipes.register(stream, selectors.EVENT_READ, data)
+            while pipes.get_map() and problem is None:
+                for key, _ in pipes.select(1):
+                    piece = os.read(key.fd, 1 << 16)
+                    key.data.extend(piece)
+                    if not piece:
+                        pipes.unregister(key.fileobj)
+                if any(len(data) > _MOST_OUTPUT for data in written.values()):
+                    problem = f"wrote more than {_MOST_OUTPUT >> 20} MiB; select fewer entries"
+                elif time.monotonic() > deadline:
+                    problem = f"took longer than {_SECONDS} s"
+        _wait(child, 0 if problem else 5)
     finally:
         if child.returncode is None:
             with suppress(OSError):
                 os.killpg(child.pid, signal.SIGKILL)
+            _wait(child, 5)
         for stream in written:
             stream.close()
-        # A file system of the user may keep it from ending.
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(5)
-    data, errors = (bytes(data) for data in written.values())
-    return child.returncode or 0, data, errors, problem
+    answer, errors = (bytes(data) for data in written.values())
+    return child.returncode or 0, answer, errors, problem
 
 
-def _read(child: subprocess.Popen[bytes], written: Mapping[IO[bytes], bytearray], deadline: float) -> str | None:
-    """Read what a child writes until it ends; return why that was given up, or ``None``."""
-    late = f"took longer than {_SECONDS} s"
-    with selectors.DefaultSelector() as pipes:
-        for stream, data in written.items():
-            pipes.register(stream, selectors.EVENT_READ, data)
-        while pipes.get_map():
-            if time.monotonic() > deadline:
-                return late
-            for key, _ in pipes.select(1):
-                piece = os.read(key.fd, 1 << 16)
-                key.data.extend(piece)
-                if len(key.data) > _MOST_OUTPUT:
-                    return f"wrote more than {_MOST_OUTPUT >> 20} MiB; select fewer entries"
-                if not piece:
-                    pipes.unregister(key.fileobj)
-    try:
-        child.wait(max(0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        return late
-    return None
+def _wait(child: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait for a child; a file system of the user may keep it from ending."""
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(seconds)

@@ -66,6 +66,14 @@ def lacks_room(file: BinaryIO) -> bool:
     return disk.f_bavail * disk.f_frsize < min(SPARED_ROOM, disk.f_blocks * disk.f_frsize // 20) + _CHUNK
 
 
+class _NewBundle(zipfile.ZipFile):
+    """A zip that is written, and left as it is if that fails."""
+
+    def __del__(self) -> None:
+        # The one of zipfile would complete it, and print what fails then.
+        self.fp = None
+
+
 class BundlePlace:
     """A bundle in a file; without a path in standard input or, if it ``writes``, in standard output.
 
@@ -174,10 +182,11 @@ class BundlePlace:
 
     def write(self, name: str, data: bytes) -> None:
         """Add a member to the new bundle."""
-        if self._new is None:
-            self._new = self._begin()
-        if name not in self._new.NameToInfo:
-            self._new.writestr(_info(name, len(data)), data)
+        with self._written():
+            if self._new is None:
+                self._new = self._begin()
+            if name not in self._new.NameToInfo:
+                self._new.writestr(_info(name, len(data)), data)
         self._removed.discard(name)
 
     def remove(self, names: Sequence[str]) -> None:
@@ -192,7 +201,7 @@ class BundlePlace:
         file = self._unnamed()
         if self._old is not None and self._path is not None:
             os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(self._old.fileno()).st_mode))
-        return zipfile.ZipFile(file, "w")
+        return _NewBundle(file, "w")
 
     def _unnamed(self) -> BinaryIO:
         """Open the file that becomes the new bundle."""
@@ -214,24 +223,36 @@ class BundlePlace:
 
     def finish(self) -> None:
         """Complete the new bundle with what stays of the old one, and put it in its place."""
-        old = self._opened()
-        if self._new is None:
-            if not self._removed:
-                return
-            self._new = self._begin()
+        if self._new is None and not self._removed:
+            return
+        with self._written():
+            self._complete()
+
+    def _complete(self) -> None:
+        new, old = self._new or self._begin(), self._opened()
         for info in old.infolist() if old is not None else ():
-            if info.filename not in self._removed and info.filename not in self._new.NameToInfo:
-                new = _info(info.filename, info.file_size)
-                with _reading(self.shown), old.open(info) as source, self._new.open(new, "w") as target:  # type: ignore[union-attr]
+            if old is not None and info.filename not in self._removed and info.filename not in new.NameToInfo:
+                copied = _info(info.filename, info.file_size)
+                with _reading(self.shown), old.open(info) as source, new.open(copied, "w") as target:
                     shutil.copyfileobj(source, target, _CHUNK)
-        file = cast("BinaryIO", self._new.fp)
-        self._new.filelist.sort(key=lambda info: info.filename)
+        file = cast("BinaryIO", new.fp)
+        new.filelist.sort(key=lambda info: info.filename)
         # A zip that is given a file leaves it open.
-        self._new.close()
+        new.close()
         file.flush()
         self._publish(file)
         self._new, self._removed = None, set()
         self._old, self._members = file, _members(file, self.shown)
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """Name the bundle in the error of a disk."""
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, CachectlError):
+                raise
+            raise TransferFailed(f"cannot write {self.shown}: {error.strerror or error}") from error
 
     def _publish(self, file: BinaryIO) -> None:
         """Put the complete file in its place, or copy it to standard output."""

@@ -30,7 +30,6 @@ from cachectl.switching.isolated import (
 )
 from cachectl.switching.overlay import PROCESS, Attribute, Missing, Slot, Variable
 from cachectl.switching.salt import SALTING
-from cachectl.switching.salt import Block as SaltedBlock
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
@@ -99,9 +98,8 @@ def disabled(*layers: str | Iterable[str], strict: bool = True) -> Iterator[Mapp
             platforms = {
                 layer.name: part.platforms for layer in salted if (part := part_of(layer, "tagging")) is not None
             }
-            salting = SaltedBlock(platforms)
-            SALTING.enter(_keeping(stack, salted, held), stack.environment.clock(), salting)
-            block.push(lambda _kind, error, _trace: SALTING.leave(salting, error))
+            SALTING.enter(_keeping(stack, salted, held), stack.environment.clock(), platforms)
+            block.push(lambda _kind, error, _trace: SALTING.leave(platforms, error))
         for switch in reversed(switches):
             # Every step runs even if another one fails.
             block.callback(_drop_copies, switch)

@@ -173,11 +173,6 @@ def environment_of(environment: Environment, root: Path) -> Environment:
     return _changed(environment, changes)
 
 
-def environment_in(environment: Environment, layers: Iterable[Layer], folder: Path) -> Environment:
-    """Return the environment in which the given layers use ``folder``; make the folders that a library would not."""
-    return _changed(environment, variables_isolated(layers, folder))
-
-
 def _changed(environment: Environment, changes: Mapping[str, str | None]) -> Environment:
     unset = frozenset(name for name, value in changes.items() if value is None)
     return environment.with_variables({name: value for name, value in changes.items() if value is not None}, unset)

@@ -56,20 +56,6 @@ class _Built:
     due: set[str] = field(default_factory=set)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Block:
-    """A block in which builds are salted.
-
-    ``platforms`` maps the name of each salted layer to the names of the OpenCL platforms whose programs it stores.
-    """
-
-    platforms: Mapping[str, tuple[str, ...]]
-
-    def layers_of(self, platform: str) -> set[str]:
-        """Return the names of the salted layers that store every program built for a platform."""
-        return {name for name, platforms in self.platforms.items() if platform in platforms}
-
-
 class Salting:
     """All salted builds of one process, in all blocks and threads."""
 
@@ -83,13 +69,14 @@ class Salting:
         self._numbers = itertools.count()
         self._built: dict[str, _Built] = {}
         self._layers: dict[tuple[str, Path], Layer] = {}
-        self._blocks: list[Block] = []
+        #: The names of the layers that each block salts, with those of the platforms whose programs a layer stores.
+        self._blocks: list[Mapping[str, tuple[str, ...]]] = []
         self._since = 0.0
         self._forked = False
 
     # ------------------------------------------------------------------ blocks
 
-    def enter(self, layers: Iterable[Layer], now: float, block: Block) -> None:
+    def enter(self, layers: Iterable[Layer], now: float, block: Mapping[str, tuple[str, ...]]) -> None:
         """Begin a block. Its end removes the entries that salted builds have stored in these layers."""
         with self._lock:
             self._arm()
@@ -100,7 +87,7 @@ class Salting:
                     self._layers.setdefault((layer.name, root.path), layer)
             self._blocks.append(block)
 
-    def leave(self, block: Block, error: BaseException | None) -> None:
+    def leave(self, block: Mapping[str, tuple[str, ...]], error: BaseException | None) -> None:
         """End a block, and remove those entries of its builds that nothing uses any more.
 
         Warns of entries that could not be removed. The warning comes last because it may be an error; it does not mask
@@ -173,7 +160,8 @@ class Salting:
         Builds for other platforms keep their source: a salt would only fill their caches, and the SPIR-V translator of
         Rusticl aborts the process on a used constant.
         """
-        return set().union(*(block.layers_of(platform) for block in tuple(self._blocks)))
+        blocks = tuple(self._blocks)
+        return {name for block in blocks for name, platforms in block.items() if platform in platforms}
 
     def _traces(self, message: str) -> frozenset[str]:
         parts = (part_of(layer, "tagging") for layer in self._layers.values())

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, assume, event, example, given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from support.hostile import (
     BASES,
@@ -288,35 +288,3 @@ def test_a_real_home_damaged_at_random_is_cleared_as_planned(
     harm([world.home], case, world)
     removed = check_both_ways(world, replace(case, variables={**case.variables, "HOME": "home"}))
     event("entries went" if removed else "no entry went")
-
-
-@settings(parent=FIXED, max_examples=amount(4, 8))
-@example(case=Case({}, [], [], {"XDG_CACHE_HOME": "~"}, "linux"), verb=["report"])
-@given(case=CASES, verb=st.sampled_from([["report"], ["ls"], ["verify"], ["purge", "--all"], ["prune", "--stale"]]))
-def test_the_real_command_over_random_homes(
-    tmp_path_factory: pytest.TempPathFactory, case: Case, verb: list[str]
-) -> None:
-    """The command in a process of its own: valid JSON, the right status, no traceback, no foreign file changed."""
-    world = World(tmp_path_factory.mktemp("command"))
-    (world.top / "link").symlink_to(world.home)
-    for base, tree in case.trees.items():
-        with contextlib.suppress(OSError):
-            grow(world.home / base, tree)
-    for base, make in case.real:
-        with contextlib.suppress(OSError, sqlite3.Error):
-            harm([make(world.home / base)], case, world)
-    # An account's own home stands behind a HOME that is no absolute folder: the tester's, here.
-    variables = {
-        name: expanded(value, world)
-        for name, value in case.variables.items()
-        if name not in ("HOME", "TMPDIR") or value in ("home", "base", "link")
-    }
-    assume(verb[0] not in ("purge", "prune") or not reaches_out(Stack(world.environment(variables)), world))
-    innocent = strangers(world)
-    before = hash_tree(world.top)
-    # If releases of platformdirs read the variables differently, the report looks at other Pythons, and records them.
-    variables["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
-    world.run(*verb, *(["--wait", "0"] if len(verb) > 1 else []), **variables)
-    differs = changed(before, hash_tree(world.top))
-    assert differs & innocent == set()
-    assert len(verb) > 1 or differs == set()

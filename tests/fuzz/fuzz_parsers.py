@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from cachectl.layers.base.errors import BadRequest, LayerError
+from cachectl.layers.base.errors import LayerError, NotAnArtifact
 from cachectl.layers.formats import (
     bitcode,
     comgr_entries,
@@ -106,7 +106,7 @@ def _names(data: bytes) -> None:
 def _archive(data: bytes) -> None:
     with contextlib.suppress(ValueError):
         assert sum(map(len, unpack(data).values())) <= len(data)
-    with contextlib.suppress(BadRequest):
+    with contextlib.suppress(NotAnArtifact):
         artifact_from_bytes(data)
 
 
@@ -160,7 +160,7 @@ def _mesa_index(data: bytes) -> None:
         for place in form.places(data):
             blob = form.blob(place, data[max(0, place.begin) :][: form.frame])
             assert blob is None or blob.name.startswith(place.name)
-            assert blob is None or form.record(blob) in data
+            assert blob is None or len(form.record(blob)) <= len(data)
 
 
 PARSERS: Final[tuple[Callable[[bytes], None], ...]] = (

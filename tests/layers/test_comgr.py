@@ -117,17 +117,6 @@ def test_bitcode_of_a_real_opencl_compiler_names_its_kernels(filled: Home) -> No
     assert all(named)
 
 
-def test_no_cut_is_taken_for_whole() -> None:
-    whole = entry(compiled()["axpy.bc"], b"log")
-    assert comgr_entries.output_of(whole) == compiled()["axpy.bc"]
-    assert [length for length in range(len(whole)) if comgr_entries.output_of(whole[:length]) is not None] == []
-    assert comgr_entries.output_of(whole + b"x") is None
-    assert comgr_entries.output_of(struct.pack("<QQ", 2**64 - 8, 0)) is None
-    for what in OUTPUTS:
-        for length in range(0, len(compiled()[what]), 37):
-            comgr_entries.describe(compiled()[what][:length])
-
-
 @pytest.mark.parametrize(
     ("policy", "wrong"),
     [

@@ -40,7 +40,7 @@ def folder(layer: CudaComputeCache) -> Path:
     return layer.roots()[0].path
 
 
-def index(layer: CudaComputeCache) -> form.Index | None:
+def index(layer: CudaComputeCache) -> form.SizeIndex | None:
     return form.read_index((folder(layer) / "index").read_bytes())
 
 
@@ -192,7 +192,7 @@ def test_put_under_another_name_is_refused(layer: CudaComputeCache) -> None:
 def test_clearing_everything_empties_the_cache(layer: CudaComputeCache) -> None:
     assert layer.clear(layer.plan_clear()).removed == 40
     assert [path.name for path in folder(layer).rglob("*") if path.is_file()] == ["index"]
-    assert index(layer) == form.Index(())
+    assert index(layer) == form.SizeIndex(())
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x41\x00\x00\x00" + b"\xff" * 12])

@@ -150,14 +150,6 @@ def test_a_zebin_names_kernels_device_and_version(tmp_path: Path, kind: int, val
     assert about.versions == {"zebin": "1.32"}
 
 
-def test_a_binary_cut_short_anywhere_is_incomplete(layer: NeoCompilerCache, tmp_path: Path) -> None:
-    for data in (*(path.read_bytes() for path in folder_of(layer).glob("*.ocloc_cache")), zebin(tmp_path)):
-        assert neo_binaries.complaint(data) is None
-        for length in range(0, len(data) - 16, 61):
-            assert neo_binaries.complaint(data[:length]) is not None, length
-            neo_binaries.describe(data[:length])
-
-
 # ---------------------------------------------------------------------- places and states
 
 

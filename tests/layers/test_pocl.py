@@ -282,20 +282,6 @@ def test_an_artifact_without_a_program_is_refused(layer: PoclKernels, members: d
     assert not layer.roots()[0].path.exists()
 
 
-@pytest.mark.real
-def test_real_programs_cut_short_are_named(warm: Home) -> None:
-    layer = PoclKernels(warm.environment())
-    entry = next(layer.entries())
-    folder = entry.root / entry.key
-    for path in (folder / "program.bc", next(folder.glob("*/*/*.so"))):
-        content = path.read_bytes()
-        for length in (4, 100, len(content) // 2, len(content) - 1):
-            path.write_bytes(content[:length])
-            assert [finding.key for finding in layer.verify(layer.roots()[0])] == [entry.key], (path, length)
-        path.write_bytes(content)
-    assert list(layer.verify(layer.roots()[0])) == []
-
-
 def test_an_artifact_goes_back_where_it_came_from(layer: PoclKernels) -> None:
     artifact = Artifact("pocl", NAME, "pocl-entry/1", pack({"program.bc": BITCODE}))
     with pytest.raises(ForeignForm, match="was taken from the key"):

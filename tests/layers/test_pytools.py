@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.dictionaries import dictionary
 
-from cachectl.layers.base.errors import Busy, LayerError
+from cachectl.layers.base.errors import Busy
 from cachectl.layers.base.facts import Artifact
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.formats import pdict
@@ -240,20 +240,3 @@ def test_rows_of_a_locked_dictionary_wait_once_and_not_each(home: Home) -> None:
     for errors in (set(read.values()), set(placed)):
         assert [type(error) for error in errors] == [Busy]
     assert {type(one) for one in layer.get_many(keys).values()} == {Artifact}
-
-
-def test_a_row_that_does_not_fit_makes_no_transaction_of_each_other(home: Home) -> None:
-    layer = PytoolsDictionaries(home.environment())
-    file = "pdict-v5-mine-3.12.1.final.0.sqlite"
-    path = dictionary(layer.roots()[0].path, file, {})
-    before = changes(path)
-    rows = {f"{number:064}": pickle.dumps(number) for number in range(100)} | {"cut": b"\x80\x04\x95", "a/b": b"N."}
-    placed = layer.put_new([Artifact("pytools", f"{file}/{key}", "pytools-pdict/5", rows[key]) for key in rows])
-    assert placed[:100] == [True] * 100
-    assert [isinstance(one, LayerError) for one in placed[100:]] == [True, True]
-    assert changes(path) == before + 1
-
-
-def changes(path: Path) -> int:
-    """Return how many transactions have changed a database, as it counts them itself."""
-    return int.from_bytes(path.read_bytes()[24:28], "big")

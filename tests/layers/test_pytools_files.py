@@ -39,19 +39,6 @@ def test_a_file_that_was_just_made_is_no_damage(home: Home) -> None:
     assert not layer.plan_clear().failed
 
 
-@pytest.mark.parametrize("content", [b"no database at all", b"SQLite format 3\0" + bytes(200)])
-def test_a_broken_file_is_a_problem_and_a_finding(home: Home, content: bytes) -> None:
-    environment = home.environment()
-    folder = home.path / ".cache" / "pytools"
-    folder.mkdir(parents=True)
-    (folder / f"pdict-v5-mine-{environment.python}.sqlite").write_bytes(content)
-    layer = PytoolsDictionaries(environment)
-    root = layer.roots()[0]
-    assert [thing.code for thing in layer.scan(root) if isinstance(thing, Problem)] == ["sqlite"]
-    assert len(list(layer.verify(root))) == 1
-    assert len(layer.plan_clear().failed) == 1
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -130,22 +117,6 @@ def test_loopys_variables(home: Home, variables: dict[str, str], condition: Cond
     assert words in state.why
 
 
-def test_rows_that_a_vacuum_numbered_anew_are_not_taken_for_older_ones(home: Home) -> None:
-    environment = home.environment()
-    content = {f"{n:016x}": b"\x80\x04N." for n in range(5)}
-    path = dictionary(home.path / ".cache" / "pytools", f"pdict-v5-mine-{environment.python}.sqlite", content)
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("delete from dict where rowid < 5")
-        layer = PytoolsDictionaries(environment)
-        plan = layer.plan_clear()
-        assert len(plan.entries) == 1
-        connection.execute("vacuum")
-        connection.execute("insert into dict values (?, ?)", ("f" * 16, b"\x80\x04N."))
-    # The row that came after the plan stays, even if this sqlite reuses row ids.
-    layer.clear(plan)
-    assert "f" * 16 in {entry.key.rpartition("/")[2] for entry in layer.entries()}
-
-
 def test_files_of_an_interrupted_cachectl_are_orphans_of_one_layer(home: Home) -> None:
     environment = home.environment()
     (home.path / ".cache" / "pytools" / (".cachectl-stage-" + "0" * 32)).mkdir(parents=True)
@@ -219,18 +190,6 @@ def test_advice_is_safe_to_paste(home: Home) -> None:
     layer = PytoolsDictionaries(environment)
     (finding,) = layer.verify(layer.roots()[0])
     assert shlex.split(finding.fix)[-1] == finding.key
-
-
-def test_a_purge_that_came_second_frees_nothing(home: Home) -> None:
-    environment = home.environment()
-    content = {f"{n:016x}": b"\x80\x04B" + (4096).to_bytes(4, "little") + bytes(4096) + b"." for n in range(50)}
-    dictionary(home.path / ".cache" / "pytools", f"pdict-v5-mine-{environment.python}.sqlite", content)
-    layer = PytoolsDictionaries(environment)
-    first, second = layer.plan_clear(), layer.plan_clear()
-    assert layer.clear(first).removed == 50
-    outcome = layer.clear(second)
-    assert (outcome.removed, outcome.bytes_freed) == (0, 0)
-    assert outcome.skipped
 
 
 def test_rows_that_took_the_numbers_of_deleted_ones_stay(home: Home) -> None:

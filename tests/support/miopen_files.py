@@ -5,8 +5,8 @@ from __future__ import annotations
 import bz2
 import hashlib
 import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 from cachectl.layers.base.environment import Environment
@@ -16,22 +16,6 @@ TABLE = (
     "`kernel_args` TEXT NOT NULL,`kernel_blob` BLOB NOT NULL,`kernel_hash` TEXT NOT NULL,"
     "`uncompressed_size` INT NOT NULL);"
     "CREATE UNIQUE INDEX IF NOT EXISTS `idx_kern_db` ON kern_db(kernel_name, kernel_args);"
-)
-TABLE_2_3 = (
-    "CREATE TABLE `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,"
-    "`kernel_args` TEXT NOT NULL,`kernel_blob` BLOB NOT NULL);"
-)
-INTEGERS = (
-    "spatial_dim in_channels in_h in_w in_d fil_h fil_w fil_d out_channels batchsize pad_h pad_w pad_d conv_stride_h "
-    "conv_stride_w conv_stride_d dilation_h dilation_w dilation_d bias group_count"
-)
-TABLES = (
-    "CREATE TABLE IF NOT EXISTS `config` (`id` INTEGER PRIMARY KEY ASC,`layout` TEXT NOT NULL,"
-    "`data_type` TEXT NOT NULL,`direction` TEXT NOT NULL,"
-    + ",".join(f"`{column}` INT NOT NULL" for column in INTEGERS.split())
-    + ");CREATE TABLE IF NOT EXISTS `perf_db` (`id` INTEGER PRIMARY KEY ASC,`solver` TEXT NOT NULL,"
-    "`config` INTEGER NOT NULL,`params` TEXT NOT NULL);"
-    "CREATE UNIQUE INDEX IF NOT EXISTS `idx_perf_db` ON perf_db(solver, config);"
 )
 VERSION = "3.3.0.a85ca8a54"
 ARGS = " -DMLO_HW_WAVE_SZ=64 -mcpu=gfx90a"
@@ -77,36 +61,3 @@ def stored(path: Path) -> dict[str, Values]:
 
 def user_file(home: Path, base: str = "gfx90a6e", version: str = VERSION) -> Path:
     return home / ".cache" / "miopen" / version / f"{base}.ukdb"
-
-
-@contextmanager
-def pending(path: Path) -> Iterator[None]:
-    """Hold a file open as a running program does, with a row that is only in its log."""
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA wal_autocheckpoint=0")
-        connection.execute(f"INSERT INTO kern_db({COLUMNS}) VALUES('late.cl.o', ?, ?, ?, ?)", (ARGS, *packed(CODE)))
-        connection.commit()
-        yield
-
-
-def perf(path: Path, problems: Mapping[int, Mapping[str, str]]) -> Path:
-    """Write a perf-db in sqlite: for each problem, identified by its channels, solvers and their parameters."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(TABLES)
-        columns = f"{', '.join(INTEGERS.split())}, layout, data_type, direction"
-        for channels, solvers in problems.items():
-            values = (2, channels, *(1 for _ in INTEGERS.split()[2:]), "NCHW", "FP32", "F")
-            places = ", ".join("?" * len(values))
-            number = connection.execute(f"INSERT INTO config({columns}) VALUES({places})", values).lastrowid
-            for solver, params in solvers.items():
-                row = (solver, number, params)
-                connection.execute("INSERT INTO perf_db(solver, config, params) VALUES(?, ?, ?)", row)
-        connection.commit()
-    return path
-
-
-def tuned(path: Path) -> dict[tuple[int, str], str]:
-    with closing(sqlite3.connect(path)) as connection:
-        query = "SELECT in_channels, solver, params FROM perf_db JOIN config ON config.id = perf_db.config"
-        return {(row[0], row[1]): row[2] for row in connection.execute(query)}

@@ -99,23 +99,6 @@ def test_a_killed_trace_is_cleared_away_by_the_next_command(
     assert os.listdir(temporary) == []
 
 
-def test_a_killed_bench_is_cleared_away(home: Home, temporary: Path) -> None:
-    """It has a folder that stays full, and one for the run: with the figures it takes, a tenth of a second apart."""
-    script = 'test -e "$HOME/ran" && { echo "$$" >"$HOME/pid"; exec sleep 600; }; touch "$HOME/ran"'
-    command = [sys.executable, "-m", "cachectl", "bench", "-n", "1", "--", "sh", "-c", script]
-    variables = {**home.variables, "TMPDIR": str(temporary)}
-    with subprocess.Popen(command, env=variables, cwd=home.path) as running:
-        deadline = time.monotonic() + 120
-        while not (home.path / "pid").exists() or not (home.path / "pid").read_text().strip():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        running.kill()
-    end((home.path / "pid").read_text())
-    assert os.listdir(temporary)
-    home.cachectl("purge", "--all", TMPDIR=str(temporary))
-    assert os.listdir(temporary) == []
-
-
 def test_the_folder_of_a_living_process_stays(home: Home, temporary: Path) -> None:
     root = make_isolated_root(replace(home.environment(), processes=Path("/proc")))
     (root / "file").touch()

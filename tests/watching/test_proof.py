@@ -139,16 +139,11 @@ def test_every_read_and_write_is_found(rich: Home, layer: str) -> None:
         COME_AND_GO: f"{file}-journal appeared, vanished",
     }
     for code, happened in cheats.items():
-        status, lines = prove(rich, ["--no-cache"], code.format(file=str(file)))
+        # Listing every folder is no reading.
+        status, lines = prove(rich, ["--no-cache"], f"{LIST}; {code}".format(file=str(file), folder=str(rich.path)))
         assert status == 1
         assert happened in said_of(layer, lines)
         assert lines[-1] == f"cachectl: proof fails for {layer}"
-
-
-@pytest.mark.real
-def test_listing_every_folder_is_no_reading(rich: Home) -> None:
-    status, lines = prove(rich, ["--no-cache"], LIST.format(folder=str(rich.path)))
-    assert (status, lines[-1]) == (0, "cachectl: proof holds")
 
 
 @pytest.mark.real
@@ -168,12 +163,30 @@ def test_a_few_paths_are_named_and_the_rest_counted(rich: Home) -> None:
     assert said_of("pocl", lines).endswith(" more")
 
 
-def test_a_root_that_comes_and_goes_is_seen(home: Home) -> None:
-    (home.path / ".nv").mkdir()
-    root = home.path / ".nv" / "ComputeCache"
-    status, lines = prove(home, ["--no-cache"], f"import os; os.mkdir({str(root)!r}); os.rmdir({str(root)!r})")
+#: What a program does in an empty home, the layer, and the end of what is said of it.
+COMING = {
+    "comes": ("os.makedirs('.cache/pocl/kcache/AB')", "pocl", ".cache/pocl/kcache appeared"),
+    "comes and goes": (
+        "os.mkdir('.nv/ComputeCache'); os.rmdir('.nv/ComputeCache')",
+        "cuda",
+        ".nv/ComputeCache appeared, vanished",
+    ),
+    "comes and goes with a neighbour": (
+        "os.mkdir('.cache/pytools'); os.mkdir('.cache/pyopencl'); os.rmdir('.cache/pyopencl')",
+        "pyopencl",
+        ".cache/pyopencl appeared, vanished",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", COMING)
+def test_a_root_that_was_not_there_is_awaited(home: Home, how: str) -> None:
+    code, layer, said = COMING[how]
+    for name in (".nv", ".cache"):
+        (home.path / name).mkdir()
+    status, lines = prove(home, ["--no-cache"], f"import os; {code}")
     assert status == 1
-    assert said_of("cuda", lines).endswith(f"{root} appeared, vanished")
+    assert f"{home.path / said}" in said_of(layer, lines)
 
 
 def test_a_root_that_is_a_link_is_followed_and_held_to_it(home: Home) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from cachectl.layers.base.environment import Environment, user_state_folder
-from cachectl.layers.host.pythons import RECORD, Record, candidates, look, pythons_of
+from cachectl.layers.host.pythons import RECORD, PythonRecord, candidates, look, pythons_of
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def staleness(environment: Environment) -> list[tuple[bool | None, str | None]]:
 
 
 def test_an_interpreter_is_asked_once_for_its_version_and_packages(prefix: Prefix) -> None:
-    records: dict[str, Record] = {}
+    records: dict[str, PythonRecord] = {}
     for _ in range(2):
         python = look(prefix.counting, records, named=True)
         assert python is not None
@@ -150,7 +150,7 @@ def test_the_folders_of_packages_are_those_that_an_interpreter_adds_to_its_path(
         (tmp_path / "not there" / "site-packages").rmdir()
         lines = [f"{tmp_path}/named/site-packages", f"{tmp_path}/not there/site-packages", "../elsewhere", ""]
         (site / "parent.pth").write_text("\n".join([*lines, f"#{tmp_path}/commented/site-packages"]))
-    records: dict[str, Record] = {}
+    records: dict[str, PythonRecord] = {}
     assert look(python, records, named=True) is not None
     found = records[str(python)].folders
     # Without -I, the user's own packages count.
@@ -184,7 +184,7 @@ def test_a_program_that_is_no_python_is_left_out(tmp_path: Path) -> None:
     broken = tmp_path / "python3"
     broken.write_text("#!/bin/sh\necho hello\n")
     broken.chmod(0o755)
-    records: dict[str, Record] = {}
+    records: dict[str, PythonRecord] = {}
     assert look(broken, records, named=True) is None
     assert look(tmp_path / "missing", records) is None
     # It is not started again.
@@ -214,7 +214,7 @@ def test_a_program_that_prints_without_end_or_hangs_is_stopped(
 
 
 def test_a_python_that_does_not_answer_now_may_answer_again(prefix: Prefix) -> None:
-    records: dict[str, Record] = {}
+    records: dict[str, PythonRecord] = {}
     look(prefix.counting, records, named=True)
     before = dict(records)
     prefix.counting.write_text("#!/bin/sh\nexit 1\n")
@@ -252,7 +252,7 @@ def test_packages_seen_on_another_machine_do_not_make_rows_stale(home: Home, pre
 
 
 def test_a_remembered_python_that_another_user_could_replace_is_not_started(prefix: Prefix) -> None:
-    records: dict[str, Record] = {}
+    records: dict[str, PythonRecord] = {}
     look(prefix.counting, records, named=True)
     os.utime(prefix.counting, (1, 1))
     python = look(prefix.counting, records)

@@ -160,6 +160,8 @@ def test_wrong_variables_are_reported(tmp_path: Path) -> None:
     assert list(found(MESA_SHADER_CACHE_MAX_SIZE="500")) == ["variable MESA_SHADER_CACHE_MAX_SIZE"]
     shipped = "MESA_DISK_CACHE_READ_ONLY_FOZ_DBS"
     assert found(**{shipped: "ship"}) == {f"variable {shipped}": f"unset {shipped}"}
+    assert list(found(MESA_GLSL_DISABLE_IO_OPT="yes")) == ["variable MESA_GLSL_DISABLE_IO_OPT"]
+    assert found(MESA_GLSL_DISABLE_IO_OPT="abc") == {}
     root = fill(home / ".cache", "multi-file", contents())
     (root / "index").write_bytes(struct.pack("<Q", 1000 << 20) + bytes(65536 * 20))
     assert [finding.code for finding in MesaShaderCache(environment(home)).diagnose()] == ["cap"]

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.miopen_kernels import (
@@ -34,15 +33,14 @@ from support.miopen_kernels import (
 
 from cachectl.layers.base.conformance import LayerConformance, snapshot
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
-from cachectl.layers.base.facts import Artifact, Severity
+from cachectl.layers.base.errors import EntryExists, LayerError, Refused, Unreachable
+from cachectl.layers.base.facts import Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen.kernels import MIOpenKernels
 from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels
 from cachectl.layers.miopen.system_tuning import MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import MIOpenTuning
-from cachectl.layers.stores import database
 
 
 def object_file(home: Path, version: str = "2.2.1") -> Path:
@@ -58,14 +56,7 @@ def fill(home: Path) -> None:
     store(
         user_file(home), {(NAME, ARGS): packed(CODE), other: (b"\x7fELF raw", packed(b"\x7fELF raw")[1], 0)}, wal=True
     )
-    old = user_file(home, "gfx906_60", "2.3.0")
-    old.parent.mkdir(parents=True)
-    with closing(sqlite3.connect(old)) as connection:
-        connection.executescript(TABLE_2_3)
-        connection.execute(
-            "INSERT INTO kern_db(kernel_name, kernel_args, kernel_blob) VALUES(?, ?, ?)", (NAME, ARGS, CODE)
-        )
-        connection.commit()
+    store(user_file(home, "gfx906_60", "3.2.0.x"), {(NAME, ARGS): (CODE, packed(CODE)[1], 0)})
     object_file(home)
 
 
@@ -104,7 +95,7 @@ def test_both_generations_are_listed(tmp_path: Path) -> None:
     assert set(entries) == {
         KEY,
         f"{VERSION}/gfx90a6e.ukdb::Conv_Winograd_v21_1_3.s.o:: -mcpu=gfx90a",
-        key_of("2.3.0/gfx906_60.ukdb"),
+        key_of("3.2.0.x/gfx906_60.ukdb"),
         "2.2.1/0123456789abcdef0123456789abcdef/MIOpenPooling.cl.o",
     }
     new = entries[KEY]
@@ -113,21 +104,12 @@ def test_both_generations_are_listed(tmp_path: Path) -> None:
     assert new.versions == {"miopen": VERSION}
     assert new.written_before == user_file(tmp_path).stat().st_mtime
     assert (new.stale, new.modified) == (None, None)
-    old = entries[key_of("2.3.0/gfx906_60.ukdb")]
+    old = entries[key_of("3.2.0.x/gfx906_60.ukdb")]
     assert (old.bytes, old.stale) == (len(CODE), True)
     assert old.stale_because == f"a newer MIOpen ({VERSION}) has its own files"
     oldest = entries["2.2.1/0123456789abcdef0123456789abcdef/MIOpenPooling.cl.o"]
     assert (oldest.bytes, oldest.files, oldest.stale) == (len(CODE), 1, True)
     assert oldest.kernels == ("MIOpenPooling.cl", "MIOpenPooling")
-
-
-def test_the_bytes_counted_are_those_on_disk(tmp_path: Path) -> None:
-    fill(tmp_path)
-    layer = MIOpenKernels(environment_of(tmp_path))
-    usage = layer.usage(layer.roots()[0])
-    files = [path for path in (tmp_path / ".cache").rglob("*") if path.is_file()]
-    assert (usage.files, usage.bytes) == (len(files), sum(path.stat().st_size for path in files))
-    assert (usage.entries, usage.stale_entries, usage.problems) == (4, 2, ())
 
 
 def test_kernels_are_selected_with_and_without_the_ending_of_their_source(tmp_path: Path) -> None:
@@ -139,15 +121,27 @@ def test_kernels_are_selected_with_and_without_the_ending_of_their_source(tmp_pa
         }
 
 
-@pytest.mark.parametrize("file", [f"{VERSION}/gfx90a6e.ukdb", "2.3.0/gfx906_60.ukdb"])
-def test_get_gives_the_uncompressed_kernel(tmp_path: Path, file: str) -> None:
+def test_get_gives_the_uncompressed_kernel(tmp_path: Path) -> None:
     fill(tmp_path)
-    got = MIOpenKernels(environment_of(tmp_path)).get(key_of(file))
+    got = MIOpenKernels(environment_of(tmp_path)).get(KEY)
     assert got is not None
     assert (got.form, got.data) == ("miopen-kernel/1", CODE)
     assert got.detail["kernel_name"] == NAME
     assert got.detail["kernel_args"] == ARGS
     assert got.detail["md5"] == packed(CODE)[1]
+
+
+def test_kernels_of_2_3_are_listed_and_removed_and_nothing_else(tmp_path: Path) -> None:
+    path = store(user_file(tmp_path, "gfx906_60", "2.3.0"), {})
+    spoil(path, "DROP TABLE kern_db;" + TABLE_2_3 + f"INSERT INTO kern_db VALUES(1, '{NAME}', '{ARGS}', x'00')")
+    layer = MIOpenKernels(environment_of(tmp_path))
+    (key,) = (entry.key for entry in layer.entries())
+    with pytest.raises(Refused, match=r"columns of MIOpen 2\.3\.0"):
+        layer.get(key)
+    with pytest.raises(Refused, match=r"columns of MIOpen 2\.3\.0"):
+        layer.put(key, artifact(key))
+    assert findings(layer) == [("foreign", Severity.HARMLESS)]
+    assert layer.clear(layer.plan_clear(Selection(key=key))).removed == 1
 
 
 def test_arguments_are_byte_exact(tmp_path: Path) -> None:
@@ -174,26 +168,6 @@ def test_put_writes_what_miopen_would_have_written(tmp_path: Path, code: bytes) 
     assert got is not None
     assert got.data == code
     assert findings(layer) == []
-
-
-def test_put_into_the_folder_of_2_3_stores_as_that_did(tmp_path: Path) -> None:
-    fill(tmp_path)
-    layer = MIOpenKernels(environment_of(tmp_path))
-    for base in ("gfx906_60", "gfx900_56"):
-        key = key_of(f"2.3.0/{base}.ukdb", "new.cl.o", "")
-        layer.put(key, artifact(key))
-        with closing(sqlite3.connect(user_file(tmp_path, base, "2.3.0"))) as connection:
-            columns = [row[1] for row in connection.execute("PRAGMA table_info(kern_db)")]
-            assert columns == ["id", "kernel_name", "kernel_args", "kernel_blob"]
-            query = "SELECT kernel_blob FROM kern_db WHERE kernel_name = 'new.cl.o'"
-            assert connection.execute(query).fetchall() == [(CODE,)]
-
-
-def test_put_refuses_a_file_of_another_generation_than_its_folder(tmp_path: Path) -> None:
-    path = store(user_file(tmp_path), {})
-    spoil(path, "DROP TABLE kern_db;" + TABLE_2_3)
-    with pytest.raises(Damaged, match="columns of another MIOpen"):
-        MIOpenKernels(environment_of(tmp_path)).put(KEY, artifact(KEY))
 
 
 def test_put_into_a_wal_file_leaves_its_rows_and_its_mode(tmp_path: Path) -> None:
@@ -310,45 +284,6 @@ def test_a_clear_beside_a_running_program_deletes_rows_and_never_the_file(tmp_pa
     assert (outcome.removed, outcome.skipped, outcome.failed) == (2, (), ())
     assert path.stat().st_ino == inode
     assert stored(path) == []
-
-
-def test_many_kernels_are_read_and_placed_in_one_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = {(f"k{number}.cl.o", ARGS): packed(CODE + bytes([number])) for number in range(50)}
-    store(user_file(tmp_path / "one"), kernels)
-    layer = MIOpenKernels(environment_of(tmp_path / "one"))
-    keys = [entry.key for entry in layer.entries()]
-    connected, opened = database._connected, 0
-
-    def counted(*arguments: Any) -> Any:  # noqa: ANN401 - as what it stands in for
-        nonlocal opened
-        opened += 1
-        return connected(*arguments)
-
-    monkeypatch.setattr(database, "_connected", counted)
-    read = layer.get_many(keys)
-    assert opened <= 2
-    artifacts = [one for one in read.values() if isinstance(one, Artifact)]
-    assert [one.data for one in artifacts] == [CODE + bytes([number]) for number in range(50)]
-    other = MIOpenKernels(environment_of(tmp_path / "two"))
-    different = replace(artifacts[7], data=b"\x7fELF another", detail={})
-    spoilt = replace(artifacts[8], detail={"md5": "0" * 32})
-    opened = 0
-    done = other.put_new([*artifacts[:7], different, spoilt, *artifacts[9:]])
-    assert opened <= 12
-    assert isinstance(done.pop(8), Damaged)
-    assert done == [True] * 49
-    again = other.put_new(artifacts)
-    assert isinstance(again[7], EntryExists)
-    assert [one for number, one in enumerate(again) if number != 7] == [False] * 7 + [True] + [False] * 41
-    assert other.get(keys[7]) != artifacts[7]
-
-
-def test_the_name_of_a_database_is_no_key_of_a_nameless_kernel(tmp_path: Path) -> None:
-    store(user_file(tmp_path), {("", ""): packed(CODE), (NAME, ARGS): packed(CODE)})
-    layer = MIOpenKernels(environment_of(tmp_path))
-    file = KEY.partition("::")[0]
-    assert layer.get(file) is None
-    assert set(layer.get_many([file, f"{file}::::", KEY])) == {f"{file}::::", KEY}
 
 
 def test_clear_gives_space_back(tmp_path: Path) -> None:

@@ -17,11 +17,12 @@ import pytest
 
 from cachectl.layers.base.conformance import LayerConformance, snapshot
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused
 from cachectl.layers.base.facts import Ability, Artifact, Condition, Orphan, Problem, Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk.atomic import replace_file
+from cachectl.layers.miopen import tuning as miopen_tuning
 from cachectl.layers.miopen.places import lock_files
 from cachectl.layers.miopen.system_tuning import MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import MIOpenTuning
@@ -152,19 +153,6 @@ def test_many_records_are_placed_by_one_rewrite(tmp_path: Path, monkeypatch: pyt
     assert (folder_of(tmp_path / "three") / FIND).read_bytes() == artifacts[0].data + b"\n"
     assert isinstance(again[3], EntryExists)
     assert [one for number, one in enumerate(again) if number != 3] == [False] * 3 + [True] + [False] * 45
-
-
-def test_records_that_running_programs_cannot_notice_are_not_called_present(tmp_path: Path) -> None:
-    folder = fill(tmp_path)
-    (folder / f"{FIND}.time").mkdir()
-    lines = ("new=S:1,0,A", "newer=S:1,0,A", "other=S:9,0,A", "other=S:1.5,0,A;T:2.5,0,B")
-    done = MIOpenTuning(environment_of(tmp_path)).put_new(
-        [artifact(f"{FIND}::{line.partition('=')[0]}", line) for line in lines]
-    )
-    assert [type(one) for one in done[:2]] == [Unreachable, Unreachable]
-    assert isinstance(done[2], EntryExists)
-    # A second one of a key is tried after the first, alone.
-    assert done[3] is False
 
 
 def test_a_key_that_no_record_can_have_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -305,14 +293,19 @@ def test_sqlite_results_are_read_and_left(tmp_path: Path) -> None:
     assert snapshot(tmp_path, times=True) == before
 
 
-def test_left_overs_are_orphans_and_go(tmp_path: Path) -> None:
+def test_what_interrupted_rewrites_leave_goes_when_no_program_has_miopen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = fill(tmp_path)
-    for name in (f"{FIND}.temp", f".cachectl-stage-{'0' * 32}", "gfx900_56.HIP.3_3_0_x.udb.txt.time"):
+    for name in (f"{FIND}.temp", f".cachectl-stage-{'0' * 32}"):
         (folder / name).write_text("rest")
     (folder / "notes.temp").write_text("not MIOpen's")
     layer = MIOpenTuning(environment_of(tmp_path))
-    orphans = [found.key for found in layer.scan(layer.roots()[0]) if isinstance(found, Orphan)]
-    assert len(orphans) == 3
+    orphans = [found for found in layer.scan(layer.roots()[0]) if isinstance(found, Orphan)]
+    assert len(orphans) == 2
+    monkeypatch.setattr(miopen_tuning, "using", lambda *_, **__: (1,))
+    assert len(layer.plan_removal(orphans).skipped) == 2
+    monkeypatch.setattr(miopen_tuning, "using", lambda *_, **__: ())
     outcome = layer.clear(layer.plan_clear())
     assert (outcome.removed, outcome.skipped, outcome.failed) == (3, (), ())
     assert sorted(os.listdir(folder)) == ["miopen-lockfiles", "notes.temp"]

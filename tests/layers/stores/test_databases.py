@@ -321,6 +321,25 @@ def test_no_database_is_opened_for_writing_where_others_can_write(shared: Path, 
 
 
 @as_root
+def test_a_file_that_others_can_write_is_changed_only_if_they_are_trusted(shared: Path) -> None:
+    """As MIOpen makes its folders and files."""
+    path = dictionary(shared / FILE)
+    path.chmod(0o666)
+    before = path.read_bytes()
+    rows = rows_in(path)
+    for use in (
+        lambda: rows.insert(("a",), (b"1",), replace=False),
+        lambda: rows.delete(rows.rows()),
+        rows.vacuum,
+    ):
+        with pytest.raises(Unreachable, match="--shared if you trust them"):
+            use()
+    assert path.read_bytes() == before
+    trusting = RowFile("pytools", path, SCHEMA, shared=True)
+    assert len(trusting.delete(trusting.rows())) == 20
+
+
+@as_root
 def test_writers_of_a_folder_are_found(shared: Path) -> None:
     """The modes and owners of the whole way count; behind a folder that others cannot enter, modes do not."""
     folder = shared / "a" / "b"
