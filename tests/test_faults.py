@@ -137,7 +137,10 @@ def test_the_numbers_of_a_root_that_cannot_be_read_are_unknown(synthetic: Path, 
     assert [comgr["roots"][0][number] for number in ("entries", "bytes", "orphan_bytes")] == [None, None, None]
     assert comgr["roots"][0]["problems"][0]["code"] == "unreadable"
     assert neo["complete"]
-    unknown = {"complete": False, "disk_bytes": None, "stale_bytes": None, "orphan_bytes": None}
+    unknown = {
+        "complete": False,
+        **dict.fromkeys(("disk_bytes", "stale_entries", "stale_bytes", "orphan_bytes")),
+    }
     assert said["total"] == {number: neo[number] for number in ("entries", "files", "bytes")} | unknown
     assert alone == {"entries": None, "files": None, "bytes": None, **unknown}
     lines = {line.split()[0]: line.split() for line in table.splitlines() if line}

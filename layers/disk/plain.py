@@ -26,8 +26,6 @@ _UNNOTICED: Final = getattr(os, "O_NOATIME", 0)
 _DESCRIPTORS: Final = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 #: Prefix of the names of stages beside their place.
 STAGE: Final = ".cachectl-stage-"
-#: The prefix of older releases.
-SANE: Final = LARGEST_ENTRY
 #: Bytes to read before the size of a file is known.
 _HEAD: Final = 4096
 
