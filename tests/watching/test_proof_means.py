@@ -136,12 +136,13 @@ def test_files_of_others_above_a_root_do_not_affect_the_proof(home: Home) -> Non
     assert (status, lines[-1]) == (0, "cachectl: proof holds")
 
 
-def test_a_folder_put_in_the_place_of_the_one_above_a_root_leaves_the_proof_open(home: Home) -> None:
+def test_a_folder_put_in_the_place_of_the_one_above_a_root_does_not_pass(home: Home) -> None:
     (home.path / ".nv").mkdir()
     code = "import os, shutil; os.rename('.nv', 'aside'); os.makedirs('.nv/ComputeCache'); shutil.rmtree('.nv')"
     status, lines = prove(home, ["--no-cache"], code + "; os.rename('aside', '.nv')")
     assert status == 1
-    assert lines[-1] == "cachectl: proof cannot be given for cuda"
+    # Whether the root in the new folder was seen depends on who is faster.
+    assert lines[-1] in ("cachectl: proof cannot be given for cuda", "cachectl: proof fails for cuda")
 
 
 def test_a_place_that_is_made_and_unmade_for_ever_costs_no_recursion(home: Home) -> None:
