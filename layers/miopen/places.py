@@ -192,8 +192,8 @@ def diagnosed_flag(layer: Layer, variable: str, what: str | None = None) -> Iter
     if verdict is None:
         outcome = "is not a boolean: MIOpen throws (ignores it before ROCm 6.1)"
         yield misread(layer, variable, Severity.FAILS, outcome)
-    elif value not in _ALWAYS_KNOWN:
+    elif verdict and value not in _ALWAYS_KNOWN:
         outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
-        yield misread(layer, variable, Severity.HARMLESS, outcome, f"export {variable}=1" if verdict else None)
+        yield misread(layer, variable, Severity.HARMLESS, outcome, f"export {variable}=1")
     if verdict:
         yield off(layer, variable, what)

@@ -60,7 +60,7 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
         (["--vers"], 2, "unrecognized arguments: --vers; did you mean --version?"),
         (["LS"], 2, "unknown command 'LS'; did you mean ls?"),
         (["report", "POCL"], 2, "unknown layer 'POCL'; did you mean pocl?"),
-        (["push"], 2, "cachectl push: the following arguments are required: URL; try"),
+        (["push"], 2, "cachectl push: the following arguments are required: TARGET; try"),
         (["purge"], 2, "cachectl purge: name the layers to purge, or use --all; try cachectl purge --help"),
         (["ls", "--quiet", "--json"], 2, "not allowed with argument"),
         (["ls", "--limit", "many"], 2, "cachectl ls: argument --limit: invalid int value: 'many'"),
@@ -82,7 +82,7 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
         (["run", "--no-cache", "--isolated", "--", "true"], 2, "not allowed with"),
         (["run", "--no-cache", "--", "nosuchcommand"], 127, "cannot start 'nosuchcommand'"),
         (["run", "--no-cache", "--", "/dev/null"], 126, "cannot start '/dev/null'"),
-        (["stage", "in", "--", "true"], 2, "nothing to stage: name a BUNDLE to start with, or --out FILE"),
+        (["stage", "--", "true"], 2, "nothing to stage: name a SOURCE to start with, or --out FILE"),
         (["env"], 2, "choose --disable, --enable, --root or --base"),
         (["run", "python", "x.py"], 2, "choose --no-cache, --base, --isolated, --prove or --store, then write"),
         (

@@ -63,7 +63,7 @@ from cachectl.verbs.doctor import job_of
         ("cuda", "CUDA_CACHE_MAXSIZE", "30000k", "variable", Severity.RECOMPILES),
         ("miopen", "MIOPEN_DISABLE_CACHE", "1", "off", Severity.RECOMPILES),
         ("miopen-system", "MIOPEN_DISABLE_CACHE", "yes", "off", Severity.RECOMPILES),
-        ("miopen", "MIOPEN_DISABLE_CACHE", "on", "variable", Severity.RECOMPILES),
+        ("miopen", "MIOPEN_DISABLE_CACHE", "on", "off", Severity.RECOMPILES),
         ("miopen", "MIOPEN_DISABLE_CACHE", "", "variable", Severity.FAILS),
         ("miopen", "MIOPEN_DISABLE_CACHE", "banana", "variable", Severity.FAILS),
         ("miopen-tuning", "MIOPEN_DEBUG_DISABLE_FIND_DB", "1", "off", Severity.RECOMPILES),
@@ -141,10 +141,9 @@ def test_a_home_that_is_none_leaves_cuda_without_a_cache(tmp_path: Path, monkeyp
     [
         ("rocm-6.0.2", "libMIOpen.so.1", "on", "variable", Severity.HARMLESS),
         ("rocm", "libMIOpen.so.1.0.60002", "TRUE", "variable", Severity.HARMLESS),
-        ("rocm", "libMIOpen.so.1.0.60002", "", "variable", Severity.HARMLESS),
         ("rocm-6.2.0", "libMIOpen.so.1.0.60200", "on", "off", Severity.RECOMPILES),
         ("rocm-7.0.0", "libMIOpen.so.1", "", "variable", Severity.FAILS),
-        ("torch", "libMIOpen.so", "on", "variable", Severity.RECOMPILES),
+        ("torch", "libMIOpen.so", "on", "off", Severity.RECOMPILES),
     ],
 )
 def test_a_value_means_what_the_miopen_that_is_here_makes_of_it(  # noqa: PLR0917 - a table
