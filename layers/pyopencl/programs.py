@@ -75,6 +75,8 @@ class ProgramFolders(TreeStore):
     """A folder for each program, below a folder for each Python, which PyOpenCL locks with one lock file."""
 
     forms = ("pyopencl-binary/2",)
+    # PyOpenCL's lock is a file.
+    clearing_needs_room = True
     unchecked = "machine code, the records of LLVM bitcode, and binaries whose format only their driver knows"
 
     def possible_holder(self, lock: Path) -> str | None:
