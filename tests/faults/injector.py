@@ -116,7 +116,6 @@ def _serve(folder: Path) -> None:
     for module in pkgutil.walk_packages(cachectl.__path__, "cachectl."):
         if module.name not in _NOT_IMPORTED:
             importlib.import_module(module.name)
-    import rich.table  # noqa: F401
 
     shim = ctypes.CDLL(None)
     shim.fault_seen.restype = ctypes.c_long

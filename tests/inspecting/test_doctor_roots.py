@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from homes import run_as
+from support.accounts import install_for_all
 from support.doctor import (
     ROOT,
     after,
@@ -77,10 +79,23 @@ def test_a_default_place_that_is_no_folder_is_cleared_or_made(tmp_path: Path, ho
     assert how == "link" or (place.parent / "pytools.aside").read_text() == "something"
 
 
+@pytest.fixture(scope="module")
+def nobody() -> Iterator[tuple[str, ...]]:
+    """Return how to start cachectl as another user, who may not reach the interpreter that runs the tests."""
+    with tempfile.TemporaryDirectory(prefix="for-all-") as folder:
+        Path(folder).chmod(0o755)
+        user = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+        yield (*user, *install_for_all(Path(folder)))
+
+
 def asked(home: Path, by: tuple[str, ...], *arguments: str, **variables: str) -> list[dict[str, str]]:
-    """Ask as a user whom the modes of files bind."""
+    """Ask as a user whom the modes of files bind: one who is started with cachectl, or a way to start a program."""
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
-    done = run_as(by, (*arguments, "--json"), {**kept, "HOME": str(home), **variables})
+    words, given = (*arguments, "--json"), {**kept, "HOME": str(home), **variables}
+    if by[-1:] == ("cachectl",):
+        done = subprocess.run((*by, *words), env=given, cwd="/", capture_output=True, text=True, check=False)
+    else:
+        done = run_as(by, words, given)
     assert done.stderr == ""
     found: list[dict[str, str]] = json.loads(done.stdout)["findings"]
     assert done.returncode == any(finding["severity"] != "harmless" or arguments[0] == "verify" for finding in found)
@@ -106,7 +121,9 @@ def test_a_root_that_is_closed_to_its_owner_is_reported_and_opened(
 @pytest.mark.skipif(not ROOT, reason="only the superuser gives files away")
 @pytest.mark.parametrize(("mode", "code"), [(0o700, "unreadable"), (0o755, "closed")])
 @pytest.mark.parametrize("inside", ["", "kcache"])
-def test_folders_of_a_slip_of_sudo_are_given_back(open_home: Path, mode: int, code: str, inside: str) -> None:
+def test_folders_of_a_slip_of_sudo_are_given_back(
+    open_home: Path, mode: int, code: str, inside: str, nobody: tuple[str, ...]
+) -> None:
     """Folders of the superuser in the home of a user, who can change no mode of theirs."""
     cache = open_home / ".cache" / "pocl"
     make(cache / "kcache" / "AB")
@@ -116,35 +133,34 @@ def test_folders_of_a_slip_of_sudo_are_given_back(open_home: Path, mode: int, co
         os.chown(cache, NOBODY, NOBODY)
     slipped = cache / inside
     slipped.chmod(mode)
-    user = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
     variables = {"OCL_ICD_VENDORS": register_driver(open_home, "libpocl.so.2")}
-    found = asked(open_home, user, "doctor", "pocl", **variables)
+    found = asked(open_home, nobody, "doctor", "pocl", **variables)
     assert {one["code"] for one in found} == {code}
     assert {one["fix"] for one in found} == {f"sudo chown -R {user_name(NOBODY)} {slipped}"}
     assert all("; it belongs to root" in one["message"] for one in found)
     shell(open_home, found[0]["fix"].removeprefix("sudo "))
-    assert asked(open_home, user, "doctor", "pocl", **variables) == []
+    assert asked(open_home, nobody, "doctor", "pocl", **variables) == []
 
 
 @pytest.mark.skipif(not ROOT, reason="only the superuser gives files away")
-def test_a_root_below_a_closed_folder_is_named_once(open_home: Path) -> None:
+def test_a_root_below_a_closed_folder_is_named_once(open_home: Path, nobody: tuple[str, ...]) -> None:
     make(open_home / ".cache")
     os.chown(open_home, NOBODY, NOBODY)
     (open_home / ".cache").chmod(0o700)
-    user = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-    found = [one for one in asked(open_home, user, "doctor", "pyopencl", "mesa", "neo") if one["code"] == "unreadable"]
+    found = [
+        one for one in asked(open_home, nobody, "doctor", "pyopencl", "mesa", "neo") if one["code"] == "unreadable"
+    ]
     assert {one["fix"] for one in found} == {f"sudo chown -R {user_name(NOBODY)} {open_home / '.cache'}"}
     assert len({one["root"] for one in found}) == len(found) >= 3
 
 
 @pytest.mark.skipif(not ROOT, reason="only the superuser gives files away")
-def test_what_another_user_closes_outside_the_home_is_left_to_him(open_home: Path) -> None:
+def test_what_another_user_closes_outside_the_home_is_left_to_him(open_home: Path, nobody: tuple[str, ...]) -> None:
     root = open_home / "theirs" / "pocl"
     make(root / "AB", open_home / "mine")
     os.chown(open_home / "mine", NOBODY, NOBODY)
     (root / "AB").chmod(0o700)
-    user = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-    found = asked(open_home / "mine", user, "doctor", "pocl", POCL_CACHE_DIR=str(root))
+    found = asked(open_home / "mine", nobody, "doctor", "pocl", POCL_CACHE_DIR=str(root))
     fixes = {one["code"]: one["fix"] for one in found if one["code"] in ("closed", "unreadable")}
     assert fixes["unreadable"] == f"as root: chmod -R go+rX {root / 'AB'}"
     assert fixes["closed"].startswith('eval "$(cachectl env --root "$HOME/.cachectl"')
