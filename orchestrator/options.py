@@ -149,7 +149,6 @@ KEY: Final = Option(
     "key", metavar="KEY", help="the entry's key, as cachectl ls -q prints it; get takes the beginning of one"
 )
 VERBOSE: Final = Option("-v", "--verbose", action="store_true")
-DRY_RUN: Final = Option("-n", "--dry-run", action="store_true")
 FORCE: Final = Option("--force", action="store_true", help="replace an existing FILE that cachectl did not write")
 JSON: Final = Option("--json", action="store_true", help="print JSON")
 CSV: Final = Option("--csv", action="store_true", help="print CSV: bytes and seconds as numbers")
@@ -173,6 +172,9 @@ PYTHON: Final = Option(
 )
 WAIT: Final = Option(
     "--wait", type=seconds, metavar="SECONDS", help="how long to wait for a lock of another process (default: 5)"
+)
+SHARED: Final = Option(
+    "--shared", action="store_true", help="also change a cache that other users can write: you trust them"
 )
 SELECTION: Final = Group(
     (
