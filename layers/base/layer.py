@@ -85,6 +85,9 @@ class Declaration(ABC):
         self.environment = environment
         self.store = type(self).store.bound(self.name, environment)
 
+    def __repr__(self) -> str:
+        return f"<layer {self.name}>"
+
     @property
     def forms(self) -> tuple[str, ...]:
         """Artifact forms that :meth:`put` takes; the first is what :meth:`get` gives."""
