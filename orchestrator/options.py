@@ -181,7 +181,11 @@ SELECTION: Final = Group(
         Option("--kernel", metavar="GLOB", help="entries of kernels whose name matches"),
         Option("--older-than", metavar="AGE", help="not changed or used for 30d, 12h, 2w"),
         Option("--stale", action="store_true", help="entries that no known Python or driver can hit any more"),
-        Option("--key", metavar="KEY", help="the entry of this key, or of the only one that begins so"),
+        Option(
+            "--key",
+            metavar="KEY",
+            help="the entry of this key, or of the only one that begins so (4 characters)",
+        ),
     )
 )
 #: Words before ``--`` that are no option: a command without ``--``, with its own options.
