@@ -8,28 +8,83 @@ from __future__ import annotations
 # Importing typing would double what importing this package costs; checkers know the name.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from cachectl.clearing.limits import Limits
+    from cachectl.exchange.place import BadStore, TransferFailed
+    from cachectl.exchange.trust import Forged, Trust, Untrusted
+    from cachectl.layers.base.errors import (
+        BadRequest,
+        Busy,
+        CachectlError,
+        Damaged,
+        EntryExists,
+        ForeignForm,
+        LayerError,
+        NoRoom,
+        NotAnArtifact,
+        PluginFailed,
+        Refused,
+        Unreachable,
+        Unsettled,
+    )
+    from cachectl.layers.base.selection import Selection
     from cachectl.stack import Stack
-    from cachectl.switching.disabled import disabled, isolated
+    from cachectl.switching.disabled import StillOn, disabled, isolated
     from cachectl.watching.trace import traced
 
 __version__ = "0.1.0"
-__all__ = ["Stack", "__version__", "disabled", "isolated", "traced"]
+__all__ = [
+    "BadRequest",
+    "BadStore",
+    "Busy",
+    "CachectlError",
+    "Damaged",
+    "EntryExists",
+    "ForeignForm",
+    "Forged",
+    "LayerError",
+    "Limits",
+    "NoRoom",
+    "NotAnArtifact",
+    "PluginFailed",
+    "Refused",
+    "Selection",
+    "Stack",
+    "StillOn",
+    "TransferFailed",
+    "Trust",
+    "Unreachable",
+    "Unsettled",
+    "Untrusted",
+    "__version__",
+    "disabled",
+    "isolated",
+    "traced",
+]
 
+#: Where a public name is defined; the others are errors of the layers.
 _HOMES = {
-    "Stack": "cachectl.stack",
-    "disabled": "cachectl.switching.disabled",
-    "isolated": "cachectl.switching.disabled",
-    "traced": "cachectl.watching.trace",
+    "BadStore": "exchange.place",
+    "Forged": "exchange.trust",
+    "Limits": "clearing.limits",
+    "Selection": "layers.base.selection",
+    "Stack": "stack",
+    "StillOn": "switching.disabled",
+    "TransferFailed": "exchange.place",
+    "Trust": "exchange.trust",
+    "Untrusted": "exchange.trust",
+    "disabled": "switching.disabled",
+    "isolated": "switching.disabled",
+    "traced": "watching.trace",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in __all__:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(f"cachectl.{_HOMES.get(name, 'layers.base.errors')}"), name)
 
 
 def __dir__() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -40,6 +41,9 @@ class LayerSet:
             self.environment = replace(self.environment, shared=True)
         self._plugins = plugins
         self._made: dict[str, Layer] = {}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({os.fspath(self.environment.home_folder)!r})"
 
     @cached_property
     def _plugged(self) -> tuple[Mapping[str, Layer], tuple[Broken, ...]]:

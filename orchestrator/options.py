@@ -149,7 +149,6 @@ KEY: Final = Option(
     "key", metavar="KEY", help="the entry's key, as cachectl ls -q prints it; get takes the beginning of one"
 )
 VERBOSE: Final = Option("-v", "--verbose", action="store_true")
-DRY_RUN: Final = Option("-n", "--dry-run", action="store_true")
 FORCE: Final = Option("--force", action="store_true", help="replace an existing FILE that cachectl did not write")
 JSON: Final = Option("--json", action="store_true", help="print JSON")
 CSV: Final = Option("--csv", action="store_true", help="print CSV: bytes and seconds as numbers")
@@ -174,12 +173,19 @@ PYTHON: Final = Option(
 WAIT: Final = Option(
     "--wait", type=seconds, metavar="SECONDS", help="how long to wait for a lock of another process (default: 5)"
 )
+SHARED: Final = Option(
+    "--shared", action="store_true", help="also change a cache that other users can write: you trust them"
+)
 SELECTION: Final = Group(
     (
         Option("--kernel", metavar="GLOB", help="entries of kernels whose name matches"),
         Option("--older-than", metavar="AGE", help="not changed or used for 30d, 12h, 2w"),
         Option("--stale", action="store_true", help="entries that no known Python or driver can hit any more"),
-        Option("--key", metavar="KEY", help="the entry of this key, or of the only one that begins so"),
+        Option(
+            "--key",
+            metavar="KEY",
+            help="the entry of this key, or of the only one that begins so (4 characters)",
+        ),
     )
 )
 #: Words before ``--`` that are no option: a command without ``--``, with its own options.

@@ -44,7 +44,7 @@ class Stack(LayerSet):
     """The layers of one environment, and the verbs that work on all of them.
 
     Verbs of the command line are methods, with the same words as arguments, and return facts. ``layers`` names layers;
-    without it a verb works on all of them, or on every clearable one if it removes, exports or restores. ``notice``
+    without it a verb works on all of them, or on every clearable one if it removes or pushes. ``notice``
     gets one line for each thing that a caller should know and that is no error; by default it issues a
     :class:`RuntimeWarning`.
     """

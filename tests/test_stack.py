@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 from documents import validated
 
+import cachectl
 from cachectl.clearing.limits import Limits
 from cachectl.cli.output import to_json
+from cachectl.layers.base import errors as errors_of_layers
 from cachectl.layers.base.selection import Selection
 from cachectl.stack import Stack
 from cachectl.verbs.env import env
@@ -79,3 +81,19 @@ def test_variables_say_how_layers_are_switched_and_moved(home: Home) -> None:
     assert (dict(changes), notes) == ({"CUDA_CACHE_DISABLE": "1"}, ())
     changes, _ = env(stack, root=str(home.path / "root"), layers=["pocl"])
     assert changes["POCL_CACHE_DIR"] == str(home.path / "root" / "pocl")
+
+
+def test_public_names_are_there_and_what_is_shown_of_results_is_short(home: Home) -> None:
+    names = {"Stack", "disabled", "isolated", "traced", "Selection", "Trust", "Limits", "CachectlError", "StillOn"}
+    assert names < set(cachectl.__all__)
+    assert all(getattr(cachectl, name) for name in cachectl.__all__)
+    errors = {name for name, thing in vars(errors_of_layers).items() if isinstance(thing, type)}
+    assert errors < set(cachectl.__all__)
+    (home.path / ".cache" / "pocl" / "kcache" / "tempfile_aB3dE6").parent.mkdir(parents=True)
+    (home.path / ".cache" / "pocl" / "kcache" / "tempfile_aB3dE6").touch()
+    stack = cachectl.Stack(home.environment(), plugins=False)
+    assert repr(stack) == f"Stack({str(home.path)!r})"
+    assert repr(stack["pocl"]) == "<layer pocl>"
+    plan = stack.plan_clear()
+    for result in (stack.report(), plan, plan.plans[4], plan.result, plan.apply()):
+        assert len(repr(result)) < 200

@@ -78,12 +78,15 @@ class Declaration(ABC):
     when_closed: ClassVar[Hazard | None] = Hazard(Severity.RISKS, "nothing that is new can be stored")
     #: Distributions whose versions belong to a measurement of the cache.
     distributions: ClassVar[tuple[str, ...]] = ()
-    #: What an exported entry reveals about its user, in words; ``None`` if that is not known.
+    #: What a pushed entry reveals about its user, in words; ``None`` if that is not known.
     reveals: ClassVar[str | None] = None
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self.store = type(self).store.bound(self.name, environment)
+
+    def __repr__(self) -> str:
+        return f"<layer {self.name}>"
 
     @property
     def forms(self) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,8 +18,6 @@ from cachectl.layers.disk.plain import open_plain, release
 
 #: Seconds to wait for a lock that another process holds.
 LOCK_TIMEOUT: Final = 5.0
-#: ``struct flock`` of 64-bit Linux: type, whence, start, length, process.
-_RECORD: Final = "hhqqi4x"
 _FOLDER: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -48,24 +45,6 @@ def record_lock(
         yield handle
     finally:
         release(handle)
-
-
-def has_record_structure() -> bool:
-    """Return whether this system is known to have the ``struct flock`` that :func:`ask_for_record` packs."""
-    return sys.platform == "linux" and struct.calcsize("P") == struct.calcsize("q")
-
-
-def ask_for_record(handle: int, command: int, kind: int, span: tuple[int, int]) -> int:
-    """Set, remove or query a record lock of an open file. Return the kind of lock found.
-
-    ``command`` and ``kind`` are constants of :mod:`fcntl`, as ``F_GETLK`` and ``F_WRLCK``; ``span`` is start and length
-    in bytes. Raises :class:`OSError` if the lock is refused.
-    """
-    import fcntl
-
-    answer = fcntl.fcntl(handle, command, struct.pack(_RECORD, kind, os.SEEK_SET, *span, 0))
-    found: int = struct.unpack(_RECORD, answer)[0]
-    return found
 
 
 @contextmanager
@@ -102,21 +81,6 @@ def presence_lock(
         if not wait_until(is_made, lock_timeout):
             raise _locked_too_long(layer, path, lock_timeout)
         yield
-
-
-def wait_until_absent(
-    layer: str,
-    path: Path,
-    *,
-    lock_timeout: float = LOCK_TIMEOUT,
-    abandoned: Callable[[float], bool] = lambda _age: False,
-) -> None:
-    """Wait until :func:`presence_lock` could take a lock, without taking it or removing an abandoned one.
-
-    Raises :class:`Busy` as it does.
-    """
-    if not wait_until(lambda: not os.path.lexists(path) or is_abandoned(path, abandoned), lock_timeout):
-        raise _locked_too_long(layer, path, lock_timeout)
 
 
 def is_abandoned(path: Path, abandoned: Callable[[float], bool]) -> bool:

@@ -100,15 +100,15 @@ def policy_complaint(policy: str) -> str | None:
 def _value_complaint(key: str, value: str) -> str | None:
     if key in _DURATIONS:
         good = value[-1:] in ("s", "m", "h") and _is_integer(value[:-1])
-        return None if good else f"{key}={value} is no whole number of s, m or h"
+        return None if good else f"{key}={value} is not an integer of s, m or h"
     if key == "cache_size":
         good = value.endswith("%") and _is_integer(value[:-1]) and _number(value[:-1]) <= 100  # noqa: PLR2004 - percent
-        return None if good else f"{key}={value} is no whole percentage"
+        return None if good else f"{key}={value} is not an integer with %"
     if key == "cache_size_bytes":
         number = value[:-1] if value[-1:].lower() in ("k", "m", "g") else value
         return None if _is_integer(number) else f"{key}={value} is no number of bytes, k, m or g"
     if key == "cache_size_files":
-        return None if _is_integer(value) else f"{key}={value} is no whole number"
+        return None if _is_integer(value) else f"{key}={value} is not an integer"
     return f"it knows no {key!r}"
 
 

@@ -340,11 +340,6 @@ class MIOpenLookups(Lookups):
 class MIOpenPortability(Portability):
     """Keys hold no version: the names of databases do, with the backend, the architecture and its units."""
 
-    def entry_facts(self, versions: Mapping[str, str], detail: Mapping[str, str]) -> Mapping[str, str]:
-        """Return what the name of an entry's database says."""
-        found = {**detail, **versions}
-        return {name: value for name, value in found.items() if name not in ("kernel_name", "kernel_args")}
-
     def outlook(self, versions: Mapping[str, str], there: Facts, environment: Environment) -> Outlook:
         """Return that it is unknown: only MIOpen itself sees which device it would name."""
         del versions, there, environment

@@ -75,11 +75,6 @@ class Schema(NamedTuple):
         """Return the names of all columns, key first."""
         return self.key + self.values
 
-    @property
-    def where_key(self) -> str:
-        """Return the condition that selects one row."""
-        return " and ".join(f'"{column}" = ?' for column in self.key)
-
 
 class Row(NamedTuple):
     """The row id and size of one row; ``key`` has a value per key column."""

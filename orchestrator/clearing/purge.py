@@ -37,6 +37,9 @@ class PurgeResult:
     layers: tuple[Outcome, ...]
     as_json: ClassVar[AsJson] = AsJson("cachectl/purge/1", also=("total",))
 
+    def __repr__(self) -> str:
+        return f"PurgeResult(dry_run={self.dry_run}, total={self.total})"
+
     @property
     def total(self) -> PurgeTotal:
         """Return the sums over all layers."""
@@ -61,6 +64,9 @@ class PurgePlan:
     """The plans of several layers; only the entries that they list are touched."""
 
     parts: tuple[tuple[Layer, Plan], ...]
+
+    def __repr__(self) -> str:
+        return f"PurgePlan(total={self.result.total})"
 
     @property
     def plans(self) -> tuple[Plan, ...]:

@@ -193,7 +193,7 @@ class Call:
         )
 
     def _selected_layers(self) -> Iterable[Layer]:
-        # What purge, export and push mean without a layer has no tuning results, but their keys are of another form.
+        # What purge and push mean without a layer has no tuning results, but their keys are of another form.
         return self.stack.named(self.options.layers)
 
     def trust(self) -> Trust | None:

@@ -72,9 +72,7 @@ _SHARED: Final[dict[str, Option]] = {
     "--sign": Option("--sign", metavar="KEY", help="sign what is added with a key of OpenSSH"),
     "--python": common.PYTHON,
     "--wait": common.WAIT,
-    "--shared": Option(
-        "--shared", action="store_true", help="also change a cache that other users can write: you trust them"
-    ),
+    "--shared": common.SHARED,
     "--verbose": common.VERBOSE.having(help="list every layer, and with --dry-run every entry"),
     "--json": common.JSON,
 }

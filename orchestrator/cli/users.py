@@ -43,7 +43,7 @@ _LOGIN_DEFS: Final = Path("/etc/login.defs")
 
 #: The list in the document of each verb, and the texts and numbers of its items that the table shows.
 _FINDINGS: Final = ("findings", ("layer", "severity", "message", "fix"), ())
-_PURGE: Final = ("layers", ("layer",), ("removed", "bytes_freed", "skipped", "failed"))
+_PURGE: Final = ("layers", ("layer",), ("removed", "orphans_removed", "bytes_freed", "skipped", "failed"))
 _SHOWN: Final[Mapping[str, tuple[str, Sequence[str], Sequence[str]]]] = {
     "report": ("layers", ("layer",), ("entries", "files", "bytes", "stale_bytes")),
     "ls": ("entries", ("layer", "key"), ("bytes",)),
@@ -109,7 +109,9 @@ def run(call: Call) -> int:
     complete = all(answer.complete for answer in answers)
     columns: list[output.Column[_Row]] = [output.Column("user", lambda row: row.user)]
     columns += [output.Column(name, methodcaller("text", name)) for name in texts]
-    columns += [_kind(name)(name, methodcaller("number", name)) for name in numbers]
+    # A dry run has removed nothing.
+    titles = {"removed": "would go"} if options.get("dry_run") else {}
+    columns += [_kind(name)(titles.get(name, name), methodcaller("number", name)) for name in numbers]
     if call.form == "json":
         users = [
             {**answer.document, "user": answer.user, "home": answer.home, "error": answer.error} for answer in answers
@@ -149,16 +151,22 @@ def _users(names: Sequence[str]) -> list[struct_passwd]:
     import pwd
 
     if names:
-        try:
-            return [pwd.getpwnam(name) for name in dict.fromkeys(names)]
-        except KeyError as error:
-            raise BadRequest(f"{error.args[0]}; getent passwd lists accounts") from error
+        return [_account(name) for name in dict.fromkeys(names)]
     text = _LOGIN_DEFS.read_text(errors="replace") if _LOGIN_DEFS.exists() else ""
     bounds = dict(re.findall(r"(?m)^(UID_M(?:IN|AX))\s+(\d{1,10})\b", text))
     people = range(int(bounds.get("UID_MIN", 1000)), int(bounds.get("UID_MAX", 60000)) + 1)
     # Several names may share one user id and home.
     found = {(user.pw_uid, user.pw_dir): user for user in reversed(pwd.getpwall()) if user.pw_uid in people}
     return [user for user in reversed(found.values()) if os.path.isdir(user.pw_dir)]
+
+
+def _account(name: str) -> struct_passwd:
+    import pwd
+
+    try:
+        return pwd.getpwnam(name)
+    except KeyError as error:
+        raise BadRequest(f"unknown user {name!r}; getent passwd lists accounts") from error
 
 
 def _ask(user: struct_passwd, words: Sequence[str]) -> _Answer:

@@ -174,7 +174,7 @@ def base_at(environment: Environment, folder: str | Path) -> Path:
     """Return the absolute path of a base. Raises :class:`BadRequest` if there is no such folder."""
     base = Path(os.path.normpath(environment.expand(os.fspath(folder))))
     if not folder or not base.is_dir():
-        raise BadRequest(f"--base {os.fspath(folder)!r} is no folder")
+        raise BadRequest(f"--base {os.fspath(folder)!r} is not a directory")
     return base
 
 

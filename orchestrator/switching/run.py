@@ -161,7 +161,7 @@ def environment_below(environment: Environment, folder: str) -> Environment:
     """
     root = environment.expand(folder)
     if not root.is_dir():
-        raise BadRequest(f"--root {folder!r} is no folder")
+        raise BadRequest(f"--root {folder!r} is not a directory")
     return environment_of(environment, root.resolve())
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.errors import NotAnArtifact
 from cachectl.layers.base.limits import LARGEST_ARTIFACT
-from cachectl.options import KEY, ONE_LAYER, ROOT, WAIT, Option, Request
+from cachectl.options import KEY, ONE_LAYER, ROOT, SHARED, WAIT, Option, Request
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
@@ -19,9 +19,9 @@ OPTIONS: Final = (
     KEY,
     Option("file", metavar="FILE", help="a file that get wrote, or - for standard input"),
     Option("--replace", action="store_true", help="replace a different entry of that key"),
-    Option("--over-others", action="store_true", help="as the superuser, change what belongs to another user too"),
     ROOT,
     WAIT,
+    SHARED,
 )
 
 

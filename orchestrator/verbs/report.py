@@ -157,6 +157,9 @@ class Report:
     pythons: tuple[PythonShare, ...] | None = None
     as_json: ClassVar[AsJson] = AsJson("cachectl/report/1", also=("total",), optional=("neighbours", "pythons"))
 
+    def __repr__(self) -> str:
+        return f"Report(layers={len(self.layers)}, total={self.total})"
+
     @property
     def total(self) -> Total:
         """Return the sums over all layers."""

@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 KINDS: Final = ("systemd", "cron", "slurm-epilog")
 OPTIONS: Final = (
     Option("kind", metavar="|".join(KINDS), choices=KINDS, help="daily, or when a job of Slurm ends"),
-    Option("--all-users", action="store_true", dest="everybody", help="for root: prune the caches of all users"),
+    Option(
+        "--all-users",
+        action="store_true",
+        dest="everybody",
+        help="systemd, cron: as root, for the caches of all users",
+    ),
 )
 
 _SYSTEMD: Final = """\
@@ -85,6 +90,8 @@ def schedule(layers: LayerSet, kind: str, *, all_users: bool = False) -> str:
 
     Raises :class:`BadRequest` for another kind, and for a variable that cannot be written down.
     """
+    if kind == "slurm-epilog" and all_users:
+        raise BadRequest("slurm-epilog prunes the caches of the job's user; drop --all-users")
     command = [*_program(), "prune", *(["--all-users"] if all_users else [])]
     words = " --all-users" if all_users else ""
     _require_printable("the path of cachectl", command[0])

@@ -105,6 +105,8 @@ def test_the_line_of_cron_prunes(home: Home) -> None:
 
 def test_misuse_and_missing_limits_are_said(home: Home) -> None:
     assert home.cachectl("schedule", check=False).returncode == 2
+    epilog = home.cachectl("schedule", "slurm-epilog", "--all-users", check=False)
+    assert (epilog.returncode, "drop --all-users" in epilog.stderr) == (2, True)
     newline = home.cachectl("schedule", "cron", POCL_CACHE_DIR="/a\nb", check=False)
     assert (newline.returncode, "POCL_CACHE_DIR has a control character" in newline.stderr) == (2, True)
     latin = {"POCL_CACHE_DIR": os.fsdecode(b"/caf\xe9")}

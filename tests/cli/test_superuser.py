@@ -110,12 +110,14 @@ def test_a_cache_that_others_can_write_is_read_and_changed_only_if_shared(
         assert "other users can write to" in done.stderr
     assert len(home.json("ls", "cuda")["entries"]) == 39
     if os.geteuid() == 0:
-        assert home.cachectl("purge", "cuda", "--shared", check=False).returncode == 1
+        for verb in (("purge", "cuda"), ("put", "cuda", KEY, "entry")):
+            assert home.cachectl(*verb, "--shared", check=False).returncode == 1
         stack = Stack(replace(home.environment(), superuser=False), shared=True)
         assert stack.purge(layers=["cuda"]).total.removed == 39
     else:
         assert "--shared" in done.stderr
-        assert home.json("purge", "cuda", "--shared")["total"]["removed"] == 39
+        home.cachectl("put", "cuda", KEY, "entry", "--shared")
+        assert home.json("purge", "cuda", "--shared")["total"]["removed"] == 40
 
 
 @pytest.mark.parametrize("layer", ["pytools", "miopen"])

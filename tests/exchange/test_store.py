@@ -129,7 +129,8 @@ def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: 
     assert "no entry to push in loopy" in cheap.cachectl("push", store, "loopy").stderr
     assert "no entry to pull" in other.cachectl("pull", store, "loopy", "--trust").stderr
     assert other.cachectl("pull", store, check=False).returncode == 2
-    assert other.cachectl("store", "ls", store, "--grace", "1d", check=False).returncode == 2
+    for option in ("--grace=1d", "--max-size=1G"):
+        assert other.cachectl("store", "ls", store, option, check=False).returncode == 2
 
 
 @pytest.mark.thorough
@@ -538,3 +539,11 @@ def test_entries_that_are_not_placed_by_the_deadline_are_left_out(cheap: Home, o
     pulled = pull(done, store, TRUSTED, deadline=Passed(1.0))
     assert (pulled.total.placed, pulled.total.failed) == (0, 10)
     assert done.pull(store, TRUSTED).total.placed == 10
+
+
+def test_what_is_unknown_of_where_entries_are_from_prints_as_a_dash(
+    cheap: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cachectl.exchange.push.portability_key", lambda *_args: {"platform": "linux", "PoCL": None})
+    Stack(cheap.environment()).push(tmp_path / "store", layers=["miopen"])
+    assert "PoCL -, platform linux" in cheap.cachectl("store", "ls", str(tmp_path / "store")).stdout

@@ -33,6 +33,7 @@ SUPERUSER = ME == "root"
 def test_other_users_are_for_root(home: Home) -> None:
     refused = home.cachectl("report", "--user", "nobody of this name", check=False)
     assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2 if SUPERUSER else 1, "", 1)
+    assert ("unknown user" in refused.stderr) == SUPERUSER
 
 
 def test_an_empty_folder_is_not_the_working_folder(home: Home) -> None:
@@ -317,6 +318,8 @@ def test_one_table_names_the_users(people: People) -> None:
     assert table[0].split() == ["user", "layer", "entries", "files", "bytes", "stale_bytes"]
     assert {line.split()[0] for line in table[1:-1]} == {ann, bob}
     assert table[-1].startswith("total ")
+    plan = people.cachectl("purge", "--all", "--dry-run", "--user", ann).stdout.splitlines()
+    assert plan[0].split() == ["user", "layer", "would", "go", "orphans_removed", "bytes_freed", "skipped", "failed"]
     listed = people.cachectl("ls", "--user", ann, "--limit=2", "--csv")
     assert [line.split(",")[0] for line in listed.stdout.splitlines()] == ["user", ann, ann]
 

@@ -22,7 +22,7 @@ class Artifact:
     layer: str
     key: str
     form: str
-    data: bytes
+    data: bytes = field(repr=False)
     detail: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -48,7 +48,7 @@ class Plan:
     """
 
     layer: str
-    entries: tuple[Removable, ...] = ()
+    entries: tuple[Removable, ...] = field(default=(), repr=False)
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
     recreate: tuple[Path, ...] = ()
@@ -88,7 +88,7 @@ class Outcome:
     failed: tuple[Note, ...] = ()
     recreated: tuple[Path, ...] = ()
     orphans_removed: int = 0
-    entries: tuple[Removable, ...] | None = None
+    entries: tuple[Removable, ...] | None = field(default=None, repr=False)
     as_json: ClassVar[AsJson] = AsJson(optional=("entries",), names={"recreated": "remade"})
 
     def plus(self, other: Outcome) -> Outcome:

@@ -106,9 +106,9 @@ class Entry:
     versions: Mapping[str, str] = field(default_factory=dict)
     stale: bool | None = None
     stale_because: str | None = None
-    detail: Mapping[str, str] = field(default_factory=dict)
+    detail: Mapping[str, str] = field(default_factory=dict, repr=False)
     #: The store's version stamp, to detect later changes.
-    stamp: tuple[int, ...] = ()
+    stamp: tuple[int, ...] = field(default=(), repr=False)
     #: The owner, if the entry is foreign and only shares the root: it is not counted, and cleared only by its key.
     guest: str | None = None
     #: Bytes of disk blocks; ``None`` is unknown. A row has no blocks of its own.

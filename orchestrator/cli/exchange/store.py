@@ -32,9 +32,9 @@ def add_options(parser: Parser) -> None:
 
 def run(call: Call) -> int:
     given = call.options
-    # A size may also be a default, which the other actions ignore.
-    if given.action != "gc" and (given.older_than, given.grace, given.dry_run) != (None, None, False):
-        call.misuse("--older-than, --grace and --dry-run are for store gc")
+    removing = (given.older_than, given.max_size, given.grace, given.dry_run)
+    if given.action != "gc" and removing != (None, None, None, False):
+        call.misuse("--older-than, --max-size, --grace and --dry-run are for store gc")
     if given.action != "verify" and given.allowed_signers is not None:
         call.misuse("--allowed-signers is for store verify")
     store = call.stack.store(call.target(given.target))
@@ -72,8 +72,12 @@ def _columns(now: float) -> tuple[output.Column[ListedKey], ...]:
         output.counts("parts", lambda key: key.parts),
         output.counts("unsigned", lambda key: key.unsigned),
         output.ages("newest", lambda key: key.newest, now),
-        output.Column("for", lambda key: ", ".join(f"{name} {value}" for name, value in key.portability_key.items())),
+        output.Column("for", _facts),
     )
+
+
+def _facts(key: ListedKey) -> str:
+    return ", ".join(f"{name} {value or output.DASH}" for name, value in key.portability_key.items())
 
 
 def _show_listing(done: StoreListing, now: float) -> None:
