@@ -138,7 +138,7 @@ class Rows(Store):
             failed.append(facts.Note(file, self.explain(error)))
             # Sqlite may report an error of a step that follows the deletion.
             with suppress(LayerError):
-                left = frozenset(rows.rows())
+                left = frozenset(rows.settled_rows())
                 removed = sum(self._planned(target) not in left for target in targets if target.key != file)
         if removed:
             try:
