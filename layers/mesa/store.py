@@ -125,7 +125,7 @@ class ShaderCache(TreeStore):
         """Yield the entries of a data file, and the rest of it. Raises :class:`LayerError` if it is unreadable."""
         pair = self.pair_of(root, leaf.key)
         if (why := pair.damage()) is not None:
-            yield Problem(pair.path, "damaged", why)
+            yield Problem(pair.path, "foreign" if why == entries.FOREIGN else "damaged", why)
         rest = leaf.bytes
         for blob in pair.blobs():
             rest -= blob.length
@@ -366,6 +366,9 @@ class ShaderCache(TreeStore):
             elif isinstance(found, owners.Raw):
                 try:
                     data = found.read()
+                    if data is not None and entries.is_foreign(data):
+                        yield self.to_finding(root, Problem(root.path / found.entry.key, "foreign", entries.FOREIGN))
+                        continue
                     complaint = None if data is None else entries.complaint(data)
                     if data is not None and complaint is None and found.checksum not in (0, entries.checksum(data)):
                         complaint = "its checksum does not match"
