@@ -405,12 +405,10 @@ class RowFile:
             self._require_private()
             if (reason := in_use(self.path)) is not None:
                 return reason
-        with self._translated("remove"), exclusively_locked(self.layer, self.path, self.lock_timeout):
+        # Nobody had it open: a program that has locked it has opened it since, and must not be waited for.
+        with self._translated("remove"), exclusively_locked(self.layer, self.path, 0):
             if file_stamp(self.path) != stamp:
                 return CHANGED
-            # A program may have opened it during the wait for the lock.
-            if (reason := in_use(self.path)) is not None:
-                return reason
             # The file goes first: sqlite ignores a log without a database, and would apply one to the next database.
             for suffix in ("", *COMPANIONS):
                 with suppress(FileNotFoundError):
