@@ -216,10 +216,8 @@ class Layer(Declaration):
         if artifact.key != key:
             # A library accepts any file with the name of a key as the entry.
             raise ForeignForm(self.name, f"the artifact was taken from the key {artifact.key!r}; put it there")
-        self._require_fit(artifact)
         root = self._root_to_put()
-        if replace and (owner := self._other_owner(root, key)) is not None:
-            raise Refused(self.name, belonging_to(owner), root.path / key)
+        self._require_fit(artifact, root)
         self.store.write(root, key, artifact, replace=replace)
 
     @final
@@ -243,12 +241,12 @@ class Layer(Declaration):
         """
         self._require(Ability.PUT)
         root = self._root_to_put()
-        refused = [attempt(partial(self._require_fit, artifact)) for artifact in artifacts]
+        refused = [attempt(partial(self._require_fit, artifact, root)) for artifact in artifacts]
         fit = [artifact for artifact, reason in zip(artifacts, refused, strict=True) if reason is None]
         written = iter(self.store.write_new(root, fit))
         return [next(written) if reason is None else reason for reason in refused]
 
-    def _require_fit(self, artifact: facts.Artifact) -> None:
+    def _require_fit(self, artifact: facts.Artifact, root: Root) -> None:
         if artifact.layer != self.name or artifact.form not in self.forms:
             expected = " or ".join(self.forms)
             raise ForeignForm(
@@ -256,6 +254,8 @@ class Layer(Declaration):
             )
         if key_complaint(artifact.key) is not None or not self.store.is_key(artifact.key):
             raise not_a_key(self.name, artifact.key)
+        if (owner := self._other_owner(root, artifact.key)) is not None:
+            raise Refused(self.name, belonging_to(owner), root.path / artifact.key)
 
     def _root_to_put(self) -> Root:
         roots = self.roots()
@@ -367,13 +367,15 @@ class Layer(Declaration):
 
     def _other_owner(self, root: Root, key: str) -> int | None:
         """Return the user whose entry the superuser must leave alone; ``None`` for any other entry and user."""
-        return (owner_of(root.path, key) or None) if self.environment.superuser else None
+        if not self.environment.superuser:
+            return None
+        return owner_of(root.path, self.store.file_of(root.path, key)) or None
 
     def _without_others(self, plan: facts.Plan) -> facts.Plan:
         """Leave entries of other users out of the superuser's plan."""
         if not self.environment.superuser:
             return plan
-        owners = [owner_of(entry.root, entry.key) for entry in plan.entries]
+        owners = [owner_of(entry.root, self.store.file_of(entry.root, entry.key)) for entry in plan.entries]
         pairs = list(zip(plan.entries, owners, strict=True))
         skipped = tuple(facts.Note(entry.key, belonging_to(owner)) for entry, owner in pairs if owner)
         own = tuple(entry for entry, owner in pairs if not owner)

@@ -122,6 +122,11 @@ class Store(ABC):
         del key
         return True
 
+    def file_of(self, root: Path, key: str) -> str:
+        """Return the path below the root of the file, or folder, whose owner an entry belongs to."""
+        del root
+        return key
+
     def owns(self, root: Root, parts: tuple[str, ...]) -> bool | None:
         """Return whether a path below a shared root is the layer's, or leads to its files, by name alone.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace as replaced
 from functools import partial
 from pathlib import Path
@@ -150,9 +150,11 @@ class ComputeIndex(Index):
         if (complaint := _index_complaint(index, standing.sizes)) is not None:
             fix, thing = "nothing: the next put or purge in this layer writes it again", None
             if index and not compute_cache.is_index(index):
-                fix = f"cachectl purge --damaged {store.name}"
-                found = store.tree_of(root, INDEX).find(INDEX)
-                thing = None if found is None else found.orphan(root.path, complaint)
+                fix = "nothing: cachectl does not use an index of another version"
+                if compute_cache.may_be_index(index):
+                    fix = f"cachectl purge --damaged {store.name}"
+                    found = store.tree_of(root, INDEX).find(INDEX)
+                    thing = None if found is None else found.orphan(root.path, complaint)
             yield facts.Finding(store.name, root.path, INDEX, Severity.WASTES, "index", complaint, fix, thing)
 
 
@@ -228,11 +230,21 @@ class ComputeCache(Files):
             yield self.unreadable(root, leaf.key, error)
             return
         except LayerError as error:
-            complaint = error.message
-        if complaint is not None:
+            data, complaint = tree.read_file(leaf.key, limit=compute_cache.HEADER.size), error.message
+        if complaint is not None and not self._is_damaged_entry(root, leaf, data or b""):
+            yield self.to_finding(root, Problem(root.path / leaf.key, "foreign", f"{complaint}; left alone"))
+        elif complaint is not None:
             message = f"{complaint}; the driver compiles it again and rewrites it"
             fix, thing = f"cachectl purge --damaged {self.name}", leaf.entry(self.name, root.path)
             yield facts.Finding(self.name, root.path, leaf.key, Severity.HARMLESS, "damaged", message, fix, thing)
+
+    def _is_damaged_entry(self, root: Root, leaf: Leaf, data: bytes) -> bool:
+        """Return whether a file belongs to the cache and is not of another version."""
+        header, index = compute_cache.read_header(data), None
+        with suppress(OSError):
+            index = self.compute_index.read(root)
+        own = _is_entry(leaf._replace(head=data[: compute_cache.HEADER.size]), index)
+        return own and (header is None or not header.foreign)
 
 
 def _is_entry(leaf: Leaf, index: bytes | None) -> bool:

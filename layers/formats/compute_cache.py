@@ -50,6 +50,11 @@ class EntryHeader(NamedTuple):
         return self.version == VERSION
 
     @property
+    def foreign(self) -> bool:
+        """Whether this is of another version of the format."""
+        return not self.known and 0 < self.version < _PLAUSIBLE
+
+    @property
     def file_size(self) -> int:
         """The length of the whole file in bytes."""
         return HEADER.size + self.key_length + self.payload_length
@@ -183,6 +188,11 @@ def read_index(data: bytes) -> SizeIndex | None:
 def is_index(data: bytes) -> bool:
     """Return whether data begins as an index of the known version, complete or not."""
     return len(data) >= _INDEX_HEADER.size and _INDEX_HEADER.unpack_from(data)[0] == VERSION
+
+
+def may_be_index(data: bytes) -> bool:
+    """Return whether data is a damaged index of the known version: it was cut, or begins with zeros."""
+    return data[:4] in (bytes(4), VERSION.to_bytes(4, "little"))
 
 
 def has_version_of(index: bytes, entry: bytes) -> bool:

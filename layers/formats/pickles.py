@@ -92,6 +92,13 @@ def complaint(data: bytes) -> str | None:
     return None if length == len(data) else f"{len(data) - length} bytes follow the end of the pickle"
 
 
+def is_foreign(data: bytes) -> bool:
+    """Return whether a pickle names a protocol that this Python does not know."""
+    import pickle
+
+    return data[:1] == _PROTOCOLS[0][:1] and data[1:2] > bytes([pickle.HIGHEST_PROTOCOL])
+
+
 def things(top: object) -> Iterator[Thing]:
     """Yield every thing reachable from a structure once, in any order."""
     seen: set[int] = set()

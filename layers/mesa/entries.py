@@ -25,6 +25,8 @@ HEAD: Final = 512
 RUSTICL: Final = "rusticl"
 
 _VERSION: Final = 1
+#: Why something of an unknown version is left alone.
+FOREIGN: Final = "is of a version of Mesa's format that cachectl does not know; left alone"
 _NAMES: Final = regex(rb"([\x21-\x7e][\x20-\x7e]{0,199})\0([\x21-\x7e][\x20-\x7e]{0,199})\0")
 _FIXED: Final = struct.Struct("<BQI")
 _COUNT: Final = struct.Struct("<I")
@@ -98,6 +100,11 @@ def complaint(data: bytes) -> str | None:
     if checksum(packed) != header.checksum:
         return "its checksum does not match"
     return None
+
+
+def is_foreign(data: bytes) -> bool:
+    """Return whether an entry has the names of a header, but an unknown version before them."""
+    return data[:1] not in (b"\0", bytes([_VERSION])) and _NAMES.match(data, 1) is not None
 
 
 def inflate(data: bytes) -> bytes:

@@ -18,6 +18,8 @@ _NAME: Final = regex(rb"[0-9a-f]{40}")
 #: Magic number and version.
 _MAGIC: Final = b"\x81FOSSILIZEDB\0\0\0\x06"
 _MAGICS: Final = (_MAGIC, b"\x81FOSSILIZEDB\0\0\0\x05")
+#: Magic number without the version.
+_ANY_MAGIC: Final = _MAGIC[:-1]
 #: Packed length, kind of packing, checksum, unpacked length.
 _HEADER: Final = struct.Struct("<IIII")
 _PLAIN: Final = 1
@@ -79,6 +81,8 @@ class Fossilize:
 
     def complaint(self, data: bytes, index: bytes) -> str | None:
         """Return why Mesa would not use a pair, given its heads; ``None`` if it would. It fills an empty index."""
+        if any(head[:-1] == _ANY_MAGIC and head[-1] and head not in _MAGICS for head in (index, data)):
+            return entries.FOREIGN
         for what, head in (("index", index), ("data file", data)):
             if head and head not in _MAGICS:
                 return f"the {what} lacks Mesa's header, so Mesa stores and finds nothing there"
@@ -129,6 +133,9 @@ class Database:
         whole = data == index and len(data) == self.head
         if not data and not index:
             return None
+        whole_heads = (_DB_HEAD.unpack(head) for head in (data, index) if len(head) == self.head)
+        if any(magic == _DB_MAGIC and version not in (0, _DB_VERSION) for magic, version, _ in whole_heads):
+            return entries.FOREIGN
         if whole and _DB_HEAD.unpack(data)[:2] == (_DB_MAGIC, _DB_VERSION) and _DB_HEAD.unpack(data)[2]:
             return None
         return "the two files do not belong together: the next program drops every entry"

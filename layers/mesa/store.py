@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
+from cachectl.layers.base.errors import Damaged, LayerError, Refused, Unreachable
 from cachectl.layers.base.facts import Entry, Found, Orphan, Problem, Root, Severity
 from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.store import Store, counting, each_part, remove_counted
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import means_no_file, status_at
+from cachectl.layers.disk.trust import belonging_to, owner_of
 from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.stores.tree import Leaf, Shape, Tree, always, scan_each
 from cachectl.layers.stores.tree_store import TreeStore
@@ -125,7 +126,7 @@ class ShaderCache(TreeStore):
         """Yield the entries of a data file, and the rest of it. Raises :class:`LayerError` if it is unreadable."""
         pair = self.pair_of(root, leaf.key)
         if (why := pair.damage()) is not None:
-            yield Problem(pair.path, "damaged", why)
+            yield Problem(pair.path, "foreign" if why == entries.FOREIGN else "damaged", why)
         rest = leaf.bytes
         for blob in pair.blobs():
             rest -= blob.length
@@ -214,7 +215,15 @@ class ShaderCache(TreeStore):
             super().write(root, key, artifact, replace=replace)
             return
         self.files_of(key, artifact)
-        self.pair_for(root, artifact.data, name_of(key)).put(name_of(key), artifact.data, replace=replace)
+        pair = self.pair_for(root, artifact.data, name_of(key))
+        if (reason := self._of_another(pair)) is not None:
+            raise Refused(self.name, reason, pair.path)
+        pair.put(name_of(key), artifact.data, replace=replace)
+
+    def _of_another(self, pair: Pair) -> str | None:
+        """Return why the superuser leaves a pair of another user; ``None`` for any other pair and user."""
+        owner = owner_of(pair.path.parent, pair.path.name) if self.environment.superuser else 0
+        return belonging_to(owner) if owner else None
 
     def write_new(self, root: Root, artifacts: Sequence[facts.Artifact]) -> list[bool | LayerError | OSError]:
         """Place files together, and entries of larger files one by one."""
@@ -286,6 +295,9 @@ class ShaderCache(TreeStore):
         # List all files before changing one, so that no failure to list hides what was removed.
         for pair in self.pairs(root) if wanted else ():
             try:
+                if (reason := self._of_another(pair)) is not None:
+                    trouble = reason
+                    continue
                 stamps = {blob.name: wanted[blob.name] for blob in pair.blobs() if blob.name in wanted}
                 removed = pair.remove(stamps) if stamps else None
             except LayerError as error:
@@ -366,6 +378,9 @@ class ShaderCache(TreeStore):
             elif isinstance(found, owners.Raw):
                 try:
                     data = found.read()
+                    if data is not None and entries.is_foreign(data):
+                        yield self.to_finding(root, Problem(root.path / found.entry.key, "foreign", entries.FOREIGN))
+                        continue
                     complaint = None if data is None else entries.complaint(data)
                     if data is not None and complaint is None and found.checksum not in (0, entries.checksum(data)):
                         complaint = "its checksum does not match"

@@ -22,7 +22,7 @@ from cachectl.layers.base.store import Part, attempt
 from cachectl.layers.disk.presence import is_plain_file, means_absent
 from cachectl.layers.formats import pdict
 from cachectl.layers.formats.pickles import complaint as pickle_complaint
-from cachectl.layers.formats.pickles import is_framed
+from cachectl.layers.formats.pickles import is_foreign, is_framed
 from cachectl.layers.stores.row_store import Rows
 from cachectl.layers.stores.rows import RowFile, Schema, disk_usage, without_companion
 from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree, always, scan_each
@@ -290,6 +290,10 @@ class Dictionaries(Rows):
             for row, (value,) in rows.rows_with("key_value"):
                 if complaint := pickle_complaint(_as_bytes(value)):
                     key, stamp = f"{rows.path.name}/{row.key[0]}", (row.rowid, row.bytes)
+                    if is_foreign(_as_bytes(value)):
+                        message = "is a pickle of a protocol that this Python does not know; left alone"
+                        yield self.to_finding(root, Problem(root.path / key, "foreign", message))
+                        continue
                     entry = Entry(self.name, key, root.path, row.bytes, 0, stamp=stamp)
                     yield self.row_finding(entry, "pickle", complaint)
         except LayerError as error:

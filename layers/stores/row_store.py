@@ -47,6 +47,11 @@ class Rows(Store):
     def row_file(self, root: Root, file: str) -> RowFile | None:
         """Return a database, existing or not, by the name that keys begin with; ``None`` for any other name."""
 
+    def file_of(self, root: Path, key: str) -> str:
+        """Return the database of a row; the parts of a key need not be names of files."""
+        file = key.partition(self.separator)[0]
+        return file if os.path.isfile(root / file) else key
+
     def opened(self, path: Path, schema: Schema, kind: type[RowFile] = RowFile) -> RowFile:
         """Return a database as this environment may use it."""
         environment = self.environment
@@ -138,7 +143,7 @@ class Rows(Store):
             failed.append(facts.Note(file, self.explain(error)))
             # Sqlite may report an error of a step that follows the deletion.
             with suppress(LayerError):
-                left = frozenset(rows.rows())
+                left = frozenset(rows.settled_rows())
                 removed = sum(self._planned(target) not in left for target in targets if target.key != file)
         if removed:
             try:

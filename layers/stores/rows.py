@@ -164,6 +164,13 @@ class RowFile:
         with self._reading() as connection:
             return self._rows_of(connection)
 
+    def settled_rows(self) -> list[Row]:
+        """Return the rows that the next writing program finds: it finishes an interrupted write, or applies a log."""
+        if not has_journal(self.path) and not has_log(self.path):
+            return self.rows()
+        with self._writing() as connection:
+            return self._rows_of(connection)
+
     def rows_with(self, *columns: str, part: bytes = b"") -> Iterator[tuple[Row, Values]]:
         """Yield every row with some of its values; of blobs only those that contain ``part``."""
         names = ", ".join(f'"{column}"' for column in (*self.schema.key, *columns))
@@ -384,13 +391,17 @@ class RowFile:
         ``in_use`` returns who may have it open. Sqlite's exclusive lock is held meanwhile: a program that opens the
         file now waits, and reads nothing.
         """
+        with suppress(Damaged):
+            # An interrupted write may hold the pages that are damaged now.
+            self.recover()
         if self._is_sound():
             return CHANGED
         with self._translated("remove"):
             self._require_private()
             if (reason := in_use(self.path)) is not None:
                 return reason
-        with self._translated("remove"), exclusively_locked(self.layer, self.path, self.lock_timeout):
+        # Nobody had it open: a program that has locked it has opened it since, and must not be waited for.
+        with self._translated("remove"), exclusively_locked(self.layer, self.path, 0):
             if file_stamp(self.path) != stamp:
                 return CHANGED
             # The file goes first: sqlite ignores a log without a database, and would apply one to the next database.

@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.mesa import contents, fill, key, layer_of
 
+from cachectl.layers.base.conformance import snapshot
+from cachectl.layers.base.errors import Refused
+from cachectl.layers.base.facts import Artifact
+from cachectl.layers.mesa.cache import MesaShaderCache
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
@@ -51,8 +56,8 @@ def test_the_superuser_leaves_single_entries_of_others_in_a_root_of_its_own(
     compute_cache(cache)
     entries = sorted(entry["key"] for entry in home.json("ls", "cuda")["entries"])
     home.cachectl("get", "cuda", entries[0], "-o", "entry")
-    for key in entries[:3]:
-        os.chown(cache / key, 65534, 65534)
+    for name in entries[:3]:
+        os.chown(cache / name, 65534, 65534)
     for dry_run in (("--dry-run",), ()):
         (layer,) = json.loads(home.cachectl("purge", "cuda", "--json", *dry_run).stdout)["layers"]
         assert layer["removed"] == 37
@@ -70,14 +75,55 @@ def test_the_superuser_leaves_single_entries_of_others_in_a_root_of_its_own(
 def test_the_rows_of_a_database_are_its_owners(home: Home, fill_sumpy: Callable[[Environment], None]) -> None:
     fill_sumpy(home.environment())
     (database,) = (home.path / ".cache" / "pytools").glob("*.sqlite")
-    (key, *_) = [entry["key"] for entry in home.json("ls", "pytools")["entries"]]
-    home.cachectl("get", "pytools", key, "-o", "row")
-    home.cachectl("purge", "pytools", "--key", key)
+    (row, *_) = [entry["key"] for entry in home.json("ls", "pytools")["entries"]]
+    home.cachectl("get", "pytools", row, "-o", "row")
+    home.cachectl("purge", "pytools", "--key", row)
     os.chown(database, 65534, 65534)
     before = database.read_bytes()
-    for arguments in (("purge", "pytools"), ("put", "pytools", key, "row")):
+    for arguments in (("purge", "pytools"), ("put", "pytools", row, "row")):
         assert "belongs to nobody" in home.cachectl(*arguments, check=False).stderr
     assert database.read_bytes() == before
+
+
+@as_root
+def test_the_records_of_a_text_file_are_its_owners(home: Home) -> None:
+    folder = home.path / ".config" / "miopen"
+    folder.mkdir(parents=True)
+    theirs, own = folder / "gfx90a6e.HIP.3_3_0.ufdb.txt", folder / "gfx90878.HIP.3_3_0.ufdb.txt"
+    line = f"{'1-2-3-' * 60}F=miopenConvolutionFwdAlgoGEMM:1,2,3,gemm,x\n"
+    for file in (theirs, own):
+        file.write_text(line)
+    (theirs_key, *_) = [
+        entry["key"] for entry in home.json("ls", "miopen-tuning")["entries"] if "gfx90a6e" in entry["key"]
+    ]
+    home.cachectl("get", "miopen-tuning", theirs_key, "-o", "record")
+    os.chown(theirs, 65534, 65534)
+    done = home.cachectl("purge", "miopen-tuning", check=False)
+    assert "belongs to nobody" in done.stderr
+    assert (theirs.read_text(), theirs.stat().st_uid, own.exists()) == (line, 65534, False)
+    theirs.write_text("another=a:b\n")
+    assert "belongs to nobody" in home.cachectl("put", "miopen-tuning", theirs_key, "record", check=False).stderr
+    assert theirs.read_text() == "another=a:b\n"
+
+
+@as_root
+@pytest.mark.parametrize("store", ["single-file", "database"])
+def test_the_entries_of_mesas_files_are_their_owners(tmp_path: Path, store: str) -> None:
+    layer = layer_of(tmp_path / "home", store)
+    root = fill(tmp_path / "home" / ".cache", store, contents())
+    for path in root.rglob("*"):
+        if path.is_file():
+            os.chown(path, 65534, 65534)
+    before = snapshot(root)
+    layer = MesaShaderCache(replace(layer.environment, superuser=True))
+    outcome = layer.clear(layer.plan_clear())
+    assert outcome.removed == 0
+    assert {note.because for note in outcome.failed} == {"belongs to nobody: sudo -u nobody cachectl …"}
+    artifact = Artifact("mesa", key("n"), "mesa-entry/1", contents()[key("a")])
+    if store == "database":
+        with pytest.raises(Refused, match="belongs to nobody"):
+            layer.put(key("n"), artifact)
+    assert snapshot(root) == before
 
 
 @pytest.fixture

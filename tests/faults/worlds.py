@@ -87,19 +87,24 @@ class World:
 
 @contextmanager
 def recovered(home: Path) -> Iterator[Path]:
-    """Yield the home, or a copy in which sqlite has rolled interrupted writes back, as the next program would."""
-    if not any(home.rglob("*-journal")):
+    """Yield the home, or a copy in which sqlite has finished interrupted writes, as the next program would."""
+    if not any(_unfinished(home)):
         yield home
         return
     copy = home.parent / "recovered"
     shutil.copytree(home, copy, symlinks=True)
     try:
-        for journal in copy.rglob("*-journal"):
-            with closing(sqlite3.connect(str(journal).removesuffix("-journal"))) as connection:
+        for file in list(_unfinished(copy)):
+            with closing(sqlite3.connect(str(file).rpartition("-")[0])) as connection:
                 connection.execute("select count(*) from sqlite_master").fetchone()
         yield copy
     finally:
         shutil.rmtree(copy)
+
+
+def _unfinished(home: Path) -> Iterator[Path]:
+    """Yield the journals and logs of sqlite."""
+    return (path for path in home.rglob("*") if path.name.endswith(("-journal", "-wal")))
 
 
 def disk_bytes(home: Path) -> int:

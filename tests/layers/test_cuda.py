@@ -224,6 +224,25 @@ def test_an_index_of_another_version_is_left_alone(layer: CudaComputeCache, cont
     assert "drops every entry" in next(layer.verify(layer.roots()[0])).message
 
 
+def test_files_of_others_and_of_other_versions_are_not_removed_as_damaged(layer: CudaComputeCache) -> None:
+    """The variable may name the home of the user, who has files with such names."""
+    shutil.rmtree(folder(layer))
+    for name, content in {"index": b"my own index", "a/b/0123456789abcd": b"my notes, longer than a header"}.items():
+        (folder(layer) / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder(layer) / name).write_bytes(content)
+    plan = layer.plan_clear(damaged=True)
+    assert plan.entries == ()
+    assert {finding.thing for finding in layer.verify(layer.roots()[0])} == {None}
+
+
+def test_an_entry_of_another_version_is_not_damaged_and_one_of_zeros_is(layer: CudaComputeCache) -> None:
+    other, zeros = list(layer.entries())[:2]
+    path = other.root / other.key
+    path.write_bytes(struct.pack("<I", 0x42) + path.read_bytes()[4:])
+    (zeros.root / zeros.key).write_bytes(bytes(zeros.bytes))
+    assert [entry.key for entry in layer.plan_clear(damaged=True).entries] == [zeros.key]
+
+
 def test_a_locked_index_is_waited_for_before_anything_goes(layer: CudaComputeCache) -> None:
     layer = CudaComputeCache(replace(layer.environment, lock_timeout=0.2))
     plan = layer.plan_clear()

@@ -99,6 +99,16 @@ def test_a_broken_pickle_is_found_and_not_put(home: Home, data: bytes) -> None:
         layer.put(key, Artifact("pytools", key, "pytools-pdict/5", data))
 
 
+def test_a_pickle_of_a_later_protocol_is_not_removed_as_damaged(home: Home) -> None:
+    environment = home.environment()
+    later = bytes([0x80, pickle.HIGHEST_PROTOCOL + 1]) + b"\xfe."
+    rows = {"a" * 16: later, "b" * 16: bytes(50)}
+    dictionary(home.path / ".cache" / "pytools", f"pdict-v5-mine-{environment.python}.sqlite", rows)
+    layer = PytoolsDictionaries(environment)
+    assert [finding.code for finding in layer.verify(layer.roots()[0])] == ["foreign", "pickle"]
+    assert [entry.key[-1] for entry in layer.plan_clear(damaged=True).entries] == ["b"]
+
+
 @pytest.mark.parametrize(
     ("variables", "condition", "words"),
     [

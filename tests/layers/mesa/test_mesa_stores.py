@@ -25,6 +25,7 @@ from tiers import amount, thorough
 
 from cachectl.clearing.limits import Limits
 from cachectl.clearing.prune import plan_prune
+from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists
 from cachectl.layers.base.facts import Artifact, Orphan, Severity
 from cachectl.layers.base.selection import Selection
@@ -90,6 +91,24 @@ def test_a_flipped_byte_is_found_and_the_entry_removed(store: str, tmp_path: Pat
     assert (outcome.removed, outcome.failed, outcome.skipped) == (2, (), ())
     assert list(layer.verify(layer.roots()[0])) == []
     assert listed(layer).keys() == {**contents(), **graphics()}.keys() - bad.keys()
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_an_unknown_version_is_not_removed_as_damaged(store: str, tmp_path: Path) -> None:
+    layer = layer_of(tmp_path / "home", store)
+    root = fill(tmp_path / "home" / ".cache", store, contents())
+    for path in root.glob("[0-9a-f]*/*") if store == "multi-file" else (*root.rglob("foz*"), *root.glob("mesa_cache*")):
+        if path.is_file():
+            place = {"multi-file": 0, "single-file": 15, "database": 8}[store]
+            data = path.read_bytes()
+            path.write_bytes(data[:place] + b"\x09" + data[place + 1 :])
+    before = snapshot(root)
+    found = list(layer.verify(layer.roots()[0]))
+    assert {(finding.code, finding.severity, finding.thing) for finding in found} == {
+        ("foreign", Severity.HARMLESS, None)
+    }
+    layer.clear(layer.plan_clear(damaged=True))
+    assert snapshot(root) == before
 
 
 @pytest.mark.parametrize("name", ["foz_cache.foz", "foz_cache_idx.foz"])

@@ -22,7 +22,7 @@ from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Busy, LayerError, Refused, Unreachable
 from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.pytools import SCHEMA, PytoolsDictionaries
-from cachectl.layers.stores.rows import CHANGED, RowFile, Weight, file_stamp
+from cachectl.layers.stores.rows import CHANGED, Row, RowFile, Weight, file_stamp
 
 if TYPE_CHECKING:
     from homes import Home
@@ -157,8 +157,10 @@ def test_a_damaged_file_goes_only_whole_unchanged_and_used_by_nobody(tmp_path: P
     ) as reader:
         assert reader.stdout is not None
         reader.stdout.readline()
+        begin = time.monotonic()
         with pytest.raises(Busy):
-            rows.remove_damaged(file_stamp(path), lambda _path: None)
+            rows_in(path).remove_damaged(file_stamp(path), lambda _path: None)
+        assert time.monotonic() - begin < 2, "it waited until the program had ended its transaction"
         assert path.exists()
         reader.communicate(b"\n")
     for suffix in ("-journal", "-shm"):
@@ -185,6 +187,28 @@ def test_an_interrupted_write_is_unknown_and_finished_by_a_purge(home: Home) -> 
     assert home.json("purge", "pytools")["total"]["removed"] == 20
     assert os.listdir(path.parent) == [path.name]
     assert rows_of(path) == 0
+
+
+@pytest.mark.parametrize("in_log", [False, True])
+def test_a_file_that_its_interrupted_write_repairs_is_not_removed_as_damaged(home: Home, in_log: bool) -> None:
+    """A power loss can lose a page that the journal, or the log, still has."""
+    path = home.path / ".cache" / "pytools" / FILE
+    if in_log:
+        with closing(sqlite3.connect(dictionary(path), isolation_level=None)) as connection:
+            connection.execute("pragma journal_mode = wal")
+            connection.execute("create table more (text)")
+            connection.execute("drop table more")
+            names = [name for suffix in ("", "-wal") if (name := Path(f"{path}{suffix}")).exists()]
+            contents = {name: name.read_bytes() for name in names}
+        for name, content in contents.items():
+            name.write_bytes(content)
+    else:
+        interrupted(path)
+    path.write_bytes(bytes(4096) + path.read_bytes()[4096:])
+    layer = PytoolsDictionaries(home.environment())
+    outcome = layer.clear(layer.plan_clear(damaged=True))
+    assert (outcome.removed, outcome.orphans_removed, outcome.failed) == (0, 0, ())
+    assert rows_of(path) == 20
 
 
 @pytest.mark.parametrize("content", [b"", bytes(512)])
@@ -228,6 +252,27 @@ def test_a_log_is_unknown_until_it_is_applied_and_reading_leaves_no_file(tmp_pat
         assert rows.read(("new",)) == (b"\0",)
         assert len(rows.delete(rows.rows())) == 21
         assert connection.execute("select count(*) from dict").fetchone() == (0,)
+
+
+def test_rows_whose_deletion_failed_late_are_counted_as_the_next_program_finds_them(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fails after the log has the deletion: the next program applies the log."""
+    path = dictionary(home.path / ".cache" / "pytools" / FILE)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("pragma journal_mode = wal")
+
+    def delete(rows: RowFile, planned: object) -> frozenset[Row]:
+        del planned
+        script = "import os, sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('delete from dict'); c.commit()"
+        subprocess.run([sys.executable, "-c", f"{script}; os._exit(0)", str(rows.path)], check=True)
+        raise Unreachable(rows.layer, "disk I/O error", rows.path)
+
+    monkeypatch.setattr(RowFile, "delete", delete)
+    layer = PytoolsDictionaries(home.environment())
+    outcome = layer.clear(layer.plan_clear())
+    assert (outcome.removed, len(outcome.failed)) == (20, 1)
+    assert rows_of(path) == 0
 
 
 def test_a_database_that_was_written_to_while_it_was_read_without_a_lock_is_no_damage(tmp_path: Path) -> None:
