@@ -87,6 +87,41 @@ def test_only_roots_that_no_other_user_can_write_are_trusted(home: Home, reachab
     assert home.cachectl("pull", "photographs", check=False).returncode == 2
 
 
+def test_a_root_is_trusted_only_if_no_other_user_can_write_to_anything_in_it(
+    home: Home, reachable: Path, new_home: Callable[[Path], Home]
+) -> None:
+    rank = new_home(reachable / "rank")
+    add_kernels(rank, range(2))
+    (file,) = rank.path.rglob("*.ukdb")
+    for path in (rank.path, *(path for path in file.parents if rank.path in path.parents)):
+        path.chmod(0o755)
+    stack = Stack(home.environment())
+    assert stack.pull(str(rank.path), dry_run=True).total.placed == 2
+    for path, mode in ((file.parent, 0o777), (file, 0o666)):
+        before = path.stat().st_mode
+        path.chmod(mode)
+        with pytest.raises(Untrusted, match=f"other users can write to {path}"):
+            stack.pull(str(rank.path))
+        path.chmod(before)
+    file.chmod(0o666)
+    done = stack.pull(str(rank.path), TRUSTED)
+    assert (done.total.placed, done.trusted) == (2, ("you said so",))
+
+
+def test_a_root_has_no_entries_of_the_machine(home: Home, tmp_path: Path, new_home: Callable[[Path], Home]) -> None:
+    rank = new_home(tmp_path / "rank")
+    add_kernels(rank, [1])
+    (file,) = rank.path.rglob("*.ukdb")
+    # Where MIOpen keeps kernels if the home is on a network file system.
+    fallback = home.path / "tmp" / ".cache" / "miopen" / file.parent.name / "gfx908.ukdb"
+    fallback.parent.mkdir(parents=True)
+    shutil.copy(file, fallback)
+    stack = Stack(home.environment(TMPDIR=str(home.path / "tmp")))
+    assert [entry.root for entry in stack.entries(layers=["miopen"])] == [home.path / "tmp" / ".cache" / "miopen"]
+    done = stack.pull(str(rank.path), dry_run=True)
+    assert (done.total.placed, done.total.there) == (1, 0)
+
+
 def test_a_database_in_use_becomes_a_file_to_install(tmp_path: Path) -> None:
     home = tmp_path / "home"
     kernels = {"conv.cl.o": packed(CODE), "wino.s.o": packed(RAW)}
