@@ -27,8 +27,9 @@ from support.kernels import add_kernels
 from support.registries import RealRegistry
 from tiers import amount
 
+from cachectl.exchange.bundle import BundlePlace
 from cachectl.exchange.format import Item
-from cachectl.exchange.place import BadStore, Missing
+from cachectl.exchange.place import BadStore, Changed, Missing
 from cachectl.exchange.portability import differences, outlook, portability_key
 from cachectl.exchange.trust import Forged, Judge, Trust, Untrusted, sign
 from cachectl.layers.base.errors import BadRequest
@@ -352,6 +353,26 @@ def test_two_pushes_into_one_file_lose_nothing(home: Home, tmp_path: Path) -> No
     assert len(listed(Path(file))) == len(selections)
     assert list(tmp_path.glob(".cachectl-*")) == []
     assert home.json("store", "verify", file)["findings"] == []
+
+
+@pytest.mark.parametrize("unnamed", [True, False])
+def test_a_first_push_does_not_replace_a_faster_one(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, unnamed: bool
+) -> None:
+    if not unnamed:
+        # As on a file system without such files: it cannot be linked.
+        monkeypatch.setattr(BundlePlace, "_unnamed", lambda _: tempfile.TemporaryFile())
+    first, second = (BundlePlace(tmp_path / "new.zip", home.environment(), writes=True) for _ in range(2))
+    for number, one in enumerate((first, second)):
+        assert one.names() == []
+        one.write(f"index/store-{number:032}", b"\n")
+    # Both have looked before either of them is done.
+    monkeypatch.setattr(BundlePlace, "_require_same", lambda _: None)
+    first.finish()
+    with pytest.raises(Changed):
+        second.finish()
+    assert zipfile.ZipFile(tmp_path / "new.zip").namelist() == [f"index/store-{0:032}"]
+    assert list(tmp_path.glob(".cachectl-*")) == []
 
 
 def test_a_bundle_is_pruned_at_once(small: Path, home: Home) -> None:
