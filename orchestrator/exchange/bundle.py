@@ -25,7 +25,7 @@ from cachectl.exchange.place import BadStore, Changed, Missing, Stored, Transfer
 from cachectl.layers.base.errors import BadRequest, CachectlError
 from cachectl.layers.base.limits import LARGEST_BUNDLE, SPARED_ROOM
 from cachectl.layers.base.texts import printable
-from cachectl.layers.disk.atomic import move_in, place_new, replace_file, write_all
+from cachectl.layers.disk.atomic import move_in, new_file, replace_file, write_all
 from cachectl.layers.disk.locking import is_same_file, take_flock
 from cachectl.layers.disk.plain import own_name
 
@@ -269,11 +269,7 @@ class BundlePlace:
                 raise
             except OSError:
                 # It lies elsewhere, or the system does not show open files.
-                if self._old is not None:
-                    replace_file(self._path, _chunks(file))
-                else:
-                    replace_file(stage, _chunks(file))
-                    place_new(stage, self._path)
+                (new_file if self._old is None else replace_file)(self._path, _chunks(file))
         except FileExistsError as error:
             # A first push was faster.
             raise Changed(self.shown) from error

@@ -27,7 +27,7 @@ from support.kernels import add_kernels
 from support.registries import RealRegistry
 from tiers import amount
 
-from cachectl.exchange.bundle import BundlePlace
+from cachectl.exchange.bundle import BundlePlace, unnamed_file
 from cachectl.exchange.format import Item
 from cachectl.exchange.place import BadStore, Changed, Missing
 from cachectl.exchange.portability import differences, outlook, portability_key
@@ -361,7 +361,7 @@ def test_a_first_push_does_not_replace_a_faster_one(
 ) -> None:
     if not unnamed:
         # As on a file system without such files: it cannot be linked.
-        monkeypatch.setattr(BundlePlace, "_unnamed", lambda _: tempfile.TemporaryFile())
+        monkeypatch.setattr(BundlePlace, "_unnamed", lambda one: unnamed_file(one._environment))
     first, second = (BundlePlace(tmp_path / "new.zip", home.environment(), writes=True) for _ in range(2))
     for number, one in enumerate((first, second)):
         assert one.names() == []
