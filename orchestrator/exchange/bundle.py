@@ -131,6 +131,8 @@ class BundlePlace:
         if stat.S_ISREG(status.st_mode):
             return file
         with file:
+            if self._writes:
+                raise BadRequest(f"{self.shown} is no plain file; name another FILE, or - for standard output")
             return self._spooled(file)
 
     def _spooled(self, source: BinaryIO) -> BinaryIO:
@@ -316,6 +318,8 @@ def _members(file: BinaryIO, shown: str) -> zipfile.ZipFile:
             if not (fit and plain and inside):
                 raise BadStore(f"{shown}: {printable(info.filename)[:200]} is not a member that a bundle has")
             found.add(info.filename)
+        if sum(info.file_size for info in members.infolist()) > end:
+            raise BadStore(f"{shown} is damaged: its members overlap")
         return members
 
 
