@@ -173,3 +173,14 @@ def place_new(source: str | Path, target: str | Path, *, src: int | None = None,
         os.rename(source, target, src_dir_fd=src, dst_dir_fd=dst)
     else:
         os.unlink(source, dir_fd=src)
+
+
+def new_file(path: str | Path, chunks: Iterable[bytes]) -> None:
+    """Write a whole file into a free place. Raises :class:`FileExistsError` if the place is taken."""
+    stage = Path(path).with_name(own_name())
+    try:
+        replace_file(stage, chunks)
+        place_new(stage, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(stage)

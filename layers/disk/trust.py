@@ -57,6 +57,38 @@ def shared_because(folder: Path, names: tuple[str, ...] = (), *, sticky: bool = 
     return None
 
 
+def shared_within(folder: Path) -> str | None:
+    """Return why another user could write to a folder, as :func:`shared_because`, or to anything below it.
+
+    No link below the folder is followed. Raises :class:`OSError` for a folder that does not exist.
+    """
+    reason = shared_because(folder)
+    if reason is not None or not hasattr(os, "geteuid"):
+        return reason
+    *_, last = _way(folder)
+    trusted, todo = _trusted(), [(last.place, last.entered and _can_enter(last.place, last.status))]
+    while todo:
+        above, entered = todo.pop()
+        for place in map(above.joinpath, _names_in(above)):
+            with suppress(FileNotFoundError):
+                status = place.lstat()
+                if status.st_uid not in trusted:
+                    return f"{place} belongs to {user_name(status.st_uid)}"
+                if entered and not stat.S_ISLNK(status.st_mode) and _can_write(place, status):
+                    return f"other users can write to {place}"
+                if stat.S_ISDIR(status.st_mode):
+                    todo.append((place, entered and _can_enter(place, status)))
+    return None
+
+
+def _names_in(folder: Path) -> list[str]:
+    """List a folder; one that this user cannot list has nothing that this user reads."""
+    try:
+        return os.listdir(folder)
+    except (PermissionError, FileNotFoundError):
+        return []
+
+
 def closed_to_changes(root: Path, *, superuser: bool, shared: bool) -> str | None:
     """Return why a cache is only read: another ordinary user owns it or a folder on its way, or can write there.
 

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from cachectl.exchange.copying import Counts, copy, keys_of
-from cachectl.exchange.place import Deadline, Missing, without_secrets
+from cachectl.exchange.place import STREAM, Deadline, Missing, without_secrets
 from cachectl.exchange.pull import pull
 from cachectl.exchange.push import push
 from cachectl.layer_set import LayerSet
@@ -56,6 +56,10 @@ class StoreUse:
     writes: bool = True
     sign: str | None = None
     seconds: float = PATIENCE
+
+    def __post_init__(self) -> None:
+        if self.url == STREAM:
+            raise BadRequest("the standard streams are the command's; name a store")
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from cachectl.exchange.place import BadStore, Changed, Missing, Stored, Transfer
 from cachectl.layers.base.errors import BadRequest, CachectlError
 from cachectl.layers.base.limits import LARGEST_BUNDLE, SPARED_ROOM
 from cachectl.layers.base.texts import printable
-from cachectl.layers.disk.atomic import replace_file, write_all
+from cachectl.layers.disk.atomic import move_in, new_file, replace_file, write_all
 from cachectl.layers.disk.locking import is_same_file, take_flock
 from cachectl.layers.disk.plain import own_name
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
 
 #: Bytes of the directory of a bundle, and members in it.
-_LARGEST_DIRECTORY: Final = 64 << 20
+_LARGEST_DIRECTORY: Final = 24 << 20
 _MOST_MEMBERS: Final = 1 << 17
 #: The header of the first member; its name begins after 30 bytes.
 _BEGINNING: Final = re.compile(rb"PK\x03\x04.{26}(?:index|packs|objects)/[0-9a-z]", re.DOTALL)
@@ -131,6 +131,8 @@ class BundlePlace:
         if stat.S_ISREG(status.st_mode):
             return file
         with file:
+            if self._writes:
+                raise BadRequest(f"{self.shown} is no plain file; name another FILE, or - for standard output")
             return self._spooled(file)
 
     def _spooled(self, source: BinaryIO) -> BinaryIO:
@@ -263,21 +265,32 @@ class BundlePlace:
         os.fsync(file.fileno())
         stage = self._path.with_name(own_name())
         try:
-            os.link(f"/proc/self/fd/{file.fileno()}", stage, follow_symlinks=True)
-        except OSError:
-            # It lies elsewhere, or the system does not show open files.
-            replace_file(self._path, _chunks(file))
-            return
-        try:
-            if self._old is None:
-                os.link(stage, self._path)
-            else:
-                os.replace(stage, self._path)
+            try:
+                _link(file, self._path, None if self._old is None else stage)
+            except FileExistsError:
+                raise
+            except OSError:
+                # It lies elsewhere, or the system does not show open files.
+                (new_file if self._old is None else replace_file)(self._path, _chunks(file))
         except FileExistsError as error:
+            # A first push was faster.
             raise Changed(self.shown) from error
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(stage)
+
+
+def _link(file: BinaryIO, path: Path, stage: Path | None) -> None:
+    """Give an unnamed file a name, which must be free unless a stage is given, and sync the folder."""
+    folder = os.open(path.parent, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    try:
+        # Only with an open folder does Python follow the link in /proc.
+        os.link(f"/proc/self/fd/{file.fileno()}", (stage or path).name, dst_dir_fd=folder)
+        if stage is not None:
+            move_in(stage.name, folder, path.name, folder)
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:
@@ -305,6 +318,8 @@ def _members(file: BinaryIO, shown: str) -> zipfile.ZipFile:
             if not (fit and plain and inside):
                 raise BadStore(f"{shown}: {printable(info.filename)[:200]} is not a member that a bundle has")
             found.add(info.filename)
+        if sum(info.file_size for info in members.infolist()) > end:
+            raise BadStore(f"{shown} is damaged: its members overlap")
         return members
 
 

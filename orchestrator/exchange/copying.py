@@ -24,7 +24,7 @@ from cachectl.layers.base.errors import FAILURES, EntryExists, LayerError, Unset
 from cachectl.layers.base.facts import Ability, Artifact, Entry, Note, Scope
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.texts import printable
-from cachectl.layers.disk.trust import deciding_owner, open_to_others, shared_because
+from cachectl.layers.disk.trust import deciding_owner, open_to_others, shared_because, shared_within
 from cachectl.switching.isolated import isolated_root, relocations
 from cachectl.switching.run import environment_of
 
@@ -76,15 +76,19 @@ def in_batches(things: Iterable[T], weight: Callable[[T], int]) -> Iterator[list
         yield batch
 
 
-def missing(source: Layer, target: Collection[str], selection: Selection, counts: Counts) -> dict[str, Entry]:
+def missing(
+    source: Layer, target: Collection[str], selection: Selection, counts: Counts, *, below: Path | None = None
+) -> dict[str, Entry]:
     """Return the selected entries of a layer whose keys the target lacks, in the order of their keys.
 
     If several roots have a key, the entry of the first one counts. Entries of other programs are left out, unless the
-    selection names one.
+    selection names one. With ``below`` only roots below a folder count: some libraries fall back to folders of the
+    machine.
     """
     found: dict[str, Entry] = {}
     for entry in listed((source,), selection, counts.notice, contents=selection.needs_contents):
-        if entry.guest is None or selection.key is not None:
+        is_inside = below is None or entry.root.is_relative_to(below)
+        if is_inside and (entry.guest is None or selection.key is not None):
             found.setdefault(entry.key, entry)
     new = {key: found[key] for key in sorted(found.keys() - set(target))}
     counts.there += len(found) - len(new)
@@ -178,13 +182,20 @@ def _confirmed(
 
 
 def copy(
-    source: Layer, target: Layer, selection: Selection, counts: Counts, *, prefix: str = "", dry_run: bool = False
+    source: Layer,
+    target: Layer,
+    selection: Selection,
+    counts: Counts,
+    *,
+    prefix: str = "",
+    below: Path | None = None,
+    dry_run: bool = False,
 ) -> list[Entry]:
     """Copy the selected entries that a layer lacks from the same layer elsewhere; return them.
 
-    With ``prefix`` only entries whose keys begin with it are copied.
+    With ``prefix`` only entries whose keys begin with it are copied, with ``below`` only those below a folder.
     """
-    new = missing(source, keys_of(target), selection, counts)
+    new = missing(source, keys_of(target), selection, counts, below=below)
     new = {key: entry for key, entry in new.items() if key.startswith(prefix)}
     if dry_run:
         counts.placed += len(new)
@@ -253,11 +264,17 @@ def _with(environment: Environment, changes: Mapping[str, str]) -> Environment:
     return environment.with_variables(dict(changes), frozenset())
 
 
-def require_own(path: Path) -> None:
-    """Raise :class:`Untrusted` if another user could have written to a root, or to a database file."""
+def require_own(path: Path, folders: Iterable[Path] = ()) -> None:
+    """Raise :class:`Untrusted` if another user could have written to a database file, or to a root.
+
+    ``folders`` are those of the root's layers; whatever lies in them counts.
+    """
     owner = deciding_owner(path)
     folder, names = (path, ()) if path.is_dir() else (path.parent, (path.name,))
     reason = f"it belongs to {user_name(owner.st_uid)}" if owner is not None else shared_because(folder, names)
+    for one in folders if reason is None else ():
+        with suppress(FileNotFoundError, NotADirectoryError):
+            reason = reason or shared_within(one)
     if reason is not None:
         message = f"{printable(path)}: another user can write it ({reason}); pass --trust if you trust its content"
         raise Untrusted(message)

@@ -131,6 +131,8 @@ class Index:
             message = f"{self.place.shown}: there is no store; cachectl push {self.place.shown} makes one"
             raise Missing(message)
         for other in self.names.stores[1:]:
+            if self.place.is_bundle:
+                raise BadStore(f"{self.place.shown} has two identities: another store was put into it")
             if not are_twins(self.names.store, other):
                 raise BadStore(
                     f"{self.place.shown} has two identities of different age: another store was put into it; "
@@ -245,7 +247,9 @@ class Index:
         except Gone:
             raise
         except BadStore as error:
-            raise BadStore(f"{self.place.shown}: {str(error).removeprefix(f'{self.place.shown}: ')}") from error
+            if str(error).startswith(self.place.shown):
+                raise
+            raise BadStore(f"{self.place.shown}: {error}") from error
 
     def _read(self, file: str, most: int) -> bytes:
         try:

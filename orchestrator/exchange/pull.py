@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 #: How often a pull begins anew because ``gc`` removed an index part that it was about to read.
 _AGAIN: Final = 5
+#: Why something is trusted that nothing else shows to be.
+_SAID: Final = "you said so"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +199,9 @@ def pull(
     names = [os.fspath(sources)] if isinstance(sources, (str, os.PathLike)) else list(sources)
     done: Pull | None = None
     for name in names:
-        layers_of = _layers_of(stack, here, name, chosen if named else None, trust)
+        layers_of = _layers_of(stack, here, name, chosen, trust, named=bool(named))
         if layers_of is not None:
-            one = _from_layers(stack, name, layers_of, chosen, selection, dry_run=dry_run)
+            one = _from_layers(stack, name, layers_of, chosen, selection, trust=trust, dry_run=dry_run)
         else:
             if trust is None:
                 raise BadRequest(UNTRUSTED)
@@ -231,43 +233,56 @@ _Source = tuple["LayerSet", "Layer | None", "Path | None", "Path"]
 
 
 def _layers_of(
-    stack: LayerSet, here: Environment, name: str, named: Mapping[str, Layer] | None, trust: Trust | None
+    stack: LayerSet, here: Environment, name: str, chosen: Mapping[str, Layer], trust: Trust | None, *, named: bool
 ) -> _Source | None:
     """Return what an isolated root or a database file holds; ``None`` for a store."""
     if is_url(name) or name == STREAM or not name:
         return None
     path = here.expand(local_path(name))
     found = root_of(here, path) if path.is_dir() and not (path / "index").is_dir() else None
-    of_file = place_of_file(stack if named is None else named.values(), path) if path.is_file() else None
+    of_file = place_of_file(chosen.values() if named else stack, path) if path.is_file() else None
     if found is None and of_file is None:
         return None
     if trust is not None and not trust.blindly:
         raise BadRequest(f"{printable(path)} is not a store, so it has neither signature nor digest; --trust takes it")
     if trust is None:
-        require_own(path)
+        layers = () if found is None else (found[one] for one in chosen if one in found)
+        folders = (root.path for layer in layers for root in layer.roots())
+        require_own(path, (one for one in folders if one.is_relative_to(path)))
     if of_file is not None:
         return stack, *of_file, path
     return cast("LayerSet", found), None, None, path
 
 
 def _from_layers(
-    stack: LayerSet, name: str, source: _Source, chosen: Mapping[str, Layer], selection: Selection, *, dry_run: bool
+    stack: LayerSet,
+    name: str,
+    source: _Source,
+    chosen: Mapping[str, Layer],
+    selection: Selection,
+    *,
+    trust: Trust | None,
+    dry_run: bool,
 ) -> Pull:
     found, layer, place_in_root, path = source
     if layer is not None and place_in_root is not None:
         with layers_with_file(stack.environment, layer, path, place_in_root) as (within, _):
             layers = [_copied(within[layer.name], layer, selection, dry_run=dry_run)]
     else:
-        layers = [_copied(found[one], chosen[one], selection, dry_run=dry_run) for one in chosen if one in found]
+        layers = [
+            _copied(found[one], chosen[one], selection, below=path, dry_run=dry_run) for one in chosen if one in found
+        ]
     layers = [one for one in layers if one.placed or one.there or one.failed]
-    trusted = ("no other user can write to it",)
+    trusted = ("no other user can write to it" if trust is None else _SAID,)
     return Pull(printable(name), None, None, trusted, dry_run, 0, tuple(layers))
 
 
-def _copied(source: Layer, target: Layer, selection: Selection, *, dry_run: bool) -> PulledLayer:
+def _copied(
+    source: Layer, target: Layer, selection: Selection, *, below: Path | None = None, dry_run: bool
+) -> PulledLayer:
     counts = Counts()
     reason = source.abilities()[Ability.GET] or target.abilities()[Ability.PUT]
-    new = [] if reason is not None else copy(source, target, selection, counts, dry_run=dry_run)
+    new = [] if reason is not None else copy(source, target, selection, counts, below=below, dry_run=dry_run)
     return PulledLayer(
         *(target.name, counts.placed, counts.bytes, counts.there, 0, tuple(counts.kept), tuple(counts.failed)),
         exposed=bool(exposed_folders(source)),
@@ -417,7 +432,7 @@ class _Pulling:
             self._left_out[name] = "it was removed from the store before, and has come back"
         else:
             signed = None if read.signer is None else f"signed by {read.signer}"
-            given = "you said so" if self._trust.sha256 is None else "its digest is the given one"
+            given = _SAID if self._trust.sha256 is None else "its digest is the given one"
             self._trusted[name] = signed or given
         return name in self._trusted
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -52,7 +53,11 @@ from cachectl.inspecting.entries import listed
 from cachectl.layers.base.as_json import AsJson, total
 from cachectl.layers.base.facts import Ability, Entry, Note
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.disk.atomic import replace_file
+from cachectl.layers.base.texts import printable
+from cachectl.layers.disk.atomic import new_file, replace_file
+from cachectl.layers.disk.locking import is_same_file, take_flock
+from cachectl.layers.disk.presence import status_at
+from cachectl.layers.stores.database import COMPANIONS, companion
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
@@ -156,21 +161,27 @@ def push(
     here = own or stack.environment
     name = os.fspath(target)
     if not is_url(name) and (found := place_of_file(chosen, here.expand(local_path(name)))) is not None:
-        return _push_to_file(stack, here.expand(local_path(name)), *found, selection)
+        return _until_unchanged(lambda: _push_to_file(stack, here.expand(local_path(name)), *found, selection))
     with judges(here, sign, allowed_signers) as trusted:
-        for again in reversed(range(_AGAIN)):
-            try:
-                writer = Writer(Index(place_of(target, here, writes=True, force=force), here, trusted), sign)
-                done = push_layers(stack, writer, selection, chosen, besides, named=bool(named))
-                writer.finish()
-                break
-            except Changed:
-                if not again:
-                    raise
-    return Push(
-        *(writer.index.place.shown, writer.index.names.store, writer.digest, writer.written),
-        *(tuple(sorted(map(str, writer.parts))), sign is not None, done),
-    )
+
+        def push_once() -> Push:
+            writer = Writer(Index(place_of(target, here, writes=True, force=force), here, trusted), sign)
+            done = push_layers(stack, writer, selection, chosen, besides, named=bool(named))
+            writer.finish()
+            return Push(
+                *(writer.index.place.shown, writer.index.names.store, writer.digest, writer.written),
+                *(tuple(sorted(map(str, writer.parts))), sign is not None, done),
+            )
+
+        return _until_unchanged(push_once)
+
+
+def _until_unchanged(push_once: Callable[[], Push]) -> Push:
+    """Begin anew whenever another command has written the file meanwhile."""
+    for _ in range(_AGAIN - 1):
+        with suppress(Changed):
+            return push_once()
+    return push_once()
 
 
 def push_layers(
@@ -243,12 +254,18 @@ def _described(layer: Layer, keys: Collection[str]) -> dict[str, Entry]:
 def _push_to_file(stack: LayerSet, file: Path, layer: Layer, place: Path, selection: Selection) -> Push:
     """Add to a database file the entries of its layer that belong to it, through a copy of the file."""
     counts = Counts()
-    with layers_with_file(stack.environment, layer, file, place) as (within, copied):
+    target = file.resolve()
+    with _locked(target) as standing, layers_with_file(stack.environment, layer, target, place) as (within, copied):
         copy(layer, within[layer.name], selection, counts, prefix=place.as_posix())
         if counts.placed:
             flat = copied.with_name(f"{copied.name}.flat")
             copy_database(copied, flat)
-            replace_file(file, [flat.read_bytes()])
+            if _state_of(target) != standing:
+                raise Changed(str(file))
+            try:
+                (new_file if standing is None else replace_file)(target, [flat.read_bytes()])
+            except FileExistsError as error:
+                raise Changed(str(file)) from error
     facts = portability_key(stack.portability(layer.name), stack.environment)
     done = PushedLayer(
         *(layer.name, counts.placed, counts.bytes, counts.there, facts),
@@ -257,6 +274,33 @@ def _push_to_file(stack: LayerSet, file: Path, layer: Layer, place: Path, select
         failed=tuple(counts.failed),
     )
     return Push(str(file), None, None, file.stat().st_size if counts.placed else 0, (), False, (done,))  # noqa: FBT003
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[tuple[int, ...] | None]:
+    """Yield the state of a database file while no other push changes it; ``None`` if there is no file.
+
+    Raises :class:`TransferFailed` for a database with a log or a journal: it belongs to the file that is replaced.
+    """
+    try:
+        opened = open(file, "rb")  # noqa: SIM115 - closed below
+    except FileNotFoundError:
+        yield None
+        return
+    with opened:
+        take_flock(opened.fileno(), wait=True)
+        if not is_same_file(file, opened.fileno()):
+            raise Changed(str(file))
+        for suffix in COMPANIONS:
+            if os.path.lexists(beside := companion(file, suffix)):
+                why = f"a program uses it, or was killed while it did: {printable(beside.name)} is there"
+                raise TransferFailed(f"cannot write {printable(file)}: {why}; end the program, or push to a new FILE")
+        yield _state_of(file)
+
+
+def _state_of(file: Path) -> tuple[int, ...] | None:
+    status = status_at(file)
+    return None if status is None else (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 # ---------------------------------------------------------------------- writing to a store

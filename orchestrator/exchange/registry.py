@@ -71,7 +71,7 @@ class RegistryPlace(BundlePlace):
     def _open(self) -> BinaryIO | None:
         """Download the bundle of the tag; ``None`` if there is no such tag."""
         manifest, self._seen = self._manifest()
-        if manifest is None:
+        if self._seen is None:
             return None
         try:
             (layer,) = manifest["layers"]

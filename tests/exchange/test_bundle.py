@@ -15,10 +15,13 @@ import sys
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,8 +30,9 @@ from support.kernels import add_kernels
 from support.registries import RealRegistry
 from tiers import amount
 
+from cachectl.exchange.bundle import BundlePlace, unnamed_file
 from cachectl.exchange.format import Item
-from cachectl.exchange.place import BadStore, Missing
+from cachectl.exchange.place import BadStore, Changed, Missing
 from cachectl.exchange.portability import differences, outlook, portability_key
 from cachectl.exchange.trust import Forged, Judge, Trust, Untrusted, sign
 from cachectl.layers.base.errors import BadRequest
@@ -339,6 +343,77 @@ def test_packed_and_repeated_members_and_large_directories_are_refused(small: Pa
     assert "is not a bundle" in refused(home, small)
 
 
+def test_a_directory_that_lies_about_its_members_is_refused_unread(small: Path, home: Home) -> None:
+    whole = small.read_bytes()
+    start = struct.unpack("<L", whole[-6:-2])[0]
+    directory = struct.pack("<4s42x", b"PK\1\2") * 600_000
+    small.write_bytes(
+        whole[:start] + directory + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 3, 3, len(directory), start, 0)
+    )
+    assert "too large" in refused(home, small)
+
+
+def test_members_that_overlap_are_refused(small: Path, home: Home) -> None:
+    """Each would be copied by the next push: a small file would fill the disk."""
+    with zipfile.ZipFile(small) as old:
+        largest = max(old.infolist(), key=lambda info: info.file_size)
+        data, offset = old.read(largest), largest.header_offset
+    with zipfile.ZipFile(small, "a") as new:
+        for number in range(9):
+            again = zipfile.ZipInfo(f"objects/{number:064}")
+            again.CRC, again.compress_size, again.file_size = zlib.crc32(data), len(data), len(data)
+            again.header_offset = offset
+            new.filelist.append(again)
+        new._didModify = True
+    assert "overlap" in refused(home, small)
+
+
+def test_a_bundle_with_the_identity_of_another_one_is_refused(small: Path, home: Home) -> None:
+    rezipped(small, lambda _old, new: new.writestr("index/store-" + "0" * 32, b"\n"))
+    assert "another store was put into it" in refused(home, small)
+
+
+def test_what_is_no_plain_file_is_no_bundle_to_write(home: Home) -> None:
+    add_kernels(home, [1])
+    done = home.cachectl("push", "/dev/null", "miopen", check=False)
+    assert (done.returncode, "is no plain file" in done.stderr) == (2, True)
+
+
+def test_the_name_of_a_damaged_bundle_is_said_once(small: Path, home: Home) -> None:
+    whole = small.read_bytes()
+    with zipfile.ZipFile(small) as members:
+        (info,) = [info for info in members.infolist() if info.filename.startswith("packs/")]
+    at = info.header_offset + 30 + len(info.filename) + 20
+    small.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    assert refused(home, small).count(str(small)) == 1
+
+
+@pytest.mark.parametrize("answer", [b"null", b"[]"])
+def test_a_registry_that_answers_nonsense_is_no_empty_one(home: Home, answer: bytes) -> None:
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"oci://127.0.0.1:{server.server_port}/caches"
+        done = home.cachectl("run", "--store", url, "--trust", "--", "true")
+        server.shutdown()
+    assert done.stderr.count("\n") == 1
+    assert "is not a bundle of cachectl" in done.stderr
+
+
+def test_the_standard_streams_of_a_command_are_no_store(home: Home) -> None:
+    done = home.cachectl("run", "--store", "-", "--trust", "--", "true", check=False)
+    assert (done.returncode, "the standard streams are the command's" in done.stderr) == (2, True)
+
+
 def test_two_pushes_into_one_file_lose_nothing(home: Home, tmp_path: Path) -> None:
     add_kernels(home, range(8))
     file = str(tmp_path / "bundle.zip")
@@ -352,6 +427,26 @@ def test_two_pushes_into_one_file_lose_nothing(home: Home, tmp_path: Path) -> No
     assert len(listed(Path(file))) == len(selections)
     assert list(tmp_path.glob(".cachectl-*")) == []
     assert home.json("store", "verify", file)["findings"] == []
+
+
+@pytest.mark.parametrize("unnamed", [True, False])
+def test_a_first_push_does_not_replace_a_faster_one(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, unnamed: bool
+) -> None:
+    if not unnamed:
+        # As on a file system without such files: it cannot be linked.
+        monkeypatch.setattr(BundlePlace, "_unnamed", lambda one: unnamed_file(one._environment))
+    first, second = (BundlePlace(tmp_path / "new.zip", home.environment(), writes=True) for _ in range(2))
+    for number, one in enumerate((first, second)):
+        assert one.names() == []
+        one.write(f"index/store-{number:032}", b"\n")
+    # Both have looked before either of them is done.
+    monkeypatch.setattr(BundlePlace, "_require_same", lambda _: None)
+    first.finish()
+    with pytest.raises(Changed):
+        second.finish()
+    assert zipfile.ZipFile(tmp_path / "new.zip").namelist() == [f"index/store-{0:032}"]
+    assert list(tmp_path.glob(".cachectl-*")) == []
 
 
 def test_a_bundle_is_pruned_at_once(small: Path, home: Home) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,6 +90,41 @@ def test_only_roots_that_no_other_user_can_write_are_trusted(home: Home, reachab
     assert home.cachectl("pull", "photographs", check=False).returncode == 2
 
 
+def test_a_root_is_trusted_only_if_no_other_user_can_write_to_anything_in_it(
+    home: Home, reachable: Path, new_home: Callable[[Path], Home]
+) -> None:
+    rank = new_home(reachable / "rank")
+    add_kernels(rank, range(2))
+    (file,) = rank.path.rglob("*.ukdb")
+    for path in (rank.path, *(path for path in file.parents if rank.path in path.parents)):
+        path.chmod(0o755)
+    stack = Stack(home.environment())
+    assert stack.pull(str(rank.path), dry_run=True).total.placed == 2
+    for path, mode in ((file.parent, 0o777), (file, 0o666)):
+        before = path.stat().st_mode
+        path.chmod(mode)
+        with pytest.raises(Untrusted, match=f"other users can write to {path}"):
+            stack.pull(str(rank.path))
+        path.chmod(before)
+    file.chmod(0o666)
+    done = stack.pull(str(rank.path), TRUSTED)
+    assert (done.total.placed, done.trusted) == (2, ("you said so",))
+
+
+def test_a_root_has_no_entries_of_the_machine(home: Home, tmp_path: Path, new_home: Callable[[Path], Home]) -> None:
+    rank = new_home(tmp_path / "rank")
+    add_kernels(rank, [1])
+    (file,) = rank.path.rglob("*.ukdb")
+    # Where MIOpen keeps kernels if the home is on a network file system.
+    fallback = home.path / "tmp" / ".cache" / "miopen" / file.parent.name / "gfx908.ukdb"
+    fallback.parent.mkdir(parents=True)
+    shutil.copy(file, fallback)
+    stack = Stack(home.environment(TMPDIR=str(home.path / "tmp")))
+    assert [entry.root for entry in stack.entries(layers=["miopen"])] == [home.path / "tmp" / ".cache" / "miopen"]
+    done = stack.pull(str(rank.path), dry_run=True)
+    assert (done.total.placed, done.total.there) == (1, 0)
+
+
 def test_a_database_in_use_becomes_a_file_to_install(tmp_path: Path) -> None:
     home = tmp_path / "home"
     kernels = {"conv.cl.o": packed(CODE), "wino.s.o": packed(RAW)}
@@ -111,6 +149,43 @@ def test_a_database_in_use_becomes_a_file_to_install(tmp_path: Path) -> None:
     again = Stack(environment_of(home)).push(str(target), layers=["miopen"])
     assert again.total.pushed == 1
     assert stored(target)["conv.cl.o"] == packed(CODE)
+
+
+def kernels_of(file: Path) -> int:
+    with closing(sqlite3.connect(file)) as connection:
+        return int(connection.execute("select count(*) from kern_db").fetchone()[0])
+
+
+def test_two_pushes_into_one_database_lose_nothing(home: Home, tmp_path: Path) -> None:
+    add_kernels(home, range(6))
+    file = tmp_path / "gfx90a6e.kdb"
+    push = [sys.executable, "-m", "cachectl", "push", str(file), "miopen", "--key"]
+    started = [
+        subprocess.Popen([*push, key], env=home.variables, stderr=subprocess.PIPE, stdout=-3)
+        for key in kernels_in(home)
+    ]
+    said = [one.communicate()[1].decode() for one in started]
+    assert [one.returncode for one in started] == [0] * 6, said
+    assert kernels_of(file) == 6
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".cachectl")] == []
+
+
+def test_a_database_that_a_program_has_open_is_not_replaced(home: Home, tmp_path: Path) -> None:
+    add_kernels(home, [1])
+    file = tmp_path / "gfx90a6e.kdb"
+    shutil.copy(next(home.path.rglob("*.ukdb")), file)
+    add_kernels(home, [2])
+    with closing(sqlite3.connect(file)) as program:
+        # Its log would be applied to whatever lies in the place of the file.
+        program.execute("pragma journal_mode=wal")
+        program.execute("delete from kern_db")
+        program.commit()
+        before = file.read_bytes()
+        done = home.cachectl("push", str(file), "miopen", check=False)
+        assert (done.returncode, file.read_bytes()) == (1, before)
+        assert "end the program, or push to a new FILE" in done.stderr
+    home.cachectl("push", str(file), "miopen")
+    assert kernels_of(file) == 2
 
 
 def test_databases_of_ranks_are_pulled(
