@@ -25,7 +25,7 @@ from cachectl.layers.base.facts import Condition, Root, Scope, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.parts import EntryFiles, Lookups
-from cachectl.layers.base.store import Codec, Damage, counting
+from cachectl.layers.base.store import Codec, Damage, counting, unreadable
 from cachectl.layers.base.switches import first_place, misread, off
 from cachectl.layers.disk.atomic import overwrite
 from cachectl.layers.disk.flocks import file_lock
@@ -133,13 +133,13 @@ class Account(Index):
                 kind = leaf.key.rpartition(".")[2]
                 sizes[kind] = sizes.get(kind, 0) + leaf.bytes
         except Unreachable as error:
-            yield store.unreadable(root, ACCOUNT, error)
+            yield store.to_finding(root, unreadable(root.path / ACCOUNT, error))
             return
         try:
             account = read_plain(root.path / ACCOUNT, limit=neo_binaries.ACCOUNT.size + 1)
         except OSError as error:
             if not means_no_file(error):
-                yield store.unreadable(root, ACCOUNT, error)
+                yield store.to_finding(root, unreadable(root.path / ACCOUNT, error))
         else:
             if (complaint := _account_complaint(account, sizes)) is not None:
                 fix = "nothing: the next put or purge in this layer counts again"

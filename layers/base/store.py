@@ -203,10 +203,10 @@ class Store(ABC):
         key = os.path.relpath(problem.path, root.path)
         return facts.Finding(self.name, root.path, None if key == "." else key, severity, problem.code, message, fix)
 
-    @final
-    def unreadable(self, root: Root, key: str, error: LayerError | OSError) -> facts.Finding:
-        """Return the finding of an entry that could not be read; it has no ``thing``, since the entry may be whole."""
-        return self.to_finding(root, Problem(root.path / key, "unreadable", reason_of(error)))
+
+def unreadable(path: Path, error: LayerError | OSError) -> Problem:
+    """Return the problem of an entry that could not be read, and may be whole."""
+    return Problem(path, "unreadable", reason_of(error))
 
 
 def attempt(act: Callable[[], T]) -> T | LayerError | OSError:

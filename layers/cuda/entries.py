@@ -17,7 +17,7 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import Found, Problem, Root, Severity
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.store import Codec, Damage, counting
+from cachectl.layers.base.store import Codec, Damage, counting, unreadable
 from cachectl.layers.disk.atomic import overwrite
 from cachectl.layers.disk.handles import blocks_at, opened_root, status_of
 from cachectl.layers.disk.locks import record_lock
@@ -145,7 +145,7 @@ class ComputeIndex(Index):
         try:
             index = self.read(root)
         except OSError as error:
-            yield store.unreadable(root, INDEX, error)
+            yield store.to_finding(root, unreadable(root.path / INDEX, error))
             return
         if (complaint := _index_complaint(index, standing.sizes)) is not None:
             fix, thing = "nothing: the next put or purge in this layer writes it again", None
@@ -227,7 +227,7 @@ class ComputeCache(Files):
             data = tree.read_file(leaf.key)
             complaint = None if data is None else compute_cache.complaint(leaf.key, data)
         except Unreachable as error:
-            yield self.unreadable(root, leaf.key, error)
+            yield self.to_finding(root, unreadable(root.path / leaf.key, error))
             return
         except LayerError as error:
             data, complaint = tree.read_file(leaf.key, limit=compute_cache.HEADER.size), error.message

@@ -17,7 +17,7 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Refused, Unreachable
 from cachectl.layers.base.facts import Entry, Found, Orphan, Problem, Root, Severity
 from cachectl.layers.base.lazy import module, regex
-from cachectl.layers.base.store import Store, counting, each_part, remove_counted
+from cachectl.layers.base.store import Store, counting, each_part, remove_counted, unreadable
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import means_no_file, status_at
 from cachectl.layers.disk.trust import belonging_to, owner_of
@@ -385,7 +385,7 @@ class ShaderCache(TreeStore):
                     if data is not None and complaint is None and found.checksum not in (0, entries.checksum(data)):
                         complaint = "its checksum does not match"
                 except Unreachable as error:
-                    yield self.unreadable(root, found.entry.key, error)
+                    yield self.to_finding(root, unreadable(root.path / found.entry.key, error))
                     continue
                 except LayerError as error:
                     complaint = error.message
@@ -414,7 +414,7 @@ class ShaderCache(TreeStore):
             counted = self.indexed_bytes(root)
             held = 0 if counted is None else self._held(root)
         except OSError as error:
-            yield self.unreadable(root, "index", error)
+            yield self.to_finding(root, unreadable(root.path / "index", error))
             return
         if counted is not None and counted > 2 * held + _TOLERANCE:
             message = f"counts {counted:,} bytes where {held:,} are: Mesa drops entries too early"

@@ -16,6 +16,7 @@ from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import Problem, Removable, Root, Severity
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.selection import Selection
+from cachectl.layers.base.store import unreadable
 from cachectl.layers.formats import pocl_programs
 from cachectl.layers.formats.pocl_programs import BITCODE, MEMBERS, NO_PROGRAM
 from cachectl.layers.host.mounts import network_file_system
@@ -244,7 +245,7 @@ class Programs(TreeStore):
             for path, message in self._damage(tree, leaf, unread):
                 yield self._damaged(root, leaf, path, message)
             for path, error in unread.items():
-                yield self.unreadable(root, f"{leaf.key}/{path}", error)
+                yield self.to_finding(root, unreadable(root.path / f"{leaf.key}/{path}", error))
 
     def _damage(self, tree: Tree, leaf: Leaf, unread: dict[str, LayerError]) -> Iterator[tuple[str, str]]:
         """Yield the path and damage of each damaged file of a program; add unreadable files to ``unread``."""

@@ -18,7 +18,7 @@ from cachectl.layers.base.environment import Environment, release_of
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import Problem, Root, Severity
 from cachectl.layers.base.lazy import module, regex
-from cachectl.layers.base.store import Part, each_part
+from cachectl.layers.base.store import Part, each_part, unreadable
 from cachectl.layers.disk.handles import blocks_of, opened
 from cachectl.layers.disk.locks import is_abandoned, presence_lock, remove_abandoned
 from cachectl.layers.disk.plain import open_plain, read_plain
@@ -266,7 +266,7 @@ class ProgramFolders(TreeStore):
             try:
                 binary, info = tree.read_file(leaf.key, "binary") or b"", tree.read_file(leaf.key, "info")
             except Unreachable as error:
-                yield self.unreadable(root, leaf.key, error)
+                yield self.to_finding(root, unreadable(root.path / leaf.key, error))
                 continue
             finding = self._finding(root, leaf, binary, info)
             if finding is not None:

@@ -10,7 +10,7 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import Found, Orphan, Problem, Removable, Root
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.store import Codec, Damage, each_part, remove_counted
+from cachectl.layers.base.store import Codec, Damage, each_part, remove_counted, unreadable
 from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.stores.tree import Leaf, Shape, Tree, always, scan_each
 from cachectl.layers.stores.tree_store import TreeStore
@@ -201,7 +201,7 @@ class Files(TreeStore):
             data = tree.read_file(leaf.key)
             damage = None if data is None else self.codec.check(data)
         except Unreachable as error:
-            yield self.unreadable(root, leaf.key, error)
+            yield self.to_finding(root, unreadable(root.path / leaf.key, error))
             return
         except LayerError as error:
             damage = Damage(facts.Severity.RECOMPILES, "; ".join(filter(None, (error.message, self.unread))))

@@ -364,7 +364,7 @@ def test_members_that_overlap_are_refused(small: Path, home: Home) -> None:
             again.CRC, again.compress_size, again.file_size = zlib.crc32(data), len(data), len(data)
             again.header_offset = offset
             new.filelist.append(again)
-        new._didModify = True
+        new._didModify = True  # type: ignore[attr-defined]
     assert "overlap" in refused(home, small)
 
 
