@@ -123,17 +123,24 @@ class BundlePlace:
             if sys.stdin.isatty():
                 raise BadRequest("a bundle is binary and is not read from a terminal; name a FILE")
             return self._spooled(sys.stdin.buffer)
+        if self._writes and self._path.exists() and not self._path.is_file():
+            raise BadRequest(f"{self.shown} is no plain file; name another FILE, or - for standard output")
         try:
-            file = open(self._path, "rb")  # noqa: SIM115 - open as long as the place
+            file = self._open_file(self._path)
         except FileNotFoundError:
             return None
         status = os.fstat(file.fileno())
         if stat.S_ISREG(status.st_mode):
             return file
         with file:
-            if self._writes:
-                raise BadRequest(f"{self.shown} is no plain file; name another FILE, or - for standard output")
             return self._spooled(file)
+
+    def _open_file(self, path: Path) -> BinaryIO:
+        if self._writes:
+            # In a network file system, only a file that is open for writing can be locked for writing.
+            with suppress(OSError):
+                return open(path, "r+b")
+        return open(path, "rb")
 
     def _spooled(self, source: BinaryIO) -> BinaryIO:
         spool = unnamed_file(self._environment)

@@ -266,6 +266,8 @@ def _push_to_file(stack: LayerSet, file: Path, layer: Layer, place: Path, select
                 (new_file if standing is None else replace_file)(target, [flat.read_bytes()])
             except FileExistsError as error:
                 raise Changed(str(file)) from error
+            except OSError as error:
+                raise TransferFailed(f"cannot write {printable(file)}: {error.strerror or error}") from error
     facts = portability_key(stack.portability(layer.name), stack.environment)
     done = PushedLayer(
         *(layer.name, counts.placed, counts.bytes, counts.there, facts),

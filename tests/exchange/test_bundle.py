@@ -375,8 +375,10 @@ def test_a_bundle_with_the_identity_of_another_one_is_refused(small: Path, home:
 
 def test_what_is_no_plain_file_is_no_bundle_to_write(home: Home) -> None:
     add_kernels(home, [1])
-    done = home.cachectl("push", "/dev/null", "miopen", check=False)
-    assert (done.returncode, "is no plain file" in done.stderr) == (2, True)
+    os.mkfifo(home.path / "pipe.zip")
+    for name in ("/dev/null", "pipe.zip"):
+        done = home.cachectl("push", name, "miopen", check=False)
+        assert (done.returncode, "is no plain file" in done.stderr) == (2, True)
 
 
 def test_the_name_of_a_damaged_bundle_is_said_once(small: Path, home: Home) -> None:

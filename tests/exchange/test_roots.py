@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -168,6 +170,16 @@ def test_two_pushes_into_one_database_lose_nothing(home: Home, tmp_path: Path) -
     assert [one.returncode for one in started] == [0] * 6, said
     assert kernels_of(file) == 6
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".cachectl")] == []
+
+
+def test_a_database_that_cannot_be_written_is_named(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("cachectl.exchange.push.new_file", fails)
+    add_kernels(home, [1])
+    done = home.cachectl("push", "gfx90a6e.kdb", "miopen", check=False)
+    assert done.stderr == f"cachectl: cannot write {home.path}/gfx90a6e.kdb: No space left on device\n"
 
 
 def test_a_database_that_a_program_has_open_is_not_replaced(home: Home, tmp_path: Path) -> None:
