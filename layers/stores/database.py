@@ -1,8 +1,9 @@
 """Sqlite databases opened for reading, which changes nothing on the disk, or for writing.
 
 **Reading.** A database is read under sqlite's shared lock. Sqlite would create files next to one in WAL mode, so that
-one is read as immutable while it has no log. An interrupted write or a log that is still to be applied makes the
-content unknown: the next program that opens the database for writing finishes it, as ``recover`` does.
+one is read as immutable while it has no log, and with its log while another process has it open. An interrupted write,
+or a log that is still to be applied, makes the content unknown: the next program that opens the database for writing
+finishes it, as ``recover`` does.
 
 **Writing.** Sqlite opens its journal next to the database by name, rolls back what it finds there, and may delete
 files. So nothing is opened for writing where another user could place or replace one
@@ -20,6 +21,8 @@ import os
 import shlex
 import sqlite3
 import stat
+import struct
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import lru_cache
@@ -30,7 +33,7 @@ from urllib.parse import quote
 from cachectl.layers.base.errors import Busy, Refused, Unreachable
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk.locking import wait_until
-from cachectl.layers.disk.plain import open_plain, plain_identity, read_locked, release
+from cachectl.layers.disk.plain import borrow, open_plain, plain_identity, read_locked, release
 from cachectl.layers.disk.presence import nearest, status_at
 from cachectl.layers.disk.trust import shared_because
 
@@ -42,6 +45,10 @@ _HEADER: Final = 100
 _FIRST_LOCKED: Final = 0x40000000
 _LOCKED_BYTES: Final = 512
 _WAL_MODE: Final = b"\2\2"
+#: The byte of an index that every process with an open database locks (``UNIX_SHM_DMS`` in ``src/os_unix.c``).
+_OPEN_LOCK: Final = 128
+#: ``struct flock`` of 64-bit Linux: type, whence, start, length, process.
+_FLOCK: Final = "hhqqi4x"
 #: Characters of a foreign name shown in messages.
 _LONGEST: Final = 80
 _QUOTES: Final = regex(r'[`"\[\]]')
@@ -66,6 +73,21 @@ def has_journal(path: Path) -> bool:
 def has_log(path: Path) -> bool:
     """Return whether a log lies next to a database with writes that are still to be applied."""
     return bool(_size(companion(path, "-wal")))
+
+
+def _is_open_elsewhere(path: Path) -> bool:
+    """Return whether another process has a database in WAL mode open: sqlite keeps a lock on its index meanwhile."""
+    index = companion(path, "-shm")
+    if sys.platform != "linux" or _size(index) is None:
+        return False
+    import fcntl
+
+    handle = borrow(index)
+    try:
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, _OPEN_LOCK, 1, 0)
+        return bool(struct.unpack(_FLOCK, fcntl.fcntl(handle, fcntl.F_GETLK, asked))[0] != fcntl.F_UNLCK)
+    finally:
+        release(handle)
 
 
 def _size(path: Path) -> int | None:
@@ -112,9 +134,10 @@ def opened_for_reading(layer: str, path: Path, lock_timeout: float) -> Iterator[
     header = read_locked(path, limit=_HEADER)
     if header and not header.startswith(_MAGIC):
         raise sqlite3.DatabaseError("file is not a database")
-    if has_log(path):
+    in_use = has_log(path) and _is_open_elsewhere(path)
+    if has_log(path) and not in_use:
         raise pending(layer, path)
-    unlocked = is_wal(header) or _size(companion(path, "-wal")) is not None
+    unlocked = not in_use and (is_wal(header) or _size(companion(path, "-wal")) is not None)
     before = _version(path)
     try:
         with _connected(path, "mode=ro&immutable=1" if unlocked else "mode=ro", lock_timeout) as connection:

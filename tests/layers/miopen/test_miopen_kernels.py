@@ -6,6 +6,8 @@ import bz2
 import hashlib
 import os
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -272,6 +274,37 @@ def pending(path: Path) -> Iterator[None]:
         connection.execute(statement + " VALUES('late.cl.o', '', ?, ?, ?)", packed(CODE))
         connection.commit()
         yield
+
+
+WRITER = """
+import sqlite3, sys, time
+connection = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=60)
+number = 0
+while True:
+    number += 1
+    time.sleep(0.002)
+    statement = "INSERT INTO kern_db(kernel_name, kernel_args, kernel_blob, kernel_hash, uncompressed_size)"
+    connection.execute(statement + " VALUES(?, '', x'00', '', 0)", (f"new{number}.o",))
+    if number == 3:
+        print("begun", flush=True)
+"""
+
+
+@pytest.mark.parametrize("wal", [True, False])
+def test_a_database_that_a_program_writes_all_the_time_is_read_and_cleared(tmp_path: Path, wal: bool) -> None:
+    path = store(user_file(tmp_path), {(NAME, ARGS): packed(CODE)}, wal=wal)
+    layer = MIOpenKernels(replace(environment_of(tmp_path), lock_timeout=60.0))
+    with subprocess.Popen((sys.executable, "-c", WRITER, str(path)), stdout=subprocess.PIPE) as program:
+        try:
+            assert program.stdout is not None
+            assert program.stdout.readline() == b"begun\n"
+            assert KEY in {entry.key for entry in layer.entries()}
+            outcome = layer.clear(layer.plan_clear())
+            assert outcome.removed >= 4
+            assert KEY not in {entry.key for entry in layer.entries()}
+            assert program.poll() is None
+        finally:
+            program.kill()
 
 
 def test_a_clear_beside_a_running_program_deletes_rows_and_never_the_file(tmp_path: Path) -> None:
