@@ -164,13 +164,14 @@ def _everything(layer: Layer, roots: Iterable[_Held]) -> Iterator[Placed]:
         found.extend(((finding.message, finding.fix), finding) for finding in layer.diagnose())
     except FAILURES as error:
         unknown = error
+    # First, since those of `verify` name the command that fixes them.
+    found += ((None, finding) for finding in findings((layer,)))
     for held in roots:
         if held.exists:
             found += _of_root(held)
         elif held.first:
             # The library will make this root at its first use.
             found += _of_surroundings(layer, held.root, reachable=True)
-    found += ((None, finding) for finding in findings((layer,)))
     # The finding of a root that cannot be read names it.
     named = any(finding.code == "unreadable" for _, finding in found) and not isinstance(unknown, PluginFailed)
     if unknown is not None and not named:
