@@ -262,9 +262,12 @@ class UserKernelDatabases(KernelDatabases):
 
     def verify(self, root: Root) -> Iterator[facts.Finding]:
         """Check every row, and find what is in the way of object files."""
-        yield from super().verify(root)
+        named = {root.path}
+        for finding in super().verify(root):
+            named.add(root.path / (finding.key or ""))
+            yield finding
         for _, found in scan_each(self._trees(root)):
-            if isinstance(found, Problem) and found.path != root.path:
+            if isinstance(found, Problem) and found.path not in named:
                 yield self.to_finding(root, found)
 
 

@@ -134,8 +134,9 @@ def opened_for_reading(layer: str, path: Path, lock_timeout: float) -> Iterator[
     header = read_locked(path, limit=_HEADER)
     if header and not header.startswith(_MAGIC):
         raise sqlite3.DatabaseError("file is not a database")
-    in_use = has_log(path) and _is_open_elsewhere(path)
-    if has_log(path) and not in_use:
+    logged = has_log(path)
+    in_use = logged and _is_open_elsewhere(path)
+    if logged and not in_use:
         raise pending(layer, path)
     unlocked = not in_use and (is_wal(header) or _size(companion(path, "-wal")) is not None)
     before = _version(path)

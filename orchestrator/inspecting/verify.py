@@ -48,8 +48,7 @@ def verify(layers: Iterable[Layer]) -> Verification:
             continue
         for root in roots:
             try:
-                # A folder for entries of two forms is read twice: what is wrong with it is one finding.
-                found += {(one.code, one.key, one.message): one for one in layer.store.verify(root)}.values()
+                found += layer.store.verify(root)
                 if layer.store.unchecked and root.exists:
                     not_checked[layer.name] = layer.store.unchecked
             except FAILURES as error:  # noqa: PERF203 - one must not end the rest
