@@ -115,7 +115,7 @@ class Index:
         self.refresh()
 
     def refresh(self) -> None:
-        """List the names anew."""
+        """List the names again."""
         self.names: Names = sort_names(self.place.names())
         cached = self.names.store is not None and not self.place.is_bundle
         self._cache = IndexCache(self.environment, str(self.names.store)) if cached else None

@@ -36,7 +36,7 @@ class TransferFailed(CachectlError):
 
 
 class Changed(TransferFailed):
-    """A bundle was written by another command meanwhile: what is missing in it has to be found anew."""
+    """A bundle was written by another command meanwhile: what is missing in it has to be found again."""
 
     def __init__(self, shown: str) -> None:
         super().__init__(f"{shown} was written by another command meanwhile; push again")
@@ -67,7 +67,7 @@ class Place(Protocol):
 
     #: The address, without a password.
     shown: str
-    #: Whether it is one file, which one push writes anew: no name in it may depend on the clock.
+    #: Whether it is one file, which one push rewrites: no name in it may depend on the clock.
     is_bundle: bool
 
     def names(self) -> Sequence[Stored]:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
 
-#: How often a pull begins anew because ``gc`` removed an index part that it was about to read.
+#: How often a pull starts again because ``gc`` removed an index part that it was about to read.
 _AGAIN: Final = 5
 #: Why something is trusted that nothing else shows to be.
 _SAID: Final = "you said so"

@@ -69,7 +69,7 @@ _CHECKPOINT: Final = 600.0
 #: Seconds between the upload of a pack and that of its index part, after which the push fails: half of the default
 #: grace period of ``store gc``.
 _TOO_SLOW: Final = 43200.0
-#: How often a push begins anew because another command has written the bundle meanwhile.
+#: How often a push starts again because another command has written the bundle meanwhile.
 _AGAIN: Final = 100
 #: New entries up to this number are read one by one, more of them by a listing of all.
 _FEW: Final = 64
@@ -177,7 +177,7 @@ def push(
 
 
 def _until_unchanged(push_once: Callable[[], Push]) -> Push:
-    """Begin anew whenever another command has written the file meanwhile."""
+    """Start again whenever another command has written the file meanwhile."""
     for _ in range(_AGAIN - 1):
         with suppress(Changed):
             return push_once()
