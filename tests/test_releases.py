@@ -57,7 +57,7 @@ def build(number):
 
 def counted():
     names = ("loopy", "pyopencl-invoker", "pyopencl", "pocl")
-    return {layer.layer: layer.entries for layer in cachectl.Stack().report(layers=names).layers}
+    return {layer.layer: layer.total.entries for layer in cachectl.Stack().report(layers=names).layers}
 
 build(0)
 seen = {"before": counted()}

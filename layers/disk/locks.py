@@ -125,25 +125,41 @@ def _let_go(place: _Place, handle: int) -> None:
 def _make_lock(layer: str, place: _Place, stack: ExitStack) -> bool:
     """Make the lock, to be removed when the stack ends; return ``False`` if it exists already."""
     try:
-        handle = os.open(place.name, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o644, dir_fd=place.folder)
+        handle = _create_lock(place)
     except FileExistsError:
         return False
     except OSError as error:
         raise Unreachable(layer, f"cannot lock: {error.strerror}", place.path) from error
     stack.callback(os.close, handle)
     stack.callback(_let_go, place, handle)
-    _own(handle)
     return True
 
 
-def _own(handle: int) -> None:
-    """Write our name into a lock, and take ``flock`` on it, by which others see whether we live.
+def _create_lock(place: _Place) -> int:
+    """Create a lock that names us; return its descriptor.
 
-    On a full disk the lock stays empty like PyOpenCL's own, and is still valid.
+    The file gets its name last, so that a kill leaves no lock without an owner. File systems without unnamed files
+    leave an empty one in that moment, which only its age shows to be abandoned.
     """
+    handle = None
+    if hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd"):
+        with suppress(OSError):
+            handle = os.open(".", os.O_TMPFILE | os.O_WRONLY, 0o644, dir_fd=place.folder)
+    is_named = handle is None
+    if handle is None:
+        handle = os.open(place.name, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o644, dir_fd=place.folder)
+    # Others see by ``flock`` whether we live.
     take_flock(handle)
     with suppress(OSError):
+        # On a full disk the lock stays empty like PyOpenCL's own, and is still valid.
         os.write(handle, _owner())
+    try:
+        if not is_named:
+            os.link(f"/proc/self/fd/{handle}", place.name, dst_dir_fd=place.folder, follow_symlinks=True)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
 
 
 def _take_over(place: _Place, abandoned: Callable[[float], bool]) -> bool:

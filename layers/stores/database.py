@@ -134,6 +134,7 @@ def opened_for_reading(layer: str, path: Path, lock_timeout: float) -> Iterator[
     header = read_locked(path, limit=_HEADER)
     if header and not header.startswith(_MAGIC):
         raise sqlite3.DatabaseError("file is not a database")
+    _require_plain(path)
     logged = has_log(path)
     in_use = logged and _is_open_elsewhere(path)
     if logged and not in_use:
@@ -173,9 +174,7 @@ def opened_for_writing(
     if create:
         path.parent.mkdir(parents=True, exist_ok=True)
     is_new = create and _make(path)
-    for suffix in ("", *COMPANIONS):
-        if not suffix or os.path.lexists(companion(path, suffix)):
-            plain_identity(companion(path, suffix))
+    _require_plain(path)
     with _connected(path, "mode=rw", lock_timeout) as connection:
         connection.execute("pragma secure_delete = off")
         if not is_new:
@@ -235,6 +234,13 @@ def _connected(path: Path, mode: str, lock_timeout: float) -> Iterator[sqlite3.C
         connection.execute("pragma trusted_schema = off")
         connection.execute("pragma cell_size_check = on")
         yield connection
+
+
+def _require_plain(path: Path) -> None:
+    """Raise :class:`OSError` if a database or a file that sqlite opens next to it is a link, a pipe or so."""
+    for suffix in ("", *COMPANIONS):
+        if not suffix or os.path.lexists(companion(path, suffix)):
+            plain_identity(companion(path, suffix))
 
 
 def _version(path: Path) -> tuple[int, ...] | None:

@@ -119,9 +119,9 @@ def test_a_plan_of_rows_costs_no_more_than_the_purge(home: Home) -> None:
     for more in (("--dry-run",), ()):
         begin = os.times()
         started = time.monotonic()
-        document = home.json("purge", "loopy", *more, process=True)
+        shown = home.process("purge", "loopy", *more).stdout
         end = os.times()
-        assert document["total"]["removed"] == rows
+        assert f"{rows:,}" in shown
         seconds[more] = end.children_user - begin.children_user or time.monotonic() - started
     assert seconds["--dry-run",] < 1.5 * seconds[()] + 0.5
 

@@ -163,7 +163,7 @@ def test_damage_inside_a_binary_of_intels_driver_is_found(
     found = elf.read_elf(data)
     assert found is not None
     at = next(one.offset for one in found.sections if one.name == section)
-    binary.write_bytes(data[: at + 8] + b"\xff" * 8 + data[at + 16 :])
+    binary.write_bytes(data[:at] + bytes(64) + data[at + 64 :])
     (finding,) = findings(layer)
     assert finding.severity is severity
     assert finding.message.startswith(f"binary: {section} ")
