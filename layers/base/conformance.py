@@ -27,8 +27,8 @@ from typing import ClassVar
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import ForeignForm, LayerError, Refused
 from cachectl.layers.base.facts import Ability, Artifact, Condition, Entry
-from cachectl.layers.base.guard import guarded
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.registry import guarded
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.store import sum_usage
 

@@ -49,7 +49,7 @@ class Declaration(ABC):
     """The properties of a layer's library.
 
     A plain layer sets ``name``, ``title``, ``places``, ``switch`` and ``store``. A layer whose library has special
-    rules overrides methods. :mod:`cachectl.layers.base.guard` guards exactly the public members of this class.
+    rules overrides methods. :mod:`cachectl.layers.base.registry` guards exactly the public members of this class.
     """
 
     #: The version of this interface that a layer was written for.

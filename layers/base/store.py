@@ -21,8 +21,6 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import EntryExists, LayerError, Unsettled, reason_of
 from cachectl.layers.base.facts import (
-    Bulk,
-    Counted,
     Entry,
     Found,
     Housekeeping,
@@ -142,7 +140,7 @@ class Store(ABC):
         del selection
         yield from self.scan(root, contents=True)
 
-    def iter_usage(self, root: Root) -> Iterator[facts.Counted]:
+    def iter_usage(self, root: Root) -> Iterator[Found]:
         """Yield the things to count in a root."""
         yield from self.scan(root, contents=False)
 
@@ -268,7 +266,7 @@ def remove_counted(
     return outcome
 
 
-def sum_usage(found: Iterable[Counted]) -> Usage:
+def sum_usage(found: Iterable[Found]) -> Usage:
     """Sum a scan, holding one thing at a time."""
     entries = files = total = orphan_files = orphan_bytes = stale_entries = stale_bytes = 0
     knows_stale = False
@@ -317,12 +315,13 @@ def sum_usage(found: Iterable[Counted]) -> Usage:
     )
 
 
-def _entries_of(thing: Entry | Housekeeping | Bulk) -> tuple[int, float | None, float | None]:
+def _entries_of(thing: Entry | Housekeeping) -> tuple[int, float | None, float | None]:
     """Return the number of entries, and the times of the oldest and the newest change; other files have none."""
     if isinstance(thing, Entry):
         moment = thing.modified if thing.modified is not None else thing.written_before
         return 1, moment, moment
-    return (thing.entries, thing.oldest, thing.newest) if isinstance(thing, Bulk) else (0, None, None)
+    moment = thing.modified if thing.entries else None
+    return thing.entries, moment, moment
 
 
 def unknown_usage(*problems: Problem) -> Usage:

@@ -64,7 +64,7 @@ class Programs(TreeStore):
         for leaf in Tree(self.name, root.path, shape_of(root), child=child).scan():
             yield from self._found(root, leaf, contents=True)
 
-    def iter_usage(self, root: Root) -> Iterator[facts.Counted]:
+    def iter_usage(self, root: Root) -> Iterator[facts.Found]:
         """Yield programs without the names of their kernels."""
         for leaf in self.tree(root).scan():
             if isinstance(leaf, Problem):

@@ -55,7 +55,7 @@ class Staleness(NamedTuple):
 
 
 #: Takes a dictionary, and what its entries have in common; yields its rows, one by one or together.
-_Look = Callable[[RowFile, Entry], Iterator["Entry | facts.Bulk"]]
+_Look = Callable[[RowFile, Entry], Iterator["Entry | facts.Housekeeping"]]
 
 
 class Dictionaries(Rows):
@@ -115,23 +115,19 @@ class Dictionaries(Rows):
 
     def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
         """Yield rows of v5 dictionaries and folders of older ones; without contents no pickle is read."""
-        for found in self._scan(root, partial(_list, contents=contents)):
-            if not isinstance(found, facts.Bulk):
-                yield found
+        yield from self._scan(root, partial(_list, contents=contents))
 
     def find(self, root: Root, selection: Selection) -> Iterator[Found]:
         """Read only rows whose bytes contain the kernel's name: pickles store text as it is."""
         # Text that cannot be encoded is in no row; the selection reports that.
         part = selection.kernel_part.encode() if selection.kernel_part.isprintable() else b""
-        for found in self._scan(root, partial(_list, contents=True, part=part)):
-            if not isinstance(found, facts.Bulk):
-                yield found
+        yield from self._scan(root, partial(_list, contents=True, part=part))
 
-    def iter_usage(self, root: Root) -> Iterator[facts.Counted]:
+    def iter_usage(self, root: Root) -> Iterator[Found]:
         """Yield the rows of each v5 dictionary together, summed by sqlite."""
         yield from self._scan(root, _weigh)
 
-    def _scan(self, root: Root, look: _Look) -> Iterator[facts.Counted]:
+    def _scan(self, root: Root, look: _Look) -> Iterator[Found]:
         for name in self.dictionaries(root):
             if name.generation == "v5":
                 yield from self._scan_file(root, name, look)
@@ -153,7 +149,7 @@ class Dictionaries(Rows):
                     stamp=found.stamp,
                 )
 
-    def _scan_file(self, root: Root, name: pdict.DictionaryName, look: _Look) -> Iterator[facts.Counted]:
+    def _scan_file(self, root: Root, name: pdict.DictionaryName, look: _Look) -> Iterator[Found]:
         """Yield the rows that a look into a dictionary gives, then the rest of its files."""
         path = root.path / name.file
         template = self._template(root, name)
@@ -308,10 +304,12 @@ def _list(rows: RowFile, template: Entry, *, contents: bool, part: bytes = b"") 
         yield replace(template, key=key, bytes=row.bytes, kernels=kernels, stamp=stamp)
 
 
-def _weigh(rows: RowFile, template: Entry) -> Iterator[facts.Bulk]:
+def _weigh(rows: RowFile, template: Entry) -> Iterator[facts.Housekeeping]:
     weight, moment = rows.sum(), template.written_before
     if weight.rows:
-        yield facts.Bulk(weight.rows, 0, weight.bytes, moment, moment, template.stale)
+        yield facts.Housekeeping(
+            template.key, template.root, weight.bytes, 0, moment, template.stale, entries=weight.rows
+        )
 
 
 def staleness(

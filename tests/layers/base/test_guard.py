@@ -13,10 +13,9 @@ import pytest
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import BadRequest, LayerError, PluginFailed
 from cachectl.layers.base.facts import Ability, Artifact, Root, Scope, Switch
-from cachectl.layers.base.guard import guarded
 from cachectl.layers.base.layer import Declaration, Layer
 from cachectl.layers.base.parts import Lookups, Portability, Tagging
-from cachectl.layers.base.registry import Broken, plugged_in
+from cachectl.layers.base.registry import Broken, guarded, plugged_in
 from cachectl.layers.base.selection import ALL
 from cachectl.layers.base.store import Store
 
