@@ -151,7 +151,11 @@ def _guarded(thing: Any, name: str) -> Any:  # noqa: ANN401 - any answer
 
 
 class _LayerRules(Layer):
-    """Adds abilities that fail when tried to the refusals of a layer."""
+    """Guards the store in each environment, and adds abilities that fail when tried to the refusals."""
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        self.store = _guarded(self.store, self.name)
 
     def refusals(self) -> Mapping[Ability, str]:
         """Return the refused abilities: all of them if this question fails."""

@@ -126,7 +126,7 @@ def test_answers_pass_and_the_declaration_is_unchanged(tmp_path: Path) -> None:
 
 def test_a_layer_in_another_environment_is_guarded_too(tmp_path: Path) -> None:
     kind = type("Mine", (notes(),), {"state": raising(ValueError("x"))})
-    moved = guarded(kind(Environment({"HOME": str(tmp_path)}, tmp_path))).elsewhere(ELSEWHERE)
+    moved = type(guarded(kind(Environment({"HOME": str(tmp_path)}, tmp_path))))(ELSEWHERE)
     assert moved.environment is moved.store.environment is ELSEWHERE
     assert moved.roots()[0].path == Path("/elsewhere/.cache/notes")
     with pytest.raises(PluginFailed):
