@@ -195,11 +195,7 @@ class Layer(Declaration):
         Raises :class:`Refused` if the layer cannot, :class:`Damaged` if the entry is not whole.
         """
         self._require(Ability.GET)
-        for root in self.roots():
-            artifact = self.store.read(root, key)
-            if artifact is not None:
-                return artifact
-        return None
+        return next(filter(None, (self.store.read(root, key) for root in self.roots())), None)
 
     @final
     def put(self, key: str, artifact: facts.Artifact, *, replace: bool = False) -> None:

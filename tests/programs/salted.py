@@ -162,7 +162,7 @@ def command_in_flight():
     """Leave the block while a command waits to be run: what it may yet have to compile stays."""
     context, queue = started()
     before = tree()
-    kernel, event = launched_for_later(context, queue)
+    _kernel, event = launched_for_later(context, queue)
     SEEN["stays"] = tree() != before
     event.set_status(cl.command_execution_status.COMPLETE)
     queue.finish()
