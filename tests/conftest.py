@@ -318,11 +318,11 @@ def warm(filled: Home, tmp_path: Path) -> Home:
 @pytest.fixture(scope="session")
 def fill(filled: Home) -> Callable[[Environment], None]:
     """Return a way to fill the home of any environment with what the real libraries wrote."""
+    return lambda environment: _copy(filled, environment)
 
-    def copy(environment: Environment) -> None:
-        shutil.copytree(filled.path, environment.home, symlinks=True, dirs_exist_ok=True)
 
-    return copy
+def _copy(home: Home, environment: Environment) -> None:
+    shutil.copytree(home.path, environment.home, symlinks=True, dirs_exist_ok=True)
 
 
 @pytest.fixture(scope="session")
@@ -368,8 +368,4 @@ def fill_sumpy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Environmen
     """Return a way to fill a home with a dictionary that is neither loopy's nor PyOpenCL's."""
     home = make_home(tmp_path_factory.mktemp("dictionary") / "home")
     home.python("dictionary.py", "4")
-
-    def copy(environment: Environment) -> None:
-        shutil.copytree(home.path, environment.home, symlinks=True, dirs_exist_ok=True)
-
-    return copy
+    return lambda environment: _copy(home, environment)

@@ -187,13 +187,23 @@ class Home:
 
         With ``only_output`` the terminal is standard output alone, so that no sign of progress is shown.
         """
-        ours, theirs = os.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        other = subprocess.DEVNULL if only_output else theirs
         # A variable would count more than the terminal's own size.
         variables = {name: value for name, value in self.variables.items() if name != "COLUMNS"}
-        variables |= {"TERM": "xterm", **changes}
-        with subprocess.Popen(command, env=variables, cwd=self.path, stdin=other, stdout=theirs, stderr=other) as child:
+        own = Home(self.path, variables | {"TERM": "xterm", **changes})
+        status, shown = own.on_terminal(*command, columns=columns, errors=subprocess.DEVNULL if only_output else None)
+        return _checked(subprocess.CompletedProcess(command, status, shown, ""), check=check)
+
+    def on_terminal(self, *command: str, columns: int, errors: int | None = None) -> tuple[int, str]:
+        """Run a program whose standard output is a terminal; return its status and what the screen was sent.
+
+        Its standard error goes to ``errors``, and its input is empty then; else both are the terminal too.
+        """
+        ours, theirs = os.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        stdin, stderr = (theirs, theirs) if errors is None else (subprocess.DEVNULL, errors)
+        with subprocess.Popen(
+            command, env=self.variables, cwd=self.path, stdin=stdin, stdout=theirs, stderr=stderr
+        ) as child:
             os.close(theirs)
             screen = b""
             # Linux reports the end of a terminal as an error.
@@ -201,8 +211,7 @@ class Home:
                 while piece := os.read(ours, 65536):
                     screen += piece
             os.close(ours)
-        shown = screen.decode(errors="replace").replace("\r\n", "\n")
-        return _checked(subprocess.CompletedProcess(command, child.returncode, shown, ""), check=check)
+        return child.returncode, screen.decode(errors="replace").replace("\r\n", "\n")
 
     @contextmanager
     def _processes(self) -> Iterator[Path | None]:

@@ -13,14 +13,10 @@ import fcntl
 import os
 import re
 import shutil
-import struct
-import subprocess
 import sys
 import tempfile
-import termios
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,28 +140,15 @@ def results(home: Home, first: str, commands: list[Step]) -> Iterator[tuple[int,
     """Yield the status and the output, with messages, of each command of a block, run by one shell."""
     script = "".join(f"{step.command}\nprintf '\\0%d\\0' $?; printf '\\0' >&2\n" for step in commands)
     script = f"{{ {first}\n}} >/dev/null 2>&1\n{script}".replace("/opt/", f"{home.path.parent}/opt/")
-    ours, theirs = os.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
     with tempfile.TemporaryFile() as errors:
-        shell = ("bash", "-c", script)
-        nothing = subprocess.DEVNULL
-        with subprocess.Popen(
-            shell, env=home.variables, cwd=home.path, stdin=nothing, stdout=theirs, stderr=errors
-        ) as child:
-            os.close(theirs)
-            written = b""
-            # Linux reports the end of a terminal as an error.
-            with suppress(OSError):
-                while piece := os.read(ours, 65536):
-                    written += piece
-            os.close(ours)
-        assert not child.returncode
+        status, printed = home.on_terminal("bash", "-c", script, columns=COLUMNS, errors=errors.fileno())
+        assert not status
         errors.seek(0)
-        printed, messages = (text.decode().replace("\r\n", "\n") for text in (written, errors.read()))
+        messages = errors.read().decode().replace("\r\n", "\n")
     parts = printed.split("\0")
-    for output, status, said in zip(parts[0::2], parts[1::2], messages.split("\0"), strict=False):
+    for output, ended, said in zip(parts[0::2], parts[1::2], messages.split("\0"), strict=False):
         shown = (output + said).rstrip().replace(str(home.path), "/home/ann").replace(str(home.path.parent), "")
-        yield int(status), [line.rstrip() for line in shown.splitlines()]
+        yield int(ended), [line.rstrip() for line in shown.splitlines()]
 
 
 def alike(shown: tuple[str, ...], output: list[str]) -> bool:

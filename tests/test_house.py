@@ -74,12 +74,6 @@ def test_each_measure_is_counted_in_the_files(checkout: Path) -> None:
     }
 
 
-def test_tokens_are_those_of_code(tmp_path: Path) -> None:
-    file = tmp_path / "toy.py"
-    file.write_text('"""A docstring is no code."""\nx = "text"  # a comment is none\ndef f():\n    """Nor this."""\n')
-    assert house.tokens(file) == len(["x", "=", "text", "def", "f", "(", ")", ":"])
-
-
 def test_ceilings_fall_to_what_was_reached_and_never_below_the_goal() -> None:
     text = "lines = { ceiling = 2000, goal = 500 }\ntokens = { ceiling = 90, goal = 80 }\n"
     assert house.lowered(text, {"lines": 1000, "tokens": 70}) == (

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment, user_cache_folder
@@ -50,8 +51,7 @@ def user_cache(application: str) -> Callable[[Environment], tuple[Path, str]]:
     return partial(user_cache_folder, application=application)
 
 
-@dataclass(frozen=True)
-class Read:
+class Read(NamedTuple):
     """The moment when a library reads its variables; later changes have no effect.
 
     ``libraries`` are beginnings of the file names of shared libraries, ``modules`` names of Python modules.
@@ -83,8 +83,7 @@ def at_once() -> Read:
     return Read(When.NOW)
 
 
-@dataclass(frozen=True)
-class EnvSwitch:
+class EnvSwitch(NamedTuple):
     """A variable with one value that turns a cache off; other values have no effect."""
 
     variable: str

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Entry, Removable, Root
@@ -20,8 +20,7 @@ from cachectl.layers.base.facts import Entry, Removable, Root
 Facts = Mapping[str, str | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
+class Outlook(NamedTuple):
     """Whether a program here can hit an entry: yes, no, or ``None`` for unknown; ``because`` is the reason."""
 
     hits: bool | None
@@ -80,8 +79,7 @@ class Call:
     absent: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class EntryFiles:
+class EntryFiles(NamedTuple):
     """A cache that opens a file for each entry that it hits, and writes or renames one for each that it stores.
 
     The path of the file below the root is the entry's key. ``shared`` matches the names of files that hold many

@@ -8,12 +8,12 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib import import_module, reload
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cachectl.layer_set import LayerSet, part_of
 from cachectl.layers.base.errors import BadRequest, CachectlError, LayerError
@@ -55,8 +55,7 @@ class StillOn(CachectlError, RuntimeError):
         super().__init__(f"{self.what}; {instead}")
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(NamedTuple):
     """The status of one layer in a block, and the reason.
 
     ``status`` is ``off``, ``salted`` (every program that PyOpenCL builds for its driver from source misses, and its

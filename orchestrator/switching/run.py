@@ -45,12 +45,8 @@ class CannotStart(CachectlError, OSError):
     """The command could not be started; ``status`` is what a shell would give (126, 127)."""
 
     def __init__(self, command: str, error: OSError) -> None:
-        self.line = f"cannot start {command!r}: {error.strerror}"
         self.status = 127 if isinstance(error, FileNotFoundError) else 126
-        super().__init__(self.line)
-
-    def __str__(self) -> str:
-        return self.line
+        super().__init__(f"cannot start {command!r}: {error.strerror}")
 
 
 class Watching(Protocol[Proof_co]):

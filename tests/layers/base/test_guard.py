@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from plugin.cachectl_test_plugin import Notes
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import BadRequest, LayerError, PluginFailed
-from cachectl.layers.base.facts import Ability, Artifact, Root, Scope, Switch
+from cachectl.layers.base.facts import Ability, Root, Scope, Switch
 from cachectl.layers.base.layer import Declaration, Layer
 from cachectl.layers.base.parts import Lookups, Portability, Tagging
 from cachectl.layers.base.registry import Broken, guarded, plugged_in
@@ -22,7 +22,6 @@ from cachectl.layers.base.store import Store
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-PLUGIN = Path(__file__).parents[2] / "plugin"
 HERE = Environment({"HOME": "/here"}, Path("/here"))
 ELSEWHERE = Environment({"HOME": "/elsewhere"}, Path("/elsewhere"))
 ROOT = Root(Path("/somewhere/notes"), Scope.USER, "default")
@@ -42,25 +41,14 @@ class Panic(BaseException):
     """As a panic of Rust's and a skip of pytest's are: no Exception."""
 
 
-def notes() -> type[Layer]:
-    """Load the plug-in's layer."""
-    spec = importlib.util.spec_from_file_location("cachectl_test_plugin", PLUGIN / "cachectl_test_plugin.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    layer: type[Layer] = module.Notes
-    return layer
-
-
 def guard(kind: type, **members: object) -> Any:  # noqa: ANN401 - of that class
     """Guard a layer of which an object of one class has these members, and return that object."""
     if kind is Layer:
-        return guarded(type("Mine", (notes(),), members)(HERE))
+        return guarded(type("Mine", (Notes,), members)(HERE))
     part: Any = object.__new__(
         type("Mine", (kind,), {**dict.fromkeys(getattr(kind, "__abstractmethods__", ())), **members})
     )
-    layer = type("Mine", (notes(),), {} if kind is Store else {OWNERS[kind]: property(lambda _: part)})(HERE)
+    layer = type("Mine", (Notes,), {} if kind is Store else {OWNERS[kind]: property(lambda _: part)})(HERE)
     if kind is Store:
         layer.store = part
     return getattr(guarded(layer), OWNERS[kind])
@@ -112,20 +100,8 @@ def test_an_error_of_ours_and_an_interruption_pass(error: BaseException) -> None
         assert caught.value is error
 
 
-def test_answers_pass_and_the_declaration_is_unchanged(tmp_path: Path) -> None:
-    kind = notes()
-    layer = guarded(kind(Environment({"HOME": str(tmp_path)}, tmp_path)))
-    assert not hasattr(kind.store, "_is_guarded")
-    assert isinstance(layer, kind)
-    layer.put("00000001.note", Artifact("notes", "00000001.note", "notes/1", b"one"))
-    assert [entry.key for entry in layer.entries()] == ["00000001.note"]
-    artifact = layer.get("00000001.note")
-    assert artifact is not None
-    assert artifact.data == b"one"
-
-
 def test_a_layer_in_another_environment_is_guarded_too(tmp_path: Path) -> None:
-    kind = type("Mine", (notes(),), {"state": raising(ValueError("x"))})
+    kind = type("Mine", (Notes,), {"state": raising(ValueError("x"))})
     moved = type(guarded(kind(Environment({"HOME": str(tmp_path)}, tmp_path))))(ELSEWHERE)
     assert moved.environment is moved.store.environment is ELSEWHERE
     assert moved.roots()[0].path == Path("/elsewhere/.cache/notes")
@@ -161,7 +137,7 @@ def test_what_cannot_be_a_layer_is_named_when_it_is_loaded(
 
         @staticmethod
         def load() -> type[Layer]:
-            return type("Mine", (notes(),), {attribute: value})
+            return type("Mine", (Notes,), {attribute: value})
 
     monkeypatch.setattr("cachectl.layers.base.registry.entry_points", lambda _: [Point])
     (found,) = plugged_in(HERE)

@@ -1,4 +1,4 @@
-"""Layers by other people: found, used like ours, and guarded where they are broken."""
+"""Layers by other people: found, installed, used like ours, and guarded where they are broken."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from plugin.cachectl_test_plugin import Notes
 from tiers import thorough
 
 from cachectl.layers.base.conformance import LayerConformance
@@ -21,6 +23,8 @@ from cachectl.layers.base.store import Store
 from cachectl.layers.stores.tree import Shape, Tree
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from homes import Home
 
     from cachectl.layers.base.environment import Environment
@@ -29,17 +33,46 @@ if TYPE_CHECKING:
 #: A folder as pip installs one: a module and its dist-info with entry points.
 NOTES = ["00000001.note", "00000002.note"]
 PLUGIN = Path(__file__).parents[2] / "plugin"
+SAMPLE = Path(__file__).parents[2] / "sample_plugin"
+PAGE = Path(__file__).parents[3] / "docs" / "adding-a-layer.md"
+TOYC = (sys.executable, str(SAMPLE / "toyc.py"))
 
 
 @pytest.fixture
 def plugged(home: Home) -> Home:
     """Return a home whose programs have the plug-in installed, and two notes in it."""
-    path = os.pathsep.join(filter(None, (str(PLUGIN), home.variables.get("PYTHONPATH"))))
     notes = home.path / ".cache" / "notes"
     notes.mkdir(parents=True)
     (notes / "00000001.note").write_text("one")
     (notes / "00000002.note").write_text("two")
     (notes / "stranger.txt").write_text("not a note")
+    return beside(home, PLUGIN)
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder into which pip has installed the sample."""
+    if importlib.util.find_spec("pip") is None:
+        pytest.skip("needs pip")
+    source, target = tmp_path_factory.mktemp("sample") / "source", tmp_path_factory.mktemp("site")
+    # A build leaves its own files beside the source.
+    shutil.copytree(SAMPLE, source)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(source)]
+    # setuptools of this environment builds it: pip would make an environment for the build, and download into it.
+    command += ["--no-build-isolation", "--no-index"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+@pytest.fixture
+def sampled(home: Home, installed: Path) -> Home:
+    return beside(home, installed)
+
+
+def beside(home: Home, *folders: Path) -> Home:
+    """Have the programs of a home find what lies in some folders."""
+    path = os.pathsep.join(filter(None, (*map(str, folders), home.variables.get("PYTHONPATH"))))
     return type(home)(home.path, {**home.variables, "PYTHONPATH": path})
 
 
@@ -135,23 +168,79 @@ def test_a_started_library_of_a_plug_in_is_judged(home: Home) -> None:
         "with cachectl.disabled('latched', strict=False) as held:\n"
         "    print(json.dumps([held['latched'].status, held['latched'].why]))\n"
     )
-    path = os.pathsep.join([str(home.path), str(PLUGIN), *filter(None, [home.variables.get("PYTHONPATH")])])
     for off, status in (("1", "off"), ("", "on")):
-        done = home.run(sys.executable, "-W", "ignore", "-c", program, PYTHONPATH=path, NOTES_OFF=off)
+        done = beside(home, home.path, PLUGIN).run(sys.executable, "-W", "ignore", "-c", program, NOTES_OFF=off)
         assert json.loads(done.stdout)[0] == status
+
+
+# ---------------------------------------------------------------------- the sample of the documentation
+
+
+def test_the_sample_is_what_the_page_says() -> None:
+    listing = re.search(r":caption: toyc_cachectl\.py\n\n(.*?)\n```", PAGE.read_text(), re.DOTALL)
+    assert listing is not None
+    assert (SAMPLE / "toyc_cachectl.py").read_text() == listing[1] + "\n"
+
+
+def test_an_installed_plug_in_is_part_of_every_verb(sampled: Home) -> None:
+    sampled.cachectl("trace", "--json", "trace.json", "--", *TOYC, "axpy", "dot")
+    layers = {layer["layer"]: layer for layer in json.loads((sampled.path / "trace.json").read_text())["layers"]}
+    assert [layers["toyc"][name] for name in ("hits", "misses", "stores", "evidence")] == [0, 2, 2, "exact"]
+    sampled.cachectl("trace", "--json", "trace.json", "--", *TOYC, "axpy", "other")
+    layers = {layer["layer"]: layer for layer in json.loads((sampled.path / "trace.json").read_text())["layers"]}
+    assert [layers["toyc"][name] for name in ("hits", "misses", "stores", "evidence")] == [1, 1, 1, "exact"]
+    sampled.cachectl("purge", "toyc", "--kernel", "other")
+    (reported,) = sampled.json("report", "toyc")["layers"]
+    assert (reported["state"], reported["entries"], reported["title"]) == ("enabled", 2, "toyc kernels")
+    assert "toyc" in {layer["layer"] for layer in sampled.json("report")["layers"]}
+    assert {kernel for one in sampled.json("ls", "toyc")["entries"] for kernel in one["kernels"]} == {"axpy", "dot"}
+    (able,) = (layer for layer in sampled.json("layers")["layers"] if layer["layer"] == "toyc")
+    assert set(able["abilities"].values()) == {None}
+    assert "export TOYC_CACHE=0" in sampled.cachectl("env", "--disable", "--shell", "sh").stdout
+
+
+def test_it_is_switched_carried_fixed_and_purged(sampled: Home) -> None:
+    sampled.run(*TOYC, "axpy", "dot")
+    assert sampled.cachectl("run", "--isolated", "--", *TOYC, "axpy").stdout == "axpy made\n"
+    assert sampled.cachectl("run", "--no-cache", "--prove", "--", *TOYC, "axpy").stdout == "axpy made\n"
+    (key,) = sampled.cachectl("ls", "toyc", "--kernel", "axpy", "-q").stdout.split()
+    sampled.cachectl("get", "toyc", key, "-o", "entry")
+    (sampled.path / ".cache" / "toyc" / key).write_bytes(b"garbage")
+    assert sampled.cachectl("verify", "toyc", check=False).returncode == 1
+    sampled.cachectl("purge", "toyc", "--damaged")
+    sampled.cachectl("put", "toyc", key, "entry")
+    assert sampled.run(*TOYC, "axpy").stdout == "axpy found\n"
+    purged = {layer["layer"]: layer["removed"] for layer in sampled.json("purge", "--all")["layers"]}
+    assert purged["toyc"] == 2
+    assert sampled.run(*TOYC, "axpy", "dot").stdout == "axpy made\ndot made\n"
+
+
+def test_it_travels_with_all_others(
+    sampled: Home, installed: Path, tmp_path: Path, new_home: Callable[[Path], Home]
+) -> None:
+    sampled.run(*TOYC, "axpy", "dot")
+    bundle = str(tmp_path / "bundle.zip")
+    pushed = {layer["layer"]: layer for layer in sampled.json("push", bundle)["layers"]}
+    assert (pushed["toyc"]["pushed"], pushed["toyc"]["sensitive"]) == (2, "names of your kernels")
+    elsewhere = beside(new_home(tmp_path / "elsewhere"), installed)
+    said = elsewhere.cachectl("pull", bundle, "--trust", "--dry-run").stdout
+    assert "toyc: 2 will hit" in said
+    assert not (elsewhere.path / ".cache").exists()
+    elsewhere.cachectl("pull", bundle, "--trust")
+    assert elsewhere.run(*TOYC, "axpy", "dot").stdout == "axpy found\ndot found\n"
+    # Without the plug-in it is named, and nothing else is lost.
+    plain = new_home(tmp_path / "plain")
+    assert "no layer of this name exists here" in plain.cachectl("pull", bundle, "--trust").stdout
+
+
+# ---------------------------------------------------------------------- the suite, as a third party runs it
 
 
 class TestNotes(LayerConformance):
     """The suite as a third party runs it."""
 
     def make(self, environment: Environment) -> Layer:
-        spec = importlib.util.spec_from_file_location("cachectl_test_plugin", PLUGIN / "cachectl_test_plugin.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        layer: Layer = module.Notes(environment)
-        return layer
+        return Notes(environment)
 
     def seed(self, environment: Environment) -> None:
         notes = environment.home / ".cache" / "notes"
@@ -194,7 +283,7 @@ class TestSmallFolders(TestNotes):
     files: tuple[str, ...] = ("a",)
 
     def make(self, environment: Environment) -> Layer:
-        layer: Layer = type("InFolders", (type(super().make(environment)),), {"store": Folders()})(environment)
+        layer: Layer = type("InFolders", (Notes,), {"store": Folders()})(environment)
         return layer
 
     def seed(self, environment: Environment) -> None:
