@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Ability
-from cachectl.layers.base.registry import built_in
+from cachectl.layers.base.registry import BUILT_IN, built_in_layer
 
 if TYPE_CHECKING:
     from docutils import nodes
@@ -21,7 +21,7 @@ Table = tuple[list[list[str]], list[str]]
 def default_layers() -> list[Layer]:
     """Return the built-in layers for a home on Linux without any variable set."""
     home = Path("/home/you")
-    return list(built_in(Environment({"HOME": str(home)}, home)))
+    return [built_in_layer(name, Environment({"HOME": str(home)}, home)) for name in BUILT_IN]
 
 
 def table(layers: Iterable[Layer]) -> Table:

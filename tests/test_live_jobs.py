@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from tiers import thorough
+
+from benchmarks.beside_live_jobs import beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,19 +19,6 @@ if TYPE_CHECKING:
     from homes import Home
 
 pytestmark = pytest.mark.real
-
-BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "beside_live_jobs.py"
-
-
-@pytest.fixture(scope="module")
-def beside() -> Any:  # noqa: ANN401 - a function of a module that is no package of ours
-    spec = importlib.util.spec_from_file_location("beside_live_jobs", BENCHMARK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module.beside
 
 
 @pytest.mark.parametrize(
@@ -46,7 +33,7 @@ def beside() -> Any:  # noqa: ANN401 - a function of a module that is no package
         ),
     ],
 )
-def test_programs_beside_purges_end_well(beside: Any, program: str, layer: str, kernels: int, way: str) -> None:  # noqa: ANN401
+def test_programs_beside_purges_end_well(program: str, layer: str, kernels: int, way: str) -> None:
     """Every program ends with status 0 and right results, although entries went under it."""
     result = beside(program, way, jobs=2, kernels=kernels, pause=0.1)
     assert result.failed == 0, result.first_error
@@ -57,7 +44,7 @@ def test_programs_beside_purges_end_well(beside: Any, program: str, layer: str, 
 
 
 @pytest.mark.parametrize("program", thorough("loopy", "pyopencl"))
-def test_programs_beside_rm_fail(beside: Any, program: str) -> None:  # noqa: ANN401
+def test_programs_beside_rm_fail(program: str) -> None:
     """The advice people follow today breaks programs that are running: this is why the tool exists."""
     result = beside(program, "rm -rf", jobs=2, kernels=60, pause=0.3, until_failure=True)
     assert result.failed > 0

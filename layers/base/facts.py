@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.disk.presence import status_at
+
+T = TypeVar("T")
 
 
 class Scope(Enum):
@@ -282,13 +284,7 @@ class Plan:
 
     def plus(self, other: Plan) -> Plan:
         """Return the sum of both."""
-        return Plan(
-            self.layer,
-            self.entries + other.entries,
-            self.skipped + other.skipped,
-            self.failed + other.failed,
-            self.recreate + other.recreate,
-        )
+        return _plus(self, other)
 
     @property
     def outcome(self) -> Outcome:
@@ -320,16 +316,16 @@ class Outcome:
 
     def plus(self, other: Outcome) -> Outcome:
         """Return the sum of both."""
-        return Outcome(
-            self.layer,
-            self.removed + other.removed,
-            self.bytes_freed + other.bytes_freed,
-            self.skipped + other.skipped,
-            self.failed + other.failed,
-            self.recreated + other.recreated,
-            self.orphans_removed + other.orphans_removed,
-            None if self.entries is None and other.entries is None else (self.entries or ()) + (other.entries or ()),
-        )
+        return _plus(self, other)
+
+
+def _plus(left: T, right: T) -> T:
+    """Return the sum of two facts about one layer, field by field; ``None`` counts as nothing."""
+    sums = {}
+    for name in left.__match_args__[1:]:  # type: ignore[attr-defined]
+        before, more = getattr(left, name), getattr(right, name)
+        sums[name] = more if before is None else before if more is None else before + more
+    return replace(left, **sums)  # type: ignore[type-var]
 
 
 class Flag(NamedTuple):

@@ -63,11 +63,6 @@ class Broken:
     why: str
 
 
-def built_in(environment: Environment) -> Iterator[Layer]:
-    """Make every built-in layer."""
-    return (built_in_layer(name, environment) for name in BUILT_IN)
-
-
 def built_in_layer(name: str, environment: Environment) -> Layer:
     """Make the built-in layer of a name."""
     module, _, attribute = BUILT_IN[name].partition(":")

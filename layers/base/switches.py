@@ -27,29 +27,28 @@ def strtobool(value: str) -> bool | None:
     return False if lowered in _FALSE else None
 
 
-def _asks_only_whether_set(environment: Environment, distribution: str) -> bool:
-    """Return whether the installed release is off whenever a variable is set, whatever its value."""
+def _effect(environment: Environment, distribution: str, variable: str) -> str:
+    """Return what a variable does at import: ``off``, ``any`` (off whatever the value), ``raises``, or nothing."""
+    value = environment.get(variable)
+    if value is None:
+        return ""
     release = release_of(environment.installed(distribution))
-    return release is not None and release < _BOOLEAN_SINCE.get(distribution, ())
+    if not strtobool(value) and release is not None and release < _BOOLEAN_SINCE.get(distribution, ()):
+        return "any"
+    return {True: "off", False: "", None: "raises"}[strtobool(value)]
 
 
 def switched_off(environment: Environment, distribution: str, variables: tuple[str, ...]) -> State | None:
     """Return the state from variables read with ``pytools.strtobool`` at import; ``None`` if none switches off."""
     for variable in variables:
-        value = environment.get(variable)
-        if value is None:
-            continue
-        if not strtobool(value) and _asks_only_whether_set(environment, distribution):
-            why = (
-                f"{variable}={value}: {distribution} {environment.installed(distribution)} asks only whether it is set"
-            )
-            return State(Condition.DISABLED, why)
-        verdict = strtobool(value)
-        if verdict is None:
+        value, effect = environment.get(variable), _effect(environment, distribution, variable)
+        why = f"{variable}={value}"
+        if effect == "any":
+            why += f": {distribution} {environment.installed(distribution)} asks only whether it is set"
+        elif effect == "raises":
             why = f"{variable}={value!r} is not a boolean: import {distribution} raises ValueError; use 1, or unset it"
+        if effect:
             return State(Condition.DISABLED, why)
-        if verdict:
-            return State(Condition.DISABLED, f"{variable}={value}")
     return None
 
 
@@ -75,15 +74,14 @@ def first_place(layer: Layer) -> Path:
 def diagnosed(layer: Layer, distribution: str, variables: tuple[str, ...]) -> Iterator[facts.Finding]:
     """Yield problems with the variables of :func:`switched_off`."""
     for variable in variables:
-        value = layer.environment.get(variable)
-        verdict = False if value is None else strtobool(value)
-        if value is not None and not verdict and _asks_only_whether_set(layer.environment, distribution):
+        effect = _effect(layer.environment, distribution, variable)
+        if effect == "any":
             outcome = f"switches {layer.title} off all the same: this release asks only whether it is set"
             yield misread(layer, variable, Severity.RECOMPILES, outcome)
-        elif verdict is None:
+        elif effect == "raises":
             outcome = f"is not a boolean: import {distribution} raises ValueError"
             yield misread(layer, variable, Severity.FAILS, outcome)
-        elif verdict:
+        elif effect:
             yield off(layer, variable)
 
 

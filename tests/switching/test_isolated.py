@@ -1,10 +1,15 @@
-"""Isolated roots, and the links in them that stand for the user cache folder: what they show, and what they hide."""
+"""Isolated roots: the links in them that stand for the user cache folder, and their end when a command was killed."""
 
 from __future__ import annotations
 
 import os
+import signal
 import stat
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +17,7 @@ import pytest
 
 from cachectl.stack import Stack
 from cachectl.switching import isolated
+from cachectl.switching.isolated import make_isolated_root, remove_abandoned, remove_isolated_root
 
 if TYPE_CHECKING:
     from homes import Home
@@ -95,3 +101,124 @@ def test_files_of_other_programs_stay_where_the_links_lead(home: Home, cache: Pa
     with isolated.isolated_root(home.environment()) as folder:
         assert linked(home, folder) == ["fonts"]
     assert (cache / "fonts" / "one").read_text() == "font"
+
+
+# ---------------------------------------------------------------------- what killed commands left
+
+#: Says its number and its caches, then waits.
+WAITS = """
+mkdir -p "$XDG_CACHE_HOME/pytools"
+echo mine >"$XDG_CACHE_HOME/other"
+echo $$ "$XDG_CACHE_HOME"
+exec sleep 600
+"""
+
+
+@pytest.fixture
+def temporary(home: Home) -> Path:
+    """Return the temporary folder of the home, which is nobody else's."""
+    folder = home.path / "tmp"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def killed(home: Home, temporary: Path, *verb: str, script: str = WAITS) -> list[str]:
+    """Kill a command of cachectl while the program that it runs waits; return what that one has printed."""
+    command = [sys.executable, "-m", "cachectl", *verb, "--", "sh", "-c", script]
+    variables = {"XDG_CACHE_HOME": str(home.path / ".cache"), **home.variables, "TMPDIR": str(temporary)}
+    with subprocess.Popen(
+        command, env=variables, stdout=subprocess.PIPE, text=True, cwd=home.path, start_new_session=True
+    ) as running:
+        assert running.stdout is not None
+        words = running.stdout.readline().split()
+        running.kill()
+        # The program holds the pipe open.
+        running.stdout.close()
+    return words
+
+
+def end(pid: str) -> None:
+    os.kill(int(pid), signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            if b") Z " in Path(f"/proc/{pid}/stat").read_bytes():
+                return
+        except FileNotFoundError:
+            return
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("verb", [("run", "--isolated"), ("run", "--no-cache")])
+def test_a_killed_run_is_cleared_away_once_its_program_has_ended(
+    home: Home, temporary: Path, verb: tuple[str, ...]
+) -> None:
+    pid, caches = killed(home, temporary, *verb)
+    root = Path(caches).parent
+    assert (root.parent, root.is_dir()) == (temporary, True)
+    # Never under a program that runs.
+    home.cachectl("run", "--isolated", "--", "true", TMPDIR=str(temporary))
+    assert (root / "xdg" / "other").is_file()
+    end(pid)
+    done = home.cachectl("run", "--isolated", "--", "true", TMPDIR=str(temporary))
+    assert done.stderr == ""
+    assert os.listdir(temporary) == []
+    assert not (home.path / ".cache").exists()
+
+
+@pytest.mark.parametrize("next_one", [("trace", "--", "true"), ("bench", "-n", "1", "--", "true"), ("purge", "--all")])
+def test_a_killed_trace_is_cleared_away_by_the_next_command(
+    home: Home, temporary: Path, next_one: tuple[str, ...]
+) -> None:
+    (pid,) = killed(home, temporary, "trace", script="echo $$; exec sleep 600")
+    end(pid)
+    assert len(os.listdir(temporary)) == 2
+    if next_one[0] == "purge":
+        home.cachectl(*next_one, "--dry-run", TMPDIR=str(temporary))
+        assert len(os.listdir(temporary)) == 2
+    done = home.cachectl(*next_one, TMPDIR=str(temporary))
+    assert ("removed 1 temporary folder" in done.stderr) == (next_one[0] == "purge")
+    assert os.listdir(temporary) == []
+
+
+def test_the_folder_of_a_living_process_stays(home: Home, temporary: Path) -> None:
+    root = make_isolated_root(replace(home.environment(), processes=Path("/proc")))
+    (root / "file").touch()
+    home.cachectl("purge", "--all", TMPDIR=str(temporary))
+    assert (root / "file").exists()
+    # Also where the program has closed what it did not open, and the lock with it.
+    lock = root.with_name(f"{root.name}.lock")
+    descriptors = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
+    (number,) = [int(link.name) for link in descriptors if os.path.realpath(link) == str(lock)]
+    os.close(number)
+    home.cachectl("purge", "--all", TMPDIR=str(temporary))
+    assert (root / "file").exists()
+    remove_isolated_root(root)
+    assert os.listdir(temporary) == []
+
+
+def test_a_folder_that_a_program_made_again_goes(home: Home, temporary: Path) -> None:
+    root = make_isolated_root(home.environment())
+    remove_isolated_root(root)
+    (root / "xdg" / "pytools").mkdir(parents=True)
+    assert remove_abandoned(home.environment()) == 1
+    assert os.listdir(temporary) == []
+
+
+@pytest.mark.parametrize("record", ['{"host": ["', '{"host": [], "pid": "x", "start": [1]}', ""])
+def test_a_record_that_cannot_be_read_stops_nothing(home: Home, temporary: Path, record: str) -> None:
+    (pid,) = killed(home, temporary, "trace", script="echo $$; exec sleep 600")
+    end(pid)
+    (lock,) = temporary.glob("*.lock")
+    lock.write_text(record)
+    assert remove_abandoned(home.environment()) == 1
+    assert os.listdir(temporary) == []
+
+
+def test_other_things_in_the_folder_are_left(home: Home, temporary: Path) -> None:
+    names = {"cachectl-notes", "cachectl-0123456789abcdeg", "thesis", "cachectl-stage-0123456789abcde"}
+    for name in names:
+        (temporary / name).mkdir()
+    os.mkfifo(temporary / "cachectl-0123456789abcdef.lock")
+    home.cachectl("purge", "--all", TMPDIR=str(temporary))
+    assert set(os.listdir(temporary)) == {*names, "cachectl-0123456789abcdef.lock"}
