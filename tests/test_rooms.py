@@ -10,7 +10,7 @@ MOST_MODULES = 15
 ALLOWED = {
     "layers.formats": {"layers.base"},
     "layers.inside": {"layers.base"},
-    "layers.disk": {"layers.base", "layers.host"},
+    "layers.disk": {"layers.base", "layers.base.facts", "layers.host"},
     "layers.host": {"layers.base", "layers.disk", "layers.formats"},
     "layers.stores": {"layers.base", "layers.disk", "layers.formats", "layers.host"},
     "layers.base.facts": {"layers.base", "layers.disk"},

@@ -9,10 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from cachectl.layers.disk.handles import opened, walk
 from cachectl.layers.disk.locking import is_same_file, take_flock
@@ -194,6 +194,33 @@ def remove_file(path: str | Path, folder: int | None = None) -> None:
     """Remove a file or a link, in an open folder if one is given. Nothing happens if it has gone."""
     with suppress(FileNotFoundError):
         os.unlink(path, dir_fd=folder)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder of cachectl's own with all that is in it, as far as this user may. Links are not followed."""
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+    if not folder.exists():
+        return
+    # Some programs make their cache folders read-only.
+    for above, names, _ in os.walk(folder):
+        for path in (os.path.join(above, name) for name in names):
+            if not os.path.islink(path):
+                with suppress(OSError):
+                    os.chmod(path, stat.S_IRWXU)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_remote(system: Any, paths: Sequence[str], *, together: bool) -> None:  # noqa: ANN401 - of fsspec
+    """Remove files of a service, by one request if it takes them ``together``; those that have gone do not matter."""
+    if together:
+        with suppress(FileNotFoundError):
+            system.rm(list(paths))
+        return
+    for path in paths:
+        with suppress(FileNotFoundError):
+            system.rm_file(path)
 
 
 class Freed:

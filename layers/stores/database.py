@@ -25,14 +25,14 @@ import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
 from cachectl.layers.base.errors import Busy, Refused, Unreachable
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.disk.locking import wait_until
+from cachectl.layers.disk.locking import try_record_lock, wait_until
 from cachectl.layers.disk.plain import borrow, open_plain, plain_identity, read_locked, release
 from cachectl.layers.disk.presence import nearest, status_at
 from cachectl.layers.disk.trust import shared_because
@@ -191,21 +191,9 @@ def exclusively_locked(layer: str, path: Path, lock_timeout: float) -> Iterator[
 
     Raises :class:`Busy` after ``lock_timeout`` seconds, and :class:`OSError` for anything but a plain file.
     """
-    try:
-        import fcntl
-    except ImportError as error:
-        raise Refused(layer, "this platform has no record locks", path) from error
     handle = open_plain(path, flags=os.O_RDWR)
-
-    def is_locked() -> bool:
-        try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, _LOCKED_BYTES, _FIRST_LOCKED)
-        except (BlockingIOError, PermissionError):
-            return False
-        return True
-
     try:
-        if not wait_until(is_locked, lock_timeout):
+        if not wait_until(partial(try_record_lock, handle, _LOCKED_BYTES, _FIRST_LOCKED), lock_timeout):
             raise locked_too_long(layer, path, lock_timeout)
         yield
     finally:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
 from cachectl.layers.base.limits import LARGEST_RECORDS, too_large
-from cachectl.layers.disk.atomic import replace_file
+from cachectl.layers.disk.atomic import remove_file, replace_file
 from cachectl.layers.disk.plain import open_plain, read_plain
 
 
@@ -146,8 +146,7 @@ class RecordFile:
         if any(lines):
             replace_file(self.path, [b"".join(line + b"\n" for line in lines)])
         else:
-            with suppress(FileNotFoundError):
-                os.unlink(self.path)
+            remove_file(self.path)
 
     def _content(self) -> bytes:
         with self._translated("read"), suppress(FileNotFoundError):

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Unreachable
 from cachectl.layers.base.facts import Orphan
+from cachectl.layers.disk.atomic import remove_file
 from cachectl.layers.disk.handles import NO_ROOM, blocks_of, lacks_room
 from cachectl.layers.disk.locks import LOCK_TIMEOUT
 from cachectl.layers.disk.plain import open_plain, plain_identity, release
@@ -355,8 +356,7 @@ class RowFile:
             if has_journal(self.path):
                 connection.execute("begin exclusive")
                 # Sqlite leaves a journal that has no content yet. The lock ensures that nobody else uses it.
-                with suppress(FileNotFoundError):
-                    os.unlink(companion(self.path, "-journal"))
+                remove_file(companion(self.path, "-journal"))
                 connection.execute("rollback")
 
     def vacuum(self) -> str | None:
@@ -406,8 +406,7 @@ class RowFile:
                 return CHANGED
             # The file goes first: sqlite ignores a log without a database, and would apply one to the next database.
             for suffix in ("", *COMPANIONS):
-                with suppress(FileNotFoundError):
-                    os.unlink(companion(self.path, suffix))
+                remove_file(companion(self.path, suffix))
         return None
 
     def _is_sound(self) -> bool:
