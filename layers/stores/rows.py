@@ -206,23 +206,18 @@ class RowFile:
         with self._reading() as connection:
             return frozenset(str(row[1]) for row in connection.execute(f"pragma table_info({self.schema.table})"))
 
-    def check(self) -> str | None:
-        """Run sqlite's integrity check; return its complaint, or ``None`` if the file is sound."""
+    def require_sound(self) -> None:
+        """Raise :class:`Damaged` for a file that sqlite's own check complains about."""
         with self._reading() as connection:
             (page_size,) = connection.execute("pragma page_size").fetchone()
             # Sqlite fills the rest of the last page with zeros.
             if (size := self.path.stat().st_size) % page_size:
-                return f"{size} bytes are no whole number of pages: the file was cut"
+                message = f"{size} bytes are no whole number of pages: the file was cut"
+                raise Damaged(self.layer, message, self.path)
             verdict = str(connection.execute("pragma quick_check(1)").fetchone()[0])
-        if verdict == "ok":
-            return None
-        self._require_readable()
-        return verdict
-
-    def require_sound(self) -> None:
-        """Raise :class:`Damaged` for a file that sqlite's own check complains about."""
-        if (complaint := self.check()) is not None:
-            raise Damaged(self.layer, complaint, self.path)
+        if verdict != "ok":
+            self._require_readable()
+            raise Damaged(self.layer, verdict, self.path)
 
     # ------------------------------------------------------------------ writing
 
@@ -237,46 +232,36 @@ class RowFile:
         """
         if not _spellable(key):
             raise Damaged(self.layer, "the key holds characters that a database cannot store", self.path)
-        with self._writing(create=True) as connection:
-            statement = self._begin_insert(connection, "replace" if replace else "abort")
-            standing = self._rows_in(connection, [key]).get(tuple(key))
-            if standing is None or (replace and not self.same(standing, tuple(values))):
-                connection.execute(statement, (*key, *values))
-            elif not self.same(standing, tuple(values)):
-                connection.execute("rollback")
-                raise EntryExists(self.layer, self.path)
-            connection.execute("commit")
+        if self.insert_new([(key, values)], replace=replace) == [None]:
+            raise EntryExists(self.layer, self.path)
 
-    def insert_new(self, rows: Sequence[tuple[Sequence[str], Sequence[object]]]) -> list[bool | None]:
-        """Insert the rows with free keys in one transaction.
+    def insert_new(
+        self, rows: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
+    ) -> list[bool | None]:
+        """Insert the rows with free keys in one transaction; with ``replace`` those too whose row is a different one.
 
         Returns for each: ``True`` if it was inserted, ``False`` if the same row was present, ``None`` if a different
         one is, which stays.
         """
+        places = ", ".join("?" for _ in self.schema.columns)
+        names = ", ".join(f'"{column}"' for column in self.schema.columns)
+        otherwise = "replace" if replace else "ignore"
+        insertion = f"insert or {otherwise} into {self.schema.table} ({names}) values ({places})"
         done: list[bool | None] = []
         with self._writing(create=True) as connection:
-            statement = self._begin_insert(connection, "ignore")
+            connection.execute("begin immediate")
+            for statement in self.schema.create if self._is_new(connection) else ():
+                connection.execute(statement)
             present = self._rows_in(connection, [key for key, _ in rows])
             for key, values in ((tuple(key), tuple(values)) for key, values in rows):
-                is_new = key not in present and connection.execute(statement, (*key, *values)).rowcount == 1
+                is_free = key not in present or (replace and not self.same(present[key], values))
+                is_new = is_free and connection.execute(insertion, (*key, *values)).rowcount == 1
                 # A row inserted just now may be in the way, if the table considers two keys equal.
                 standing = values if is_new else present.get(key) or self._rows_in(connection, [key]).get(key, ())
                 present[key] = standing
                 done.append(True if is_new else False if self.same(standing, values) else None)
             connection.execute("commit")
         return done
-
-    def _begin_insert(self, connection: sqlite3.Connection, otherwise: str) -> str:
-        """Begin a transaction, make what is missing, and return the statement that inserts a row.
-
-        ``otherwise`` is sqlite's conflict action if another row is in the way.
-        """
-        places = ", ".join("?" for _ in self.schema.columns)
-        names = ", ".join(f'"{column}"' for column in self.schema.columns)
-        connection.execute("begin immediate")
-        for statement in self.schema.create if self._is_new(connection) else ():
-            connection.execute(statement)
-        return f"insert or {otherwise} into {self.schema.table} ({names}) values ({places})"
 
     def delete(self, rows: Iterable[Row]) -> frozenset[Row]:
         """Delete exactly these rows in one transaction, each only if it is still the same; return those.
@@ -411,9 +396,10 @@ class RowFile:
 
     def _is_sound(self) -> bool:
         try:
-            return self.check() is None
+            self.require_sound()
         except Damaged:
             return False
+        return True
 
     # ------------------------------------------------------------------ connections
 
