@@ -36,8 +36,9 @@ from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.miopen import places
 from cachectl.layers.miopen.databases import SEPARATOR, DatabaseFile, MIOpenDatabases, MIOpenLayer, owned_file
 from cachectl.layers.miopen.places import LIBRARIES, lock_files
+from cachectl.layers.stores.database import disk_usage
 from cachectl.layers.stores.records import Fault, Record, RecordFile, record_complaint
-from cachectl.layers.stores.rows import CHANGED, RowFile, Schema, disk_usage
+from cachectl.layers.stores.rows import CHANGED, RowFile, Schema
 from cachectl.layers.stores.tree import OWN_TEMPORARY, OrphanRule, Shape, Tree
 
 SWITCH: Final = "MIOPEN_DEBUG_DISABLE_FIND_DB"

@@ -16,7 +16,8 @@ from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused, reas
 from cachectl.layers.base.facts import Entry, Problem, Root, Severity
 from cachectl.layers.base.store import Part, Store, each_part
 from cachectl.layers.host.open_files import open_elsewhere
-from cachectl.layers.stores.rows import CHANGED, Row, RowFile, Schema, disk_usage
+from cachectl.layers.stores.database import disk_usage
+from cachectl.layers.stores.rows import CHANGED, Row, RowFile, Schema
 
 T = TypeVar("T")
 

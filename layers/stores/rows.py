@@ -19,14 +19,15 @@ from typing import Final, NamedTuple
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Unreachable
 from cachectl.layers.base.facts import Orphan
 from cachectl.layers.disk.atomic import remove_file
-from cachectl.layers.disk.handles import NO_ROOM, blocks_of, lacks_room
+from cachectl.layers.disk.handles import NO_ROOM, lacks_room
 from cachectl.layers.disk.locks import LOCK_TIMEOUT
-from cachectl.layers.disk.plain import open_plain, plain_identity, release
+from cachectl.layers.disk.plain import open_plain, release
 from cachectl.layers.disk.presence import is_there
 from cachectl.layers.stores.database import (
     COMPANIONS,
     companion,
     exclusively_locked,
+    file_stamp,
     has_journal,
     has_log,
     locked_too_long,
@@ -35,6 +36,7 @@ from cachectl.layers.stores.database import (
     pending,
     require_made_by,
     require_private,
+    require_readable,
 )
 from cachectl.layers.stores.emptying import empty_image, write_empty
 
@@ -43,18 +45,12 @@ _ASKED_AT_ONCE: Final = 200
 #: Rows with their values that are read before writers may continue.
 _READ_AT_ONCE: Final = 50
 _FIRST: Final = -(1 << 63)
-_CHUNK: Final = 1 << 20
 _MAKE_ROOM: Final = "; make room and try again"
 #: The page size of a new file, in bytes.
 _PAGE_SIZE: Final = 4096
 CHANGED: Final = "changed since it was planned"
 
 Values = tuple[object, ...]
-
-
-def without_companion(name: str) -> str:
-    """Return the name of the database to which a sqlite companion file belongs; any other name unchanged."""
-    return next((name.removesuffix(ending) for ending in COMPANIONS if name.endswith(ending)), name)
 
 
 class Schema(NamedTuple):
@@ -90,33 +86,6 @@ class Weight(NamedTuple):
 
     rows: int
     bytes: int
-
-
-class DiskUsage(NamedTuple):
-    """Files of a database, their bytes, and their disk blocks in bytes, ``None`` if the system does not say."""
-
-    files: int
-    bytes: int
-    disk: int | None
-
-
-def disk_usage(path: Path) -> DiskUsage:
-    """Count a database and the files that sqlite keeps next to it."""
-    found = []
-    for suffix in ("", *COMPANIONS):
-        with suppress(FileNotFoundError):
-            found.append(companion(path, suffix).stat())
-    blocks = [size for size in map(blocks_of, found) if size is not None]
-    return DiskUsage(
-        len(found), sum(status.st_size for status in found), sum(blocks) if len(blocks) == len(found) else None
-    )
-
-
-def file_stamp(path: Path) -> tuple[int, ...]:
-    """Return the version stamp of a plain file (inode, bytes, last change). Raises :class:`OSError` for others."""
-    plain_identity(path)
-    status = path.lstat()
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _row(rowid: object, key: Sequence[object], size: object) -> Row:
@@ -216,7 +185,7 @@ class RowFile:
                 raise Damaged(self.layer, message, self.path)
             verdict = str(connection.execute("pragma quick_check(1)").fetchone()[0])
         if verdict != "ok":
-            self._require_readable()
+            require_readable(self.layer, self.path)
             raise Damaged(self.layer, verdict, self.path)
 
     # ------------------------------------------------------------------ writing
@@ -379,7 +348,8 @@ class RowFile:
         with suppress(Damaged):
             # An interrupted write may hold the pages that are damaged now.
             self.recover()
-        if self._is_sound():
+        with suppress(Damaged):
+            self.require_sound()
             return CHANGED
         with self._translated("remove"):
             self._require_private()
@@ -393,13 +363,6 @@ class RowFile:
             for suffix in ("", *COMPANIONS):
                 remove_file(companion(self.path, suffix))
         return None
-
-    def _is_sound(self) -> bool:
-        try:
-            self.require_sound()
-        except Damaged:
-            return False
-        return True
 
     # ------------------------------------------------------------------ connections
 
@@ -461,25 +424,13 @@ class RowFile:
         except sqlite3.OperationalError as error:
             raise self._operational(error) from error
         except sqlite3.DatabaseError as error:
-            self._require_readable()
+            require_readable(self.layer, self.path)
             raise Damaged(self.layer, f"not a usable database: {error}", self.path) from error
         except OSError as error:
             message = f"cannot {verb}: {error.strerror or error}"
             if error.errno in NO_ROOM:
                 raise NoRoom(self.layer, message + _MAKE_ROOM, self.path) from error
             raise Unreachable(self.layer, message, self.path) from error
-
-    def _require_readable(self) -> None:
-        """Raise :class:`Unreachable` if the file cannot be read to its end: sqlite takes that for damage too."""
-        try:
-            handle = open_plain(self.path)
-            try:
-                while os.read(handle, _CHUNK):
-                    pass
-            finally:
-                release(handle)
-        except OSError as error:
-            raise Unreachable(self.layer, f"cannot be read: {error.strerror or error}", self.path) from error
 
     def _operational(self, error: sqlite3.OperationalError) -> LayerError:
         text = str(error)
@@ -490,7 +441,7 @@ class RowFile:
         if self._lacks_room(error):
             return NoRoom(self.layer, f"sqlite cannot write: {text}{_MAKE_ROOM}", self.path)
         if "no such column" in text or "malformed" in text:
-            self._require_readable()
+            require_readable(self.layer, self.path)
             return Damaged(self.layer, f"not a usable database: {text}", self.path)
         advice = "; make the file and its folder writable" if "readonly" in text else ""
         return Unreachable(self.layer, f"sqlite cannot use it: {text}{advice}", self.path)

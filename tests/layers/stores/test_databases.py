@@ -22,7 +22,8 @@ from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Busy, LayerError, Refused, Unreachable
 from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.pytools import SCHEMA, PytoolsDictionaries
-from cachectl.layers.stores.rows import CHANGED, Row, RowFile, Weight, file_stamp
+from cachectl.layers.stores.database import file_stamp
+from cachectl.layers.stores.rows import CHANGED, Row, RowFile, Weight
 
 if TYPE_CHECKING:
     from homes import Home
