@@ -28,7 +28,7 @@ from cachectl.layers.base.parts import EntryFiles, Lookups
 from cachectl.layers.base.store import Codec, Damage, counting, unreadable
 from cachectl.layers.base.switches import first_place, misread, off
 from cachectl.layers.disk.atomic import overwrite
-from cachectl.layers.disk.flocks import file_lock
+from cachectl.layers.disk.locks import file_lock
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats.details import Details

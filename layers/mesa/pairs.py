@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Unreachable
 from cachectl.layers.base.limits import LARGEST_ENTRY, LARGEST_INDEX, too_large
-from cachectl.layers.disk.atomic import create, cut, move_in, write_all
-from cachectl.layers.disk.handles import NO_ROOM, descend, opened_root, own_folder, status_of
+from cachectl.layers.disk.atomic import create, cut, move_in, own_folder, write_all
+from cachectl.layers.disk.handles import NO_ROOM, descend, opened_root, status_of
 from cachectl.layers.disk.locking import is_same_file, release_flock, try_flock, wait_until
 from cachectl.layers.disk.plain import STAGE, open_plain
 from cachectl.layers.disk.presence import means_absent
@@ -187,7 +187,7 @@ class Pair:
             _write_heads(files, self.form.new_head())
             return
         with ExitStack() as stack:
-            stage, _ = stack.enter_context(own_folder(files.root, STAGE))
+            stage = stack.enter_context(own_folder(files.root, STAGE))
             handles = {}
             for name in ("empty", "data", "index"):
                 handles[name] = create(name, stage, os.fstat(files.data).st_mode & 0o777)

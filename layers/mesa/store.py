@@ -17,7 +17,7 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Refused, Unreachable
 from cachectl.layers.base.facts import Entry, Found, Orphan, Problem, Root, Severity
 from cachectl.layers.base.lazy import module, regex
-from cachectl.layers.base.store import Store, counting, each_part, remove_counted, unreadable
+from cachectl.layers.base.store import counting, each_part, remove_counted, unreadable
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import means_no_file, status_at
 from cachectl.layers.disk.trust import belonging_to, owner_of
@@ -225,11 +225,11 @@ class ShaderCache(TreeStore):
         owner = owner_of(pair.path.parent, pair.path.name) if self.environment.superuser else 0
         return belonging_to(owner) if owner else None
 
-    def write_new(self, root: Root, artifacts: Sequence[facts.Artifact]) -> list[bool | LayerError | OSError]:
-        """Place files together, and entries of larger files one by one."""
-        if root.role == MULTI_FILE:
-            return super().write_new(root, artifacts)
-        return Store.write_new(self, root, artifacts)
+    def _write_together(
+        self, root: Root, artifacts: Sequence[facts.Artifact]
+    ) -> Mapping[str, bool | LayerError | OSError]:
+        # Entries of larger files are placed one by one.
+        return super()._write_together(root, artifacts) if root.role == MULTI_FILE else {}
 
     def pair_for(self, root: Root, data: bytes, name: str) -> Pair:
         """Return the pair of files that has an entry, else that in which Mesa would look for it."""

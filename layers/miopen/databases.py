@@ -30,8 +30,9 @@ from cachectl.layers.miopen.names import (
     version_numbers,
 )
 from cachectl.layers.miopen.places import LIBRARIES, TEMPORARY, Place, judge, libraries, system_roots, user_roots
+from cachectl.layers.stores.database import disk_usage, without_companion
 from cachectl.layers.stores.row_store import Rows
-from cachectl.layers.stores.rows import RowFile, disk_usage, without_companion
+from cachectl.layers.stores.rows import RowFile
 from cachectl.layers.stores.tree import REFUSALS
 
 #: Separates the parts of a key: file, kernel name and arguments; or file and record.

@@ -28,7 +28,7 @@ from cachectl.layers.base.facts import Entry, Found, Hazard, Orphan, Problem, Ro
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Part
 from cachectl.layers.base.switches import first_place, misread
-from cachectl.layers.disk.atomic import replace_file
+from cachectl.layers.disk.atomic import remove_file, replace_file
 from cachectl.layers.disk.handles import blocks_of, opened
 from cachectl.layers.disk.locks import record_lock
 from cachectl.layers.disk.presence import status_at
@@ -36,8 +36,9 @@ from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.miopen import places
 from cachectl.layers.miopen.databases import SEPARATOR, DatabaseFile, MIOpenDatabases, MIOpenLayer, owned_file
 from cachectl.layers.miopen.places import LIBRARIES, lock_files
+from cachectl.layers.stores.database import disk_usage
 from cachectl.layers.stores.records import Fault, Record, RecordFile, record_complaint
-from cachectl.layers.stores.rows import CHANGED, RowFile, Schema, disk_usage
+from cachectl.layers.stores.rows import CHANGED, RowFile, Schema
 from cachectl.layers.stores.tree import OWN_TEMPORARY, OrphanRule, Shape, Tree
 
 SWITCH: Final = "MIOPEN_DEBUG_DISABLE_FIND_DB"
@@ -270,7 +271,7 @@ class TuningDatabases(MIOpenDatabases):
             if status_at(path) is not None:
                 replace_file(marks, [str(time.monotonic_ns()).encode()])
             elif owned_file(root, marks):
-                os.unlink(marks)
+                remove_file(marks)
 
     def _lock_folder(self, folder: Path, stack: ExitStack) -> int:
         """Open a folder of locks, or make it; no link is followed."""

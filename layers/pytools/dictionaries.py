@@ -23,8 +23,9 @@ from cachectl.layers.disk.presence import is_plain_file, means_absent
 from cachectl.layers.formats import pdict
 from cachectl.layers.formats.pickles import complaint as pickle_complaint
 from cachectl.layers.formats.pickles import is_foreign, is_framed
+from cachectl.layers.stores.database import disk_usage, without_companion
 from cachectl.layers.stores.row_store import Rows
-from cachectl.layers.stores.rows import RowFile, Schema, disk_usage, without_companion
+from cachectl.layers.stores.rows import RowFile, Schema
 from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree, always, scan_each
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from cachectl.exchange.place import BadStore, Changed, Missing, Stored, Transfer
 from cachectl.layers.base.errors import BadRequest, CachectlError
 from cachectl.layers.base.limits import LARGEST_BUNDLE, SPARED_ROOM
 from cachectl.layers.base.texts import printable
-from cachectl.layers.disk.atomic import move_in, new_file, replace_file, write_all
+from cachectl.layers.disk.atomic import move_in, new_file, remove_file, replace_file, write_all
 from cachectl.layers.disk.locking import is_same_file, take_flock
 from cachectl.layers.disk.plain import own_name
 
@@ -283,8 +283,7 @@ class BundlePlace:
             # A first push was faster.
             raise Changed(self.shown) from error
         finally:
-            with suppress(FileNotFoundError):
-                os.unlink(stage)
+            remove_file(stage)
 
 
 def _link(file: BinaryIO, path: Path, stage: Path | None) -> None:

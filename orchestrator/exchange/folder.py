@@ -20,7 +20,7 @@ from cachectl.exchange.place import FOLDERS, BadStore, Missing, Stored, Transfer
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.texts import printable
-from cachectl.layers.disk.atomic import replace_file
+from cachectl.layers.disk.atomic import remove_file, replace_file
 from cachectl.layers.disk.handles import open_folder
 from cachectl.layers.disk.plain import open_plain
 from cachectl.layers.disk.presence import means_absent, means_no_file
@@ -102,7 +102,7 @@ class FolderPlace:
                 with suppress(OSError):
                     # A link in the place would be replaced; its mode must not be taken over.
                     if not stat.S_ISREG(os.stat(file, dir_fd=folder, follow_symlinks=False).st_mode):
-                        os.unlink(file, dir_fd=folder)
+                        remove_file(file, folder)
                 chunks = [data[at : at + _CHUNK] for at in range(0, len(data), _CHUNK)]
                 try:
                     replace_file(file, chunks, folder=folder, mode=mode & _READABLE)
@@ -128,7 +128,7 @@ class FolderPlace:
         for name in names:
             part, _, file = name.partition("/")
             with self._reached("remove", name), suppress(FileNotFoundError), self._opened(part) as folder:
-                os.unlink(file, dir_fd=folder)
+                remove_file(file, folder)
 
     @contextmanager
     def _opened(self, part: str) -> Iterator[int]:
