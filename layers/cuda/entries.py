@@ -18,6 +18,7 @@ from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import Found, Problem, Root, Severity
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Codec, Damage, counting, unreadable
+from cachectl.layers.cuda import LIBRARIES
 from cachectl.layers.disk.atomic import overwrite
 from cachectl.layers.disk.handles import blocks_at, opened_root, status_of
 from cachectl.layers.disk.locks import record_lock
@@ -29,7 +30,6 @@ from cachectl.layers.host.processes import using
 from cachectl.layers.stores.files import Files, Index
 from cachectl.layers.stores.tree import Leaf, Shape, Tree
 
-LIBRARIES: Final = ("libcuda.so", "libnvidia-opencl.so")
 INDEX: Final = "index"
 _DIGIT: Final = regex("[0-9a-f]")
 _SHAPE: Final = Shape((_DIGIT, _DIGIT, regex("[0-9a-f]{14}")), folders=False)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.trees import native
+from cachectl.layers import pocl as pocl_roots
 from cachectl.layers.base.errors import Damaged, ForeignForm, LayerError
 from cachectl.layers.base.facts import Artifact, Condition, Entry, Orphan, Problem
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pocl import programs as pocl_kernels
-from cachectl.layers.pocl import roots as pocl_roots
 from cachectl.layers.stores.archive import pack, unpack
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cachectl.layers import pyopencl as pyopencl_cache
 from cachectl.layers.base.errors import Busy, Damaged
 from cachectl.layers.base.facts import Artifact, Condition, Orphan
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk import locks
 from cachectl.layers.host.drivers import Driver
 from cachectl.layers.pyopencl import PyOpenCLBinaries
-from cachectl.layers.pyopencl import cache as pyopencl_cache
 from cachectl.layers.pyopencl import programs as pyopencl_programs
 from cachectl.layers.stores.archive import pack, unpack
 
