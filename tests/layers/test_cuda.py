@@ -17,7 +17,7 @@ import pytest
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Damaged, ForeignForm, LayerError, Unsettled
-from cachectl.layers.base.facts import Artifact, Condition
+from cachectl.layers.base.facts import Artifact
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.cuda import entries as cuda_compute_cache
@@ -295,25 +295,6 @@ def test_a_stranger_with_an_entrys_name_is_left_alone(layer: CudaComputeCache) -
     assert [problem.code for problem in layer.usage(layer.roots()[0]).problems] == ["unrecognised"]
     assert layer.clear(layer.plan_clear()).removed == 40
     assert stranger.exists()
-
-
-@pytest.mark.parametrize(
-    ("variables", "condition", "words"),
-    [
-        ({"CUDA_CACHE_DISABLE": "1"}, Condition.DISABLED, "CUDA_CACHE_DISABLE=1"),
-        ({"CUDA_CACHE_DISABLE": "true"}, Condition.ENABLED, "does nothing"),
-        ({"CUDA_CACHE_DISABLE": ""}, Condition.ENABLED, "does nothing"),
-        ({"CUDA_CACHE_DISABLE": "0"}, Condition.ENABLED, "default"),
-        ({"CUDA_CACHE_MAXSIZE": "0"}, Condition.DISABLED, "nothing is stored"),
-        ({"CUDA_CACHE_PATH": "here"}, Condition.DISABLED, "not absolute"),
-    ],
-)
-def test_the_state_knows_what_the_driver_understands(
-    layer: CudaComputeCache, variables: dict[str, str], condition: Condition, words: str
-) -> None:
-    state = CudaComputeCache(layer.environment.with_variables(variables)).state()
-    assert state.condition is condition
-    assert words in state.why
 
 
 def test_fnv1a_is_the_standard_one() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.trees import native
 from cachectl.layers import pocl as pocl_roots
-from cachectl.layers.base.errors import Damaged, ForeignForm, LayerError
-from cachectl.layers.base.facts import Artifact, Condition, Entry, Orphan, Problem
+from cachectl.layers.base.errors import Damaged, LayerError
+from cachectl.layers.base.facts import Artifact, Entry, Orphan, Problem
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pocl import programs as pocl_kernels
 from cachectl.layers.stores.archive import pack, unpack
@@ -231,17 +231,6 @@ def test_a_failed_build_is_an_orphan(home: Home) -> None:
     assert "a build that failed" in orphans
 
 
-@pytest.mark.parametrize(
-    ("value", "condition"),
-    [("1", Condition.ENABLED), ("10", Condition.ENABLED), ("0", Condition.DISABLED), ("true", Condition.DISABLED),
-     ("", Condition.DISABLED)],
-)  # fmt: skip
-def test_only_a_value_that_begins_with_1_means_on(home: Home, value: str, condition: Condition) -> None:
-    layer = PoclKernels(home.environment(POCL_KERNEL_CACHE=value))
-    layer.roots()[0].path.mkdir(parents=True)
-    assert layer.state().condition is condition
-
-
 def test_put_goes_where_lookups_look_even_while_the_cache_is_off(home: Home) -> None:
     layer = PoclKernels(home.environment(POCL_KERNEL_CACHE="0"))
     layer.put(NAME, Artifact("pocl", NAME, "pocl-entry/1", pack({"program.bc": BITCODE})))
@@ -280,12 +269,6 @@ def test_an_artifact_without_a_program_is_refused(layer: PoclKernels, members: d
     with pytest.raises(Damaged, match="no program"):
         layer.put(NAME, Artifact("pocl", NAME, "pocl-entry/1", pack(members)))
     assert not layer.roots()[0].path.exists()
-
-
-def test_an_artifact_goes_back_where_it_came_from(layer: PoclKernels) -> None:
-    artifact = Artifact("pocl", NAME, "pocl-entry/1", pack({"program.bc": BITCODE}))
-    with pytest.raises(ForeignForm, match="was taken from the key"):
-        layer.put("AB/" + "D" * 37, artifact)
 
 
 def empty_folders(home: Home, *names: str, mode: int = 0o700) -> Path:

@@ -16,7 +16,7 @@ from tiers import thorough
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Damaged, LayerError
-from cachectl.layers.base.facts import Artifact, Condition, Orphan, Problem
+from cachectl.layers.base.facts import Artifact, Orphan, Problem
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk.plain import read_locked
 from cachectl.layers.loopy import LoopyDictionaries
@@ -107,24 +107,6 @@ def test_a_pickle_of_a_later_protocol_is_not_removed_as_damaged(home: Home) -> N
     layer = PytoolsDictionaries(environment)
     assert [finding.code for finding in layer.verify(layer.roots()[0])] == ["foreign", "pickle"]
     assert [entry.key[-1] for entry in layer.plan_clear(damaged=True).entries] == ["b"]
-
-
-@pytest.mark.parametrize(
-    ("variables", "condition", "words"),
-    [
-        ({"LOOPY_NO_CACHE": "1"}, Condition.DISABLED, "LOOPY_NO_CACHE=1"),
-        ({"CG_NO_CACHE": "ON"}, Condition.DISABLED, "CG_NO_CACHE=ON"),
-        ({"LOOPY_NO_CACHE": "0"}, Condition.ENABLED, "LOOPY_NO_CACHE"),
-        ({"LOOPY_NO_CACHE": "banana"}, Condition.DISABLED, "import loopy raises ValueError"),
-        ({"LOOPY_NO_CACHE": ""}, Condition.DISABLED, "import loopy raises ValueError"),
-    ],
-)
-def test_loopys_variables(home: Home, variables: dict[str, str], condition: Condition, words: str) -> None:
-    environment = home.environment(**variables)
-    dictionary(home.path / ".cache" / "pytools", f"pdict-v5-loopy-x-{environment.python}.sqlite", {})
-    state = LoopyDictionaries(environment).state()
-    assert state.condition is condition
-    assert words in state.why
 
 
 def test_files_of_an_interrupted_cachectl_are_orphans_of_one_layer(home: Home) -> None:
