@@ -33,7 +33,7 @@ from cachectl.layers.formats import (
 )
 from cachectl.layers.formats import source_info as pyopencl_info
 from cachectl.layers.mesa import entries as mesa_entries
-from cachectl.layers.mesa.formats import Database, Fossilize
+from cachectl.layers.mesa.pairs import Database, Fossilize
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen import names as miopen_names
 from cachectl.layers.stores.archive import artifact_from_bytes, unpack
