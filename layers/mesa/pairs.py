@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Unreachable
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.limits import LARGEST_ENTRY, LARGEST_INDEX, too_large
@@ -187,18 +188,6 @@ class Database:
 Format: TypeAlias = Fossilize | Database
 
 
-class Removed(NamedTuple):
-    """The result of a removal: number of removed entries, bytes ``freed``, and reasons of those that stay.
-
-    ``failed`` is the reason of a failure halfway.
-    """
-
-    entries: int
-    freed: int
-    stay: Mapping[str, str]
-    failed: str | None = None
-
-
 class _Open(NamedTuple):
     """The open data file and its index, their folder, and the root, where files are staged."""
 
@@ -265,23 +254,25 @@ class Pair:
 
     # ------------------------------------------------------------------ changing
 
-    def remove(self, stamps: Mapping[str, tuple[int, ...]]) -> Removed:
+    def remove(self, stamps: Mapping[str, tuple[int, ...]]) -> facts.Outcome:
         """Remove the entries of these names that have not changed. Raises :class:`LayerError` before any change."""
         before: dict[str, Blob] = {}
         size = 0
         try:
             with self._changing() as files:
+                stay = dict.fromkeys(stamps, "already gone")
                 if files is None:
-                    return Removed(0, 0, dict.fromkeys(stamps, "already gone"))
+                    return facts.Outcome(self.layer, skipped=_notes(stay))
                 size, before = self._bytes(files), {blob.name: blob for blob in self._listed(files)}
-                stay = {name: "already gone" for name in stamps if name not in before}
                 for name in stamps.keys() & before:
-                    if before[name].stamp != stamps[name]:
-                        stay[name] = "changed since it was planned"
+                    stay[name] = "changed since it was planned"
+                    if before[name].stamp == stamps[name]:
+                        del stay[name]
                 kept = [blob for blob in before.values() if blob.name not in stamps or blob.name in stay]
                 if len(kept) < len(before):
                     self._keep(files, kept)
-                return Removed(len(before) - len(kept), max(0, size - self._bytes(files)), stay)
+                freed = max(0, size - self._bytes(files))
+                return facts.Outcome(self.layer, len(before) - len(kept), freed, skipped=_notes(stay))
         except LayerError as error:
             if not before:
                 raise
@@ -289,9 +280,9 @@ class Pair:
             with self._opened(write=False) as files:
                 left = set() if files is None else {blob.name for blob in self._listed(files)}
                 freed = 0 if files is None else max(0, size - self._bytes(files))
-            return Removed(
-                len(before) - len(left), freed, dict.fromkeys(stamps.keys() & left, error.message), str(error)
-            )
+            failed = _notes(dict.fromkeys(stamps.keys() & left, error.message))
+            failed = failed or (facts.Note(str(self.path), str(error)),)
+            return facts.Outcome(self.layer, len(before) - len(left), freed, failed=failed)
 
     def put(self, name: str, content: bytes, *, replace: bool) -> None:
         """Add an entry. Raises :class:`EntryExists` if a different one has the name and ``replace`` is not set."""
@@ -442,6 +433,15 @@ class Pair:
             # Closing the file releases the lock in any case.
             with suppress(OSError):
                 release_flock(handle)
+
+
+def key_of(name: str) -> str:
+    """Return the key of an entry of a larger file."""
+    return f"{name[:2]}/{name[2:]}"
+
+
+def _notes(reasons: Mapping[str, str]) -> tuple[facts.Note, ...]:
+    return tuple(facts.Note(key_of(name), why) for name, why in reasons.items())
 
 
 def _write_heads(files: _Open, head: bytes) -> None:

@@ -25,7 +25,7 @@ from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.mesa import entries
 from cachectl.layers.mesa.cache import DATABASE, FOLDERS, MULTI_FILE, OPENED, SINGLE_FILE
 from cachectl.layers.mesa.entries import Owners, Raw, kernels_in, raw_of
-from cachectl.layers.mesa.pairs import Blob, Database, Format, Fossilize, Pair
+from cachectl.layers.mesa.pairs import Blob, Database, Format, Fossilize, Pair, key_of
 from cachectl.layers.stores.tree import Leaf, Shape, Tree, always, scan_each
 from cachectl.layers.stores.tree_store import TreeStore
 
@@ -87,7 +87,7 @@ class ShaderCache(TreeStore):
 
     def _raws(self, root: Root) -> Iterator[Raw | Found]:
         """Yield the entries of any form, and everything else in a root."""
-        for tree, leaf in scan_each(self.tree(root, shape) for shape in _SHAPES[root.role]):
+        for tree, leaf in self._trees(root):
             if isinstance(leaf, Problem):
                 yield leaf
             elif leaf.orphan_rule is not None:
@@ -117,12 +117,16 @@ class ShaderCache(TreeStore):
             entry = Entry(
                 self.name, key_of(blob.name), root.path, blob.length, 0, written_before=leaf.modified, stamp=blob.stamp
             )
-            yield raw_of(entry, partial(_read_blob, pair, blob), blob.checksum)
+            yield raw_of(entry, partial(pair.read, blob), blob.checksum)
         yield facts.Housekeeping(leaf.key, root.path, rest, 1, leaf.modified, disk=leaf.disk)
 
-    def tree(self, root: Root, shape: Shape = _ENTRIES) -> Tree:
+    def tree_of(self, root: Root, key: str = "", shape: Shape = _ENTRIES) -> Tree:
         """Return the tree of the files of one shape."""
+        del key
         return Tree(self.name, root.path, shape)
+
+    def _trees(self, root: Root) -> Iterator[tuple[Tree, Leaf | Problem]]:
+        return scan_each(self.tree_of(root, shape=shape) for shape in _SHAPES[root.role])
 
     def _form(self, root: Root) -> Format:
         return Fossilize() if root.role == SINGLE_FILE else Database()
@@ -138,7 +142,7 @@ class ShaderCache(TreeStore):
     def pairs(self, root: Root) -> list[Pair]:
         """Return every pair of files in a root. Raises :class:`Unreachable` if one may have been overlooked."""
         found = []
-        for _, leaf in scan_each(self.tree(root, shape) for shape in _SHAPES[root.role]):
+        for _, leaf in self._trees(root):
             if isinstance(leaf, Problem):
                 if leaf.hides:
                     raise Unreachable(self.name, leaf.message, leaf.path)
@@ -162,7 +166,7 @@ class ShaderCache(TreeStore):
         if not _ENTRIES.accepts(key):
             return None
         if root.role == MULTI_FILE:
-            data = self.tree(root).read(key)
+            data = self.tree_of(root).read(key)
         else:
             found = self.located(root, name_of(key))
             data = None if found is None else found[0].read(found[1])
@@ -173,11 +177,6 @@ class ShaderCache(TreeStore):
             raise Damaged(self.name, f"{complaint}; {_NEVER}", root.path / key)
         about = {"kernels": " ".join(kernels_in(data) or ()), "device": header.device, "driver": header.driver}
         return facts.Artifact(self.name, key, self.forms[0], data, about)
-
-    def tree_of(self, root: Root, key: str) -> Tree:
-        """Return the tree of entries that are files."""
-        del key
-        return self.tree(root)
 
     def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
         """Check the checksum. Nothing can check the name."""
@@ -279,18 +278,11 @@ class ShaderCache(TreeStore):
                     trouble = reason
                     continue
                 stamps = {blob.name: wanted[blob.name] for blob in pair.blobs() if blob.name in wanted}
-                removed = pair.remove(stamps) if stamps else None
+                if stamps:
+                    outcome = outcome.plus(pair.remove(stamps))
+                    left -= stamps.keys()
             except LayerError as error:
                 trouble = error.message
-                continue
-            if removed is not None:
-                left -= stamps.keys()
-                notes = tuple(facts.Note(key_of(name), why) for name, why in removed.stay.items())
-                failed = () if removed.failed is None else notes or (facts.Note(str(pair.path), removed.failed),)
-                skipped = notes if removed.failed is None else ()
-                outcome = outcome.plus(
-                    facts.Outcome(self.name, removed.entries, removed.freed, skipped=skipped, failed=failed)
-                )
         notes = tuple(facts.Note(key_of(name), trouble or "already gone") for name in sorted(left))
         return outcome.plus(
             facts.Outcome(self.name, failed=notes) if trouble else facts.Outcome(self.name, skipped=notes)
@@ -316,7 +308,7 @@ class ShaderCache(TreeStore):
         for target in targets:
             groups.setdefault(shape_of(root, target.key), []).append(target)
         removals = (
-            (str(root.path), own, partial(self.tree(root, shape).remove, own, tidy=tidy))
+            (str(root.path), own, partial(self.tree_of(root, shape=shape).remove, own, tidy=tidy))
             for shape, own in groups.items()
         )
         return each_part(self.name, removals)
@@ -338,7 +330,7 @@ class ShaderCache(TreeStore):
     def _held(self, root: Root) -> int:
         """Return the bytes that the entries take on the disk, as Mesa counts them. Raises :class:`Unreachable`."""
         total = 0
-        for leaf in self.tree(root).scan():
+        for leaf in self.tree_of(root).scan():
             if isinstance(leaf, Leaf):
                 status = status_at(root.path / leaf.key) if leaf.orphan_rule is None else None
                 total += 0 if status is None else status.st_blocks * _BLOCK
@@ -384,7 +376,7 @@ class ShaderCache(TreeStore):
         form = self._form(root)
         for name in (form.index_name, form.data_name):
             key = str(folder / name)
-            leaf = self.tree(root, shape_of(root, key)).find(key)
+            leaf = self.tree_of(root, shape=shape_of(root, key)).find(key)
             thing = None if leaf is None else leaf.orphan(root.path, problem.message)
             fix = f"cachectl purge --damaged {self.name}"
             yield facts.Finding(self.name, root.path, key, Severity.RECOMPILES, "file", problem.message, fix, thing)
@@ -412,10 +404,6 @@ class ShaderCache(TreeStore):
         return _INDEX.unpack(data)[0] if len(data) == _INDEX.size else None
 
 
-def _read_blob(pair: Pair, blob: Blob, *, limit: int = -1) -> bytes | None:
-    return pair.read(blob, limit)
-
-
 def shape_of(root: Root, key: str) -> Shape:
     """Return the shape of a file by its key."""
     shapes = _SHAPES[root.role]
@@ -425,8 +413,3 @@ def shape_of(root: Root, key: str) -> Shape:
 def name_of(key: str) -> str:
     """Return the name of an entry in a larger file."""
     return key.replace("/", "")
-
-
-def key_of(name: str) -> str:
-    """Return the key of an entry of a larger file."""
-    return f"{name[:2]}/{name[2:]}"
