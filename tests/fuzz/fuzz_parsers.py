@@ -74,7 +74,7 @@ def _compute_entry(data: bytes) -> None:
 def _compute_index(data: bytes) -> None:
     index = compute_cache.read_index(data)
     if index is not None and data:
-        assert compute_cache.write_index(index.records) == data
+        assert compute_cache.write_index(index) == data
     compute_cache.has_version_of(data, data[:40])
 
 
