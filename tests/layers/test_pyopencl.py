@@ -125,32 +125,28 @@ def test_a_truncated_info_is_found(layer: PyOpenCLBinaries) -> None:
 
 
 @pytest.mark.parametrize(
-    ("drivers", "condition"),
+    ("release", "drivers", "condition"),
     [
-        (("PoCL",), Condition.BYPASSED),
-        (("PoCL", "NVIDIA"), Condition.BYPASSED),
-        (("PoCL", "Intel CPU"), Condition.ENABLED),
-        ((), Condition.UNKNOWN),
+        ("2024.2.4", ("PoCL",), Condition.BYPASSED),
+        ("2026.1", ("PoCL", "NVIDIA"), Condition.BYPASSED),
+        ("2026.1", ("PoCL", "Intel CPU"), Condition.ENABLED),
+        ("2026.1", (), Condition.UNKNOWN),
+        # Older releases keep the programs of every driver.
+        ("2024.1", ("PoCL",), Condition.ENABLED),
+        ("2024.2.2", ("PoCL",), Condition.ENABLED),
     ],
 )
-def test_the_state_depends_on_the_drivers(
-    layer: PyOpenCLBinaries, monkeypatch: pytest.MonkeyPatch, drivers: tuple[str, ...], condition: Condition
+def test_the_state_depends_on_release_and_drivers(
+    layer: PyOpenCLBinaries,
+    monkeypatch: pytest.MonkeyPatch,
+    release: str,
+    drivers: tuple[str, ...],
+    condition: Condition,
 ) -> None:
-    monkeypatch.setattr(
-        pyopencl_cache, "find_drivers", lambda _environment: [Driver(maker, "", "") for maker in drivers]
-    )
-    assert layer.state().condition is condition
-
-
-@pytest.mark.parametrize(
-    ("release", "condition"),
-    [("2024.1", Condition.ENABLED), ("2024.2.2", Condition.ENABLED), ("2024.2.4", Condition.BYPASSED)],
-)
-def test_older_releases_keep_the_programs_of_every_driver(
-    layer: PyOpenCLBinaries, monkeypatch: pytest.MonkeyPatch, release: str, condition: Condition
-) -> None:
-    monkeypatch.setattr(pyopencl_cache, "find_drivers", lambda _environment: [Driver("PoCL", "", "")])
-    there = PyOpenCLBinaries(replace(layer.environment, installed=lambda _name: release))
+    assert "PoCL" in layer.state().why
+    found = [Driver(maker, "", "") for maker in drivers]
+    monkeypatch.setattr(pyopencl_cache, "find_drivers", lambda _environment: found)
+    there = PyOpenCLBinaries(replace(layer.environment, installed={"pyopencl": release}.get))
     assert there.state().condition is condition
 
 
