@@ -23,8 +23,12 @@ from cachectl.layers.host.listings import names_in
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+    from pathlib import Path
 
 _INFORMATION: Final = ".dist-info"
+#: The fact about that folder, which is added with ``-I`` to the options of every build (``pyopencl/__init__.py``,
+#: ``_DEFAULT_INCLUDE_OPTIONS``), and so to every key that is made from options.
+PYOPENCL_INCLUDES: Final = "pyopencl include path"
 #: Characters of a version that is not in normal form.
 _ODD: Final = regex("[-_]")
 #: Names of metadata beside modules.
@@ -49,6 +53,12 @@ def version_of(distribution: str) -> str | None:
         else:
             return None
     return _asked_version(distribution)
+
+
+def pyopencl_includes(site: Sequence[Path]) -> str | None:
+    """Return the folder of PyOpenCL in folders of packages that it names in every build; ``None`` if there is none."""
+    folders = (folder / "pyopencl" / "cl" for folder in site)
+    return next((str(folder) for folder in folders if folder.is_dir()), None)
 
 
 def versions_in(folder: str) -> dict[str, str]:

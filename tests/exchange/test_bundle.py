@@ -38,8 +38,8 @@ from cachectl.exchange.trust import Forged, Judge, Trust, Untrusted, sign
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.facts import Artifact
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.cuda.parts import CudaPortability
-from cachectl.layers.pocl.parts import PoclPortability
+from cachectl.layers.cuda import CudaPortability
+from cachectl.layers.pocl import PoclPortability
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from support.drivers import register_driver
 import cachectl
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.drivers import driver_files, driver_libraries, only_library, opencl_drivers
-from cachectl.layers.pyopencl.parts import BinaryPortability
+from cachectl.layers.pyopencl import BinaryPortability
 
 if TYPE_CHECKING:
     from conftest import Driver

@@ -21,7 +21,8 @@ from tiers import amount, thorough
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Busy, LayerError, Refused, Unreachable
 from cachectl.layers.disk.trust import shared_because
-from cachectl.layers.pytools import SCHEMA, PytoolsDictionaries
+from cachectl.layers.pytools import PytoolsDictionaries
+from cachectl.layers.pytools.dictionaries import SCHEMA
 from cachectl.layers.stores.database import file_stamp
 from cachectl.layers.stores.rows import CHANGED, Row, RowFile, Weight
 
