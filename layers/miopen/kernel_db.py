@@ -5,10 +5,9 @@ Sources: ``src/kern_db.cpp``, ``src/include/miopen/kern_db.hpp`` (columns), ``sr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
-from cachectl.layers.stores.rows import Schema
+from cachectl.layers.stores.rows import Schema, Values
 
 _TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,"
@@ -44,7 +43,7 @@ def digest(data: bytes) -> str:
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
-def encode(data: bytes) -> tuple[object, ...]:
+def encode(data: bytes) -> Values:
     """Return the values of a row as MIOpen packs a kernel; a size of 0 means that the blob is not packed."""
     import bz2
 
@@ -67,7 +66,7 @@ def split_kernel_key(text: str) -> tuple[str, str]:
     return name.replace("%3A", ":").replace("%25", "%"), args
 
 
-def decode(values: Sequence[object]) -> bytes:
+def decode(values: Values) -> bytes:
     """Return the kernel of a row, as ``KernDb::FindRecordUnsafe`` does.
 
     Raises :class:`ValueError` with the reason if MIOpen could not use the row.

@@ -27,7 +27,7 @@ from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.miopen.databases import SEPARATOR
 from cachectl.layers.miopen.kernel_db import kernel_key
 from cachectl.layers.miopen.names import installed_names, parse_name
-from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels
+from cachectl.layers.miopen.system import MIOpenSystemKernels
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:

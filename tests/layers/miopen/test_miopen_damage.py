@@ -37,7 +37,7 @@ from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen.kernel_db import kernel_key, split_kernel_key
 from cachectl.layers.miopen.kernels import MIOpenKernels
-from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels
+from cachectl.layers.miopen.system import MIOpenSystemKernels
 
 
 def test_system_kernels_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
@@ -320,3 +320,11 @@ def test_roots_in_a_temporary_folder_show_their_owners_files_alone(tmp_path: Pat
     assert layer.get(key_of("gfx90a6e.ukdb")) is None
     assert layer.clear(layer.plan_clear()).removed == 1
     assert stored(mine) == []
+
+
+def test_a_folder_that_cannot_be_read_is_one_problem(tmp_path: Path) -> None:
+    """It is read as databases and as object files."""
+    root = tmp_path / ".cache" / "miopen"
+    root.parent.mkdir()
+    root.symlink_to(root)
+    assert problems(MIOpenKernels(environment_of(tmp_path))) == ["unreadable"]

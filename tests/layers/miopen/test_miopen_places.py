@@ -10,10 +10,10 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Condition, Scope
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.miopen.kernels import MIOpenKernels
-from cachectl.layers.miopen.names import newest, parse_base, parse_name, program_names
+from cachectl.layers.miopen.names import newest, parse_name, program_names
 from cachectl.layers.miopen.places import libraries, read_flag
-from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels
-from cachectl.layers.miopen.system_tuning import MIOpenSystemTuning
+from cachectl.layers.miopen.system import MIOpenSystemKernels
+from cachectl.layers.miopen.system import MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import MIOpenTuning
 
 HOME = Path("/home/u")
@@ -208,8 +208,9 @@ def test_relocation_gives_each_layer_its_variable() -> None:
     ],
 )
 def test_base_names(raw: str, arch: str | None, device: str | None, units: int | None) -> None:
-    base = parse_base(raw)
-    assert (base.raw, base.arch, base.device, base.units) == (raw, arch, device, units)
+    name = parse_name(f"{raw}.ukdb")
+    assert name is not None
+    assert (name.base, name.arch, name.device, name.units) == (raw, arch, device, units)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,7 @@ def test_base_names(raw: str, arch: str | None, device: str | None, units: int |
 def test_file_names(file: str, kind: str, base: str, backend: str | None, version: str | None) -> None:
     name = parse_name(file)
     assert name is not None
-    assert (name.kind, name.base.raw, name.backend, name.version) == (kind, base, backend, version)
+    assert (name.kind, name.base, name.backend, name.version) == (kind, base, backend, version)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.miopen import tuning as miopen_tuning
 from cachectl.layers.miopen.places import lock_files
-from cachectl.layers.miopen.system_tuning import MIOpenSystemTuning
+from cachectl.layers.miopen.system import MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import MIOpenTuning
 from cachectl.layers.stores import records
 
