@@ -40,8 +40,7 @@ from cachectl.layers.base.facts import Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen.kernels import MIOpenKernels
-from cachectl.layers.miopen.system import MIOpenSystemKernels
-from cachectl.layers.miopen.system import MIOpenSystemTuning
+from cachectl.layers.miopen.system import MIOpenSystemKernels, MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import MIOpenTuning
 
 

@@ -12,8 +12,7 @@ from cachectl.layers.base.layer import Layer
 from cachectl.layers.miopen.kernels import MIOpenKernels
 from cachectl.layers.miopen.names import newest, parse_name, program_names
 from cachectl.layers.miopen.places import libraries, read_flag
-from cachectl.layers.miopen.system import MIOpenSystemKernels
-from cachectl.layers.miopen.system import MIOpenSystemTuning
+from cachectl.layers.miopen.system import MIOpenSystemKernels, MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import MIOpenTuning
 
 HOME = Path("/home/u")
