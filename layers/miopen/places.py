@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,7 +20,8 @@ from cachectl.layers.base.errors import Refused
 from cachectl.layers.base.facts import Condition, Root, Scope, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.switches import misread, off
-from cachectl.layers.host.listings import lines_of, names_in
+from cachectl.layers.disk.plain import read_installed
+from cachectl.layers.host.listings import names_in
 
 #: MIOpen reads each variable once, when it first needs it.
 LIBRARIES: Final = ("libMIOpen",)
@@ -156,7 +158,9 @@ def _library_folders(environment: Environment) -> Iterator[str]:
     yield from (f"{prefix}/lib" for prefix in _prefixes(environment))
     for name in names_in(_LINKER_FOLDERS):
         if name.endswith(".conf"):
-            yield from (line.strip() for line in lines_of(f"{_LINKER_FOLDERS}/{name}") if line.startswith("/"))
+            with suppress(OSError):
+                lines = read_installed(f"{_LINKER_FOLDERS}/{name}").decode(errors="replace").splitlines()
+                yield from (line.strip() for line in lines if line.startswith("/"))
     yield from _LIBRARY_FOLDERS
 
 
