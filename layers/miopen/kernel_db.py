@@ -28,12 +28,7 @@ _LEVEL: Final = 9
 #: More than any kernel has, in bytes: larger blobs are bombs.
 _LARGEST: Final = 1 << 30
 #: The first bytes of code objects: an ELF file, or a bundle of several.
-_CODE: Final = (b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
-
-
-def is_code(head: bytes) -> bool:
-    """Return whether bytes begin a code object."""
-    return head.startswith(_CODE)
+CODE: Final = (b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
 
 
 def digest(data: bytes) -> str:
@@ -93,8 +88,7 @@ def decompress(blob: bytes, size: int) -> bytes:
 
     most = min(size, _LARGEST)
     if most <= 0:
-        message = f"a size of {size} bytes, which is no size"
-        raise ValueError(message)
+        raise ValueError(f"a size of {size} bytes, which is no size")
     decompressor = bz2.BZ2Decompressor()
     try:
         data = decompressor.decompress(blob, most + 1)

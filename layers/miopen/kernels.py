@@ -203,7 +203,7 @@ class UserKernelDatabases(KernelDatabases):
                     yield leaf
                 elif leaf.orphan_rule is not None:
                     yield leaf.orphan(root.path)
-                elif not kernel_db.is_code(tree.read_file(leaf.key, limit=32) or b""):
+                elif not (tree.read_file(leaf.key, limit=32) or b"").startswith(kernel_db.CODE):
                     message = "has the name of a kernel, but is no code; left alone"
                     yield Problem(root.path / leaf.key, "unrecognised", message)
                 else:
@@ -235,7 +235,7 @@ class UserKernelDatabases(KernelDatabases):
         trees = self._trees(root, key)
         if not trees:
             raise not_a_key(self.name, key)
-        if not kernel_db.is_code(artifact.data):
+        if not artifact.data.startswith(kernel_db.CODE):
             raise Damaged(self.name, "the object file is no code object", key)
         trees[0].write(key, artifact.data, replace=replace)
 

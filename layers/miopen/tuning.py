@@ -70,24 +70,8 @@ _PROBLEM: Final = (
     *("pad_h", "pad_w", "pad_d", "conv_stride_h", "conv_stride_w", "conv_stride_d"),
     *("dilation_h", "dilation_w", "dilation_d", "bias", "group_count", "layout", "data_type", "direction"),
 )
-_TEXTS: Final = ("layout", "data_type", "direction")
-_PERF_TABLE: Final = (
-    "CREATE TABLE IF NOT EXISTS `perf_db` (`id` INTEGER PRIMARY KEY ASC,`solver` TEXT NOT NULL,"
-    "`config` INTEGER NOT NULL,`params` TEXT NOT NULL)"
-)
-_CONFIG_TABLE: Final = (
-    "CREATE TABLE IF NOT EXISTS `config` (`id` INTEGER PRIMARY KEY ASC,"
-    + ",".join(f"`{column}` TEXT NOT NULL" for column in _TEXTS)
-    + "".join(f",`{column}` INT NOT NULL" for column in _PROBLEM if column not in _TEXTS)
-    + ")"
-)
-#: The two tables of a perf-db in sqlite and their indexes, as MIOpen makes them.
-_PERF_DB_CREATE: Final = (
-    _CONFIG_TABLE,
-    f"CREATE UNIQUE INDEX IF NOT EXISTS `idx_config` ON config( {','.join((*_TEXTS, *_PROBLEM[:-3]))} )",
-    _PERF_TABLE,
-    "CREATE UNIQUE INDEX IF NOT EXISTS `idx_perf_db` ON perf_db(solver, config)",
-)
+_TEXTS: Final = _PROBLEM[-3:]
+_INTEGERS: Final = _PROBLEM[:-3]
 # A query can replace the table, since it is only read. It writes the problem as a text record does.
 _PERF_DB: Final = Schema(
     table=(
@@ -99,7 +83,20 @@ _PERF_DB: Final = Schema(
     key=("config", "solver"),
     values=("problem", "params"),
     size="length(params)",
-    others=_PERF_DB_CREATE,
+    # The two tables and their indexes, as MIOpen makes them.
+    others=(
+        "CREATE TABLE IF NOT EXISTS `config` (`id` INTEGER PRIMARY KEY ASC,"
+        + ",".join(
+            [f"`{column}` TEXT NOT NULL" for column in _TEXTS] + [f"`{name}` INT NOT NULL" for name in _INTEGERS]
+        )
+        + ")",
+        f"CREATE UNIQUE INDEX IF NOT EXISTS `idx_config` ON config( {','.join((*_TEXTS, *_INTEGERS))} )",
+        (
+            "CREATE TABLE IF NOT EXISTS `perf_db` (`id` INTEGER PRIMARY KEY ASC,`solver` TEXT NOT NULL,"
+            "`config` INTEGER NOT NULL,`params` TEXT NOT NULL)"
+        ),
+        "CREATE UNIQUE INDEX IF NOT EXISTS `idx_perf_db` ON perf_db(solver, config)",
+    ),
 )
 #: The values of ``MIOPEN_FIND_ENFORCE``, and their effects on every run.
 _ACTIONS: Final = {"NONE": 1, "DB_UPDATE": 2, "SEARCH": 3, "SEARCH_DB_UPDATE": 4, "DB_CLEAN": 5}
@@ -114,14 +111,16 @@ _LEFT_SET: Final = {
     "MIOPEN_DEBUG_FIND_ONLY_SOLVER": "no other solver is used, also while tuning",
     "MIOPEN_DEBUG_PERFDB_OVERRIDE": "tuning results are ignored",
 }
-_HARM: Final = {
-    "malformed": Severity.RECOMPILES,
-    "newline": Severity.RECOMPILES,
+_DELETED: Final = "while nothing uses MIOpen, delete line {number} of {path}"
+#: The effect of each fault of a record, and its fix.
+_FAULTS: Final = {
+    "malformed": (Severity.RECOMPILES, _DELETED),
+    "newline": (Severity.RECOMPILES, "while nothing uses MIOpen: echo >> {quoted}"),
     # The finding of the line that hides it says what that costs.
-    "hidden": Severity.HARMLESS,
-    "item": Severity.HARMLESS,
-    "duplicate": Severity.WASTES,
-    "duplicate-id": Severity.WASTES,
+    "hidden": (Severity.HARMLESS, "delete the earlier line, while nothing uses MIOpen"),
+    "item": (Severity.HARMLESS, "none needed; cachectl leaves line {number} as it is"),
+    "duplicate": (Severity.WASTES, _DELETED),
+    "duplicate-id": (Severity.WASTES, _DELETED),
 }
 #: Faults of records that MIOpen still reads.
 _READ: Final = frozenset({"item", "duplicate-id"})
@@ -288,23 +287,22 @@ class TuningDatabases(MIOpenDatabases):
 
     def in_use(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
         """Skip rows of sqlite files, and leftovers while a program has MIOpen loaded."""
-        endings = tuple(f".{kind}" for kind in self.tables)
         users = using(LIBRARIES, processes=self.environment.processes)
         for target in targets:
             if isinstance(target, Orphan):
                 yield target, None if users == () else f"MIOpen is loaded in {process_names(users)}"
             else:
-                is_row = target.key.partition(SEPARATOR)[0].endswith(endings)
-                yield target, _LISTED_ONLY if is_row else None
+                file = self.named(target.root, target.key.partition(SEPARATOR)[0])
+                yield target, None if file is None or self.table_of(file) is None else _LISTED_ONLY
 
     def remove_others(self, root: Root, targets: Sequence[facts.Removable]) -> Iterator[Part]:
         """Delete lines, and useless files. Running programs keep the records that they have read."""
         by_file: dict[str, dict[str, facts.Removable]] = {}
-        leftovers = [target for target in targets if SEPARATOR not in target.key]
         for target in targets:
             relative, separator, record = target.key.partition(SEPARATOR)
-            if separator:
-                by_file.setdefault(relative, {})[record] = target
+            # A leftover is a file of the root.
+            by_file.setdefault(relative if separator else "", {})[record or relative] = target
+        leftovers = tuple(by_file.pop("", {}).values())
         for relative, planned in by_file.items():
             yield relative, tuple(planned.values()), partial(self._remove_records, root, relative, planned)
         if leftovers:
@@ -350,15 +348,10 @@ class TuningDatabases(MIOpenDatabases):
             yield changed(finding, thing=None, fix=self.fix(file.path, moved) if is_damaged else finding.fix)
 
     def _finding(self, root: Root, file: DatabaseFile, fault: Fault) -> facts.Finding:
-        fixes = {
-            "newline": f"while nothing uses MIOpen: echo >> {shlex.quote(str(file.path))}",
-            "item": f"none needed; cachectl leaves line {fault.number} as it is",
-            "hidden": "delete the earlier line, while nothing uses MIOpen",
-        }
-        delete = f"while nothing uses MIOpen, delete line {fault.number} of {file.path}"
-        fix = self.fix(file.path, fixes.get(fault.code, delete))
-        message = f"line {fault.number}: {fault.message}"
-        return facts.Finding(self.name, root.path, file.relative, _HARM[fault.code], fault.code, message, fix)
+        severity, fix = _FAULTS[fault.code]
+        own = fix.format(number=fault.number, path=file.path, quoted=shlex.quote(str(file.path)))
+        message, fix = f"line {fault.number}: {fault.message}", self.fix(file.path, own)
+        return facts.Finding(self.name, root.path, file.relative, severity, fault.code, message, fix)
 
 
 class MIOpenTuning(MIOpenLayer):
