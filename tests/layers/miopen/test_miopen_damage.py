@@ -234,21 +234,6 @@ def test_system_files_are_judged_by_their_header(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "db")) == ["gfx900.kdb", "gfx906.kdb", "gfx90a.kdb"]
 
 
-def test_every_truncation_is_found_and_none_ends_in_an_error(tmp_path: Path) -> None:
-    path = store(user_file(tmp_path), {(f"k{n}.s.o", ""): (os.urandom(3000), "0" * 32, 0) for n in range(9)})
-    whole = path.read_bytes()
-    layer = MIOpenKernels(environment_of(tmp_path))
-    for size in range(1, len(whole), 1999):
-        path.write_bytes(whole[:size])
-        list(layer.scan(layer.roots()[0]))
-        (finding,) = layer.verify(layer.roots()[0])
-        assert (finding.code, finding.severity) == ("damaged", Severity.FAILS), size
-        assert finding.thing is not None
-    damaged = [finding.thing for finding in layer.verify(layer.roots()[0]) if finding.thing is not None]
-    assert layer.clear(layer.plan_removal(damaged)).skipped == ()
-    assert os.listdir(path.parent) == []
-
-
 def test_a_custom_folder_is_searched_with_and_without_version_folders(tmp_path: Path) -> None:
     custom = tmp_path / "custom"
     store(custom / "gfx90a6e.ukdb", {(NAME, ARGS): GOOD})

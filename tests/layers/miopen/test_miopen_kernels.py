@@ -48,8 +48,7 @@ OTHER = ("Conv_Winograd_v21_1_3.s.o", " -mcpu=gfx90a")
 
 def fill(home: Path) -> None:
     """Make one cache of each generation."""
-    raw = packed(b"\x7fELF raw")
-    store(user_file(home), {(NAME, ARGS): packed(CODE), OTHER: (raw[0], raw[1], 0)}, wal=True)
+    store(user_file(home), {(NAME, ARGS): packed(CODE), OTHER: packed(b"\x7fELF raw")}, wal=True)
     store(user_file(home, "gfx906_60", "3.2.0.x"), {(NAME, ARGS): (CODE, packed(CODE)[1], 0)})
     path = home / ".cache" / "miopen" / OBJECT
     path.parent.mkdir(parents=True)
@@ -132,31 +131,21 @@ def test_kernels_of_2_3_are_listed_and_removed_and_nothing_else(tmp_path: Path) 
     assert layer.clear(layer.plan_clear(Selection(key=key))).removed == 1
 
 
+@pytest.mark.parametrize("wal", [None, True])
 @pytest.mark.parametrize("code", [CODE, os.urandom(4096), b"abc"], ids=["packs", "does not pack", "three bytes"])
-def test_put_writes_what_miopen_would_have_written(tmp_path: Path, code: bytes) -> None:
-    layer = MIOpenKernels(environment_of(tmp_path))
+def test_put_writes_what_miopen_would_have_written(tmp_path: Path, code: bytes, wal: bool | None) -> None:
+    """And it leaves the rows and the mode of a file that exists."""
+    layer, path = MIOpenKernels(environment_of(tmp_path)), user_file(tmp_path)
+    before = stored(store(path, {OTHER: packed(CODE)}, wal=True)) if wal else []
     layer.put(KEY, artifact(KEY, code))
-    blob, digest, size = packed(code)
-    path = user_file(tmp_path)
-    assert stored(path) == [(NAME, ARGS, blob, digest, 0 if blob == code else size)]
+    assert stored(path) == [*before, (NAME, ARGS, *packed(code))]
     assert os.listdir(path.parent) == ["gfx90a6e.ukdb"]
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA index_info(idx_kern_db)").fetchall() != []
-    assert path.read_bytes()[18:20] == b"\x01\x01"
+    assert path.read_bytes()[18:20] == (b"\x02\x02" if wal else b"\x01\x01")
     got = layer.get(KEY)
     assert got is not None
     assert (got.data, findings(layer)) == (code, [])
-
-
-def test_put_into_a_wal_file_leaves_its_rows_and_its_mode(tmp_path: Path) -> None:
-    fill(tmp_path)
-    path = user_file(tmp_path)
-    before = stored(path)
-    key = key_of(name="new.s.o", args="")
-    MIOpenKernels(environment_of(tmp_path)).put(key, artifact(key))
-    assert stored(path) == [*before, ("new.s.o", "", *packed(CODE))]
-    assert path.read_bytes()[18:20] == b"\x02\x02"
-    assert os.listdir(path.parent) == ["gfx90a6e.ukdb"]
 
 
 def test_equal_bytes_are_not_put_again_however_they_are_packed(tmp_path: Path) -> None:
@@ -288,17 +277,6 @@ def test_a_clear_beside_a_running_program_deletes_rows_and_never_the_file(tmp_pa
         outcome = layer.clear(layer.plan_clear())
     assert (outcome.removed, outcome.skipped, outcome.failed) == (2, (), ())
     assert (path.stat().st_ino, stored(path)) == (inode, [])
-
-
-def test_clear_gives_space_back(tmp_path: Path) -> None:
-    rows = {(f"k{number}.s.o", ""): (os.urandom(50_000), "0" * 32, 0) for number in range(20)}
-    path = store(user_file(tmp_path), rows, wal=True)
-    before = path.stat().st_size
-    layer = MIOpenKernels(environment_of(tmp_path))
-    plan = layer.plan_clear()
-    assert plan.outcome.bytes_freed == 20 * 50_000
-    assert layer.clear(plan).bytes_freed == before - path.stat().st_size > 900_000
-    assert os.listdir(path.parent) == ["gfx90a6e.ukdb"]
 
 
 def test_a_kernel_stored_again_since_the_plan_is_kept(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.miopen import tuning as miopen_tuning
-from cachectl.layers.miopen.places import lock_files
 from cachectl.layers.miopen.system import MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import MIOpenTuning
 from cachectl.layers.stores import records
@@ -184,28 +183,19 @@ def test_running_programs_notice_an_edit(tmp_path: Path) -> None:
     assert sorted(os.listdir(folder)) == ["miopen-lockfiles"]
 
 
-def test_locks_lie_where_every_miopen_takes_them(tmp_path: Path) -> None:
+def test_locks_lie_where_every_miopen_takes_them_for_every_spelling_of_the_folder(tmp_path: Path) -> None:
     folder = fill(tmp_path)
-    MIOpenTuning(environment_of(tmp_path)).put(f"{FIND}::new", artifact(f"{FIND}::new", "new=S:1,0,A"))
-    digest = hashlib.md5(str(folder).encode()).hexdigest()  # noqa: S324 - MIOpen's choice
-    for lock in (
-        tmp_path / "tmp" / "miopen-lockfiles" / f"{digest}_{FIND}.lock",
-        folder / "miopen-lockfiles" / f"{FIND}.lock",
-    ):
-        assert lock.stat().st_mode & 0o777 == 0o777
-        assert lock.parent.stat().st_mode & 0o777 == 0o777
-        assert lock.read_bytes() == b""
-
-
-def test_every_spelling_of_the_folder_is_locked(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "link").symlink_to(folder)
     named = f"{tmp_path}/./link"
-    environment = environment_of(tmp_path, MIOPEN_USER_DB_PATH=f"{named}/")
-    names = {lock.name for lock in lock_files(environment, tmp_path / "link" / FIND)}
-    for path in (named, f"{tmp_path}/link", f"{tmp_path}/real"):
-        digest = hashlib.md5(path.encode()).hexdigest()  # noqa: S324 - MIOpen's choice
-        assert f"{digest}_{FIND}.lock" in names
+    layer = MIOpenTuning(environment_of(tmp_path, MIOPEN_USER_DB_PATH=f"{named}/"))
+    layer.put(f"{FIND}::new", artifact(f"{FIND}::new", "new=S:1,0,A"))
+    locks = [folder / "miopen-lockfiles" / f"{FIND}.lock"]
+    for spelled in (named, f"{tmp_path}/link", str(folder)):
+        digest = hashlib.md5(spelled.encode()).hexdigest()  # noqa: S324 - MIOpen's choice
+        locks.append(tmp_path / "tmp" / "miopen-lockfiles" / f"{digest}_{FIND}.lock")
+    for lock in locks:
+        assert (lock.stat().st_mode & 0o777, lock.parent.stat().st_mode & 0o777) == (0o777, 0o777)
+        assert lock.read_bytes() == b""
 
 
 def test_a_lock_that_miopen_holds_is_waited_for_and_then_said(tmp_path: Path) -> None:
