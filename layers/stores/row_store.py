@@ -15,7 +15,7 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused, reason_of
 from cachectl.layers.base.facts import Entry, Problem, Root, Severity
 from cachectl.layers.base.store import Part, Store, each_part
-from cachectl.layers.host.open_files import open_elsewhere
+from cachectl.layers.host.processes import open_elsewhere
 from cachectl.layers.stores.database import disk_usage
 from cachectl.layers.stores.rows import CHANGED, Row, RowFile, Schema
 
