@@ -6,14 +6,16 @@ import argparse
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from contextlib import AbstractContextManager
     from typing import NoReturn
 
     from cachectl.config import Config
     from cachectl.exchange.around import StoreUse
+    from cachectl.exchange.trust import Trust
     from cachectl.layer_set import LayerSet
     from cachectl.layers.base.environment import Environment
+    from cachectl.layers.base.facts import Note
     from cachectl.layers.base.layer import Layer
     from cachectl.layers.base.selection import Selection
     from cachectl.output_files import Kind, OutputFile
@@ -59,6 +61,15 @@ class Request(Protocol):
 
     def say(self, parts: Iterable[object]) -> None:
         """Print tables and lines for people."""
+
+    def trust(self) -> Trust | None:
+        """Return why a store is trusted; ``None`` if no option says so."""
+
+    def target(self, name: str) -> str:
+        """Return the address of a store, which no layer's name may be."""
+
+    def warn_notes(self, about: str, notes: Sequence[Note]) -> None:
+        """Print the first notes, and how many more there are, on standard error."""
 
     def store_use(self) -> StoreUse | None:
         """Return the shared store around a command, if there is one."""
@@ -141,6 +152,7 @@ LAYERS: Final = Option(
     metavar="LAYER",
     help="a layer that cachectl layers lists (default: all)",
 )
+CLEARABLE: Final = LAYERS.having(help="a layer that cachectl layers lists (default: all but tuning results)")
 ONE_LAYER: Final = Option("layer", metavar="LAYER", help="the layer that keeps the entry")
 LAYER: Final = Option(
     "--layer", action="append", default=[], dest="layers", metavar="LAYER", help="only this one; may be repeated"
@@ -150,6 +162,7 @@ KEY: Final = Option(
 )
 VERBOSE: Final = Option("-v", "--verbose", action="store_true")
 FORCE: Final = Option("--force", action="store_true", help="replace an existing FILE that cachectl did not write")
+FORCE_BUNDLE: Final = FORCE.having(help="replace an existing FILE that is not a bundle")
 JSON: Final = Option("--json", action="store_true", help="print JSON")
 CSV: Final = Option("--csv", action="store_true", help="print CSV: bytes and seconds as numbers")
 FORM: Final = OneOf((JSON, CSV))
@@ -188,5 +201,19 @@ SELECTION: Final = Group(
         ),
     )
 )
+#: What a store can lie in.
+STORES: Final = "a bundle FILE (.zip), a folder, s3://, ssh:// or oci://"
+TRUST: Final = OneOf(
+    (
+        Option("--allowed-signers", metavar="LIST", help="take what a signer of this list has signed (ssh-keygen -Y)"),
+        Option(
+            "--digest",
+            metavar="HEX",
+            help="the SHA-256 of the bundle, or the digest of another store, as store ls prints it",
+        ),
+        Option("--trust", action="store_true", help="trust it unchecked: it is code that your programs will run"),
+    )
+)
+SIGN: Final = Option("--sign", metavar="KEY", help="sign what is added with a key of OpenSSH")
 #: Words before ``--`` that are no option: a command without ``--``, with its own options.
 UNEXPECTED: Final = Option("unexpected", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

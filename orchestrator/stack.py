@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from cachectl.clearing.purge import PurgePlan, PurgeResult
     from cachectl.exchange.pull import Pull
     from cachectl.exchange.push import Push
-    from cachectl.exchange.store import SharedStore
     from cachectl.exchange.trust import Trust
     from cachectl.inspecting.entries import Listing, Trouble
     from cachectl.inspecting.verify import Verification
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from cachectl.switching.run import Ran
     from cachectl.verbs.doctor import Diagnosis
     from cachectl.verbs.report import Report
+    from cachectl.verbs.store import SharedStore
     from cachectl.watching.bench import Bench, Step
     from cachectl.watching.proof import Proof
     from cachectl.watching.trace import Trace
@@ -268,6 +268,6 @@ class Stack(LayerSet):
 
     def store(self, target: str | Path) -> SharedStore:
         """Return the store at a path or a URL."""
-        from cachectl.exchange.store import SharedStore
+        from cachectl.verbs.store import SharedStore
 
         return SharedStore(self, target)

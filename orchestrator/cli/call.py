@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cachectl.exchange.around import StoreUse
     from cachectl.exchange.trust import Trust
     from cachectl.layers.base.environment import Environment
+    from cachectl.layers.base.facts import Note
     from cachectl.layers.base.layer import Layer
     from cachectl.layers.base.selection import Selection
     from cachectl.output_files import Kind, OutputFile
@@ -252,6 +253,10 @@ class Call:
     def notice(self, line: str) -> None:
         """Print a line for people on standard error."""
         output.warn(line)
+
+    def warn_notes(self, about: str, notes: Sequence[Note]) -> None:
+        """Print the first notes, and how many more there are, on standard error."""
+        output.warn_notes(about, notes)
 
     def say(self, parts: Iterable[object]) -> None:
         """Print tables and lines for people."""

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from cachectl.exchange.format import is_name
-from cachectl.exchange.place import BadStore, Changed, Missing, Stored, TransferFailed
+from cachectl.exchange.place import BadStore, Changed, Missing, Stored, StorePlace, TransferFailed
 from cachectl.layers.base.errors import BadRequest, CachectlError
 from cachectl.layers.base.limits import LARGEST_BUNDLE, SPARED_ROOM
 from cachectl.layers.base.texts import printable
@@ -74,7 +74,7 @@ class _NewBundle(zipfile.ZipFile):
         self.fp = None
 
 
-class BundlePlace:
+class BundlePlace(StorePlace):
     """A bundle in a file; without a path in standard input or, if it ``writes``, in standard output.
 
     Everything is read through one descriptor. A pipe is read once, into an unnamed file. With ``force`` a file that is

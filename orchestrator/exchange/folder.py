@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from cachectl.exchange.format import MOST_NAMES
-from cachectl.exchange.place import FOLDERS, BadStore, Missing, Stored, TransferFailed, is_stage
+from cachectl.exchange.place import FOLDERS, BadStore, Missing, Stored, StorePlace, TransferFailed, is_stage
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.texts import printable
@@ -32,10 +32,8 @@ _READABLE: Final = 0o444
 _WRITTEN: Final = regex(r"[a-z0-9.-]*[0-9a-f]{16}")
 
 
-class FolderPlace:
+class FolderPlace(StorePlace):
     """A folder with the folders ``index``, ``packs`` and ``objects``, which are made by the first write."""
-
-    is_bundle = False
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -116,12 +114,6 @@ class FolderPlace:
             return self.read(name, len(data)) == data
         except CachectlError:
             return False
-
-    def finish(self) -> None:
-        """Do nothing: every file is complete."""
-
-    def digest(self) -> None:
-        """Return ``None``: the names of the index pin the content."""
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove files."""

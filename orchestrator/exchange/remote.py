@@ -15,6 +15,7 @@ from cachectl.exchange.place import (
     BadStore,
     Missing,
     Stored,
+    StorePlace,
     TransferFailed,
     is_stage,
     redacted,
@@ -42,10 +43,8 @@ _ATTEMPTS: Final = 3
 _LONGEST_REASON: Final = 300
 
 
-class RemotePlace:
+class RemotePlace(StorePlace):
     """The folders ``index``, ``packs`` and ``objects`` below a URL."""
-
-    is_bundle = False
 
     def __init__(self, url: str) -> None:
         if url.lower().startswith(_WEB):
@@ -113,12 +112,6 @@ class RemotePlace:
             else:
                 break
         self._made.add(folder)
-
-    def finish(self) -> None:
-        """Do nothing: every file is complete."""
-
-    def digest(self) -> None:
-        """Return ``None``: the names of the index pin the content."""
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove files, up to 1,000 with one request where the service has such a request."""
