@@ -13,7 +13,7 @@ import py_compile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -152,27 +152,6 @@ class Traced:
     def __getitem__(self, name: str) -> LayerTrace:
         """Return what a layer did. Raises :class:`KeyError` for an unknown name."""
         return {layer.layer: layer for layer in self.layers}[name]
-
-
-def trace(stack: LayerSet, command: Sequence[str], *, explain: bool = False, notice: Callable[[str], None]) -> Trace:
-    """Run a command and return what each layer did; with ``explain`` also why each lookup missed.
-
-    ``notice`` gets a line for each thing that went wrong with the temporary folder, and for each library that could not
-    be watched. Raises :class:`~cachectl.switching.run.CannotStart`.
-    """
-    from cachectl.switching import run as child
-    from cachectl.switching.isolated import isolated_root
-
-    with child.signals_held() as signals, isolated_root(stack.environment, notice=notice) as folder:
-        tracer = Tracer(stack, folder, explain=explain)
-        with tracer.watching():
-            started = time.perf_counter()
-            status = child.run(command, tracer.variables(stack.environment), stack.environment, signals)
-            wall = time.perf_counter() - started
-        done = tracer.ended(command, status, wall)
-    for line in done.misfits:
-        notice(line)
-    return done
 
 
 class Tracer:
