@@ -22,11 +22,9 @@ from cachectl.table import (
     Raw,
     Table,
     Whole,
-    age,
     ages,
     count,
     counts,
-    numbers,
     size,
     sizes,
 )
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from cachectl.layers.base.facts import Note
     from cachectl.options import Step
 
-__all__ = ["DASH", "Column", "Raw", "age", "ages", "count", "counts", "numbers", "size", "sizes"]
+__all__ = ["DASH", "Column", "Raw", "ages", "count", "counts", "size", "sizes"]
 
 T = TypeVar("T")
 
