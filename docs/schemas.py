@@ -28,7 +28,7 @@ DOCUMENTS: Final = (
     "cachectl.config:Config",
     "cachectl.clearing.purge:PurgeResult",
     "cachectl.watching.trace:Trace",
-    "cachectl.watching.bench:Bench",
+    "cachectl.verbs.bench:Bench",
     "cachectl.exchange.push:Push",
     "cachectl.exchange.pull:Pull",
     "cachectl.verbs.store:StoreListing",

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from cachectl.inspecting.entries import Listing, Trouble
     from cachectl.inspecting.verify import Verification
     from cachectl.layers.base.environment import Environment
+    from cachectl.options import Step
     from cachectl.switching.run import Ran
+    from cachectl.verbs.bench import Bench
     from cachectl.verbs.doctor import Diagnosis
     from cachectl.verbs.report import Report
     from cachectl.verbs.store import SharedStore
-    from cachectl.watching.bench import Bench, Step
     from cachectl.watching.proof import Proof
     from cachectl.watching.trace import Trace
 
@@ -202,7 +203,7 @@ class Stack(LayerSet):
 
     def trace(self, command: Sequence[str], *, explain: bool = False, notice: Notice = warn_user) -> Trace:
         """Run a command and return what each layer did; with ``explain`` also why each lookup missed."""
-        from cachectl.watching.trace import trace
+        from cachectl.verbs.trace import trace
 
         return trace(self, command, explain=explain, notice=notice)
 
@@ -215,7 +216,7 @@ class Stack(LayerSet):
         show: Callable[[Step], None] = lambda _step: None,
     ) -> Bench:
         """Run a command with all caches cold, all warm, all off, and each off in turn; return the times it took."""
-        from cachectl.watching.bench import bench
+        from cachectl.verbs.bench import bench
 
         return bench(command, self, rounds, notice=notice, show=show)
 

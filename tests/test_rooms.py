@@ -23,7 +23,7 @@ ALLOWED = {
     "inspecting": {"", "layers"},
     "clearing": {"", "layers", "inspecting", "switching"},
     "switching": {"", "layers"},
-    "watching": {"", "layers", "verbs", "inspecting", "switching", "pages"},
+    "watching": {"", "layers", "switching", "pages"},
     "exchange": {"", "layers", "inspecting", "switching"},
 }
 
