@@ -141,6 +141,9 @@ LAYERS: Final = Option(
     metavar="LAYER",
     help="a layer that cachectl layers lists (default: all)",
 )
+CLEARED_LAYERS: Final = LAYERS.having(
+    help="a layer that cachectl layers lists (default: every user layer but tuning results)"
+)
 ONE_LAYER: Final = Option("layer", metavar="LAYER", help="the layer that keeps the entry")
 LAYER: Final = Option(
     "--layer", action="append", default=[], dest="layers", metavar="LAYER", help="only this one; may be repeated"
@@ -148,7 +151,10 @@ LAYER: Final = Option(
 KEY: Final = Option(
     "key", metavar="KEY", help="the entry's key, as cachectl ls -q prints it; get takes the beginning of one"
 )
+DRY_RUN: Final = Option("-n", "--dry-run", action="store_true", help="list what would go, and touch nothing")
 VERBOSE: Final = Option("-v", "--verbose", action="store_true")
+#: Of verbs that remove entries.
+LISTING: Final = VERBOSE.having(help="list every layer, and with --dry-run every entry")
 FORCE: Final = Option("--force", action="store_true", help="replace an existing FILE that cachectl did not write")
 JSON: Final = Option("--json", action="store_true", help="print JSON")
 CSV: Final = Option("--csv", action="store_true", help="print CSV: bytes and seconds as numbers")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cachectl.layer_set import LayerSet
@@ -13,17 +12,16 @@ from cachectl.layers.base.selection import ALL, Selection
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cachectl.clearing.limits import Limits
-    from cachectl.clearing.purge import PurgePlan, PurgeResult
+    from cachectl.config import Limits
     from cachectl.exchange.pull import Pull
     from cachectl.exchange.push import Push
     from cachectl.exchange.store import SharedStore
     from cachectl.exchange.trust import Trust
-    from cachectl.inspecting.entries import Listing, Trouble
-    from cachectl.inspecting.verify import Verification
+    from cachectl.findings import Findings
     from cachectl.layers.base.environment import Environment
+    from cachectl.listing import Listing, Trouble
+    from cachectl.removal import PurgePlan, PurgeResult
     from cachectl.switching.run import Ran
-    from cachectl.verbs.doctor import Diagnosis
     from cachectl.verbs.report import Report
     from cachectl.watching.bench import Bench, Step
     from cachectl.watching.proof import Proof
@@ -38,6 +36,11 @@ def warn_user(line: str) -> None:
     import warnings
 
     warnings.warn(line, RuntimeWarning, stacklevel=3)
+
+
+def _warn_of_failures(trouble: Trouble) -> None:
+    if trouble.failed:
+        warn_user(f"{trouble.layer}: {trouble.message}")
 
 
 class Stack(LayerSet):
@@ -81,9 +84,9 @@ class Stack(LayerSet):
         limit: int | None = None,
     ) -> Listing:
         """Return the selected entries, sorted by ``size``, ``age`` or ``used``, no more than ``limit``."""
-        from cachectl.inspecting.entries import list_entries
+        from cachectl.verbs.ls import ls
 
-        return list_entries(self.named(layers), selection, sort=sort, limit=limit)
+        return ls(self, selection, layers=layers, sort=sort, limit=limit)
 
     def entries(
         self,
@@ -96,17 +99,17 @@ class Stack(LayerSet):
 
         ``notice`` gets what could not be listed, and what looks damaged; by default it warns of the first.
         """
-        from cachectl.inspecting.entries import listed, warn_of_failures
+        from cachectl.listing import listed
 
-        return listed(self.named(layers), selection, notice or warn_of_failures)
+        return listed(self.named(layers), selection, notice or _warn_of_failures)
 
-    def verify(self, *, layers: Iterable[str] = ()) -> Verification:
+    def verify(self, *, layers: Iterable[str] = ()) -> Findings:
         """Check every entry for damage."""
-        from cachectl.inspecting.verify import verify
+        from cachectl.findings import damage
 
-        return verify(self.named(layers))
+        return damage(self.named(layers))
 
-    def doctor(self, *, layers: Sequence[str] = ()) -> Diagnosis:
+    def doctor(self, *, layers: Sequence[str] = ()) -> Findings:
         """Return the problems of this set-up, each with the command that fixes it."""
         from cachectl.verbs.doctor import doctor
 
@@ -114,23 +117,14 @@ class Stack(LayerSet):
 
     # ------------------------------------------------------------------ clearing
 
-    def recover(self, layers: Iterable[str] = ()) -> None:
-        """Finish or roll back interrupted writes in the named layers, or in every clearable one.
-
-        Planning handles most interrupted writes without that, but not those of more than 1 GiB.
-        """
-        from cachectl.clearing.purge import recover
-
-        recover(self.chosen(layers))
-
     def plan_clear(self, selection: Selection = ALL, *, layers: Iterable[str] = (), damaged: bool = False) -> PurgePlan:
         """Plan a purge of the named layers, or of every clearable one; with ``damaged`` only of damaged entries.
 
         Touches nothing.
         """
-        from cachectl.clearing.purge import plan
+        from cachectl.verbs.purge import plan_purge
 
-        return plan(self.chosen(layers), selection, damaged=damaged)
+        return plan_purge(self.chosen(layers), selection, damaged=damaged)
 
     def purge(
         self,
@@ -142,8 +136,9 @@ class Stack(LayerSet):
         notice: Notice = warn_user,
     ) -> PurgeResult:
         """Remove the selected entries, and what killed commands left; or return the plan (``dry_run``)."""
-        plan = partial(self.plan_clear, selection, layers=layers, damaged=damaged)
-        return self._clear(plan, layers, dry_run=dry_run, notice=notice)
+        from cachectl.verbs.purge import purge
+
+        return purge(self, selection, layers=layers, damaged=damaged, dry_run=dry_run, notice=notice)
 
     def prune(
         self,
@@ -158,34 +153,9 @@ class Stack(LayerSet):
         Without ``limits``, those of the config files and variables count; :class:`BadRequest` is raised if there are
         none. A layer with limits of its own is pruned by them even if it is not clearable.
         """
-        from cachectl.clearing.prune import configured_limits, plan_prune
+        from cachectl.verbs.prune import prune
 
-        if limits is None:
-            from cachectl.config import with_interpreters
-
-            # They decide what is stale.
-            environment = with_interpreters(self.environment)
-            if environment is not self.environment:
-                return type(self)(environment).prune(limits, layers=layers, dry_run=dry_run, notice=notice)
-        demanded = configured_limits(self, notice) if limits is None else limits
-        chosen = self.chosen(layers)
-        alone = () if layers else tuple(self[name] for name in demanded.own if self[name] not in chosen)
-
-        names = [layer.name for layer in (*chosen, *alone)]
-        plan = partial(plan_prune, chosen, demanded, alone=alone)
-        return self._clear(plan, names, dry_run=dry_run, notice=notice)
-
-    def _clear(
-        self, plan: Callable[[], PurgePlan], layers: Sequence[str], *, dry_run: bool, notice: Notice
-    ) -> PurgeResult:
-        from cachectl.clearing.purge import remove_abandoned
-
-        if dry_run:
-            return plan().result
-        self.recover(layers)
-        result = plan().apply()
-        remove_abandoned(self.environment, notice)
-        return result
+        return prune(self, limits, layers=layers, dry_run=dry_run, notice=notice)
 
     # ------------------------------------------------------------------ switching
 

@@ -10,6 +10,8 @@ U = TypeVar("U")
 
 #: Stands for what is unknown.
 DASH: Final = "-"
+#: How many of a kind text names; JSON lists them all.
+MANY: Final = 3
 
 
 class Column(Generic[T]):

@@ -16,14 +16,12 @@ ALLOWED = {
     "layers.base.facts": {"layers.base", "layers.disk"},
     "layers.base": {"layers.base.facts", "layers.disk", "layers.formats", "layers.host", "layers.stores"},
     "layers": {"layers.base", "layers.disk", "layers.formats", "layers.host", "layers.inside", "layers.stores"},
-    "": {"layers", "inspecting", "clearing", "switching", "watching", "pages", "exchange", "verbs"},
-    "verbs": {"", "layers", "inspecting", "clearing", "switching", "watching", "exchange", "pages"},
-    "pages": {"", "layers", "inspecting"},
-    "inspecting": {"", "layers"},
-    "clearing": {"", "layers", "inspecting", "switching"},
+    "": {"layers", "switching", "watching", "pages", "exchange", "verbs"},
+    "verbs": {"", "layers", "switching", "watching", "exchange", "pages"},
+    "pages": {"", "layers"},
     "switching": {"", "layers"},
-    "watching": {"", "layers", "verbs", "inspecting", "switching", "pages"},
-    "exchange": {"", "layers", "inspecting", "switching"},
+    "watching": {"", "layers", "verbs", "switching", "pages"},
+    "exchange": {"", "layers", "switching"},
 }
 
 

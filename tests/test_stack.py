@@ -9,8 +9,8 @@ import pytest
 from documents import validated
 
 import cachectl
-from cachectl.clearing.limits import Limits
 from cachectl.cli.output import to_json
+from cachectl.config import Limits
 from cachectl.layers.base import errors as errors_of_layers
 from cachectl.layers.base.selection import Selection
 from cachectl.stack import Stack

@@ -173,7 +173,7 @@ class Call:
 
     def key(self, text: str, layers: Iterable[Layer]) -> str:
         """Return the key that a text begins, and name it if it was not typed as a whole."""
-        from cachectl.inspecting.entries import full_key
+        from cachectl.listing import full_key
 
         key = full_key(layers, text)
         if key != text:

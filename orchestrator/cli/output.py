@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 from cachectl.layers.base.texts import plural, printable
 from cachectl.table import (
     DASH,
+    MANY,
     Column,
     Raw,
     Table,
@@ -53,8 +54,6 @@ _DELAY: Final = 0.5
 _TICK: Final = 0.1
 #: The width of a progress bar.
 _BAR: Final = 20
-#: How many of a kind text names; JSON lists them all.
-MANY: Final = 3
 
 
 # ---------------------------------------------------------------------- JSON

@@ -23,9 +23,9 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "ls": ("verbs.ls", "list entries, one a line"),
     "get": ("verbs.get", "write one entry to a file"),
     "put": ("verbs.put", "place an entry that get wrote, so that the library hits it"),
-    "purge": ("cli.clearing.purge", "remove entries; --all is every user layer but tuning results"),
-    "prune": ("cli.clearing.prune", "remove stale or old entries, then the longest unused until the rest fits"),
-    "verify": ("cli.inspecting.verify", "look for damage, entry by entry"),
+    "purge": ("verbs.purge", "remove entries; --all is every user layer but tuning results"),
+    "prune": ("verbs.prune", "remove stale or old entries, then the longest unused until the rest fits"),
+    "verify": ("verbs.verify", "look for damage, entry by entry"),
     "doctor": ("verbs.doctor", "find problems of this set-up, each with the command that fixes it"),
     "run": ("verbs.run", "run a command with caches off, or on in empty roots"),
     "env": ("verbs.env", "print variables as shell commands, for eval"),
@@ -73,7 +73,7 @@ _SHARED: Final[dict[str, Option]] = {
     "--python": common.PYTHON,
     "--wait": common.WAIT,
     "--shared": common.SHARED,
-    "--verbose": common.VERBOSE.having(help="list every layer, and with --dry-run every entry"),
+    "--verbose": common.LISTING,
     "--json": common.JSON,
 }
 #: Options of every verb that changes a cache.

@@ -14,12 +14,14 @@ from tiers import thorough
 from cachectl.cli import main as cli
 from cachectl.cli import output
 from cachectl.cli.parser import MEANT, VERBS
-from cachectl.inspecting import entries as listing
-from cachectl.inspecting.verify import findings
+from cachectl.findings import damage
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.facts import Entry
-from cachectl.layers.base.selection import ALL
+from cachectl.listing import Trouble
+from cachectl.stack import Stack
 from cachectl.switching.shells import format_changes
+from cachectl.verbs import ls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -127,7 +129,9 @@ def test_any_number_may_be_a_limit(cuda: Home, limit: str) -> None:
 
 
 @pytest.mark.parametrize("sort", ["size", "age", "used", None])
-def test_a_limit_keeps_no_more_than_that_in_memory(tmp_path: Path, sort: str | None) -> None:
+def test_a_limit_keeps_no_more_than_that_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sort: str | None
+) -> None:
     alive = 0
     most = 0
 
@@ -143,7 +147,8 @@ def test_a_limit_keeps_no_more_than_that_in_memory(tmp_path: Path, sort: str | N
             most = max(most, alive)
             yield Counted("x", str(number), tmp_path, bytes=number, files=1, modified=number, used=None)
 
-    listed = listing.ordered(entries(), sort=sort, limit=3)
+    monkeypatch.setattr(ls, "listed", lambda *_: entries())
+    listed = ls.ls(Stack(Environment({}, home=tmp_path), plugins=False), sort=sort, limit=3).entries
     expected = {"size": ["999", "998", "997"]}.get(sort or "", ["0", "1", "2"])
     assert [entry.key for entry in listed] == expected
     assert most < 10
@@ -287,9 +292,6 @@ def test_ls_reports_problems_and_goes_on(cuda: Home) -> None:
 
 
 def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cachectl.clearing.purge import plan
-    from cachectl.layers.base.environment import Environment
-    from cachectl.stack import Stack
 
     stack = Stack(Environment({}, home=tmp_path), plugins=False)
     monkeypatch.setattr(stack["pocl"].store, "scan", refuse)
@@ -298,15 +300,15 @@ def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.Mo
     pocl, cuda, _ = stack.report(layers=("pocl", "cuda", "loopy")).layers
     assert {problem.message for problem in pocl.problems} == {"Input/output error"}
     assert cuda.failures == ("Input/output error",)
-    noticed: list[listing.Trouble] = []
+    noticed: list[Trouble] = []
     assert list(stack.entries(notice=noticed.append)) == []
     assert {(trouble.layer, trouble.failed) for trouble in noticed} == {("pocl", True), ("cuda", True)}
     with pytest.warns(RuntimeWarning, match="Input/output error"):
         list(stack.entries())
-    outcomes = {outcome.layer: outcome for outcome in plan(stack.clearable(), ALL).apply().layers}
+    outcomes = {outcome.layer: outcome for outcome in stack.plan_clear().apply().layers}
     assert outcomes["cuda"].failed
     assert not outcomes["loopy"].failed
-    assert {finding.layer for finding in findings(stack)} >= {"cuda"}
+    assert {finding.layer for finding in damage(stack).findings} >= {"cuda"}
 
 
 def refuse(*_: object, **__: object) -> NoReturn:

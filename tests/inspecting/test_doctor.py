@@ -31,7 +31,7 @@ from cachectl.layers.base.registry import Broken
 from cachectl.layers.comgr import ComgrCodec
 from cachectl.layers.stores.files import Files
 from cachectl.stack import Stack
-from cachectl.verbs.doctor import diagnosis, is_grave
+from cachectl.verbs.doctor import diagnosis
 
 if TYPE_CHECKING:
     from homes import Home
@@ -198,7 +198,7 @@ def test_the_hazard_of_a_plugin_is_reported(tmp_path: Path) -> None:
 def test_a_plugin_without_a_layer_is_reported(tmp_path: Path) -> None:
     (found,) = diagnosis((), (Broken("odd", "it cannot be imported"),)).findings
     assert (found.code, found.layer) == ("plugin", "odd")
-    assert not is_grave(found)
+    assert found.severity is Severity.HARMLESS
     del tmp_path
 
 

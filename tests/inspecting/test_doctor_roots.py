@@ -28,11 +28,11 @@ from support.doctor import (
 from support.drivers import register_driver
 from tiers import thorough
 
-from cachectl.inspecting.verify import findings
+from cachectl.findings import damage
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.facts import Severity
 from cachectl.stack import Stack
-from cachectl.verbs.doctor import is_grave, job_of
+from cachectl.verbs.doctor import job_of
 
 NOBODY = 65534
 
@@ -213,7 +213,7 @@ def test_a_link_inside_a_root_is_reported_and_harmless(tmp_path: Path, layer: st
     link = tmp_path / CLOSED[layer]
     make(link.parent, tmp_path / "elsewhere")
     link.symlink_to(tmp_path / "elsewhere")
-    (found,) = findings((Stack(environment_of(tmp_path), plugins=False)[layer],))
+    (found,) = damage((Stack(environment_of(tmp_path), plugins=False)[layer],)).findings
     assert (found.code, found.severity, found.thing) == ("link", Severity.HARMLESS, None)
     assert found.root / (found.key or "") == link
 
@@ -222,10 +222,10 @@ def test_files_that_do_not_belong_in_an_entry_are_reported_and_harmless(tmp_path
     program = tmp_path / ".cache" / "pocl" / "kcache" / "AB" / "ABCDEFGHIJKLMNOPABCDEFGHIJKLMNOPABCDE"
     make(program)
     (program / "thesis.tex").write_text("mine")
-    (found,) = findings((Stack(environment_of(tmp_path), plugins=False)["pocl"],))
+    (found,) = damage((Stack(environment_of(tmp_path), plugins=False)["pocl"],)).findings
     assert (found.code, found.severity) == ("unrecognised", Severity.HARMLESS)
     assert "thesis.tex" in found.message
-    assert not is_grave(found)
+    assert found.severity is Severity.HARMLESS
 
 
 @pytest.mark.parametrize(
