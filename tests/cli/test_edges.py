@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from tiers import thorough
 
-from cachectl.cli import main as cli
 from cachectl.cli import output
 from cachectl.cli.parser import MEANT, VERBS
 from cachectl.findings import damage
@@ -52,34 +51,22 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
         # What follows -- is an argument, not the option that would have kept a purge dry, and not somebody's command.
         (["purge", "--all", "--", "--dry-run"], 2, "--all needs no LAYER"),
         (["get", "pocl", "--", "-KEY"], 1, "no entry has the key '-KEY'"),
-        (
-            ["purge", "--all", "--dry"],
-            2,
-            "cachectl purge: unrecognized arguments: --dry; did you mean --dry-run?",
-        ),
+        (["purge", "--all", "--dry"], 2, "cachectl purge: unrecognized arguments: --dry; did you mean --dry-run?"),
         (["ls", "--foo"], 2, "cachectl ls: unrecognized arguments: --foo; try cachectl ls --help"),
-        (["--foo", "ls"], 2, "try cachectl --help"),
         (["--vers"], 2, "unrecognized arguments: --vers; did you mean --version?"),
-        (["LS"], 2, "unknown command 'LS'; did you mean ls?"),
         (["report", "POCL"], 2, "unknown layer 'POCL'; did you mean pocl?"),
         (["push"], 2, "cachectl push: the following arguments are required: TARGET; try"),
         (["purge"], 2, "cachectl purge: name the layers to purge, or use --all; try cachectl purge --help"),
         (["ls", "--quiet", "--json"], 2, "not allowed with argument"),
-        (["ls", "--limit", "many"], 2, "cachectl ls: argument --limit: invalid int value: 'many'"),
         (["prune", "--max-size", "9" * 400 + "B"], 2, "is too large"),
         (["purge", "cuda", "--key", "nope"], 1, "no entry that is selected has the key 'nope'"),
         (["purge", "--all", "--key", "nope", "-n"], 1, "no entry that is selected has the key 'nope'"),
         (["env", "--root", ""], 2, "--root '' is not a directory"),
-        (["env", "--root", "/dev/null"], 2, "--root '/dev/null' is not a directory"),
         (["demo", "--kernels", "0"], 2, "0 is less than one"),
-        (["demo", "--kernels", "few"], 2, "invalid number value"),
         (["put", "loopy", os.fsdecode(b"\xff"), "/dev/null"], 1, "not an artifact file"),
-        (["purge", "nosuch"], 2, "unknown layer 'nosuch'"),
         (["ls", "--older-than", "soon"], 2, "such as 30d"),
         (["ls", "--limit", "-1"], 2, "--limit -1 is negative"),
-        (["get", "pocl", "nosuch"], 1, "no entry has the key"),
         (["put", "pocl", "key", "nosuch"], 1, "No such file"),
-        (["put", "pocl", "key", "/dev/null"], 1, "not an artifact file"),
         (["run", "--no-cache"], 2, "end the line with --"),
         (["run", "--no-cache", "--isolated", "--", "true"], 2, "not allowed with"),
         (["run", "--no-cache", "--", "nosuchcommand"], 127, "cannot start 'nosuchcommand'"),
@@ -87,20 +74,10 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
         (["stage", "--", "true"], 2, "nothing to stage: name a SOURCE to start with, or --out FILE"),
         (["env"], 2, "choose --disable, --enable, --root or --base"),
         (["run", "python", "x.py"], 2, "choose --no-cache, --base, --isolated, --prove or --store, then write"),
-        (
-            ["run", "--isolated="],
-            2,
-            "--isolated: no folder after =; write --isolated=DIR, or --isolated alone",
-        ),
-        (["run", "--isolated=", "--", "true"], 2, "argument --isolated: no folder after ="),
-        (["run", "--nocache", "python", "x.py"], 2, "unrecognized arguments: --nocache"),
+        (["run", "--isolated="], 2, "--isolated: no folder after =; write --isolated=DIR, or --isolated alone"),
         (["trace"], 2, "end the line with -- and the command to run"),
-        (["bench", "--"], 2, "end the line with -- and the command to run"),
-        (["stage", "in"], 2, "end the line with -- and the command to run"),
         (["reprot"], 2, "unknown command 'reprot'; did you mean report?"),
         (["--json", "report"], 2, "write the command first: cachectl report --json"),
-        (["purge", "cuad"], 2, "unknown layer 'cuad'; did you mean cuda?"),
-        (["ls", "--kernal", "x"], 2, "unrecognized arguments: --kernal; did you mean --kernel?"),
         *(
             ([word], 2, f"unknown command {word!r}; did you mean {verb}?")
             for word, verb in MEANT.items()
@@ -119,13 +96,6 @@ def test_misuse_is_one_line(cuda: Home, arguments: list[str], status: int, words
 def test_a_key_of_undecodable_bytes_is_one_that_nobody_has(cuda: Home, layer: str) -> None:
     assert cuda.cachectl("get", layer, os.fsdecode(b"\xff"), check=False).returncode == 1
     assert "Traceback" not in cuda.cachectl("ls", layer, "--key", os.fsdecode(b"\xff")).stderr
-
-
-@pytest.mark.parametrize("limit", ["0", "40", "9" * 30])
-def test_any_number_may_be_a_limit(cuda: Home, limit: str) -> None:
-    number = min(int(limit), 40)
-    assert len(cuda.cachectl("ls", "-q", "--limit", limit).stdout.splitlines()) == number
-    assert len(cuda.cachectl("ls", "-q", "--limit", limit, "--sort", "size").stdout.splitlines()) == number
 
 
 @pytest.mark.parametrize("sort", ["size", "age", "used", None])
@@ -152,6 +122,7 @@ def test_a_limit_keeps_no_more_than_that_in_memory(
     expected = {"size": ["999", "998", "997"]}.get(sort or "", ["0", "1", "2"])
     assert [entry.key for entry in listed] == expected
     assert most < 10
+    assert len(ls.ls(Stack(Environment({}, home=tmp_path), plugins=False), sort=sort, limit=10**30).entries) == 1000
 
 
 def test_a_deleted_working_folder_is_named(home: Home) -> None:
@@ -220,15 +191,6 @@ def test_the_mark_of_shortening_suits_the_encoding_of_the_output(monkeypatch: py
     assert len(line) == 40
 
 
-def test_an_unforeseen_error_is_one_line() -> None:
-    for error in (RecursionError(), MemoryError()):
-        explained = cli._explained(error)
-        assert explained is not None
-        assert explained[0] == 1
-    assert cli._explained(FileNotFoundError(2, "No usable temporary directory")) == (1, "No usable temporary directory")
-    assert cli._explained(TypeError()) is None
-
-
 # ---------------------------------------------------------------------- get -o
 
 
@@ -238,11 +200,14 @@ def key(cuda: Home) -> str:
     return cuda.cachectl("ls", "cuda", "-q", "--limit", "1").stdout.strip()
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "/", "new/"])
+@pytest.mark.parametrize("name", ["", ".", "..", "/", "new/", "nosuch/file"])
 def test_an_impossible_file_name_is_refused(cuda: Home, key: str, name: str) -> None:
     done = cuda.cachectl("get", "cuda", key, "-o", name, check=False)
-    assert done.returncode == 2
-    assert f"{name!r} is not a valid name of a file" in one_line(done)
+    if name == "nosuch/file":
+        assert (done.returncode, one_line(done)) == (1, "cachectl: No such file or directory: nosuch/file")
+    else:
+        assert done.returncode == 2
+        assert f"{name!r} is not a valid name of a file" in one_line(done)
 
 
 def test_get_writes_through_links_and_into_pipes(cuda: Home, key: str) -> None:
@@ -268,11 +233,6 @@ def test_get_writes_through_links_and_into_pipes(cuda: Home, key: str) -> None:
     cuda.cachectl("get", "cuda", key, "-o", "/dev/null")
     assert not os.path.isfile("/dev/null")
     assert not [name for name in os.listdir(cuda.path) if "stage" in name]
-
-
-def test_a_folder_that_is_not_there_is_named_as_it_was(cuda: Home, key: str) -> None:
-    done = cuda.cachectl("get", "cuda", key, "-o", "nosuch/file", check=False)
-    assert one_line(done) == "cachectl: No such file or directory: nosuch/file"
 
 
 # ---------------------------------------------------------------------- problems
