@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cachectl.layer_set import LayerSet
+from cachectl.layer_set import LayerSet, warn_user
 from cachectl.layers.base.facts import Entry
 from cachectl.layers.base.selection import ALL, Selection
 
@@ -29,13 +29,6 @@ if TYPE_CHECKING:
 
     #: Gets one line for each thing that a caller should know and that is no error.
     Notice = Callable[[str], None]
-
-
-def warn_user(line: str) -> None:
-    """Issue a line as a :class:`RuntimeWarning`."""
-    import warnings
-
-    warnings.warn(line, RuntimeWarning, stacklevel=3)
 
 
 def _warn_of_failures(trouble: Trouble) -> None:
@@ -75,18 +68,11 @@ class Stack(LayerSet):
 
         return report(self, layers, neighbours=neighbours, by_python=by_python)
 
-    def ls(
-        self,
-        selection: Selection = ALL,
-        *,
-        layers: Iterable[str] = (),
-        sort: str | None = None,
-        limit: int | None = None,
-    ) -> Listing:
-        """Return the selected entries, sorted by ``size``, ``age`` or ``used``, no more than ``limit``."""
+    def ls(self, selection: Selection = ALL, **options: Any) -> Listing:  # noqa: ANN401
+        """Return the selected entries; ``options`` are those of :func:`~cachectl.verbs.ls.ls`."""
         from cachectl.verbs.ls import ls
 
-        return ls(self, selection, layers=layers, sort=sort, limit=limit)
+        return ls(self, selection, **options)
 
     def entries(
         self,
@@ -126,36 +112,17 @@ class Stack(LayerSet):
 
         return plan_purge(self.chosen(layers), selection, damaged=damaged)
 
-    def purge(
-        self,
-        selection: Selection = ALL,
-        *,
-        layers: Sequence[str] = (),
-        damaged: bool = False,
-        dry_run: bool = False,
-        notice: Notice = warn_user,
-    ) -> PurgeResult:
-        """Remove the selected entries, and what killed commands left; or return the plan (``dry_run``)."""
+    def purge(self, selection: Selection = ALL, **options: Any) -> PurgeResult:  # noqa: ANN401
+        """Remove the selected entries; ``options`` are those of :func:`~cachectl.verbs.purge.purge`."""
         from cachectl.verbs.purge import purge
 
-        return purge(self, selection, layers=layers, damaged=damaged, dry_run=dry_run, notice=notice)
+        return purge(self, selection, **options)
 
-    def prune(
-        self,
-        limits: Limits | None = None,
-        *,
-        layers: Sequence[str] = (),
-        dry_run: bool = False,
-        notice: Notice = warn_user,
-    ) -> PurgeResult:
-        """Remove what is stale or old, then the longest unused until the rest fits, and what killed commands left.
-
-        Without ``limits``, those of the config files and variables count; :class:`BadRequest` is raised if there are
-        none. A layer with limits of its own is pruned by them even if it is not clearable.
-        """
+    def prune(self, limits: Limits | None = None, **options: Any) -> PurgeResult:  # noqa: ANN401
+        """Remove what limits require; ``options`` are those of :func:`~cachectl.verbs.prune.prune`."""
         from cachectl.verbs.prune import prune
 
-        return prune(self, limits, layers=layers, dry_run=dry_run, notice=notice)
+        return prune(self, limits, **options)
 
     # ------------------------------------------------------------------ switching
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from cachectl.config import Limits, load, with_interpreters
+from cachectl.layer_set import LayerSet, warn_user
 from cachectl.layers.base.environment import config_paths
 from cachectl.layers.base.errors import FAILURES, BadRequest, reason_of
 from cachectl.layers.base.facts import Entry, Housekeeping, Note, Orphan, Plan, Problem, Removable
@@ -16,7 +17,6 @@ from cachectl.options import CLEARED_LAYERS, DRY_RUN, FORM, LISTING, PLACES, PYT
 from cachectl.removal import PurgePlan, PurgeResult, planned, recover, remove_leftovers, show, table
 
 if TYPE_CHECKING:
-    from cachectl.layer_set import LayerSet
     from cachectl.layers.base.layer import Layer
 
 __all__ = ["OPTIONS", "plan_prune", "prune", "run", "show", "table"]
@@ -61,7 +61,7 @@ def prune(
     *,
     layers: Sequence[str] = (),
     dry_run: bool = False,
-    notice: Callable[[str], None],
+    notice: Callable[[str], None] = warn_user,
 ) -> PurgeResult:
     """Remove what is stale or old, then the longest unused until the rest fits, and what killed commands left.
 

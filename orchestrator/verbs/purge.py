@@ -7,14 +7,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.base.selection import ALL
+from cachectl.layer_set import LayerSet, warn_user
+from cachectl.layers.base.selection import ALL, Selection
 from cachectl.options import DRY_RUN, FORM, LAYERS, LISTING, PLACES, SELECTION, SHARED, WAIT, Option, Request
 from cachectl.removal import PurgePlan, PurgeResult, planned, recover, remove_leftovers, show, table
 
 if TYPE_CHECKING:
-    from cachectl.layer_set import LayerSet
     from cachectl.layers.base.layer import Layer
-    from cachectl.layers.base.selection import Selection
 
 __all__ = ["OPTIONS", "plan_purge", "purge", "run", "show", "table"]
 
@@ -48,7 +47,7 @@ def purge(
     layers: Sequence[str] = (),
     damaged: bool = False,
     dry_run: bool = False,
-    notice: Callable[[str], None],
+    notice: Callable[[str], None] = warn_user,
 ) -> PurgeResult:
     """Remove the selected entries, and what killed commands left; or return the plan (``dry_run``)."""
     chosen = stack.chosen(layers)
