@@ -39,7 +39,7 @@ from cachectl.watching.evidence import (
     with_files,
 )
 from cachectl.watching.notes import messages_after, read_events
-from cachectl.watching.processes import Processes, Signs
+from cachectl.watching.processes import Processes
 from cachectl.watching.timeline import Clock, Span, Summary, Timeline, read_timeline, summarize
 
 if TYPE_CHECKING:
@@ -172,12 +172,7 @@ class Tracer:
         self._explanations = Explanations(stack, self._lookups) if explain else None
         files = ((layer, part.files) for layer in stack if (part := self._lookups.get(layer.name)) and part.files)
         self._entry_events = EntryEvents(files)
-        signs = {name: Signs(part.mapped, part.opened) for name, part in self._lookups.items()}
-        self._processes = Processes(
-            self.notes,
-            {name: sign for name, sign in signs.items() if self._lookups[name].files is None},
-            {name: sign for name, sign in signs.items() if self._lookups[name].files is not None},
-        )
+        self._processes = Processes(self.notes, self._lookups)
         self._began = Clock()
         self._make_site()
 
