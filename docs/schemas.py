@@ -27,7 +27,7 @@ DOCUMENTS: Final = (
     "cachectl.config:Config",
     "cachectl.removal:PurgeResult",
     "cachectl.watching.trace:Trace",
-    "cachectl.watching.bench:Bench",
+    "cachectl.verbs.bench:Bench",
     "cachectl.exchange.push:Push",
     "cachectl.exchange.pull:Pull",
     "cachectl.exchange.store:StoreListing",

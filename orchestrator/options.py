@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
     from typing import NoReturn
 
@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
     from cachectl.layers.base.selection import Selection
     from cachectl.output_files import Kind, OutputFile
+
+
+class Step(NamedTuple):
+    """Progress: runs done, runs in all, and the seconds left; ``None`` is not known yet."""
+
+    doing: str
+    done: int
+    total: int | None
+    seconds_left: float | None
 
 
 class Request(Protocol):
@@ -59,6 +68,15 @@ class Request(Protocol):
 
     def say(self, parts: Iterable[object]) -> None:
         """Print tables and lines for people."""
+
+    def tell(self, parts: Iterable[object]) -> None:
+        """Print tables and lines on standard error, and bytes as they are."""
+
+    def write_json(self, fact: object, file: OutputFile) -> None:
+        """Write a fact to a file as a JSON document."""
+
+    def progress(self) -> AbstractContextManager[Callable[[Step], None]]:
+        """Yield a function to call with each step of long work."""
 
     def store_use(self) -> StoreUse | None:
         """Return the shared store around a command, if there is one."""

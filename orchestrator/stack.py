@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from cachectl.findings import Findings
     from cachectl.layers.base.environment import Environment
     from cachectl.listing import Listing, Trouble
+    from cachectl.options import Step
     from cachectl.removal import PurgePlan, PurgeResult
     from cachectl.switching.run import Ran
+    from cachectl.verbs.bench import Bench
     from cachectl.verbs.report import Report
-    from cachectl.watching.bench import Bench, Step
     from cachectl.watching.proof import Proof
     from cachectl.watching.trace import Trace
 
@@ -139,7 +140,7 @@ class Stack(LayerSet):
 
     def trace(self, command: Sequence[str], *, explain: bool = False, notice: Notice = warn_user) -> Trace:
         """Run a command and return what each layer did; with ``explain`` also why each lookup missed."""
-        from cachectl.watching.trace import trace
+        from cachectl.verbs.trace import trace
 
         return trace(self, command, explain=explain, notice=notice)
 
@@ -152,7 +153,7 @@ class Stack(LayerSet):
         show: Callable[[Step], None] = lambda _step: None,
     ) -> Bench:
         """Run a command with all caches cold, all warm, all off, and each off in turn; return the times it took."""
-        from cachectl.watching.bench import bench
+        from cachectl.verbs.bench import bench
 
         return bench(command, self, rounds, notice=notice, show=show)
 

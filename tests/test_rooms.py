@@ -20,7 +20,7 @@ ALLOWED = {
     "verbs": {"", "layers", "switching", "watching", "exchange", "pages"},
     "pages": {"", "layers"},
     "switching": {"", "layers"},
-    "watching": {"", "layers", "verbs", "switching", "pages"},
+    "watching": {"", "layers", "switching", "pages"},
     "exchange": {"", "layers", "switching"},
 }
 

@@ -14,6 +14,7 @@ from cachectl.cli import output
 T = TypeVar("T")
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from pathlib import Path
     from typing import Protocol
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
     from cachectl.layers.base.selection import Selection
+    from cachectl.options import Step
     from cachectl.output_files import Kind, OutputFile
     from cachectl.stack import Stack
 
@@ -256,6 +258,21 @@ class Call:
     def say(self, parts: Iterable[object]) -> None:
         """Print tables and lines for people."""
         output.say(parts)
+
+    def tell(self, parts: Iterable[object]) -> None:
+        """Print tables and lines on standard error, and bytes as they are."""
+        output.tell(parts)
+
+    def write_json(self, fact: object, file: OutputFile) -> None:
+        """Write a fact to a file as a JSON document."""
+        if file.name == "-":
+            output.show_json(fact)
+        else:
+            file.write((output.json_bytes(fact),))
+
+    def progress(self) -> AbstractContextManager[Callable[[Step], None]]:
+        """Yield a function to call with each step of long work; on a terminal it shows a bar with the time left."""
+        return output.progress()
 
     def show(
         self, done: Done, show: Callable[[Done], None], table: Callable[[Done], Columns[Any]] | None = None

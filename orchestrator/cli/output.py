@@ -34,7 +34,7 @@ from cachectl.table import (
 
 if TYPE_CHECKING:
     from cachectl.layers.base.facts import Note
-    from cachectl.watching.bench import Step
+    from cachectl.options import Step
 
 __all__ = ["DASH", "Column", "Raw", "age", "ages", "count", "counts", "numbers", "size", "sizes"]
 
@@ -203,6 +203,19 @@ def say(parts: Iterable[object]) -> None:
         else:
             line = str(part)
             show_message(line, indent=" " * (len(line) - len(line.lstrip()) + 2))
+
+
+def tell(parts: Iterable[object]) -> None:
+    """Print tables and lines on standard error, and bytes as they are; a stream that is closed is no failure."""
+    for part in parts:
+        if isinstance(part, Table):
+            show_errors(plain_table(part.columns, part.rows, width(sys.stderr)))
+        elif isinstance(part, bytes):
+            with suppress(OSError):
+                sys.stderr.flush()
+                os.write(2, part)
+        else:
+            show_errors([str(part)])
 
 
 def show_raw(lines: Iterable[str]) -> None:

@@ -29,8 +29,8 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "doctor": ("verbs.doctor", "find problems of this set-up, each with the command that fixes it"),
     "run": ("verbs.run", "run a command with caches off, or on in empty roots"),
     "env": ("verbs.env", "print variables as shell commands, for eval"),
-    "trace": ("cli.observing.trace", "count hits, misses and stores of every layer while a command runs"),
-    "bench": ("cli.observing.bench", "measure the time each cache saves a command: cold, warm, each off in turn"),
+    "trace": ("verbs.trace", "count hits, misses and stores of every layer while a command runs"),
+    "bench": ("verbs.bench", "measure the time each cache saves a command: cold, warm, each off in turn"),
     "push": ("cli.exchange.push", "add to a bundle, a folder or a URL the entries that it lacks"),
     "pull": (
         "cli.exchange.pull",
