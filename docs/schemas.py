@@ -30,9 +30,9 @@ DOCUMENTS: Final = (
     "cachectl.verbs.bench:Bench",
     "cachectl.exchange.push:Push",
     "cachectl.exchange.pull:Pull",
-    "cachectl.exchange.store:StoreListing",
-    "cachectl.exchange.store:Collection",
-    "cachectl.exchange.store:StoreCheck",
+    "cachectl.verbs.store:StoreListing",
+    "cachectl.verbs.store:Collection",
+    "cachectl.verbs.store:StoreCheck",
 )
 
 #: What modules import for type checkers only.

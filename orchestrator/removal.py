@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,7 +11,7 @@ from cachectl.layers.base.as_json import AsJson, total
 from cachectl.layers.base.errors import FAILURES, LayerError, reason_of
 from cachectl.layers.base.facts import Note, Outcome, Plan
 from cachectl.layers.base.texts import plural
-from cachectl.table import MANY, Column, Table, ages, count, counts, size, sizes
+from cachectl.table import Column, Table, ages, count, counts, size, sizes
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
@@ -178,24 +178,15 @@ def show(result: PurgeResult, request: Request) -> Iterator[object]:
     if hidden := len(cleared) - len(shown):
         yield f"{plural(hidden, 'more layer' if shown else 'layer')}: nothing to remove"
     for outcome in result.layers:
-        for line in _warnings(outcome, "would be made" if result.dry_run else "is made"):
-            request.notice(f"{outcome.layer}: {line}")
+        _warn(outcome, request, "would be made" if result.dry_run else "is made")
 
 
-def _warnings(outcome: Outcome, made: str) -> Iterator[str]:
+def _warn(outcome: Outcome, request: Request, made: str) -> None:
     for path in outcome.recreated:
-        yield f"{path} {made} again, because running programs need it"
-    yield from notes("skipped", outcome.skipped)
+        request.notice(f"{outcome.layer}: {path} {made} again, because running programs need it")
+    request.warn_notes(f"{outcome.layer}: skipped", outcome.skipped)
     # A full disk is one warning, however many files it holds.
     for reason in dict.fromkeys(note.because for note in outcome.failed):
         keys = [note.key for note in outcome.failed if note.because == reason]
         more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-        yield reason if keys[0] == "*" else f"{keys[0]}{more}: {reason}"
-
-
-def notes(about: str, of: Sequence[Note]) -> Iterator[str]:
-    """Yield the first notes, and how many more there are."""
-    for note in of[:MANY]:
-        yield f"{about} {note.key}: {note.because}"
-    if len(of) > MANY:
-        yield f"{about} {len(of) - MANY} more; --json lists them all"
+        request.notice(f"{outcome.layer}: {'' if keys[0] == '*' else keys[0] + more + ': '}{reason}")

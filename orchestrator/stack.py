@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from cachectl.config import Limits
     from cachectl.exchange.pull import Pull
     from cachectl.exchange.push import Push
-    from cachectl.exchange.store import SharedStore
     from cachectl.exchange.trust import Trust
     from cachectl.findings import Findings
     from cachectl.layers.base.environment import Environment
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from cachectl.switching.run import Ran
     from cachectl.verbs.bench import Bench
     from cachectl.verbs.report import Report
+    from cachectl.verbs.store import SharedStore
     from cachectl.watching.proof import Proof
     from cachectl.watching.trace import Trace
 
@@ -206,6 +206,6 @@ class Stack(LayerSet):
 
     def store(self, target: str | Path) -> SharedStore:
         """Return the store at a path or a URL."""
-        from cachectl.exchange.store import SharedStore
+        from cachectl.verbs.store import SharedStore
 
         return SharedStore(self, target)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from cachectl.exchange.bundle import BundlePlace, unnamed_file
 from cachectl.exchange.copying import keys_of
-from cachectl.exchange.index import Index, place_of
+from cachectl.exchange.index import StoreIndex, place_of
 from cachectl.exchange.place import STREAM, Missing
 from cachectl.exchange.pull import pull
 from cachectl.exchange.push import Writer, push_layers
@@ -204,7 +204,7 @@ class NodeRoot:
         try:
             stack = self.stack()
             parcel = _Parcel(stack.environment)
-            writer = Writer(Index(parcel, stack.environment))
+            writer = Writer(StoreIndex(parcel, stack.environment))
             besides = {
                 one.name: {key for key in keys_of(one) if (one.name, key) not in names} for one in _read_by(stack)
             }
@@ -465,12 +465,12 @@ class Ranks:
         job, stack = self._job, here.stack()
         with judges(self.environment, job.sign, None) as trusted:
             place = place_of(job.out or "", self._apart(), writes=True, force=job.force)
-            writer = Writer(Index(place, self.environment, trusted), job.sign)
+            writer = Writer(StoreIndex(place, self.environment, trusted), job.sign)
             done = push_layers(stack, writer, ALL, _read_by(stack) if here.root is not None else ())
             added = sum(layer.pushed for layer in done)
             for file in received:
                 if file.tell():
-                    added += writer.take(Index(_Parcel(self.environment, file), self.environment))
+                    added += writer.take(StoreIndex(_Parcel(self.environment, file), self.environment))
             writer.finish()
         digest = f"; digest {writer.digest}" * (writer.index.names.store is not None)
         self._inform(f"{place.shown}: {plural(added, 'entry', 'entries')} added{digest}")

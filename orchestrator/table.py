@@ -10,8 +10,6 @@ U = TypeVar("U")
 
 #: Stands for what is unknown.
 DASH: Final = "-"
-#: How many of a kind text names; JSON lists them all.
-MANY: Final = 3
 
 
 class Column(Generic[T]):

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cachectl.cli.parser import MEANT, VERBS, build_parser, mark_bare, verb_module
 from cachectl.layers.base.errors import did_you_mean
+from cachectl.options import Request
+from cachectl.table import Raw
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from cachectl.cli.call import Call
     from cachectl.layers.base.environment import Environment
 
 #: Verbs that run a command.
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None, *, environment: Environment | N
     status = 0
     try:
         _open_streams()
-        status = _carry_out(_call(list(sys.argv[1:] if arguments is None else arguments), environment))
+        status = _carry_out(_request(list(sys.argv[1:] if arguments is None else arguments), environment))
     except KeyboardInterrupt:
         # Also while modules are loaded, and the line is parsed.
         status = 130
@@ -56,43 +57,42 @@ def main(arguments: Sequence[str] | None = None, *, environment: Environment | N
     return status
 
 
-def _call(words: list[str], environment: Environment | None) -> Call:
+def _request(words: list[str], environment: Environment | None) -> Request:
     if not words:
         build_parser(()).print_help()
         raise SystemExit(2)
     # For other verbs argparse gives -- its usual meaning.
     at = words.index("--") if words[0] in _RUNNING and "--" in words else len(words)
     options = _parse(build_parser(words[:1]), mark_bare(words[:at]))
-    from cachectl.cli.call import Call
-
-    return Call(options, words, words[at + 1 :], environment)
-
-
-def _carry_out(call: Call) -> int:
-    """Carry out a call, print what it returned in the form that was asked for, and return its exit status."""
     from cachectl.cli import output
 
-    if call.changes_user:
+    return Request(output, options, words, words[at + 1 :], environment)
+
+
+def _carry_out(request: Request) -> int:
+    """Carry out a request, print what it returned in the form that was asked for, and return its exit status."""
+    from cachectl.cli import output
+
+    if request.changes_user:
         from cachectl.cli import users
 
         # Each child reads the settings of its user.
-        done: Any = users.run(call)
+        done: Any = users.run(request)
     else:
-        verb = verb_module(call.options.verb)
-        done = verb.run(call)
+        verb = verb_module(request.options.verb)
+        done = verb.run(request)
     if isinstance(done, bytes):
         output.show_bytes(done)
-    elif isinstance(done, output.Raw):
+    elif isinstance(done, Raw):
         output.show_raw(done)
     elif isinstance(done, int):
         pass
-    elif call.form == "json":
+    elif request.form == "json":
         output.show_json(done)
-    elif call.form == "csv":
-        table = verb.table(done, call)
-        output.show_csv(table.columns, table.rows)
+    elif request.form == "csv":
+        output.show_csv(verb.table(done, request))
     else:
-        output.say(verb.show(done, call))
+        output.say(verb.show(done, request))
     output.finish()
     if isinstance(done, int):
         return done

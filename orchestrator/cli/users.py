@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from cachectl.cli import output
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.texts import printable
-from cachectl.table import DASH, Column, count, counts, size, sizes
+from cachectl.table import DASH, Column, Table, count, counts, size, sizes
 
 if TYPE_CHECKING:
     from pwd import struct_passwd
 
-    from cachectl.cli.call import Call
+    from cachectl.options import Request
 
 #: Bytes that a child may write, and seconds that it may take.
 _MOST_OUTPUT: Final = 32 << 20
@@ -89,20 +89,20 @@ def _column(name: str, titles: Mapping[str, str]) -> Column[Mapping[str, Any]]:
     return (sizes if "bytes" in name else counts)(titles.get(name, name), lambda item: _number(item, name))
 
 
-def run(call: Call) -> int:
+def run(request: Request) -> int:
     """Carry out the verb for each user, show all answers, and return the exit status."""
-    options = vars(call.options)
+    options = vars(request.options)
     for name in ("html", "quiet"):
         if options.get(name):
-            call.misuse(f"--{name} is for the caches of one user")
-    words, answers = list(_words(call.words)), []
+            request.misuse(f"--{name} is for the caches of one user")
+    words, answers = list(_words(request.words)), []
     with output.working("reading") as show:
         for user in _users(options["user"]):
             show(f"reading the caches of {user.pw_name}")
             answers.append(_ask(user, words))
     if answers and all(answer.status == 2 and answer.error == answers[0].error for answer in answers):  # noqa: PLR2004
         raise BadRequest(str(answers[0].error))
-    items, texts, numbers = _SHOWN[call.options.verb]
+    items, texts, numbers = _SHOWN[request.options.verb]
     rows = [{**item, "user": answer.user} for answer in answers for item in answer.document.get(items, ())]
     rows = [row for row in rows if not numbers or any(_number(row, name) for name in numbers)]
     total = {name: sum(_number(row, name) or 0 for row in rows) for name in numbers}
@@ -110,17 +110,17 @@ def run(call: Call) -> int:
     # A dry run has removed nothing.
     titles = {"removed": "would go"} if options.get("dry_run") else {}
     columns = [_column(name, titles) for name in ("user", *texts, *numbers)]
-    if call.form == "json":
+    if request.form == "json":
         users = [
             {**answer.document, "user": answer.user, "home": answer.home, "error": answer.error} for answer in answers
         ]
         output.show_json({"schema": "cachectl/users/1", "users": users, "total": total, "complete": complete})
-    elif call.form == "csv":
-        output.show_csv(columns, rows)
+    elif request.form == "csv":
+        output.show_csv(Table(columns, rows))
     else:
         cells = ((size if "bytes" in name else count)(number) for name, number in total.items())
         last = ["total", *("" for _ in texts), *(cell if complete else f"{cell}+" for cell in cells)]
-        output.show_table(columns, rows, last)
+        output.say([Table(columns, rows, last)])
     for answer in answers:
         for line in (answer.error, *answer.notes):
             if line:

@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Final, Protocol, TypeVar, cast
@@ -59,7 +60,7 @@ class Stored:
     modified: float | None
 
 
-class Place(Protocol):
+class StorePlace(Protocol):
     """A folder, a bucket or a bundle that holds a store.
 
     Every method raises :class:`TransferFailed` or :class:`OSError` if the place cannot be reached.
@@ -146,9 +147,9 @@ def local_path(name: str) -> str:
 class Deadline:
     """A moment, some seconds after this object was made.
 
-    Timeouts of sockets limit each silence of a server, not a whole pull. So each request runs in a thread of its own,
-    which is given up at the deadline: its answer, if one comes later, is read by nobody. Everything that writes on this
-    machine runs in the calling thread.
+    Timeouts of sockets limit each silence of a server, not a whole transfer. So each request runs in a thread of its
+    own, which is given up at the deadline: its answer, if one comes later, is read by nobody. Everything that writes
+    into caches of this machine runs in the calling thread.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -170,34 +171,52 @@ class Deadline:
             except BaseException as error:  # noqa: BLE001 - raised again by the calling thread
                 done.put((None, error))
 
-        Thread(target=run, daemon=True).start()
         try:
-            found, error = done.get(timeout=self.left)
+            if not self.left:
+                raise Empty
+            Thread(target=run, daemon=True).start()
+            result, error = done.get(timeout=self.left)
         except Empty:
             message = f"no answer within {self.seconds:g} s; --store-wait gives it more"
             raise TransferFailed(message) from None
         if error is not None:
             raise error
-        return cast("_T", found)
+        return cast("_T", result)
 
 
 class TimelyPlace:
-    """A place for reading, every request to which ends before a deadline."""
+    """A place every request to which ends before a deadline."""
 
-    def __init__(self, place: Callable[[], Place], deadline: Deadline) -> None:
-        self._deadline = deadline
-        self._place = deadline.wait_for(place)
+    def __init__(self, place: Callable[[], StorePlace], deadline: Deadline) -> None:
+        self._wait_for = deadline.wait_for
+        self._place = self._wait_for(place)
         self.shown = self._place.shown
         self.is_bundle = self._place.is_bundle
 
     def names(self) -> Sequence[Stored]:
         """List the names under ``index/``."""
-        return self._deadline.wait_for(self._place.names)
+        return self._wait_for(self._place.names)
+
+    def contents(self) -> Sequence[Stored]:
+        """List all names."""
+        return self._wait_for(self._place.contents)
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
-        return self._deadline.wait_for(lambda: self._place.read(name, most))
+        return self._wait_for(partial(self._place.read, name, most))
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a name; given up, it is written later, or not."""
+        self._wait_for(partial(self._place.write, name, data))
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove names."""
+        self._wait_for(partial(self._place.remove, names))
+
+    def finish(self) -> None:
+        """Do what is done once after all writing."""
+        self._wait_for(self._place.finish)
 
     def digest(self) -> str | None:
         """Return the SHA-256 of a bundle; ``None`` for other places."""
-        return self._deadline.wait_for(self._place.digest)
+        return self._wait_for(self._place.digest)

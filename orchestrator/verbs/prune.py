@@ -13,7 +13,7 @@ from cachectl.layers.base.errors import FAILURES, BadRequest, reason_of
 from cachectl.layers.base.facts import Entry, Housekeeping, Note, Orphan, Plan, Problem, Removable
 from cachectl.layers.base.selection import Selection, parse_age, parse_size
 from cachectl.layers.base.texts import printable
-from cachectl.options import CLEARED_LAYERS, DRY_RUN, FORM, LISTING, PLACES, PYTHON, SHARED, WAIT, Option, Request
+from cachectl.options import DRY_RUN, FORM, LAYERS, LISTING, PLACES, PYTHON, SHARED, WAIT, Option, Request
 from cachectl.removal import PurgePlan, PurgeResult, planned, recover, remove_leftovers, show, table
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["OPTIONS", "plan_prune", "prune", "run", "show", "table"]
 
 OPTIONS: Final = (
-    CLEARED_LAYERS,
+    LAYERS.having(help="a layer that cachectl layers lists (default: every user layer but tuning results)"),
     Option("--stale", action="store_true", help="entries that no known Python or driver can hit any more, and orphans"),
     Option("--older-than", metavar="AGE", help="entries not changed or used for 30d, 12h, 2w"),
     Option("--max-size", metavar="SIZE", help="until the layers together hold no more than 500M, 2GiB"),

@@ -20,6 +20,7 @@ from cachectl.layers.base.facts import Entry
 from cachectl.listing import Trouble
 from cachectl.stack import Stack
 from cachectl.switching.shells import format_changes
+from cachectl.table import Column, Table
 from cachectl.verbs import ls
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ import builtins, sys
 from cachectl.cli.main import main
 load = builtins.__import__
 def interrupt(name, *rest):
-    if name == "cachectl.cli.call":
+    if name == "cachectl.layer_set":
         raise KeyboardInterrupt
     return load(name, *rest)
 builtins.__import__ = interrupt
@@ -179,14 +180,14 @@ def test_ascii_is_enough(cuda: Home) -> None:
 
 
 def test_the_mark_of_shortening_suits_the_encoding_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = (output.Column[str]("a", lambda _: "x"), output.Column[str]("b", lambda digits: digits))
-    assert "…" in output.plain_table(columns, ["0123456789" * 10], 40)[1]
+    columns = (Column[str]("a", lambda _: "x"), Column[str]("b", lambda digits: digits))
+    assert "…" in output.plain_table(Table(columns, ["0123456789" * 10]), 40)[1]
 
     class Ascii:
         encoding = "ascii"
 
     monkeypatch.setattr(sys, "stdout", Ascii())
-    (_, line) = output.plain_table(columns, ["0123456789" * 10], 40)
+    (_, line) = output.plain_table(Table(columns, ["0123456789" * 10]), 40)
     assert "..." in line
     assert len(line) == 40
 

@@ -6,21 +6,22 @@ import pytest
 
 from cachectl.cli import output
 from cachectl.layers.base.registry import BUILT_IN
+from cachectl.table import Column, Table, counts, sizes
 
 Row = tuple[str, str, int]
-COLUMNS: tuple[output.Column[Row], ...] = (
-    output.Column[Row]("layer", lambda row: row[0]),
-    output.Column[Row]("state", lambda row: row[1]),
-    output.counts("entries", lambda row: row[2]),
-    output.sizes("size", lambda row: row[2]),
-    output.Column[Row]("key", lambda _: "0123456789abcdef" * 4),
+COLUMNS: tuple[Column[Row], ...] = (
+    Column[Row]("layer", lambda row: row[0]),
+    Column[Row]("state", lambda row: row[1]),
+    counts("entries", lambda row: row[2]),
+    sizes("size", lambda row: row[2]),
+    Column[Row]("key", lambda _: "0123456789abcdef" * 4),
 )
 ROWS = [(name, "enabled", 1234567 + number) for number, name in enumerate(BUILT_IN)]
 
 
 @pytest.mark.parametrize("width", [80, 60, 40, 30, 20])
 def test_numbers_are_whole_and_names_differ(width: int) -> None:
-    lines = output.plain_table(COLUMNS, ROWS, width)
+    lines = output.plain_table(Table(COLUMNS, ROWS), width)
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
     assert all(f"{amount:,}" in text for _, _, amount in ROWS)
@@ -30,5 +31,5 @@ def test_numbers_are_whole_and_names_differ(width: int) -> None:
 
 
 def test_columns_without_content_take_no_room() -> None:
-    columns = (COLUMNS[0], output.Column[Row]("", lambda _: ""), COLUMNS[1])
-    assert output.plain_table(columns, ROWS[:1]) == ["layer  state", "loopy  enabled"]
+    columns = (COLUMNS[0], Column[Row]("", lambda _: ""), COLUMNS[1])
+    assert output.plain_table(Table(columns, ROWS[:1])) == ["layer  state", "loopy  enabled"]

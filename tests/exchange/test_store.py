@@ -24,7 +24,7 @@ from support.kernels import add_kernels
 from cachectl.exchange.around import StoreUse
 from cachectl.exchange.folder import FolderPlace
 from cachectl.exchange.format import StoreKey, new_store_id
-from cachectl.exchange.index import Index
+from cachectl.exchange.index import StoreIndex
 from cachectl.exchange.place import Deadline, Stored
 from cachectl.exchange.pull import pull
 from cachectl.exchange.trust import Trust
@@ -179,7 +179,7 @@ def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: 
     assert files(store) == before
     assert (len(planned.parts), planned.entries, planned.condemned, planned.removed) == (1, 10, 3, 0)
     # A reader that has listed the store goes on.
-    reader = Index(FolderPlace(store), other.environment())
+    reader = StoreIndex(FolderPlace(store), other.environment())
     read = [reader.read(name) for name in reader.names.parts]
     done = stack.store(str(store)).gc(older_than=3 * 86400)
     assert replace(done, dry_run=True) == planned
@@ -349,9 +349,9 @@ def test_entries_of_a_base_are_neither_pulled_nor_pushed(cheap: Home, other: Hom
         "cachectl: store: miopen: 1 pushed",
     ]
     newest = max((tmp_path / "store" / "index").glob("[0-9]*"), key=lambda path: path.stat().st_mtime_ns)
-    index = Index(FolderPlace(tmp_path / "store"), cheap.environment())
+    index = StoreIndex(FolderPlace(tmp_path / "store"), cheap.environment())
     part = next(index.read(name).part for name in index.names.parts if str(name) == newest.name)
-    assert ["new.cl.o" in one.item.key for one in part.entries] == [True]
+    assert ["new.cl.o" in one.key for one in part.entries] == [True]
     assert len(list(Stack.below(own, other.environment())["miopen"].entries())) == 12
     assert len(list(Stack.below(base, other.environment())["miopen"].entries())) == 10
     # A base that cannot be read wholly does not stop the command.
@@ -518,12 +518,26 @@ def test_an_answer_after_the_deadline_has_no_effect(
 
     monkeypatch.setattr("cachectl.exchange.pull.place_of", lambda *_: Odd(store, late))
     before = files(other.path)
-    status, said = run_around(other, store, 0.2)
-    assert (status, ["no answer within 0.2 s" in line for line in said]) == (7, [True])
+    status, said = run_around(other, store, 1.5)
+    assert (status, ["no answer within 1.5 s" in line for line in said]) == (7, [True])
     go_on.set()
     assert answered.wait(60)
     time.sleep(0.2)
     assert files(other.path) == before
+
+
+def test_a_push_ends_at_the_deadline(cheap: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, began = Event(), time.monotonic()
+
+    def late() -> Sequence[Stored]:
+        go_on.wait(20)
+        return ()
+
+    monkeypatch.setattr("cachectl.exchange.push.place_of", lambda *_, **__: Odd(tmp_path, late))
+    status, said = run_around(cheap, tmp_path / "none", 1)
+    go_on.set()
+    assert (status, ["nothing was pushed: no answer within 1 s" in line for line in said]) == (7, [True])
+    assert time.monotonic() - began < 15
 
 
 def test_entries_that_are_not_placed_by_the_deadline_are_left_out(cheap: Home, other: Home, tmp_path: Path) -> None:

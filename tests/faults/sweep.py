@@ -47,7 +47,7 @@ from rules import TRUTHS, miscounted, timeless, without_moments  # noqa: E402
 from worlds import WORLDS, World, bystanders, damage, disk_bytes, filled_world, leftovers  # noqa: E402
 
 from cachectl.exchange.bundle import BundlePlace  # noqa: E402
-from cachectl.exchange.index import Index  # noqa: E402
+from cachectl.exchange.index import StoreIndex  # noqa: E402
 from cachectl.layers.base.environment import Environment  # noqa: E402
 
 #: What can go wrong, by the kind of call.
@@ -371,11 +371,11 @@ class Sweep:
 def _bundled(file: Path) -> dict[tuple[str, str], str]:
     """Read a bundle to its end; return the digest of each entry."""
     here = Environment.here()
-    index = Index(BundlePlace(file, here), here)
+    index = StoreIndex(BundlePlace(file, here), here)
     parts = [index.read(name).part for name in index.names.parts]
     wanted = [(part, one) for part in parts for one in part.entries]
     found = index.contents(wanted)
-    return {(one.item.layer, one.item.key): hashlib.sha256(data).hexdigest() for one, data in found}
+    return {(one.layer, one.key): hashlib.sha256(data).hexdigest() for one, data in found}
 
 
 _KINDS: Final = {READS: "read", WRITES: "write", LOCKS: "lock"}

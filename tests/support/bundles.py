@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cachectl.exchange.bundle import BundlePlace
-from cachectl.exchange.index import Index
+from cachectl.exchange.index import StoreIndex
 from cachectl.exchange.trust import Trust
 from cachectl.layers.base.environment import Environment
 from cachectl.stack import Stack
@@ -27,8 +27,8 @@ def keys(home: Home) -> set[tuple[str, str]]:
 def listed(bundle: Path) -> list[tuple[str, str]]:
     """Return layer and key of every entry in a bundle."""
     here = Environment.here()
-    index = Index(BundlePlace(bundle, here), here)
-    found = [one.item for name in index.names.parts for one in index.read(name).part.entries]
+    index = StoreIndex(BundlePlace(bundle, here), here)
+    found = [one for name in index.names.parts for one in index.read(name).part.entries]
     return sorted((item.layer, item.key) for item in found)
 
 

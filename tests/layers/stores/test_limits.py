@@ -21,7 +21,7 @@ sys.path[:0] = [str(Path(__file__).parents[2] / "faults")]
 from worlds import synthetic_world  # noqa: E402
 
 from cachectl.exchange.folder import FolderPlace  # noqa: E402
-from cachectl.exchange.format import Item, Part, Stocked, StoreKey, part_file  # noqa: E402
+from cachectl.exchange.format import Item, Part, StoreKey, part_file  # noqa: E402
 
 if TYPE_CHECKING:
     from homes import Home
@@ -96,7 +96,7 @@ STORE = "0" * 32
 
 
 def part(items: Iterable[Item]) -> bytes:
-    return Part(STORE, 1, StoreKey("pocl", {}), False, {}, tuple(map(Stocked, items))).to_bytes()  # noqa: FBT003
+    return Part(STORE, 1, StoreKey("pocl", {}), False, {}, tuple(items)).to_bytes()  # noqa: FBT003
 
 
 def test_an_untrusted_part_takes_little_memory(home: Home, tmp_path: Path) -> None:
