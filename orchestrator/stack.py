@@ -165,44 +165,29 @@ class Stack(LayerSet):
 
         return portability_digest(self)
 
-    def push(
-        self,
-        target: str | Path,
-        selection: Selection = ALL,
-        *,
-        layers: Iterable[str] = (),
-        sign: str | None = None,
-        allowed_signers: str | None = None,
-        force: bool = False,
-    ) -> Push:
-        """Add the selected entries of the named layers, or of every clearable one, that a store lacks.
+    def push(self, target: str | Path, selection: Selection = ALL, **options: Any) -> Push:  # noqa: ANN401
+        """Add the selected entries that a store lacks; ``options`` are those of :func:`~cachectl.exchange.push.push`.
 
         ``target`` is a bundle, a folder or a URL, made by the first push, or a database file that a layer knows.
-        ``sign`` is an OpenSSH key. Then an entry counts as present only if a part of the index lists it that this key,
-        or a signer of ``allowed_signers``, has signed. ``force`` replaces a file that is not a bundle.
         """
         from cachectl.exchange.push import push
 
-        return push(self, target, selection, layers=layers, sign=sign, allowed_signers=allowed_signers, force=force)
+        return push(self, target, selection, **options)
 
     def pull(
         self,
         sources: str | Path | Sequence[str],
         trust: Trust | None = None,
         selection: Selection = ALL,
-        *,
-        layers: Iterable[str] = (),
-        dry_run: bool = False,
+        **options: Any,  # noqa: ANN401
     ) -> Pull:
         """Place the selected entries of sources that are missing here and can be hit; existing entries stay.
 
-        A source is a bundle, a folder or a URL, which need ``trust``, or an isolated root or a database file that no
-        other user can write. Raises :class:`Untrusted` or :class:`BadStore` before anything of that source is written,
-        also if a store is older than this machine has read it.
+        ``options`` are those of :func:`~cachectl.exchange.pull.pull`.
         """
         from cachectl.exchange.pull import pull
 
-        return pull(self, sources, trust, selection, layers=layers, dry_run=dry_run)
+        return pull(self, sources, trust, selection, **options)
 
     def store(self, target: str | Path) -> SharedStore:
         """Return the store at a path or a URL."""
