@@ -21,12 +21,11 @@ from cachectl.layers.host.neighbours import Neighbour
 #: Every class that a verb shows with ``--json``.
 DOCUMENTS: Final = (
     "cachectl.verbs.report:Report",
-    "cachectl.inspecting.entries:Listing",
-    "cachectl.inspecting.verify:Verification",
-    "cachectl.verbs.doctor:Diagnosis",
+    "cachectl.listing:Listing",
+    "cachectl.findings:Findings",
     "cachectl.verbs.layers:Layers",
     "cachectl.config:Config",
-    "cachectl.clearing.purge:PurgeResult",
+    "cachectl.removal:PurgeResult",
     "cachectl.watching.trace:Trace",
     "cachectl.verbs.bench:Bench",
     "cachectl.exchange.push:Push",

@@ -17,14 +17,12 @@ ALLOWED = {
     "layers.stores": {"layers.base", "layers.disk", "layers.formats", "layers.host"},
     "layers.base": {"layers.disk", "layers.formats", "layers.host", "layers.stores"},
     "layers": {"layers.base", "layers.disk", "layers.formats", "layers.host", "layers.inside", "layers.stores"},
-    "": {"layers", "inspecting", "clearing", "switching", "watching", "pages", "exchange", "verbs"},
-    "verbs": {"", "layers", "inspecting", "clearing", "switching", "watching", "exchange", "pages"},
-    "pages": {"", "layers", "inspecting"},
-    "inspecting": {"", "layers"},
-    "clearing": {"", "layers", "inspecting", "switching"},
+    "": {"layers", "switching", "watching", "pages", "exchange", "verbs"},
+    "verbs": {"", "layers", "switching", "watching", "exchange", "pages"},
+    "pages": {"", "layers"},
     "switching": {"", "layers"},
     "watching": {"", "layers", "switching", "pages"},
-    "exchange": {"", "layers", "inspecting", "switching"},
+    "exchange": {"", "layers", "switching"},
 }
 
 

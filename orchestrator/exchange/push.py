@@ -51,7 +51,6 @@ from cachectl.exchange.index import Gone, StoreIndex, place_of
 from cachectl.exchange.place import Changed, Deadline, TransferFailed, is_url, local_path, timely
 from cachectl.exchange.portability import portability_key
 from cachectl.exchange.trust import judges, sign
-from cachectl.inspecting.entries import listed
 from cachectl.layers.base.as_json import AsJson, total
 from cachectl.layers.base.facts import Ability, Entry, Note
 from cachectl.layers.base.selection import ALL, Selection
@@ -60,6 +59,7 @@ from cachectl.layers.disk.atomic import new_file, replace_file
 from cachectl.layers.disk.locking import is_same_file, take_flock
 from cachectl.layers.disk.presence import status_at
 from cachectl.layers.stores.database import COMPANIONS, companion
+from cachectl.listing import listed
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
