@@ -21,19 +21,18 @@ from cachectl.layers.host.neighbours import Neighbour
 #: Every class that a verb shows with ``--json``.
 DOCUMENTS: Final = (
     "cachectl.verbs.report:Report",
-    "cachectl.inspecting.entries:Listing",
-    "cachectl.inspecting.verify:Verification",
-    "cachectl.verbs.doctor:Diagnosis",
+    "cachectl.listing:Listing",
+    "cachectl.findings:Findings",
     "cachectl.verbs.layers:Layers",
     "cachectl.config:Config",
-    "cachectl.clearing.purge:PurgeResult",
+    "cachectl.removal:PurgeResult",
     "cachectl.watching.trace:Trace",
-    "cachectl.watching.bench:Bench",
+    "cachectl.verbs.bench:Bench",
     "cachectl.exchange.push:Push",
     "cachectl.exchange.pull:Pull",
-    "cachectl.exchange.store:StoreListing",
-    "cachectl.exchange.store:Collection",
-    "cachectl.exchange.store:StoreCheck",
+    "cachectl.verbs.store:StoreListing",
+    "cachectl.verbs.store:Collection",
+    "cachectl.verbs.store:StoreCheck",
 )
 
 #: What modules import for type checkers only.

@@ -8,7 +8,7 @@ from __future__ import annotations
 # Importing typing would double what importing this package costs; checkers know the name.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cachectl.clearing.limits import Limits
+    from cachectl.config import Limits
     from cachectl.exchange.place import BadStore, TransferFailed
     from cachectl.exchange.trust import Forged, Trust, Untrusted
     from cachectl.layers.base.errors import (
@@ -65,7 +65,7 @@ __all__ = [
 _HOMES = {
     "BadStore": "exchange.place",
     "Forged": "exchange.trust",
-    "Limits": "clearing.limits",
+    "Limits": "config",
     "Selection": "layers.base.selection",
     "Stack": "stack",
     "StillOn": "switching.disabled",

@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -18,7 +18,6 @@ from cachectl.layers.base.selection import parse_age, parse_size
 from cachectl.layers.base.texts import printable
 
 if TYPE_CHECKING:
-    from cachectl.clearing.limits import Limits
     from cachectl.layers.base.environment import Environment
 
 #: Larger than any config file, in bytes.
@@ -33,6 +32,25 @@ class BadConfig(BadRequest):
 
 class ConfigRefused(CachectlError):
     """A config file that cannot be read, or that another user could have written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What ``prune`` removes: stale entries, entries last used before a moment, then the excess over a size.
+
+    ``before`` is epoch seconds; ``bytes`` bounds what the pruned layers hold together. ``own`` are the limits of single
+    layers: their ``stale`` and ``before`` replace those of all, their ``bytes`` bounds what the layer holds by itself.
+    """
+
+    stale: bool | None = None
+    before: float | None = None
+    bytes: int | None = None
+    own: Mapping[str, Limits] = field(default_factory=dict)
+
+    @property
+    def none(self) -> bool:
+        """Return whether nothing is limited."""
+        return not self.stale and self.before is None and self.bytes is None and not self.own
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +104,6 @@ class Config:
         return replace(self._limits("prune", now), own=own)
 
     def _limits(self, table: str, now: float) -> Limits:
-        from cachectl.clearing.limits import Limits
-
         age, size = self.get(f"{table}.older-than"), self.get(f"{table}.max-size")
         before = None if age is None else now - age
         return Limits(stale=self.get(f"{table}.stale"), before=before, bytes=None if size == math.inf else size)

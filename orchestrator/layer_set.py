@@ -16,6 +16,13 @@ from cachectl.layers.base.parts import Portability
 from cachectl.layers.base.registry import BUILT_IN, Broken, built_in_layer, plugged_in
 
 
+def warn_user(line: str) -> None:
+    """Issue a line as a :class:`RuntimeWarning`."""
+    import warnings
+
+    warnings.warn(line, RuntimeWarning, stacklevel=3)
+
+
 class _Announced(tuple[Layer, ...]):  # noqa: SLOT001 - a tuple has no slots for more
     """Layers of which each is announced before its turn, and nothing (an empty name) after the last."""
 

@@ -3,74 +3,242 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any, Final, Protocol
+import os
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
     from typing import NoReturn
 
     from cachectl.config import Config
-    from cachectl.exchange.around import StoreUse
+    from cachectl.exchange.trust import Trust
     from cachectl.layer_set import LayerSet
     from cachectl.layers.base.environment import Environment
+    from cachectl.layers.base.facts import Note
     from cachectl.layers.base.layer import Layer
     from cachectl.layers.base.selection import Selection
     from cachectl.output_files import Kind, OutputFile
 
+#: Verbs that show broken plug-ins themselves.
+_SHOWING_PLUGINS: Final = frozenset({"report", "layers", "doctor"})
 
-class Request(Protocol):
-    """What a verb is given by the command line."""
 
-    options: argparse.Namespace
-    command: list[str]
+class Step(NamedTuple):
+    """Progress: runs done, runs in all, and the seconds left; ``None`` is not known yet."""
 
-    @property
+    doing: str
+    done: int
+    total: int | None
+    seconds_left: float | None
+
+
+class Request:
+    """What a verb is given by the command line: the options that were typed, and the command after ``--``.
+
+    ``words`` is the whole line. ``output`` is the module that prints. ``environment`` is the one that
+    :func:`~cachectl.cli.main.main` was given, by default this process's.
+    """
+
+    #: Prints a line for people on standard error.
+    notice: Callable[[str], None]
+    #: Prints tables and lines for people.
+    say: Callable[[Iterable[object]], None]
+    #: Prints tables and lines on standard error, and bytes as they are.
+    tell: Callable[[Iterable[object]], None]
+    #: Prints the first notes, and how many more there are, on standard error.
+    warn_notes: Callable[[str, Sequence[Note]], None]
+    #: Yields a function to call with each step of long work; on a terminal it shows a bar with the time left.
+    progress: Callable[[], AbstractContextManager[Callable[[Step], None]]]
+
+    def __init__(
+        self,
+        output: Any,  # noqa: ANN401 - a module
+        options: argparse.Namespace,
+        words: Sequence[str] = (),
+        command: Sequence[str] = (),
+        environment: Environment | None = None,
+    ) -> None:
+        self.options = options
+        self.words = list(words)
+        self.command = list(command)
+        self._given = environment
+        self._output = output
+        self.notice, self.say, self.tell = output.warn, output.say, output.tell
+        self.warn_notes, self.progress = output.warn_notes, output.progress
+
+    # ------------------------------------------------------------------ what it is about
+
+    @cached_property
+    def _here(self) -> Environment:
+        """The environment without options and settings."""
+        from cachectl.layers.base.environment import Environment, process_variable
+        from cachectl.layers.base.errors import CachectlError
+
+        try:
+            os.getcwd()
+        except OSError as error:
+            where = process_variable("PWD") or "the working folder"
+            message = f"{where}: {error.strerror}; the working folder has gone or is closed to you, cd to another"
+            raise CachectlError(message) from error
+        return Environment.here() if self._given is None else self._given
+
+    @cached_property
     def environment(self) -> Environment:
-        """The environment, with options and settings."""
+        """The environment, with the options and settings that change how caches are read and changed."""
+        from dataclasses import replace
+
+        here, given = self._here, vars(self.options)
+        if (below := given.get("below")) is not None:
+            from cachectl.switching.run import environment_below
+
+            here = environment_below(here, below)
+        wait, shared, pythons = given.get("wait"), given.get("shared", False), given.get("python", ())
+        if self._is_configured:
+            wait = self.config.get("wait") if wait is None else wait
+            shared = shared or bool(self.config.get("shared"))
+            pythons = pythons or self.config.interpreters
+        found = here.python_paths
+        if pythons:
+            from cachectl.layers.host.pythons import named_pythons
+
+            found = named_pythons(here, pythons)
+        timeout = here.lock_timeout if wait is None else wait
+        return replace(here, python_paths=found, lock_timeout=timeout, shared=shared)
 
     @property
+    def changes_user(self) -> bool:
+        """Return whether the verb is about other users. Raises :class:`CachectlError` if only root could do that."""
+        from cachectl.layers.base.errors import CachectlError
+
+        given = vars(self.options)
+        if not given.get("user") and not given.get("all_users"):
+            return False
+        if not hasattr(os, "geteuid") or os.geteuid():
+            raise CachectlError("only root may become other users: sudo cachectl …")
+        return True
+
+    @cached_property
+    def _is_configured(self) -> bool:
+        from cachectl.layers.base.environment import is_configured
+
+        return is_configured(self._here)
+
+    @cached_property
     def stack(self) -> LayerSet:
-        """The layers of the environment."""
+        """The layers of the environment; broken plug-ins are warned of."""
+        from cachectl.layer_set import LayerSet
 
-    @property
+        stack = LayerSet(self.environment)
+        options = vars(self.options)
+        # A verb about all layers is incomplete without them.
+        if options["verb"] not in _SHOWING_PLUGINS and not (options.get("layers") or options.get("layer")):
+            for plugin in stack.broken:
+                self.notice(f"plug-in {plugin.name}: {plugin.why}")
+        return stack
+
+    @cached_property
     def config(self) -> Config:
-        """The settings."""
+        """The config files and variables. Raises :class:`BadConfig` and :class:`ConfigRefused`."""
+        from cachectl.config import load
+
+        return load(self._here)
 
     @property
     def now(self) -> float:
-        """The time in epoch seconds."""
+        """The time of the environment in epoch seconds."""
+        return self.environment.clock()
+
+    # ------------------------------------------------------------------ what was typed
 
     @property
     def form(self) -> str:
         """The form of the output: ``table``, ``json`` or ``csv``."""
-
-    def selection(self) -> Selection:
-        """Return which entries were selected."""
-
-    def key(self, text: str, layers: Iterable[Layer]) -> str:
-        """Return the key that a text begins."""
-
-    def output_file(self, name: str, kind: Kind) -> OutputFile:
-        """Return a file to write, which no layer's name may be."""
-
-    def notice(self, line: str) -> None:
-        """Print a line for people on standard error."""
-
-    def say(self, parts: Iterable[object]) -> None:
-        """Print tables and lines for people."""
-
-    def store_use(self) -> StoreUse | None:
-        """Return the shared store around a command, if there is one."""
-
-    def demand_command(self) -> None:
-        """Raise :class:`BadRequest` unless a command follows ``--``."""
+        return "json" if self.options.json else "csv" if getattr(self.options, "csv", False) else "table"
 
     def misuse(self, message: str) -> NoReturn:
         """Print what is wrong with the options, and end the program with status 2."""
+        self.options.parser.error(message)
+        raise SystemExit(2)
 
-    def working(self, what: str) -> AbstractContextManager[None]:
-        """Show that something takes long."""
+    def demand_command(self) -> None:
+        """Raise :class:`BadRequest`, with the corrected line, unless the command is behind ``--``, all of it."""
+        import shlex
+
+        from cachectl.layers.base.errors import BadRequest
+
+        if unexpected := getattr(self.options, "unexpected", []):
+            at = (self.words.index("--") if "--" in self.words else len(self.words)) - len(unexpected)
+            before, after = self.words[:at], self.words[at:]
+            if self.command and len(unexpected) == 1 and before[-1] == "--isolated":
+                what, line = "write the folder after =", [*before[:-1], f"--isolated={unexpected[0]}", *after[1:]]
+            else:
+                what, line = "write -- before the command", [*before, "--", *after]
+            raise BadRequest(f"{what}: {shlex.join(['cachectl', *line])}")
+        if not self.command:
+            self.misuse("end the line with -- and the command to run")
+
+    def key(self, text: str, layers: Iterable[Layer]) -> str:
+        """Return the key that a text begins, and name it if it was not typed as a whole."""
+        from cachectl.listing import full_key
+
+        key = full_key(layers, text)
+        if key != text:
+            self.notice(f"{text}: the key {key}")
+        return key
+
+    def selection(self) -> Selection:
+        """Return which entries were selected."""
+        from cachectl.layers.base.selection import Selection, parse_age
+
+        options, key = self.options, self.options.key
+        # What purge and push mean without a layer has no tuning results, but their keys are of another form.
+        return Selection(
+            kernel=options.kernel,
+            key=None if key is None else self.key(key, self.stack.named(options.layers)),
+            before=None if options.older_than is None else self.now - parse_age(options.older_than),
+            stale=options.stale,
+        )
+
+    def trust(self) -> Trust | None:
+        """Return why a store is trusted; ``None`` if no option says so."""
+        from cachectl.exchange.trust import Trust
+
+        given = (self.options.allowed_signers, self.options.digest, self.options.trust)
+        return None if given == (None, None, False) else Trust(*given)
+
+    def target(self, name: str) -> str:
+        """Return the address of a store, which no layer's name may be."""
+        if name in self.stack:
+            self.misuse(f"{name!r} is a layer: write what to read or write before the layers, or ./{name}")
+        return name
+
+    def output_file(self, name: str, kind: Kind) -> OutputFile:
+        """Return a file to write, which no layer's name may be."""
+        from cachectl.output_files import OutputFile
+
+        return OutputFile(name, kind, self.stack, self.options.force)
+
+    # ------------------------------------------------------------------ what comes out
+
+    @contextmanager
+    def working(self, what: str) -> Iterator[None]:
+        """Show a spinner on a terminal, with the layer that a reading verb has come to."""
+        with self._output.working(what) as show:
+            self.stack.announce = lambda layer: show(f"{what} {layer}".rstrip())
+            try:
+                yield
+            finally:
+                self.stack.announce = None
+
+    def write_json(self, fact: object, file: OutputFile) -> None:
+        """Write a fact to a file as a JSON document."""
+        if file.name == "-":
+            self._output.show_json(fact)
+        else:
+            file.write((self._output.json_bytes(fact),))
 
 
 class Option:
@@ -141,6 +309,7 @@ LAYERS: Final = Option(
     metavar="LAYER",
     help="a layer that cachectl layers lists (default: all)",
 )
+CLEARABLE: Final = LAYERS.having(help="a layer that cachectl layers lists (default: all but tuning results)")
 ONE_LAYER: Final = Option("layer", metavar="LAYER", help="the layer that keeps the entry")
 LAYER: Final = Option(
     "--layer", action="append", default=[], dest="layers", metavar="LAYER", help="only this one; may be repeated"
@@ -148,8 +317,12 @@ LAYER: Final = Option(
 KEY: Final = Option(
     "key", metavar="KEY", help="the entry's key, as cachectl ls -q prints it; get takes the beginning of one"
 )
+DRY_RUN: Final = Option("-n", "--dry-run", action="store_true", help="list what would go, and touch nothing")
 VERBOSE: Final = Option("-v", "--verbose", action="store_true")
+#: Of verbs that remove entries.
+LISTING: Final = VERBOSE.having(help="list every layer, and with --dry-run every entry")
 FORCE: Final = Option("--force", action="store_true", help="replace an existing FILE that cachectl did not write")
+FORCE_BUNDLE: Final = FORCE.having(help="replace an existing FILE that is not a bundle")
 JSON: Final = Option("--json", action="store_true", help="print JSON")
 CSV: Final = Option("--csv", action="store_true", help="print CSV: bytes and seconds as numbers")
 FORM: Final = OneOf((JSON, CSV))
@@ -188,5 +361,19 @@ SELECTION: Final = Group(
         ),
     )
 )
+#: What a store can lie in.
+STORES: Final = "a bundle FILE (.zip), a folder, s3://, ssh:// or oci://"
+TRUST: Final = OneOf(
+    (
+        Option("--allowed-signers", metavar="LIST", help="take what a signer of this list has signed (ssh-keygen -Y)"),
+        Option(
+            "--digest",
+            metavar="HEX",
+            help="the SHA-256 of the bundle, or the digest of another store, as store ls prints it",
+        ),
+        Option("--trust", action="store_true", help="trust it unchecked: it is code that your programs will run"),
+    )
+)
+SIGN: Final = Option("--sign", metavar="KEY", help="sign what is added with a key of OpenSSH")
 #: Words before ``--`` that are no option: a command without ``--``, with its own options.
 UNEXPECTED: Final = Option("unexpected", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

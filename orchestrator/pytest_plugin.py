@@ -12,9 +12,13 @@ import pytest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from pathlib import Path
+    from typing import TypeVar
 
-    from cachectl.switching.disabled import Held, StillOn
+    from cachectl.switching.disabled import Held
+
+    T = TypeVar("T")
 
 _OPTION = "--no-kernel-caches"
 _TIMELINES = "--cachectl-timeline"
@@ -32,13 +36,8 @@ def cold_caches(request: pytest.FixtureRequest) -> Iterator[Mapping[str, Held]]:
     run.
     """
     import cachectl
-    from cachectl.switching.disabled import StillOn
 
-    try:
-        with cachectl.disabled() as held:
-            yield held
-    except StillOn as error:
-        raise _not_as_asked("cold_caches", error, request) from None
+    yield from _inside(cachectl.disabled(), request)
 
 
 @pytest.fixture
@@ -48,19 +47,22 @@ def isolated_caches(request: pytest.FixtureRequest) -> Iterator[Path]:
     Yields the root. Libraries that have opened their caches cannot be moved: such a test is an error that names them.
     """
     import cachectl
+
+    yield from _inside(cachectl.isolated(), request)
+
+
+def _inside(block: AbstractContextManager[T], request: pytest.FixtureRequest) -> Iterator[T]:
+    """Yield what a block yields; a test whose caches cannot be switched fails in one line, with how to run it."""
     from cachectl.switching.disabled import StillOn
 
     try:
-        with cachectl.isolated() as root:
-            yield root
+        with block as value:
+            yield value
     except StillOn as error:
-        raise _not_as_asked("isolated_caches", error, request) from None
-
-
-def _not_as_asked(fixture: str, error: StillOn, request: pytest.FixtureRequest) -> BaseException:
-    """Return the failure of a test whose caches cannot be switched: one line, with how to run the test."""
-    how = f"run the test in a process of its own: pytest {request.node.nodeid}, and import the libraries in the test"
-    return pytest.fail.Exception(f"{fixture}: {error.what}; {how}", pytrace=False)
+        how = (
+            f"run the test in a process of its own: pytest {request.node.nodeid}, and import the libraries in the test"
+        )
+        raise pytest.fail.Exception(f"{request.fixturename}: {error.what}; {how}", pytrace=False) from None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cachectl.layer_set import LayerSet
+from cachectl.layer_set import LayerSet, warn_user
 from cachectl.layers.base.facts import Entry
 from cachectl.layers.base.selection import ALL, Selection
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cachectl.clearing.limits import Limits
-    from cachectl.clearing.purge import PurgePlan, PurgeResult
+    from cachectl.config import Limits
     from cachectl.exchange.pull import Pull
     from cachectl.exchange.push import Push
-    from cachectl.exchange.store import SharedStore
     from cachectl.exchange.trust import Trust
-    from cachectl.inspecting.entries import Listing, Trouble
-    from cachectl.inspecting.verify import Verification
+    from cachectl.findings import Findings
     from cachectl.layers.base.environment import Environment
+    from cachectl.listing import Listing, Trouble
+    from cachectl.options import Step
+    from cachectl.removal import PurgePlan, PurgeResult
     from cachectl.switching.run import Ran
-    from cachectl.verbs.doctor import Diagnosis
+    from cachectl.verbs.bench import Bench
     from cachectl.verbs.report import Report
-    from cachectl.watching.bench import Bench, Step
+    from cachectl.verbs.store import SharedStore
     from cachectl.watching.proof import Proof
     from cachectl.watching.trace import Trace
 
@@ -33,11 +32,9 @@ if TYPE_CHECKING:
     Notice = Callable[[str], None]
 
 
-def warn_user(line: str) -> None:
-    """Issue a line as a :class:`RuntimeWarning`."""
-    import warnings
-
-    warnings.warn(line, RuntimeWarning, stacklevel=3)
+def _warn_of_failures(trouble: Trouble) -> None:
+    if trouble.failed:
+        warn_user(f"{trouble.layer}: {trouble.message}")
 
 
 class Stack(LayerSet):
@@ -72,18 +69,11 @@ class Stack(LayerSet):
 
         return report(self, layers, neighbours=neighbours, by_python=by_python)
 
-    def ls(
-        self,
-        selection: Selection = ALL,
-        *,
-        layers: Iterable[str] = (),
-        sort: str | None = None,
-        limit: int | None = None,
-    ) -> Listing:
-        """Return the selected entries, sorted by ``size``, ``age`` or ``used``, no more than ``limit``."""
-        from cachectl.inspecting.entries import list_entries
+    def ls(self, selection: Selection = ALL, **options: Any) -> Listing:  # noqa: ANN401
+        """Return the selected entries; ``options`` are those of :func:`~cachectl.verbs.ls.ls`."""
+        from cachectl.verbs.ls import ls
 
-        return list_entries(self.named(layers), selection, sort=sort, limit=limit)
+        return ls(self, selection, **options)
 
     def entries(
         self,
@@ -96,17 +86,17 @@ class Stack(LayerSet):
 
         ``notice`` gets what could not be listed, and what looks damaged; by default it warns of the first.
         """
-        from cachectl.inspecting.entries import listed, warn_of_failures
+        from cachectl.listing import listed
 
-        return listed(self.named(layers), selection, notice or warn_of_failures)
+        return listed(self.named(layers), selection, notice or _warn_of_failures)
 
-    def verify(self, *, layers: Iterable[str] = ()) -> Verification:
+    def verify(self, *, layers: Iterable[str] = ()) -> Findings:
         """Check every entry for damage."""
-        from cachectl.inspecting.verify import verify
+        from cachectl.findings import damage
 
-        return verify(self.named(layers))
+        return damage(self.named(layers))
 
-    def doctor(self, *, layers: Sequence[str] = ()) -> Diagnosis:
+    def doctor(self, *, layers: Sequence[str] = ()) -> Findings:
         """Return the problems of this set-up, each with the command that fixes it."""
         from cachectl.verbs.doctor import doctor
 
@@ -114,78 +104,26 @@ class Stack(LayerSet):
 
     # ------------------------------------------------------------------ clearing
 
-    def recover(self, layers: Iterable[str] = ()) -> None:
-        """Finish or roll back interrupted writes in the named layers, or in every clearable one.
-
-        Planning handles most interrupted writes without that, but not those of more than 1 GiB.
-        """
-        from cachectl.clearing.purge import recover
-
-        recover(self.chosen(layers))
-
     def plan_clear(self, selection: Selection = ALL, *, layers: Iterable[str] = (), damaged: bool = False) -> PurgePlan:
         """Plan a purge of the named layers, or of every clearable one; with ``damaged`` only of damaged entries.
 
         Touches nothing.
         """
-        from cachectl.clearing.purge import plan
+        from cachectl.verbs.purge import plan_purge
 
-        return plan(self.chosen(layers), selection, damaged=damaged)
+        return plan_purge(self.chosen(layers), selection, damaged=damaged)
 
-    def purge(
-        self,
-        selection: Selection = ALL,
-        *,
-        layers: Sequence[str] = (),
-        damaged: bool = False,
-        dry_run: bool = False,
-        notice: Notice = warn_user,
-    ) -> PurgeResult:
-        """Remove the selected entries, and what killed commands left; or return the plan (``dry_run``)."""
-        plan = partial(self.plan_clear, selection, layers=layers, damaged=damaged)
-        return self._clear(plan, layers, dry_run=dry_run, notice=notice)
+    def purge(self, selection: Selection = ALL, **options: Any) -> PurgeResult:  # noqa: ANN401
+        """Remove the selected entries; ``options`` are those of :func:`~cachectl.verbs.purge.purge`."""
+        from cachectl.verbs.purge import purge
 
-    def prune(
-        self,
-        limits: Limits | None = None,
-        *,
-        layers: Sequence[str] = (),
-        dry_run: bool = False,
-        notice: Notice = warn_user,
-    ) -> PurgeResult:
-        """Remove what is stale or old, then the longest unused until the rest fits, and what killed commands left.
+        return purge(self, selection, **options)
 
-        Without ``limits``, those of the config files and variables count; :class:`BadRequest` is raised if there are
-        none. A layer with limits of its own is pruned by them even if it is not clearable.
-        """
-        from cachectl.clearing.prune import configured_limits, plan_prune
+    def prune(self, limits: Limits | None = None, **options: Any) -> PurgeResult:  # noqa: ANN401
+        """Remove what limits require; ``options`` are those of :func:`~cachectl.verbs.prune.prune`."""
+        from cachectl.verbs.prune import prune
 
-        if limits is None:
-            from cachectl.config import with_interpreters
-
-            # They decide what is stale.
-            environment = with_interpreters(self.environment)
-            if environment is not self.environment:
-                return type(self)(environment).prune(limits, layers=layers, dry_run=dry_run, notice=notice)
-        demanded = configured_limits(self, notice) if limits is None else limits
-        chosen = self.chosen(layers)
-        alone = () if layers else tuple(self[name] for name in demanded.own if self[name] not in chosen)
-
-        names = [layer.name for layer in (*chosen, *alone)]
-        plan = partial(plan_prune, chosen, demanded, alone=alone)
-        return self._clear(plan, names, dry_run=dry_run, notice=notice)
-
-    def _clear(
-        self, plan: Callable[[], PurgePlan], layers: Sequence[str], *, dry_run: bool, notice: Notice
-    ) -> PurgeResult:
-        from cachectl.clearing.purge import remove_abandoned
-
-        if dry_run:
-            return plan().result
-        self.recover(layers)
-        result = plan().apply()
-        remove_abandoned(self.environment, notice)
-        return result
+        return prune(self, limits, **options)
 
     # ------------------------------------------------------------------ switching
 
@@ -202,7 +140,7 @@ class Stack(LayerSet):
 
     def trace(self, command: Sequence[str], *, explain: bool = False, notice: Notice = warn_user) -> Trace:
         """Run a command and return what each layer did; with ``explain`` also why each lookup missed."""
-        from cachectl.watching.trace import trace
+        from cachectl.verbs.trace import trace
 
         return trace(self, command, explain=explain, notice=notice)
 
@@ -215,7 +153,7 @@ class Stack(LayerSet):
         show: Callable[[Step], None] = lambda _step: None,
     ) -> Bench:
         """Run a command with all caches cold, all warm, all off, and each off in turn; return the times it took."""
-        from cachectl.watching.bench import bench
+        from cachectl.verbs.bench import bench
 
         return bench(command, self, rounds, notice=notice, show=show)
 
@@ -227,47 +165,32 @@ class Stack(LayerSet):
 
         return portability_digest(self)
 
-    def push(
-        self,
-        target: str | Path,
-        selection: Selection = ALL,
-        *,
-        layers: Iterable[str] = (),
-        sign: str | None = None,
-        allowed_signers: str | None = None,
-        force: bool = False,
-    ) -> Push:
-        """Add the selected entries of the named layers, or of every clearable one, that a store lacks.
+    def push(self, target: str | Path, selection: Selection = ALL, **options: Any) -> Push:  # noqa: ANN401
+        """Add the selected entries that a store lacks; ``options`` are those of :func:`~cachectl.exchange.push.push`.
 
         ``target`` is a bundle, a folder or a URL, made by the first push, or a database file that a layer knows.
-        ``sign`` is an OpenSSH key. Then an entry counts as present only if a part of the index lists it that this key,
-        or a signer of ``allowed_signers``, has signed. ``force`` replaces a file that is not a bundle.
         """
         from cachectl.exchange.push import push
 
-        return push(self, target, selection, layers=layers, sign=sign, allowed_signers=allowed_signers, force=force)
+        return push(self, target, selection, **options)
 
     def pull(
         self,
         sources: str | Path | Sequence[str],
         trust: Trust | None = None,
         selection: Selection = ALL,
-        *,
-        layers: Iterable[str] = (),
-        dry_run: bool = False,
+        **options: Any,  # noqa: ANN401
     ) -> Pull:
         """Place the selected entries of sources that are missing here and can be hit; existing entries stay.
 
-        A source is a bundle, a folder or a URL, which need ``trust``, or an isolated root or a database file that no
-        other user can write. Raises :class:`Untrusted` or :class:`BadStore` before anything of that source is written,
-        also if a store is older than this machine has read it.
+        ``options`` are those of :func:`~cachectl.exchange.pull.pull`.
         """
         from cachectl.exchange.pull import pull
 
-        return pull(self, sources, trust, selection, layers=layers, dry_run=dry_run)
+        return pull(self, sources, trust, selection, **options)
 
     def store(self, target: str | Path) -> SharedStore:
         """Return the store at a path or a URL."""
-        from cachectl.exchange.store import SharedStore
+        from cachectl.verbs.store import SharedStore
 
         return SharedStore(self, target)

@@ -9,12 +9,11 @@ import pytest
 from documents import validated
 
 import cachectl
-from cachectl.clearing.limits import Limits
 from cachectl.cli.output import to_json
+from cachectl.config import Limits
 from cachectl.layers.base import errors as errors_of_layers
 from cachectl.layers.base.selection import Selection
 from cachectl.stack import Stack
-from cachectl.verbs.env import env
 from cachectl.verbs.layers import layers
 from cachectl.watching.proof import Verdict
 
@@ -73,14 +72,6 @@ def test_running_returns_the_status_and_the_proof(home: Home) -> None:
     assert stack.run(ENDING_WITH_3, no_cache=True, layers=["pocl"], notice=said.append).proof is None
     traced = stack.trace(ENDING_WITH_3, explain=True, notice=said.append)
     assert (traced.exit_status, traced.kernels, traced.misses) == (3, (), ())
-
-
-def test_variables_say_how_layers_are_switched_and_moved(home: Home) -> None:
-    stack = Stack(home.environment(), plugins=False)
-    changes, notes = env(stack, layers=["cuda"])
-    assert (dict(changes), notes) == ({"CUDA_CACHE_DISABLE": "1"}, ())
-    changes, _ = env(stack, root=str(home.path / "root"), layers=["pocl"])
-    assert changes["POCL_CACHE_DIR"] == str(home.path / "root" / "pocl")
 
 
 def test_public_names_are_there_and_what_is_shown_of_results_is_short(home: Home) -> None:

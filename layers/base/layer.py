@@ -39,6 +39,7 @@ from cachectl.layers.base.limits import key_complaint
 from cachectl.layers.base.parts import Lookups, Portability, Tagging
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import Store, attempt, sum_usage
+from cachectl.layers.disk.presence import status_at
 from cachectl.layers.disk.trust import belonging_to, closed_to_changes, owner_of
 
 _NO_SWITCH: Final = "nothing turns this cache off"
@@ -172,8 +173,11 @@ class Layer(Declaration):
 
     @final
     def usage(self, root: Root) -> Usage:
-        """Count a root."""
-        return sum_usage(self.store.iter_usage(root))
+        """Count a root. The store of a missing one is not asked, and so not loaded."""
+        missing = False
+        with suppress(OSError):
+            missing = status_at(root.path) is None
+        return sum_usage(() if missing else self.store.iter_usage(root))
 
     @final
     def verify(self, root: Root) -> Iterator[facts.Finding]:

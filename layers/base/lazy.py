@@ -7,6 +7,7 @@ asks. A type checker sees the pattern of the standard library.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -40,3 +41,26 @@ if not TYPE_CHECKING:
 def module(name: str) -> Any:  # noqa: ANN401 - stands in for any module
     """Return a stand-in for a module that is imported when an attribute is first read."""
     return _Lazy(import_module, name)
+
+
+class _Object:
+    """An object that is made when an attribute is first read."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def bound(self, *arguments: object) -> _Object:
+        """Bind it as :meth:`Store.bound` does, once it is made."""
+        return _Object(lambda: self._make().bound(*arguments))
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the object has
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = self._make()
+        self._make = lambda: made
+        return getattr(made, name)
+
+
+def later(module: str, maker: str, *arguments: object) -> Any:  # noqa: ANN401 - stands in for any object
+    """Return a stand-in for what a class of a module makes of arguments; neither is loaded before it is used."""
+    return _Object(lambda: getattr(import_module(module), maker)(*arguments))

@@ -43,9 +43,9 @@ BUILT_IN: Final[dict[str, str]] = {
     "neo": "cachectl.layers.neo:NeoCompilerCache",
     "comgr": "cachectl.layers.comgr:ComgrCache",
     "miopen": "cachectl.layers.miopen.kernels:MIOpenKernels",
-    "miopen-system": "cachectl.layers.miopen.system_kernels:MIOpenSystemKernels",
+    "miopen-system": "cachectl.layers.miopen.system:MIOpenSystemKernels",
     "miopen-tuning": "cachectl.layers.miopen.tuning:MIOpenTuning",
-    "miopen-system-tuning": "cachectl.layers.miopen.system_tuning:MIOpenSystemTuning",
+    "miopen-system-tuning": "cachectl.layers.miopen.system:MIOpenSystemTuning",
 }
 
 

@@ -23,8 +23,9 @@ from cachectl.layers.disk.presence import is_plain_file, means_absent
 from cachectl.layers.formats import pdict
 from cachectl.layers.formats.pickles import complaint as pickle_complaint
 from cachectl.layers.formats.pickles import is_foreign, is_framed
+from cachectl.layers.stores.database import disk_usage, without_companion
 from cachectl.layers.stores.row_store import Rows
-from cachectl.layers.stores.rows import RowFile, Schema, disk_usage, without_companion
+from cachectl.layers.stores.rows import RowFile, Schema
 from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree, always, scan_each
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ SCHEMA: Final = Schema(
     values=("key_value",),
     size="length(key_value)",
 )
-#: What loopy writes for a package that does not say its version.
-UNKNOWN: Final = "_UNKNOWN_"
 #: Entries of generations before v5: folders.
 _FOLDERS = (
     Shape(pdict.V4_LEVELS, folders=True, members=pdict.V4_MEMBERS),
@@ -138,15 +137,12 @@ class Dictionaries(Rows):
                 yield found.orphan(root.path)
             else:
                 template = self._template(root, name_of_folder)
-                files, modified = len(found.members), found.modified
                 yield replace(
-                    template,
-                    key=found.key,
-                    bytes=found.bytes,
-                    files=files,
-                    modified=modified,
-                    disk=found.disk,
-                    stamp=found.stamp,
+                    found.entry(self.name, root.path),
+                    versions=template.versions,
+                    stale=template.stale,
+                    stale_because=template.stale_because,
+                    detail=template.detail,
                 )
 
     def _scan_file(self, root: Root, name: pdict.DictionaryName, look: _Look) -> Iterator[Found]:
@@ -366,16 +362,16 @@ def _miss(name: pdict.DictionaryName, is_real: bool, python: Python) -> str | No
         return f"pytools {pytools} names and stores its dictionaries differently"
     for package, version in name.packages.items():
         installed = python.installed(package)
-        if installed is not None and version not in (installed, UNKNOWN):
+        if installed is not None and version not in (installed, pdict.UNKNOWN):
             return f"written with {package} {version}, {installed} is installed"
-    needed = ("pytools", *(package for package, version in name.packages.items() if version != UNKNOWN))
+    needed = ("pytools", *(package for package, version in name.packages.items() if version != pdict.UNKNOWN))
     absent = next((one for one in needed if python.installed(one) is None), None)
     return f"{absent} is not installed for {python.path}" if absent and is_real else None
 
 
 def _has_made(name: pdict.DictionaryName, python: Python) -> bool:
     """Return whether the versions of packages in a dictionary's name have been seen at a Python."""
-    packages = {package: version for package, version in name.packages.items() if version != UNKNOWN}
+    packages = {package: version for package, version in name.packages.items() if version != pdict.UNKNOWN}
     generations = {_generation(version) for version in python.seen.get("pytools", ())}
     return (name.generation, name.dash) in generations and all(starmap(python.has_had, packages.items()))
 

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cachectl.cli.parser import MEANT, VERBS, build_parser, mark_bare, verb_module
 from cachectl.layers.base.errors import did_you_mean
+from cachectl.options import Request
+from cachectl.table import Raw
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from cachectl.cli.call import Call
     from cachectl.layers.base.environment import Environment
 
 #: Verbs that run a command.
@@ -33,32 +34,69 @@ def main(arguments: Sequence[str] | None = None, *, environment: Environment | N
     are, by default as this process sees them; relative file names always mean the working folder of this process.
     Raises :class:`SystemExit` for wrong usage (status 2), ``--help`` and ``--version``.
     """
+    status = 0
     try:
-        return _run(list(sys.argv[1:] if arguments is None else arguments), environment)
+        _open_streams()
+        status = _carry_out(_request(list(sys.argv[1:] if arguments is None else arguments), environment))
     except KeyboardInterrupt:
-        # While modules are loaded, and the line is parsed.
-        return 130
+        # Also while modules are loaded, and the line is parsed.
+        status = 130
     except BrokenPipeError:
         # The reader has closed the pipe: the status of a program that SIGPIPE ends.
+        status = 141
+    except Exception as error:
+        from cachectl.cli import output
+
+        known = _explained(error)
+        if known is None:
+            raise
+        status, line = known
+        output.warn(line)
+    finally:
         _discard_output()
-        return 141
+    return status
 
 
-def _run(words: list[str], environment: Environment | None) -> int:
-    _open_streams()
+def _request(words: list[str], environment: Environment | None) -> Request:
+    if not words:
+        build_parser(()).print_help()
+        raise SystemExit(2)
     # For other verbs argparse gives -- its usual meaning.
-    at = words.index("--") if words and words[0] in _RUNNING and "--" in words else len(words)
-    try:
-        if not words:
-            build_parser(()).print_help()
-            raise SystemExit(2)
-        options = _parse(build_parser(words[:1]), mark_bare(words[:at]))
-    except SystemExit:
-        _discard_output()
-        raise
-    from cachectl.cli.call import Call
+    at = words.index("--") if words[0] in _RUNNING and "--" in words else len(words)
+    options = _parse(build_parser(words[:1]), mark_bare(words[:at]))
+    from cachectl.cli import output
 
-    return _guarded(Call(options, words, words[at + 1 :], environment))
+    return Request(output, options, words, words[at + 1 :], environment)
+
+
+def _carry_out(request: Request) -> int:
+    """Carry out a request, print what it returned in the form that was asked for, and return its exit status."""
+    from cachectl.cli import output
+
+    if request.changes_user:
+        from cachectl.cli import users
+
+        # Each child reads the settings of its user.
+        done: Any = users.run(request)
+    else:
+        verb = verb_module(request.options.verb)
+        done = verb.run(request)
+    if isinstance(done, bytes):
+        output.show_bytes(done)
+    elif isinstance(done, Raw):
+        output.show_raw(done)
+    elif isinstance(done, int):
+        pass
+    elif request.form == "json":
+        output.show_json(done)
+    elif request.form == "csv":
+        output.show_csv(verb.table(done, request))
+    else:
+        output.say(verb.show(done, request))
+    output.finish()
+    if isinstance(done, int):
+        return done
+    return 1 if getattr(done, "failed", False) else 0
 
 
 def _parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
@@ -112,53 +150,6 @@ def _is_open(number: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _guarded(call: Call) -> int:
-    """Carry out a call and return its exit status; an error of the user or the system is one line."""
-    from cachectl.cli import output
-
-    try:
-        if call.changes_user:
-            from cachectl.cli import users
-
-            # Each child reads the settings of its user.
-            status = users.run(call)
-        else:
-            verb = verb_module(call.options.verb)
-            done = verb.run(call)
-            status = done if isinstance(done, int) else _show(call, verb, done)
-        output.finish()
-    except BrokenPipeError:
-        raise
-    except KeyboardInterrupt:
-        status = 130
-    except Exception as error:
-        known = _explained(error)
-        if known is None:
-            raise
-        status, line = known
-        output.warn(line)
-    _discard_output()
-    return status
-
-
-def _show(call: Call, verb: Any, done: object) -> int:  # noqa: ANN401 - a module
-    """Print what a verb returned in the form that was asked for, and return the exit status."""
-    from cachectl.cli import output
-
-    if isinstance(done, bytes):
-        output.show_bytes(done)
-    elif isinstance(done, output.Raw):
-        output.show_raw(done)
-    elif call.form == "json":
-        output.show_json(done)
-    elif call.form == "csv":
-        table = verb.table(done, call)
-        output.show_csv(table.columns, table.rows)
-    else:
-        output.say(verb.show(done, call))
-    return 1 if getattr(done, "failed", False) else 0
 
 
 def _explained(error: Exception) -> tuple[int, str] | None:

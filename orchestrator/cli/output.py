@@ -1,7 +1,7 @@
 """How facts are shown, as text and as JSON. Only this module prints.
 
-JSON follows from the dataclass of a fact (:mod:`cachectl.layers.base.as_json`). A table is a tuple of columns, declared
-in the file of the verb that shows it.
+JSON follows from the dataclass of a fact (:mod:`cachectl.layers.base.as_json`). The file of a verb declares its tables
+(:mod:`cachectl.table`).
 """
 
 from __future__ import annotations
@@ -13,31 +13,14 @@ from contextlib import contextmanager, suppress
 from enum import Enum
 from itertools import chain, cycle, repeat
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from cachectl.layers.base.texts import plural, printable
-from cachectl.table import (
-    DASH,
-    Column,
-    Raw,
-    Table,
-    Whole,
-    age,
-    ages,
-    count,
-    counts,
-    numbers,
-    size,
-    sizes,
-)
+from cachectl.layers.base.texts import printable
+from cachectl.table import DASH, Raw, Table, Whole
 
 if TYPE_CHECKING:
     from cachectl.layers.base.facts import Note
-    from cachectl.watching.bench import Step
-
-__all__ = ["DASH", "Column", "Raw", "age", "ages", "count", "counts", "numbers", "size", "sizes"]
-
-T = TypeVar("T")
+    from cachectl.options import Step
 
 #: The width of a line where nothing is to be cut.
 _ENDLESS: Final = 1 << 30
@@ -54,7 +37,7 @@ _TICK: Final = 0.1
 #: The width of a progress bar.
 _BAR: Final = 20
 #: How many of a kind text names; JSON lists them all.
-MANY: Final = 3
+_MANY: Final = 3
 
 
 # ---------------------------------------------------------------------- JSON
@@ -99,11 +82,6 @@ def show_json(fact: object) -> None:
 
 
 # ---------------------------------------------------------------------- words
-
-
-def more_layers(hidden: int, shown: object, why: str = "nothing here") -> list[str]:
-    """Return the line that stands for ``hidden`` rows without content, if there are any; others may be ``shown``."""
-    return [f"{plural(hidden, 'more layer' if shown else 'layer')}: {why}"] if hidden else []
 
 
 def duration(seconds: float) -> str:
@@ -165,45 +143,41 @@ def show_lines(lines: Iterable[str]) -> None:
             print(printable(line))
 
 
-def show_wrapped(line: str, indent: str = "") -> None:
-    """Print a line as several of the width of the terminal, all but the first indented.
+def say(parts: Iterable[object]) -> None:
+    """Print what a verb shows: tables, lines, and lines that stay whole; on a terminal other lines are wrapped."""
+    for part in parts:
+        if isinstance(part, Table):
+            _show_table(part)
+        elif isinstance(part, Raw):
+            show_raw(part)
+        elif isinstance(part, Whole) or not sys.stdout.isatty():
+            show_lines([str(part)])
+        else:
+            line = printable(str(part))
+            show_lines(_wrapped(line, " " * (len(line) - len(line.lstrip()) + 2)))
 
-    A word that is too long, a path for instance, stays whole.
-    """
+
+def _wrapped(line: str, indent: str) -> list[str]:
+    """Divide a line into several of the width of the terminal, all but the first indented; a long word stays whole."""
     import textwrap
 
     wrap = textwrap.TextWrapper(
         max(20, width(sys.stdout)), subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
     )
-    show_lines(wrap.wrap(printable(line)) or [""])
+    return wrap.wrap(line) or [""]
 
 
-def show_more_layers(hidden: int, shown: object, why: str = "nothing here") -> None:
-    """Print the line of :func:`more_layers`, if there is one."""
-    for line in more_layers(hidden, shown, why):
-        show_message(line, indent="  ")
-
-
-def show_message(line: str, indent: str = "") -> None:
-    """Print a line: wrapped as :func:`show_wrapped` does on a terminal, in one piece elsewhere."""
-    if sys.stdout.isatty():
-        show_wrapped(line, indent)
-    else:
-        show_lines([line])
-
-
-def say(parts: Iterable[object]) -> None:
-    """Print what a verb shows: tables, lines, and lines that stay whole; on a terminal other lines are wrapped."""
+def tell(parts: Iterable[object]) -> None:
+    """Print tables and lines on standard error, and bytes as they are; a stream that is closed is no failure."""
     for part in parts:
         if isinstance(part, Table):
-            show_table(part.columns, part.rows, part.last)
-        elif isinstance(part, Raw):
-            show_raw(part)
-        elif isinstance(part, Whole):
-            show_lines([part])
+            show_errors(plain_table(part, width(sys.stderr)))
+        elif isinstance(part, bytes):
+            with suppress(OSError):
+                sys.stderr.flush()
+                os.write(2, part)
         else:
-            line = str(part)
-            show_message(line, indent=" " * (len(line) - len(line.lstrip()) + 2))
+            show_errors([str(part)])
 
 
 def show_raw(lines: Iterable[str]) -> None:
@@ -242,16 +216,16 @@ def show_errors(lines: Iterable[str]) -> None:
 
 def warn_notes(about: str, notes: Sequence[Note]) -> None:
     """Warn of the first notes, and of how many more there are."""
-    for note in notes[:MANY]:
+    for note in notes[:_MANY]:
         warn(f"{about} {note.key}: {note.because}")
-    if len(notes) > MANY:
-        warn(f"{about} {len(notes) - MANY} more; --json lists them all")
+    if len(notes) > _MANY:
+        warn(f"{about} {len(notes) - _MANY} more; --json lists them all")
 
 
 # ---------------------------------------------------------------------- tables
 
 
-def show_csv(columns: Sequence[Column[T]], things: Iterable[T]) -> None:
+def show_csv(table: Table[Any]) -> None:
     """Print a table as CSV: sizes in bytes, ages in seconds, and nothing for what is unknown."""
     import csv
 
@@ -260,17 +234,16 @@ def show_csv(columns: Sequence[Column[T]], things: Iterable[T]) -> None:
 
     with _output():
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow([column.name for column in columns])
-        writer.writerows([cell(column.raw(thing)) for column in columns] for thing in things)
+        writer.writerow([column.name for column in table.columns])
+        writer.writerows([cell(column.raw(thing)) for column in table.columns] for thing in table.rows)
 
 
-def show_table(columns: Sequence[Column[T]], things: Iterable[T], last: Sequence[str] | None = None) -> None:
-    """Print things as a table, as :func:`plain_table` does; ``last`` are the cells of one more row.
+def _show_table(table: Table[Any]) -> None:
+    """Print a table; titles are bold on a terminal, unless NO_COLOR is set."""
+    from cachectl.layers.base.environment import process_variable
 
-    Titles are bold where :func:`is_coloured` says so.
-    """
-    titles, rows = _table(columns, things, width(sys.stdout), last)
-    if is_coloured(sys.stdout):
+    titles, rows = _lines(table, width(sys.stdout))
+    if sys.stdout.isatty() and not process_variable("NO_COLOR") and process_variable("TERM") != "dumb":
         with _output():
             for title in titles:
                 print(f"\x1b[1m{printable(title)}\x1b[0m")
@@ -278,33 +251,23 @@ def show_table(columns: Sequence[Column[T]], things: Iterable[T], last: Sequence
     show_lines([*titles, *rows])
 
 
-def is_coloured(stream: TextIO) -> bool:
-    """Return whether a stream gets colours: a terminal does, unless NO_COLOR is set."""
-    from cachectl.layers.base.environment import process_variable
-
-    return stream.isatty() and not process_variable("NO_COLOR") and process_variable("TERM") != "dumb"
-
-
-def plain_table(
-    columns: Sequence[Column[T]], things: Iterable[T], width: int = _ENDLESS, last: Sequence[str] | None = None
-) -> list[str]:
+def plain_table(table: Table[Any], width: int = _ENDLESS) -> list[str]:
     """Return the lines of a table of at most ``width`` columns.
 
     Text that does not fit is shortened in the middle, in the widest column first. Numbers are never shortened, and
     names in the first column stay different from each other. If the columns still do not fit, a row takes several
     lines, each but the first indented.
     """
-    titles, rows = _table(columns, things, width, last)
+    titles, rows = _lines(table, width)
     return [*titles, *rows]
 
 
-def _table(
-    columns: Sequence[Column[T]], things: Iterable[T], width: int, last: Sequence[str] | None
-) -> tuple[list[str], list[str]]:
+def _lines(table: Table[Any], width: int) -> tuple[list[str], list[str]]:
     """Return the lines of the titles, and those of the rows."""
+    columns = table.columns
     rows = [[column.title for column in columns]]
-    rows += [[printable(column.value(thing)) for column in columns] for thing in things]
-    rows += [] if last is None else [list(last)]
+    rows += [[printable(column.value(thing)) for column in columns] for thing in table.rows]
+    rows += [] if table.last is None else [list(table.last)]
     texts = [list(cells) for cells in zip(*rows, strict=True)]
     shown = [
         _Shown(cells, right=column.right, first=column is columns[0])

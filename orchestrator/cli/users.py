@@ -15,20 +15,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cachectl.cli import output
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.texts import printable
+from cachectl.table import DASH, Column, Table, count, counts, size, sizes
 
 if TYPE_CHECKING:
     from pwd import struct_passwd
 
-    from cachectl.cli.call import Call
+    from cachectl.options import Request
 
 #: Bytes that a child may write, and seconds that it may take.
 _MOST_OUTPUT: Final = 32 << 20
@@ -71,67 +71,61 @@ class _Answer(NamedTuple):
         return self.error is None and (not isinstance(total, dict) or total.get("complete", True) is True)
 
 
-class _Row(NamedTuple):
-    """An item of a user's document."""
-
-    user: str
-    item: Mapping[str, Any]
-
-    def text(self, name: str) -> str:
-        """Return a member as a short text."""
-        value = self.item.get(name)
-        return value[:_LONGEST] if isinstance(value, str) else output.DASH
-
-    def number(self, name: str) -> int | None:
-        """Return a number, or the length of a list; ``None`` for anything else."""
-        value = self.item.get(name)
-        number = len(value) if isinstance(value, list) else value
-        return number if type(number) is int and 0 <= number < 1 << 62 else None
+def _text(item: Mapping[str, Any], name: str) -> str:
+    value = item.get(name)
+    return value[:_LONGEST] if isinstance(value, str) else DASH
 
 
-def run(call: Call) -> int:
+def _number(item: Mapping[str, Any], name: str) -> int | None:
+    """Return a number, or the length of a list; ``None`` for anything else."""
+    value = item.get(name)
+    number = len(value) if isinstance(value, list) else value
+    return number if type(number) is int and 0 <= number < 1 << 62 else None
+
+
+def _column(name: str, titles: Mapping[str, str]) -> Column[Mapping[str, Any]]:
+    if name in ("user", *(text for _, texts, _ in _SHOWN.values() for text in texts)):
+        return Column(name, lambda item: _text(item, name))
+    return (sizes if "bytes" in name else counts)(titles.get(name, name), lambda item: _number(item, name))
+
+
+def run(request: Request) -> int:
     """Carry out the verb for each user, show all answers, and return the exit status."""
-    options = vars(call.options)
+    options = vars(request.options)
     for name in ("html", "quiet"):
         if options.get(name):
-            call.misuse(f"--{name} is for the caches of one user")
-    words, answers = list(_words(call.words)), []
+            request.misuse(f"--{name} is for the caches of one user")
+    words, answers = list(_words(request.words)), []
     with output.working("reading") as show:
         for user in _users(options["user"]):
             show(f"reading the caches of {user.pw_name}")
             answers.append(_ask(user, words))
     if answers and all(answer.status == 2 and answer.error == answers[0].error for answer in answers):  # noqa: PLR2004
         raise BadRequest(str(answers[0].error))
-    items, texts, numbers = _SHOWN[call.options.verb]
-    rows = [_Row(answer.user, item) for answer in answers for item in answer.document.get(items, ())]
-    rows = [row for row in rows if not numbers or any(map(row.number, numbers))]
-    total = {name: sum(row.number(name) or 0 for row in rows) for name in numbers}
+    items, texts, numbers = _SHOWN[request.options.verb]
+    rows = [{**item, "user": answer.user} for answer in answers for item in answer.document.get(items, ())]
+    rows = [row for row in rows if not numbers or any(_number(row, name) for name in numbers)]
+    total = {name: sum(_number(row, name) or 0 for row in rows) for name in numbers}
     complete = all(answer.complete for answer in answers)
-    columns: list[output.Column[_Row]] = [output.Column("user", lambda row: row.user)]
-    columns += [output.Column(name, methodcaller("text", name)) for name in texts]
     # A dry run has removed nothing.
     titles = {"removed": "would go"} if options.get("dry_run") else {}
-    columns += [_kind(name)(titles.get(name, name), methodcaller("number", name)) for name in numbers]
-    if call.form == "json":
+    columns = [_column(name, titles) for name in ("user", *texts, *numbers)]
+    if request.form == "json":
         users = [
             {**answer.document, "user": answer.user, "home": answer.home, "error": answer.error} for answer in answers
         ]
         output.show_json({"schema": "cachectl/users/1", "users": users, "total": total, "complete": complete})
-    elif call.form == "csv":
-        output.show_csv(columns, rows)
+    elif request.form == "csv":
+        output.show_csv(Table(columns, rows))
     else:
-        cells = ((output.size if "bytes" in name else output.count)(number) for name, number in total.items())
+        cells = ((size if "bytes" in name else count)(number) for name, number in total.items())
         last = ["total", *("" for _ in texts), *(cell if complete else f"{cell}+" for cell in cells)]
-        output.show_table(columns, rows, last)
+        output.say([Table(columns, rows, last)])
     for answer in answers:
         for line in (answer.error, *answer.notes):
             if line:
                 output.warn(f"{answer.user}: {line}")
     return 1 if any(answer.error or answer.status for answer in answers) else 0
-
-
-def _kind(name: str) -> Callable[[str, Callable[[_Row], int | None]], output.Column[_Row]]:
-    return output.sizes if "bytes" in name else output.counts
 
 
 def _words(typed: Sequence[str]) -> Iterator[str]:

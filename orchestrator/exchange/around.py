@@ -48,7 +48,7 @@ _BASES: Final = "bases"
 class StoreUse:
     """A shared store around a command: why it is trusted, and whether new entries are pushed, signed by a key.
 
-    ``seconds`` is how long it may delay the command.
+    ``seconds`` is how long it may delay the command, and how long the push after it may take.
     """
 
     url: str
@@ -92,6 +92,7 @@ def shared_around(
                 sign=use.sign,
                 allowed_signers=use.trust.allowed_signers,
                 own=own,
+                deadline=Deadline(use.seconds),
             )
         except Exception as error:  # noqa: BLE001 - whatever a server answers, the status is the command's
             notice(_line("nothing was pushed", use, error))
@@ -210,7 +211,7 @@ def start_from(
         abilities = own[name].abilities()
         if name not in source or any(abilities[one] is not None for one in (Ability.RELOCATE, Ability.PUT)):
             continue
-        counts = Counts()
+        counts = Counts(name)
         copy(source[name], own[name], ALL, counts)
         is_empty = is_empty and not (counts.placed or counts.there or counts.failed)
         said = {"copied": counts.placed, "there before": counts.there}

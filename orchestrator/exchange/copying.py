@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from cachectl.exchange.format import Item, artifact_of, complaint
 from cachectl.exchange.trust import Untrusted
-from cachectl.inspecting.entries import Trouble, listed
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import user_name, user_state_folder
 from cachectl.layers.base.errors import FAILURES, EntryExists, LayerError, Unsettled, reason_of
@@ -25,6 +24,7 @@ from cachectl.layers.base.facts import Ability, Artifact, Entry, Note, Scope
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.trust import deciding_owner, open_to_others, shared_because, shared_within
+from cachectl.listing import Trouble, listed
 from cachectl.switching.isolated import isolated_root, relocations
 from cachectl.switching.run import environment_of
 
@@ -42,8 +42,12 @@ _SQLITE: Final = b"SQLite format 3\0"
 
 @dataclass
 class Counts:
-    """What was done with the entries of one layer so far. ``there`` counts those that the target had."""
+    """What was done with the entries of one layer so far.
 
+    ``there`` counts those that the target had, ``kept`` lists different ones that it keeps.
+    """
+
+    layer: str
     placed: int = 0
     bytes: int = 0
     there: int = 0
@@ -100,8 +104,8 @@ def keys_of(layer: Layer) -> frozenset[str]:
     return frozenset(entry.key for entry in listed((layer,), ALL, lambda _: None, contents=False))
 
 
-def read_entries(layer: Layer, entries: Sequence[Entry], counts: Counts) -> Iterator[tuple[Entry, Item, bytes]]:
-    """Yield the entries that can be read, each with its line for an index and its bytes; the others are noted."""
+def read_entries(layer: Layer, entries: Sequence[Entry], counts: Counts) -> Iterator[tuple[Item, bytes]]:
+    """Yield the entries that can be read as items of a store, each with its bytes; the others are noted."""
     keys = [entry.key for entry in entries]
     try:
         read = layer.get_many(keys)
@@ -124,12 +128,14 @@ def read_entries(layer: Layer, entries: Sequence[Entry], counts: Counts) -> Iter
             detail=dict(artifact.detail),
             device=entry.device,
             versions=dict(entry.versions),
+            kernels=entry.kernels,
+            modified=None if entry.modified is None or entry.modified < 0 else int(entry.modified),
         )
         # One such entry would keep all others from being read.
         if (unfit := complaint(item)) is not None:
             counts.failed.append(Note(entry.key, f"does not fit into a store: {unfit}"))
         else:
-            yield entry, item, artifact.data
+            yield item, artifact.data
 
 
 def place(layer: Layer, artifacts: Sequence[Artifact], counts: Counts) -> list[str]:
@@ -139,18 +145,19 @@ def place(layer: Layer, artifacts: Sequence[Artifact], counts: Counts) -> list[s
     except FAILURES as error:
         # The error is about the layer as a whole.
         done = [error for _ in artifacts]
-    done = _confirmed(layer, artifacts, done)
-    present = []
+    present, reached = [], _reached(layer, artifacts, done)
     for artifact, result in zip(artifacts, done, strict=True):
+        is_new = artifact.key in reached or result is True
         if isinstance(result, EntryExists):
             counts.kept.append(Note(artifact.key, "a different or damaged entry is here, and stays"))
             continue
-        if isinstance(result, (LayerError, OSError)):
+        if isinstance(result, (LayerError, OSError)) and artifact.key not in reached:
             counts.failed.append(Note(artifact.key, reason_of(result)))
             if not isinstance(result, Unsettled):
                 continue
+            is_new = True
         present.append(artifact.key)
-        if result:
+        if is_new:
             counts.placed += 1
             counts.bytes += len(artifact.data)
         else:
@@ -158,27 +165,22 @@ def place(layer: Layer, artifacts: Sequence[Artifact], counts: Counts) -> list[s
     return present
 
 
-def _confirmed(
+def _reached(
     layer: Layer, artifacts: Sequence[Artifact], done: Sequence[bool | LayerError | OSError]
-) -> list[bool | LayerError | OSError]:
-    """Return the results with ``True`` for each entry that is there although the layer reported a failure.
+) -> frozenset[str]:
+    """Return the keys of entries that are there although the layer reported a failure.
 
     An error may come after several entries of a batch were placed.
     """
-    failed = [
-        artifact.key
+    failed = {
+        artifact.key: artifact.data
         for artifact, result in zip(artifacts, done, strict=True)
         if isinstance(result, (LayerError, OSError)) and not isinstance(result, (EntryExists, Unsettled))
-    ]
-    there: Mapping[str, object] = {}
+    }
+    held: Mapping[str, object] = {}
     with suppress(*FAILURES):
-        there = layer.get_many(failed) if failed else {}
-    confirmed = []
-    for artifact, result in zip(artifacts, done, strict=True):
-        entry = there.get(artifact.key)
-        is_placed = isinstance(entry, Artifact) and entry.data == artifact.data
-        confirmed.append(True if is_placed else result)
-    return confirmed
+        held = layer.get_many(list(failed)) if failed else {}
+    return frozenset(key for key, entry in held.items() if isinstance(entry, Artifact) and entry.data == failed[key])
 
 
 def copy(
@@ -202,7 +204,7 @@ def copy(
         counts.bytes += sum(entry.bytes for entry in new.values())
         return [replace(entry, root=target.roots()[0].path) for entry in new.values()]
     for entries in in_batches(new.values(), lambda entry: entry.bytes):
-        artifacts = [artifact_of(item, data) for _, item, data in read_entries(source, entries, counts)]
+        artifacts = [artifact_of(item, data) for item, data in read_entries(source, entries, counts)]
         if artifacts:
             place(target, artifacts, counts)
     return list(new.values())

@@ -62,6 +62,7 @@ _FRAME: Final = struct.Struct("<II")
 SALT: Final = 16
 _LEVEL: Final = 3
 
+
 _PART_NAME: Final = regex(r"(0|[1-9][0-9]{0,11})-([0-9a-f]{16})-([0-9a-f]{64})")
 _KEY_NAME: Final = regex(r"key-([0-9a-f]{16})")
 _STORE_NAME: Final = regex(r"store-([0-9a-f]{32})")
@@ -71,6 +72,7 @@ _DIGEST: Final = regex("[0-9a-f]{64}")
 #: The registry's pattern of layer names.
 _LAYER: Final = regex("[A-Za-z0-9][A-Za-z0-9._-]*")
 _STORE_ID: Final = regex("[0-9a-f]{32}")
+_CHANGED: Final = "another content than its name says: it was changed"
 
 
 # ---------------------------------------------------------------------- entries
@@ -78,9 +80,11 @@ _STORE_ID: Final = regex("[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One entry of a store: its artifact without the bytes, with their number and SHA-256.
+    """One entry of a store: its artifact without the bytes, with their number and SHA-256, and where they are.
 
     ``device`` and ``versions`` are what the layer reads from the entry: the device and libraries it was compiled for.
+    It lies in a pack, at an offset in bytes; ``pack`` is ``None`` for an object. ``modified`` is the time of its last
+    change where it was pushed, in epoch seconds.
     """
 
     layer: str
@@ -91,6 +95,30 @@ class Item:
     detail: Mapping[str, str] = field(default_factory=dict)
     device: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    pack: str | None = None
+    offset: int = 0
+    kernels: tuple[str, ...] | None = None
+    modified: int | None = None
+
+    @property
+    def place(self) -> str:
+        """Return the name of the pack or the object in the store."""
+        return f"objects/{self.sha256}" if self.pack is None else f"packs/{self.pack}"
+
+    def to_entry(self, root: Path) -> Entry:
+        """Describe it as an entry below a root."""
+        return Entry(
+            *(self.layer, self.key, root, self.bytes, 0),
+            modified=self.modified,
+            kernels=self.kernels,
+            device=self.device,
+            versions=self.versions,
+        )
+
+
+_LINE: Final = frozenset(
+    ("key", "form", "bytes", "sha256", "detail", "device", "versions", "pack", "offset", "kernels", "modified")
+)
 
 
 def artifact_of(item: Item, data: bytes) -> Artifact:
@@ -163,38 +191,31 @@ class Names:
         """Return the identity of the store; ``None`` if there is no store."""
         return self.stores[0] if self.stores else None
 
-    @property
-    def digest(self) -> str:
-        """Return the SHA-256 of the sorted names of the index parts, which pins the content of the store."""
-        return digest_of(self.parts)
-
 
 def digest_of(parts: Iterable[PartName]) -> str:
-    """Return the SHA-256 of the sorted names of index parts, joined by newlines."""
+    """Return the SHA-256 of the sorted names of index parts, joined by newlines: it pins the content of a store."""
     return hashlib.sha256("\n".join(sorted(map(str, parts))).encode()).hexdigest()
 
 
 def sort_names(listed: Iterable[Stored]) -> Names:
     """Sort what was listed under ``index/``. Raises :class:`BadStore` for more names than a store can have."""
-    parts, keys, stores, condemned, found = [], set(), [], [], {}
-    for number, one in enumerate(listed):
+    parts, keys, stores, condemned, known = set(), set(), [], set(), {}
+    for number, stored in enumerate(listed):
         if number >= MOST_NAMES:
             raise BadStore(f"the index has more than {MOST_NAMES:,} names")
-        name = one.name.removeprefix(INDEX)
+        name = stored.name.removeprefix(INDEX)
         if (match := _PART_NAME.fullmatch(name)) is not None:
-            parts.append(PartName(int(match[1]), match[2], match[3]))
+            parts.add(PartName(int(match[1]), match[2], match[3]))
         elif (match := _KEY_NAME.fullmatch(name)) is not None:
             keys.add(match[1])
         elif (match := _STORE_NAME.fullmatch(name)) is not None:
             stores.append(match[1])
         elif (match := _CONDEMNED_NAME.fullmatch(name)) is not None:
-            condemned.append(CondemnedName(int(match[1]), match[2]))
+            condemned.add(CondemnedName(int(match[1]), match[2]))
         else:
             continue
-        found[name] = one
-    return Names(
-        tuple(sorted(set(parts))), frozenset(keys), tuple(sorted(stores)), tuple(sorted(set(condemned))), found
-    )
+        known[name] = stored
+    return Names(tuple(sorted(parts)), frozenset(keys), tuple(sorted(stores)), tuple(sorted(condemned)), known)
 
 
 def is_index_name(name: str) -> bool:
@@ -219,12 +240,10 @@ def new_store_id(now: float) -> str:
     return f"{int(now * 1_000_000):016x}{os.urandom(8).hex()}"[-32:]
 
 
-def bundle_id(first: Iterable[Stocked]) -> str:
+def bundle_id(first: Iterable[Item]) -> str:
     """Return the identity of a bundle, which depends on its first entries alone."""
-    digest = hashlib.sha256()
-    for one in first:
-        digest.update(f"{one.item.layer} {one.item.key} {one.item.sha256}\n".encode())
-    return f"{'0' * 16}{digest.hexdigest()[:16]}"
+    text = "".join(f"{item.layer} {item.key} {item.sha256}\n" for item in first)
+    return f"{'0' * 16}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def is_young(store: str, now: float) -> bool:
@@ -232,9 +251,9 @@ def is_young(store: str, now: float) -> bool:
     return abs(now - _made(store)) < _YOUNG
 
 
-def are_twins(one: str, other: str) -> bool:
+def are_twins(store: str, other: str) -> bool:
     """Return whether two identities were made so close together that first pushes may have met."""
-    return abs(_made(one) - _made(other)) < _YOUNG
+    return is_young(store, _made(other))
 
 
 def _made(store: str) -> float:
@@ -249,8 +268,8 @@ def canonical(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
-def _parsed(name: str, line: bytes) -> dict[str, Any]:
-    """Return an object that was written by :func:`canonical`. Raises :class:`BadStore` for anything else."""
+def _parsed(name: str, line: bytes, keys: frozenset[str], schema: str | None = None) -> dict[str, Any]:
+    """Return an object with these keys that :func:`canonical` has written. Raises :class:`BadStore` for others."""
     try:
         value = json.loads(line)
         same = isinstance(value, dict) and canonical(value) == line
@@ -258,26 +277,15 @@ def _parsed(name: str, line: bytes) -> dict[str, Any]:
         raise BadStore(f"{name} cannot be read: {type(error).__name__}") from error
     if not same:
         raise BadStore(f"{name} is not in the form that cachectl writes")
-    found: dict[str, Any] = value
-    return found
+    members: dict[str, Any] = value
+    _require(name, members.keys() == keys, "other members than it should have")
+    _require(name, members.get("schema") == schema, "an unknown schema; a newer cachectl may read it")
+    return members
 
 
-def _demand(name: str, condition: bool, what: str) -> None:
+def _require(name: str, condition: bool, what: str) -> None:
     if not condition:
         raise BadStore(f"{name} has {what}")
-
-
-def _demand_keys(name: str, value: Mapping[str, Any], keys: frozenset[str]) -> None:
-    _demand(name, value.keys() == keys, "other members than it should have")
-
-
-def is_facts(value: object) -> bool:
-    """Return whether a value is the facts of a portability key: texts by name, ``None`` for unknown."""
-    return (
-        isinstance(value, dict)
-        and len(value) <= MOST_DETAILS
-        and all(isinstance(text, str) or text is None for text in value.values())
-    )
 
 
 # ---------------------------------------------------------------------- key documents
@@ -303,69 +311,20 @@ class StoreKey:
 def parse_key(name: str, document: bytes) -> StoreKey:
     """Read the key document of a name of 16 digits. Raises :class:`BadStore`."""
     shown = f"key-{name}"
-    _demand(shown, hashlib.sha256(document).hexdigest()[:16] == name, "another content than its name says")
-    value = _parsed(shown, document)
-    _demand_keys(shown, value, frozenset({"schema", "layer", "facts"}))
-    _demand(shown, value["schema"] == KEY_SCHEMA, "an unknown schema; a newer cachectl may read it")
-    _demand(shown, isinstance(value["layer"], str) and is_facts(value["facts"]), "no layer, or no facts")
-    return StoreKey(value["layer"], value["facts"])
+    _require(shown, hashlib.sha256(document).hexdigest()[:16] == name, "another content than its name says")
+    return _key_in(shown, _parsed(shown, document, frozenset({"schema", "layer", "facts"}), KEY_SCHEMA))
+
+
+def _key_in(shown: str, value: Mapping[str, Any]) -> StoreKey:
+    layer, facts = value["layer"], value["facts"]
+    known = isinstance(facts, dict) and len(facts) <= MOST_DETAILS
+    plain = known and all(isinstance(text, str) or text is None for text in facts.values())
+    _require(shown, isinstance(layer, str) and plain, "no layer, or no facts")
+    return StoreKey(layer, facts)
 
 
 # ---------------------------------------------------------------------- index parts
 
-
-@dataclass(frozen=True, slots=True)
-class Stocked:
-    """An entry of a store: the pack it lies in, with the offset in bytes; ``pack`` is ``None`` for an object.
-
-    ``modified`` is the time of its last change where it was pushed, in epoch seconds.
-    """
-
-    item: Item
-    pack: str | None = None
-    offset: int = 0
-    kernels: tuple[str, ...] | None = None
-    modified: int | None = None
-
-    @property
-    def place(self) -> str:
-        """Return the name of the pack or the object in the store."""
-        return f"objects/{self.item.sha256}" if self.pack is None else f"packs/{self.pack}"
-
-    def to_entry(self, root: Path) -> Entry:
-        """Describe it as an entry below a root."""
-        item = self.item
-        return Entry(
-            *(item.layer, item.key, root, item.bytes, 0),
-            modified=self.modified,
-            kernels=self.kernels,
-            device=item.device,
-            versions=item.versions,
-        )
-
-    def to_line(self) -> bytes:
-        """Return its line in an index part."""
-        item = self.item
-        return canonical(
-            {
-                "key": item.key,
-                "form": item.form,
-                "bytes": item.bytes,
-                "sha256": item.sha256,
-                "detail": dict(item.detail),
-                "device": item.device,
-                "versions": dict(item.versions),
-                "pack": self.pack,
-                "offset": self.offset,
-                "kernels": None if self.kernels is None else list(self.kernels),
-                "modified": self.modified,
-            }
-        )
-
-
-_LINE: Final = frozenset(
-    ("key", "form", "bytes", "sha256", "detail", "device", "versions", "pack", "offset", "kernels", "modified")
-)
 _HEAD: Final = frozenset({"schema", "store", "made", "layer", "facts", "exposed", "packs"})
 
 
@@ -382,12 +341,12 @@ class Part:
     key: StoreKey
     exposed: bool
     packs: Mapping[str, tuple[int, int]]
-    entries: tuple[Stocked, ...]
+    entries: tuple[Item, ...]
 
     @property
     def holds(self) -> tuple[str, ...]:
         """Return the names of all packs and objects that it lists."""
-        return tuple(dict.fromkeys(one.place for one in self.entries))
+        return tuple(dict.fromkeys(item.place for item in self.entries))
 
     def to_bytes(self) -> bytes:
         """Return the text that is signed."""
@@ -399,40 +358,37 @@ class Part:
                 "layer": self.key.layer,
                 "facts": dict(self.key.facts),
                 "exposed": self.exposed,
-                "packs": {name: list(sizes) for name, sizes in self.packs.items()},
+                "packs": dict(self.packs),
             }
         )
-        return b"\n".join((head, *(one.to_line() for one in self.entries), b""))
+        lines = (canonical({name: getattr(item, name) for name in _LINE}) for item in self.entries)
+        return b"\n".join((head, *lines, b""))
 
 
 def parse_part(name: PartName, text: bytes) -> Part:
     """Read the text of an index part. Raises :class:`BadStore`."""
     shown = str(name)
     lines = _lines(shown, text)
-    value = _parsed(shown, next(lines, b""))
-    _demand_keys(shown, value, _HEAD)
-    _demand(shown, value["schema"] == SCHEMA, "an unknown schema; a newer cachectl may read it")
-    store, layer, packs = value["store"], value["layer"], value["packs"]
-    _demand(shown, isinstance(store, str) and _STORE_ID.fullmatch(store) is not None, "no valid identity of a store")
-    _demand(shown, type(value["made"]) is int and value["made"] == name.made, "another time than its name says")
-    _demand(shown, isinstance(layer, str) and is_facts(value["facts"]), "no layer, or no facts")
-    key = StoreKey(layer, value["facts"])
-    _demand(shown, key.name == name.key, "another portability key than its name says")
-    _demand(shown, type(value["exposed"]) is bool, "an invalid flag")
-    _demand(shown, isinstance(packs, dict) and all(map(_is_pack, packs.items())), "an invalid pack")
-    entries = tuple(_entry(shown, layer, packs, line) for line in lines)
-    _demand(shown, len({one.item.key for one in entries}) == len(entries), "an entry twice")
-    return Part(
-        store, name.made, key, value["exposed"], {one: (size[0], size[1]) for one, size in packs.items()}, entries
-    )
+    value = _parsed(shown, next(lines, b""), _HEAD, SCHEMA)
+    store, packs, made = value["store"], value["packs"], value["made"]
+    _require(shown, isinstance(store, str) and _STORE_ID.fullmatch(store) is not None, "no valid identity of a store")
+    _require(shown, type(made) is int and made == name.made, "another time than its name says")
+    key = _key_in(shown, value)
+    _require(shown, key.name == name.key, "another portability key than its name says")
+    _require(shown, type(value["exposed"]) is bool, "an invalid flag")
+    _require(shown, isinstance(packs, dict) and all(map(_is_pack, packs.items())), "an invalid pack")
+    entries = tuple(_item(shown, key.layer, packs, line) for line in lines)
+    _require(shown, len({item.key for item in entries}) == len(entries), "an entry twice")
+    sizes = {pack: (packed, unpacked) for pack, (packed, unpacked) in packs.items()}
+    return Part(store, made, key, value["exposed"], sizes, entries)
 
 
 def _lines(shown: str, text: bytes) -> Iterator[bytes]:
-    _demand(shown, text.endswith(b"\n"), "no end")
+    _require(shown, text.endswith(b"\n"), "no end")
     at = 0
     while at < len(text):
         end = text.index(b"\n", at)
-        _demand(shown, end - at <= _LONGEST_LINE, "a line that is too long")
+        _require(shown, end - at <= _LONGEST_LINE, "a line that is too long")
         yield text[at:end]
         at = end + 1
 
@@ -447,29 +403,25 @@ def _is_pack(pack: tuple[str, object]) -> bool:
     )
 
 
-def _entry(shown: str, layer: str, packs: Mapping[str, Sequence[int]], line: bytes) -> Stocked:
-    value = _parsed(shown, line)
-    _demand_keys(shown, value, _LINE)
-    item = Item(layer, *(value[name] for name in ("key", "form", "bytes", "sha256", "detail", "device", "versions")))
+def _item(shown: str, layer: str, packs: Mapping[str, Sequence[int]], line: bytes) -> Item:
+    value = _parsed(shown, line, _LINE)
+    kernels, pack, offset, modified = (value[name] for name in ("kernels", "pack", "offset", "modified"))
+    if kernels is not None:
+        _require(shown, isinstance(kernels, list) and all(isinstance(name, str) for name in kernels), "invalid kernels")
+        value["kernels"] = tuple(kernels)
+    item = Item(layer, **value)
     if (wrong := complaint(item)) is not None:
         raise BadStore(f"{shown} has {wrong}")
-    pack, offset, kernels, modified = (value[name] for name in ("pack", "offset", "kernels", "modified"))
-    _demand(shown, type(offset) is int and offset >= 0, "an invalid offset")
-    _demand(shown, modified is None or (type(modified) is int and 0 <= modified <= _LATEST), "an invalid time")
-    if pack is not None:
-        _demand(shown, isinstance(pack, str) and pack in packs, "an entry in no pack")
-        _demand(shown, offset + item.bytes <= packs[pack][1], "an entry that is not inside its pack")
-    else:
-        _demand(shown, offset == 0, "an invalid offset")
-    if kernels is not None:
-        _demand(shown, isinstance(kernels, list) and all(isinstance(one, str) for one in kernels), "invalid kernels")
-        kernels = tuple(kernels)
-    return Stocked(item, pack, offset, kernels, modified)
+    _require(shown, modified is None or (type(modified) is int and 0 <= modified <= _LATEST), "an invalid time")
+    _require(shown, pack is None or (isinstance(pack, str) and pack in packs), "an entry in no pack")
+    room = item.bytes if pack is None else packs[pack][1]
+    _require(shown, type(offset) is int and 0 <= offset <= room - item.bytes, "an entry that is not inside its pack")
+    return item
 
 
 def part_file(text: bytes, signature: bytes) -> bytes:
     """Return the file of an index part."""
-    return _FRAME.pack(_SKIPPABLE, len(signature)) + signature + _compressed(text)
+    return _FRAME.pack(_SKIPPABLE, len(signature)) + signature + object_file(text)
 
 
 def open_part(name: PartName, file: bytes) -> tuple[bytes, bytes]:
@@ -478,18 +430,11 @@ def open_part(name: PartName, file: bytes) -> tuple[bytes, bytes]:
     Raises :class:`BadStore` if the file is not the one that the name says.
     """
     shown = str(name)
-    _demand(
-        shown, hashlib.sha256(file).hexdigest() == name.sha256, "another content than its name says: it was changed"
-    )
+    _require(shown, hashlib.sha256(file).hexdigest() == name.sha256, _CHANGED)
     signature, frame = _skipped(shown, file)
-    _demand(shown, len(signature) <= LARGEST_SIGNATURE, "a signature that is too large")
+    _require(shown, len(signature) <= LARGEST_SIGNATURE, "a signature that is too large")
     most = min(_LARGEST_PART, len(frame) * _MOST_EXPANSION + _LONGEST_LINE)
     return _unpack(shown, frame, most, exactly=False), signature
-
-
-def most_part() -> int:
-    """Return the largest file of an index part in bytes."""
-    return _most_packed(_LARGEST_PART) + LARGEST_SIGNATURE
 
 
 # ---------------------------------------------------------------------- packs and objects
@@ -500,40 +445,34 @@ def pack_file(contents: Iterable[bytes], salt: bytes) -> bytes:
 
     A new salt makes its name new, so that no pack is removed as garbage while it is pushed again.
     """
-    return _FRAME.pack(_SKIPPABLE, len(salt)) + salt + _compressed(b"".join(contents))
-
-
-def open_pack(name: str, file: bytes, size: int) -> bytes:
-    """Return the ``size`` bytes in the file of a pack. Raises :class:`BadStore`."""
-    shown = f"packs/{name}"
-    _demand(shown, hashlib.sha256(file).hexdigest() == name, "another content than its name says: it was changed")
-    return _unpack(shown, _skipped(shown, file)[1], size)
+    return part_file(b"".join(contents), salt)
 
 
 def object_file(data: bytes) -> bytes:
     """Return the file of an object."""
-    return _compressed(data)
+    packed: bytes = _zstd().compress(data, _LEVEL)
+    return packed
 
 
-def open_object(name: str, file: bytes, size: int) -> bytes:
-    """Return the ``size`` bytes in the file of an object, whose name is their SHA-256. Raises :class:`BadStore`."""
-    shown = f"objects/{name}"
-    data = _unpack(shown, file, size)
-    _demand(shown, hashlib.sha256(data).hexdigest() == name, "another content than its name says: it was changed")
+def most_bytes(part: Part, item: Item) -> int:
+    """Return the size of the file in which an entry lies: of a pack exactly, of an object at most."""
+    return _most_packed(item.bytes) if item.pack is None else part.packs[item.pack][0]
+
+
+def open_content(part: Part, item: Item, file: bytes) -> bytes:
+    """Return the content of the pack or object in which an entry lies. Raises :class:`BadStore`."""
+    if item.pack is None:
+        return _unpack(item.place, file, item.bytes)
+    _require(item.place, hashlib.sha256(file).hexdigest() == item.pack, _CHANGED)
+    return _unpack(item.place, _skipped(item.place, file)[1], part.packs[item.pack][1])
+
+
+def cut(item: Item, content: bytes) -> bytes:
+    """Return an entry out of the content of its pack or object. Raises :class:`BadStore` for another SHA-256."""
+    data = content[item.offset : item.offset + item.bytes]
+    what = _CHANGED if item.pack is None else f"another content for {item.layer} {item.key} than the index says"
+    _require(item.place, len(data) == item.bytes and hashlib.sha256(data).hexdigest() == item.sha256, what)
     return data
-
-
-def cut(one: Stocked, content: bytes) -> bytes:
-    """Return an entry out of the content of its pack. Raises :class:`BadStore` for another SHA-256."""
-    data = content[one.offset : one.offset + one.item.bytes]
-    if hashlib.sha256(data).hexdigest() != one.item.sha256:
-        raise BadStore(f"{one.place} has another content for {one.item.layer} {one.item.key} than the index says")
-    return data
-
-
-def most_object(size: int) -> int:
-    """Return how many bytes the file of an object of a size can have at most."""
-    return _most_packed(min(size, LARGEST_ENTRY))
 
 
 def _most_packed(size: int) -> int:
@@ -541,16 +480,15 @@ def _most_packed(size: int) -> int:
     return size + size // 256 + 4096
 
 
-def _compressed(data: bytes) -> bytes:
-    packed: bytes = _zstd().compress(data, _LEVEL)
-    return packed
+#: The largest file of an index part in bytes.
+MOST_PART: Final = _most_packed(_LARGEST_PART) + LARGEST_SIGNATURE
 
 
 def _skipped(shown: str, file: bytes) -> tuple[bytes, bytes]:
     """Return the content of the skippable frame that begins a file, and the rest of the file."""
-    _demand(shown, len(file) >= _FRAME.size, "too few bytes")
+    _require(shown, len(file) >= _FRAME.size, "too few bytes")
     magic, length = _FRAME.unpack_from(file)
-    _demand(shown, magic == _SKIPPABLE and length <= len(file) - _FRAME.size, "no valid beginning")
+    _require(shown, magic == _SKIPPABLE and length <= len(file) - _FRAME.size, "no valid beginning")
     end = _FRAME.size + length
     return file[_FRAME.size : end], file[end:]
 
@@ -563,9 +501,9 @@ def _unpack(shown: str, frame: bytes, most: int, *, exactly: bool = True) -> byt
         data: bytes = frames.decompress(frame, max_length=most + 1)
     except zstd.ZstdError as error:
         raise BadStore(f"{shown} is damaged: {error}") from error
-    _demand(shown, len(data) <= most, "more content than announced: a decompression bomb")
+    _require(shown, len(data) <= most, "more content than announced: a decompression bomb")
     whole = frames.eof and not frames.unused_data and (len(data) == most or not exactly)
-    _demand(shown, whole, "less content than announced, or bytes after its end")
+    _require(shown, whole, "less content than announced, or bytes after its end")
     return data
 
 
@@ -580,12 +518,10 @@ def condemned_file(names: Iterable[str]) -> bytes:
 def parse_condemned(name: CondemnedName, document: bytes) -> frozenset[str]:
     """Return the names in a list of condemned names. Raises :class:`BadStore`."""
     shown = str(name)
-    _demand(shown, hashlib.sha256(document).hexdigest() == name.sha256, "another content than its name says")
-    value = _parsed(shown, document)
-    _demand_keys(shown, value, frozenset({"schema", "names"}))
-    names = value["names"]
-    fit = isinstance(names, list) and all(isinstance(one, str) and is_content(one) for one in names)
-    _demand(shown, value["schema"] == CONDEMNED_SCHEMA and fit, "an invalid name")
+    _require(shown, hashlib.sha256(document).hexdigest() == name.sha256, "another content than its name says")
+    names = _parsed(shown, document, frozenset({"schema", "names"}), CONDEMNED_SCHEMA)["names"]
+    fit = isinstance(names, list) and all(isinstance(held, str) and is_content(held) for held in names)
+    _require(shown, fit, "an invalid name")
     return frozenset(names)
 
 

@@ -13,18 +13,18 @@ from cachectl.exchange.format import (
     INDEX,
     LARGEST_CONDEMNED,
     LARGEST_KEY,
+    MOST_PART,
     CondemnedName,
+    Item,
     Names,
     Part,
     PartName,
-    Stocked,
     StoreKey,
     are_twins,
     cut,
-    most_object,
-    most_part,
-    open_object,
-    open_pack,
+    digest_of,
+    most_bytes,
+    open_content,
     open_part,
     parse_condemned,
     parse_key,
@@ -32,7 +32,7 @@ from cachectl.exchange.format import (
     sort_names,
 )
 from cachectl.exchange.memory import IndexCache
-from cachectl.exchange.place import STREAM, BadStore, Missing, Place, is_url, local_path
+from cachectl.exchange.place import STREAM, BadStore, Missing, StorePlace, is_url, local_path
 from cachectl.exchange.trust import Forged, Judge, Untrusted
 from cachectl.layers.base.errors import BadRequest
 
@@ -52,7 +52,6 @@ class ReadPart:
     without judges.
     """
 
-    name: PartName
     part: Part
     signed: bool
     signer: str | None = None
@@ -68,7 +67,7 @@ def is_bundle_name(name: str, path: Path) -> bool:
     return name == STREAM or (path.exists() and not path.is_dir()) or (not path.exists() and path.suffix == ".zip")
 
 
-def place_of(address: str | Path, environment: Environment, *, writes: bool = False, force: bool = False) -> Place:
+def place_of(address: str | Path, environment: Environment, *, writes: bool = False, force: bool = False) -> StorePlace:
     """Return the place of a path or a URL, to be read or written; ``force`` replaces a file that is not a bundle.
 
     Nothing is made yet, but the server may be connected to, and a bundle is opened. Raises :class:`BadRequest`,
@@ -96,14 +95,14 @@ def place_of(address: str | Path, environment: Environment, *, writes: bool = Fa
     return FolderPlace(path)
 
 
-class Index:
+class StoreIndex:
     """The index of a store: :attr:`names` as they were listed, and what is read on demand, each thing once.
 
     With ``judges``, one of them has to trust a part. Parts that were read before come from the cache of this user.
     :meth:`save` writes to that cache; until then nothing is written.
     """
 
-    def __init__(self, place: Place, environment: Environment, judges: Sequence[Judge] = ()) -> None:
+    def __init__(self, place: StorePlace, environment: Environment, judges: Sequence[Judge] = ()) -> None:
         self.place = place
         self.environment = environment
         self._judges = judges
@@ -123,7 +122,7 @@ class Index:
     @property
     def digest(self) -> str:
         """Return what pins the content: the SHA-256 of a bundle, else of the sorted names of the index parts."""
-        return self.place.digest() or self.names.digest
+        return self.place.digest() or digest_of(self.names.parts)
 
     def require_store(self) -> str:
         """Return the identity of the store. Raises :class:`Missing` if there is no store."""
@@ -144,17 +143,16 @@ class Index:
         """Return the key document of a name of 16 digits. Raises :class:`BadStore`."""
         if name not in self._keys:
             file = f"key-{name}"
-            kept = None if self._cache is None else self._cache.read(file, LARGEST_KEY)
-            if kept is not None and hashlib.sha256(kept).hexdigest()[:16] == name:
-                self._keys[name] = parse_key(name, kept)
-            else:
+            document = None if self._cache is None else self._cache.read(file, LARGEST_KEY)
+            is_new = document is None or hashlib.sha256(document).hexdigest()[:16] != name
+            if document is None or is_new:
                 if name not in self.names.keys:
                     raise BadStore(f"{self.place.shown}: the key document {file} is missing")
                 document = self._read(file, LARGEST_KEY)
-                with self.naming():
-                    self._keys[name] = parse_key(name, document)
-                if self._cache is not None:
-                    self._cache.add(file, document)
+            with self.naming():
+                self._keys[name] = parse_key(name, document)
+            if is_new and self._cache is not None:
+                self._cache.add(file, document)
         return self._keys[name]
 
     def read(self, name: PartName) -> ReadPart:
@@ -168,22 +166,22 @@ class Index:
 
     def _read_part(self, name: PartName) -> ReadPart:
         file = str(name)
-        data = None if self._cache is None else self._cache.read(file, most_part())
+        data = None if self._cache is None else self._cache.read(file, MOST_PART)
         is_new = data is None or hashlib.sha256(data).hexdigest() != name.sha256
         if data is None or is_new:
-            data = self._read(file, most_part())
+            data = self._read(file, MOST_PART)
         with self.naming():
             text, signature = open_part(name, data)
             signer, untrusted = self._judged(name, text, signature)
             if untrusted is not None:
                 nothing = Part("", name.made, StoreKey("", {}), False, {}, ())  # noqa: FBT003
-                return ReadPart(name, nothing, bool(signature), untrusted=untrusted)
+                return ReadPart(nothing, bool(signature), untrusted=untrusted)
             part = parse_part(name, text)
         if part.store not in self.names.stores:
             raise BadStore(f"{self.place.shown}: {file} was made for another store")
         if is_new and self._cache is not None:
             self._cache.add(file, data)
-        return ReadPart(name, part, bool(signature), signer)
+        return ReadPart(part, bool(signature), signer)
 
     def _judged(self, name: PartName, text: bytes, signature: bytes) -> tuple[str | None, str | None]:
         """Return who signed a text, and why no judge trusts it."""
@@ -205,39 +203,36 @@ class Index:
             except FileNotFoundError:
                 return frozenset()
 
-    def contents(self, wanted: Iterable[tuple[Part, Stocked]]) -> Iterator[tuple[Stocked, bytes]]:
+    def contents(self, wanted: Iterable[tuple[Part, Item]]) -> Iterator[tuple[Item, bytes]]:
         """Yield the verified bytes of entries, with one request for each pack and object.
 
         Raises :class:`BadStore` for anything that is not what the index says, and :class:`Gone` if it is missing.
         """
-        groups: dict[str, list[tuple[Part, Stocked]]] = {}
-        for part, one in wanted:
-            groups.setdefault(one.place, []).append((part, one))
-        for name, group in groups.items():
+        groups: dict[str, list[tuple[Part, Item]]] = {}
+        for part, item in wanted:
+            groups.setdefault(item.place, []).append((part, item))
+        for group in groups.values():
             with self.naming():
-                yield from self._group(name, group)
+                entries = self._together(group)
+            yield from entries
 
-    def _group(self, name: str, group: Sequence[tuple[Part, Stocked]]) -> list[tuple[Stocked, bytes]]:
+    def _together(self, group: Sequence[tuple[Part, Item]]) -> list[tuple[Item, bytes]]:
+        """Return the verified bytes of entries in one pack or object."""
         part, first = group[0]
-        digest = name.rpartition("/")[2]
-        if first.pack is None:
-            size = first.item.bytes
-            content = open_object(digest, self._fetch(name, most_object(size)), size)
-            if any(one.item.bytes != size for _, one in group):
-                raise BadStore(f"{name} has another size than the index says")
-            return [(one, content) for _, one in group]
-        packed, size = part.packs[first.pack]
-        content = open_pack(digest, self._fetch(name, packed), size)
-        return [(one, cut(one, content)) for _, one in group]
+        # What is missing may have been condemned a grace period ago, and its part with it.
+        file = self._fetch(first.place, most_bytes(part, first))
+        self.fetched += len(file)
+        content = open_content(part, first, file)
+        return [(item, cut(item, content)) for _, item in group]
+
+    def _read(self, file: str, most: int) -> bytes:
+        return self._fetch(INDEX + file, most)
 
     def _fetch(self, name: str, most: int) -> bytes:
         try:
-            data = self.place.read(name, most)
+            return self.place.read(name, most)
         except Missing as error:
-            # It may have been condemned a grace period ago, and its part with it.
             raise Gone(str(error)) from error
-        self.fetched += len(data)
-        return data
 
     @contextmanager
     def naming(self) -> Iterator[None]:
@@ -250,12 +245,6 @@ class Index:
             if str(error).startswith(self.place.shown):
                 raise
             raise BadStore(f"{self.place.shown}: {error}") from error
-
-    def _read(self, file: str, most: int) -> bytes:
-        try:
-            return self.place.read(INDEX + file, most)
-        except Missing as error:
-            raise Gone(str(error)) from error
 
     def keep(self, file: str, data: bytes) -> None:
         """Treat what this command wrote as read."""

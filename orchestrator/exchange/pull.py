@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, BinaryIO, ClassVar, Final, cast
+from typing import TYPE_CHECKING, BinaryIO, ClassVar, Final
 
 from cachectl.exchange.bundle import lacks_room, unnamed_file
 from cachectl.exchange.copying import (
@@ -27,10 +27,10 @@ from cachectl.exchange.copying import (
     require_own,
     root_of,
 )
-from cachectl.exchange.format import Item, Part, PartName, Stocked, StoreKey, are_twins, artifact_of
-from cachectl.exchange.index import Gone, Index, place_of
+from cachectl.exchange.format import Item, Part, PartName, StoreKey, are_twins, artifact_of
+from cachectl.exchange.index import Gone, StoreIndex, place_of
 from cachectl.exchange.memory import Remembered, forget, recall, remember
-from cachectl.exchange.place import STREAM, TimelyPlace, TransferFailed, is_url, local_path
+from cachectl.exchange.place import STREAM, TransferFailed, is_url, local_path, timely
 from cachectl.exchange.portability import Difference, differences, outlook, portability_key
 from cachectl.exchange.trust import UNTRUSTED, Trust, Untrusted, judges
 from cachectl.layers.base.as_json import AsJson, total
@@ -43,7 +43,7 @@ from cachectl.layers.base.texts import printable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cachectl.exchange.place import Deadline, Place
+    from cachectl.exchange.place import Deadline
     from cachectl.layer_set import LayerSet
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
@@ -63,49 +63,32 @@ class Foreseen:
     as_json: ClassVar[AsJson] = AsJson(flat=("outlook",))
 
 
-@dataclass(frozen=True, slots=True)
-class PulledLayer:
+@dataclass
+class PulledLayer(Counts):
     """What a pull did with a layer, or (``dry_run``) would do.
 
-    ``there`` counts entries of keys that were present already; ``kept`` lists different ones that were met while
-    placing, which stay; ``cannot_hit`` counts entries that cannot be hit here and were not placed. ``exposed``: others
-    could write where the entries were pushed. ``foreseen`` counts the entries that are new here, and those that cannot
-    be hit, by outlook. ``entries`` are those that a dry run would place; ``None`` otherwise.
+    ``kept`` lists different entries that were met while placing, which stay; ``cannot_hit`` counts entries that cannot
+    be hit here and were not placed. ``exposed``: others could write where the entries were pushed. ``outlooks`` counts
+    the entries that are new here, and those that cannot be hit. ``entries`` are those that a dry run would place;
+    ``None`` otherwise.
     """
 
-    layer: str
-    placed: int = 0
-    bytes: int = 0
-    there: int = 0
     cannot_hit: int = 0
-    kept: tuple[Note, ...] = ()
-    failed: tuple[Note, ...] = ()
-    foreseen: tuple[Foreseen, ...] = ()
+    outlooks: Counter[Outlook] = field(default_factory=Counter)
     differences: tuple[Difference, ...] = ()
     exposed: bool = False
-    entries: tuple[Entry, ...] | None = None
+    entries: list[Entry] | None = None
     as_json: ClassVar[AsJson] = AsJson(
-        optional=("entries",), names={"foreseen": "outlook", "exposed": "writable_by_others"}
+        also=("foreseen",),
+        hidden=("skipped", "outlooks"),
+        optional=("entries",),
+        names={"foreseen": "outlook", "exposed": "writable_by_others"},
     )
 
-    def plus(self, other: PulledLayer) -> PulledLayer:
-        """Return the sum of both."""
-        foreseen: Counter[Outlook] = Counter()
-        for seen in (*self.foreseen, *other.foreseen):
-            foreseen[seen.outlook] += seen.entries
-        return replace(
-            self,
-            placed=self.placed + other.placed,
-            bytes=self.bytes + other.bytes,
-            there=self.there + other.there,
-            cannot_hit=self.cannot_hit + other.cannot_hit,
-            kept=self.kept + other.kept,
-            failed=self.failed + other.failed,
-            foreseen=_foreseen(foreseen),
-            differences=tuple(dict.fromkeys(self.differences + other.differences)),
-            exposed=self.exposed or other.exposed,
-            entries=None if self.entries is None or other.entries is None else self.entries + other.entries,
-        )
+    @property
+    def foreseen(self) -> tuple[Foreseen, ...]:
+        """Return the outlooks, each with its number of entries."""
+        return tuple(Foreseen(seen, number) for seen, number in self.outlooks.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +114,7 @@ class UnreadKey:
     differences: tuple[Difference, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Pull:
     """What a pull did with each layer, or (``dry_run``) would do.
 
@@ -161,15 +144,6 @@ class Pull:
         """Return whether a layer refused an entry, or could not be read."""
         return any(layer.failed for layer in self.layers)
 
-    def plus(self, other: Pull) -> Pull:
-        """Return the sum of the pulls from two sources."""
-        return Pull(
-            *(f"{self.url} {other.url}", None, None),
-            tuple(dict.fromkeys((*self.trusted, *other.trusted))),
-            *(self.dry_run, self.read + other.read, _together((*self.layers, *other.layers))),
-            *(self.unread + other.unread, self.left_out + other.left_out),
-        )
-
 
 def pull(
     stack: LayerSet,
@@ -194,132 +168,108 @@ def pull(
     was written.
     """
     named = tuple(layers)
-    chosen = {layer.name: layer for layer in stack.chosen(named)}
-    here = own or stack.environment
     names = [os.fspath(sources)] if isinstance(sources, (str, os.PathLike)) else list(sources)
-    done: Pull | None = None
-    for name in names:
-        layers_of = _layers_of(stack, here, name, chosen, trust, named=bool(named))
-        if layers_of is not None:
-            one = _from_layers(stack, name, layers_of, chosen, selection, trust=trust, dry_run=dry_run)
-        else:
-            if trust is None:
-                raise BadRequest(UNTRUSTED)
-            one = _from_store(
-                stack, name, trust, chosen, selection, besides=besides, dry_run=dry_run, own=here, deadline=deadline
-            )
-        done = one if done is None else done.plus(one)
-    if done is None:
+    if not names:
         raise BadRequest("name a SOURCE: a bundle FILE, a folder, a URL, or an isolated root")
-    return done
-
-
-def _together(layers: Iterable[PulledLayer]) -> tuple[PulledLayer, ...]:
-    """Add up the results for each layer."""
-    found: dict[str, PulledLayer] = {}
-    for one in layers:
-        found[one.layer] = found[one.layer].plus(one) if one.layer in found else one
-    return tuple(found.values())
-
-
-def _foreseen(counted: Mapping[Outlook, int]) -> tuple[Foreseen, ...]:
-    return tuple(Foreseen(seen, number) for seen, number in counted.items())
-
-
-# ---------------------------------------------------------------------- from roots and database files
-
-#: Runs a function with the layers of a source.
-_Source = tuple["LayerSet", "Layer | None", "Path | None", "Path"]
-
-
-def _layers_of(
-    stack: LayerSet, here: Environment, name: str, chosen: Mapping[str, Layer], trust: Trust | None, *, named: bool
-) -> _Source | None:
-    """Return what an isolated root or a database file holds; ``None`` for a store."""
-    if is_url(name) or name == STREAM or not name:
-        return None
-    path = here.expand(local_path(name))
-    found = root_of(here, path) if path.is_dir() and not (path / "index").is_dir() else None
-    of_file = place_of_file(chosen.values() if named else stack, path) if path.is_file() else None
-    if found is None and of_file is None:
-        return None
-    if trust is not None and not trust.blindly:
-        raise BadRequest(f"{printable(path)} is not a store, so it has neither signature nor digest; --trust takes it")
-    if trust is None:
-        layers = () if found is None else (found[one] for one in chosen if one in found)
-        folders = (root.path for layer in layers for root in layer.roots())
-        require_own(path, (one for one in folders if one.is_relative_to(path)))
-    if of_file is not None:
-        return stack, *of_file, path
-    return cast("LayerSet", found), None, None, path
-
-
-def _from_layers(
-    stack: LayerSet,
-    name: str,
-    source: _Source,
-    chosen: Mapping[str, Layer],
-    selection: Selection,
-    *,
-    trust: Trust | None,
-    dry_run: bool,
-) -> Pull:
-    found, layer, place_in_root, path = source
-    if layer is not None and place_in_root is not None:
-        with layers_with_file(stack.environment, layer, path, place_in_root) as (within, _):
-            layers = [_copied(within[layer.name], layer, selection, dry_run=dry_run)]
-    else:
-        layers = [
-            _copied(found[one], chosen[one], selection, below=path, dry_run=dry_run) for one in chosen if one in found
-        ]
-    layers = [one for one in layers if one.placed or one.there or one.failed]
-    trusted = ("no other user can write to it" if trust is None else _SAID,)
-    return Pull(printable(name), None, None, trusted, dry_run, 0, tuple(layers))
-
-
-def _copied(
-    source: Layer, target: Layer, selection: Selection, *, below: Path | None = None, dry_run: bool
-) -> PulledLayer:
-    counts = Counts()
-    reason = source.abilities()[Ability.GET] or target.abilities()[Ability.PUT]
-    new = [] if reason is not None else copy(source, target, selection, counts, below=below, dry_run=dry_run)
-    return PulledLayer(
-        *(target.name, counts.placed, counts.bytes, counts.there, 0, tuple(counts.kept), tuple(counts.failed)),
-        exposed=bool(exposed_folders(source)),
-        entries=tuple(new) if dry_run else None,
+    chosen = {layer.name: layer for layer in stack.chosen(named)}
+    pulling = _Pulling(stack, chosen, trust, selection, besides, dry_run, own or stack.environment, deadline)
+    done = [pulling.take(name, named=bool(named)) for name in names]
+    only = done[0] if len(done) == 1 else None
+    return Pull(
+        url=" ".join(part.url for part in done),
+        store=None if only is None else only.store,
+        digest=None if only is None else only.digest,
+        trusted=tuple(dict.fromkeys(why for part in done for why in part.trusted)),
+        dry_run=dry_run,
+        read=sum(part.read for part in done),
+        layers=tuple(pulling.done.values()),
+        unread=tuple(key for part in done for key in part.unread),
+        left_out=tuple(note for part in done for note in part.left_out),
     )
 
 
+@dataclass
+class _Pulling:
+    """One pull: what was asked for, and what was ``done`` with each layer so far."""
+
+    stack: LayerSet
+    chosen: Mapping[str, Layer]
+    trust: Trust | None
+    selection: Selection
+    besides: Mapping[str, Collection[str]]
+    dry_run: bool
+    own: Environment
+    deadline: Deadline | None
+    done: dict[str, PulledLayer] = field(default_factory=dict)
+
+    def layer(self, name: str) -> PulledLayer:
+        """Return the result for a layer, to be added to."""
+        if name not in self.done:
+            self.done[name] = PulledLayer(name, entries=[] if self.dry_run else None)
+        return self.done[name]
+
+    def take(self, name: str, *, named: bool) -> Pull:
+        """Pull from one source; return the result without its layers."""
+        if not (is_url(name) or name == STREAM or not name):
+            path = self.own.expand(local_path(name))
+            layers = root_of(self.own, path) if path.is_dir() and not (path / "index").is_dir() else None
+            of_file = place_of_file(self.chosen.values() if named else self.stack, path) if path.is_file() else None
+            if layers is not None or of_file is not None:
+                self._require_trusted(path, layers)
+                if layers is not None:
+                    self._copy(layers, path)
+                elif of_file is not None:
+                    with layers_with_file(self.stack.environment, of_file[0], path, of_file[1]) as (within, _):
+                        self._copy_layer(within[of_file[0].name], of_file[0])
+                trusted = ("no other user can write to it" if self.trust is None else _SAID,)
+                return Pull(printable(name), None, None, trusted, self.dry_run, 0, ())
+        return self._from_store(name)
+
+    def _require_trusted(self, path: Path, layers: LayerSet | None) -> None:
+        """Raise an error unless a root or a database file is trusted."""
+        if self.trust is None:
+            inside = () if layers is None else (layers[name] for name in self.chosen if name in layers)
+            folders = (root.path for layer in inside for root in layer.roots())
+            require_own(path, (folder for folder in folders if folder.is_relative_to(path)))
+        elif not self.trust.blindly:
+            message = f"{printable(path)} is not a store, so it has neither signature nor digest; --trust takes it"
+            raise BadRequest(message)
+
+    def _copy(self, layers: LayerSet, below: Path) -> None:
+        for name, target in self.chosen.items():
+            if name in layers:
+                self._copy_layer(layers[name], target, below)
+
+    def _copy_layer(self, source: Layer, target: Layer, below: Path | None = None) -> None:
+        if (source.abilities()[Ability.GET] or target.abilities()[Ability.PUT]) is not None:
+            return
+        done = self.done.get(target.name) or PulledLayer(target.name, entries=[] if self.dry_run else None)
+        new = copy(source, target, self.selection, done, below=below, dry_run=self.dry_run)
+        if done.entries is not None:
+            done.entries += new
+        done.exposed |= bool(exposed_folders(source))
+        if done.placed or done.there or done.failed:
+            self.done[target.name] = done
+
+    def _from_store(self, name: str) -> Pull:
+        if self.trust is None:
+            raise BadRequest(UNTRUSTED)
+        place = timely(partial(place_of, name, self.own), self.deadline)
+        with judges(self.own, None, self.trust.allowed_signers) as trusted:
+            index = StoreIndex(place, self.own, trusted)
+            for _ in range(_AGAIN):
+                try:
+                    return _FromStore(self, index, self.trust).pull()
+                except Gone:  # noqa: PERF203
+                    before = index.names
+                    index.refresh()
+                    if index.names == before:
+                        raise
+        message = f"cannot read {index.place.shown}: its index changes all the time; try again"
+        raise TransferFailed(message)
+
+
 # ---------------------------------------------------------------------- from a store
-
-
-def _from_store(
-    stack: LayerSet,
-    name: str,
-    trust: Trust,
-    chosen: Mapping[str, Layer],
-    selection: Selection,
-    *,
-    besides: Mapping[str, Collection[str]],
-    dry_run: bool,
-    own: Environment,
-    deadline: Deadline | None,
-) -> Pull:
-    reach = partial(place_of, name, own)
-    reached = reach() if deadline is None else cast("Place", TimelyPlace(reach, deadline))
-    with judges(own, None, trust.allowed_signers) as trusted:
-        index = Index(reached, own, trusted)
-        for _ in range(_AGAIN):
-            try:
-                pulling = _Pulling(stack, index, trust, chosen, selection, besides=besides, deadline=deadline)
-                return pulling.pull(dry_run=dry_run)
-            except Gone:  # noqa: PERF203
-                before = index.names
-                index.refresh()
-                if index.names == before:
-                    raise
-    message = f"cannot read {index.place.shown}: its index changes all the time; try again"
-    raise TransferFailed(message)
 
 
 @dataclass
@@ -329,34 +279,20 @@ class _Wanted:
     key: StoreKey
     differences: tuple[Difference, ...]
     there: int = 0
-    cannot_hit: int = 0
     exposed: bool = False
     #: The outlook of each new entry, and of those that cannot be hit.
     outlooks: dict[str, Outlook] = field(default_factory=dict)
-    new: list[tuple[Part, Stocked]] = field(default_factory=list)
+    new: list[tuple[Part, Item]] = field(default_factory=list)
 
 
-class _Pulling:
-    """One pull, from the listing to the placed entries."""
+class _FromStore:
+    """One pull from a store, from the listing to the placed entries."""
 
-    def __init__(
-        self,
-        stack: LayerSet,
-        index: Index,
-        trust: Trust,
-        chosen: Mapping[str, Layer],
-        selection: Selection,
-        *,
-        besides: Mapping[str, Collection[str]],
-        deadline: Deadline | None,
-    ) -> None:
-        self._stack = stack
-        self._besides = besides
+    def __init__(self, pulling: _Pulling, index: StoreIndex, trust: Trust) -> None:
+        self._pulling = pulling
+        self._stack = pulling.stack
         self._index = index
         self._trust = trust
-        self._chosen = chosen
-        self._selection = selection
-        self._deadline = deadline
         self._store = index.require_store()
         self._shown = index.place.shown
         self._remembered = None if index.place.is_bundle else recall(index.environment, self._shown)
@@ -366,7 +302,7 @@ class _Pulling:
         #: Whether a first push writes its parts again, because another one met it and is older.
         self._is_settling = False
 
-    def pull(self, *, dry_run: bool) -> Pull:
+    def pull(self) -> Pull:
         """Pull; see :func:`pull`."""
         digest = self._index.digest
         if self._trust.sha256 is not None and digest != self._trust.sha256.lower():
@@ -374,18 +310,24 @@ class _Pulling:
             raise Untrusted(message)
         self._require_new()
         unread, wanted = self._keys()
-        for one in wanted:
-            self._choose(one)
+        for key in wanted:
+            self._choose(key)
         if self._left_out and not self._trusted and not self._is_settling:
             what = "; ".join(f"{name}: {why}" for name, why in list(self._left_out.items())[:3])
             message = f"{self._shown}: no part of its index that is needed here is trusted ({what})"
             raise Untrusted(message)
-        layers = tuple(self._planned(one) for one in wanted) if dry_run else self._place(wanted)
-        if not dry_run:
+        if self._pulling.dry_run:
+            for key in wanted:
+                self._plan(key)
+        else:
+            with unnamed_file(self._stack.environment) as spool:
+                # Everything is verified before anything is placed.
+                for key, items in [(key, self._download(key, spool)) for key in wanted]:
+                    self._place(key, items, spool)
             self._remember(self._index.save())
         return Pull(
             *(self._shown, self._store, digest, tuple(sorted(set(self._trusted.values())))),
-            *(dry_run, self._index.fetched, _together(layers), unread),
+            *(self._pulling.dry_run, self._index.fetched, (), unread),
             tuple(Note(str(name), why) for name, why in self._left_out.items()),
         )
 
@@ -401,13 +343,9 @@ class _Pulling:
         if known.store != self._store and not self._is_twin(known.store):
             message = f"{self._shown} is another store than this machine has read from it; {accepting}"
             raise Untrusted(message)
-        if not names.parts or all(part in names.found for part in known.parts):
+        newer = (name for name in reversed(names.parts) if name.made > known.made)
+        if not names.parts or all(part in names.found for part in known.parts) or any(map(self._is_trusted, newer)):
             return
-        for name in reversed(names.parts):
-            if name.made <= known.made:
-                break
-            if self._is_trusted(name):
-                return
         message = (
             f"{self._shown} is older than what this machine has read from it, of {moment_text(known.made)}; {accepting}"
         )
@@ -430,10 +368,10 @@ class _Pulling:
             self._left_out[name] = "made for an identity of the store that does not count"
         elif is_gone:
             self._left_out[name] = "it was removed from the store before, and has come back"
+        elif read.signer is not None:
+            self._trusted[name] = f"signed by {read.signer}"
         else:
-            signed = None if read.signer is None else f"signed by {read.signer}"
-            given = _SAID if self._trust.sha256 is None else "its digest is the given one"
-            self._trusted[name] = signed or given
+            self._trusted[name] = _SAID if self._trust.sha256 is None else "its digest is the given one"
         return name in self._trusted
 
     def _remember(self, vanished: Sequence[str]) -> None:
@@ -463,15 +401,13 @@ class _Pulling:
     def _reason_not_to_read(self, key: StoreKey) -> tuple[str | None, tuple[Difference, ...]]:
         if key.layer not in self._stack:
             return "no layer of this name exists here", ()
-        layer = self._chosen.get(key.layer)
+        layer = self._pulling.chosen.get(key.layer)
         if layer is None:
             return "this layer is pulled only if it is named", ()
         portability, environment = self._stack.portability(layer.name), self._stack.environment
         differing = differences(portability, key.facts, portability_key(portability, environment))
-        deciding = [one for one in differing if one.decides]
-        if deciding:
-            there = ", ".join(f"{one.name} {one.there}, here {one.here}" for one in deciding)
-            return f"cannot hit: {there}", differing
+        if deciding := [f"{one.name} {one.there}, here {one.here}" for one in differing if one.decides]:
+            return f"cannot hit: {', '.join(deciding)}", differing
         reason = layer.abilities()[Ability.PUT]
         return (None if reason is None else f"cannot put: {reason}"), differing
 
@@ -479,7 +415,7 @@ class _Pulling:
         """Find the entries of a portability key that are missing here, and can be hit, in parts that are trusted."""
         layer = self._stack[wanted.key.layer]
         if layer.name not in self._here:
-            self._here[layer.name] = keys_of(layer).union(self._besides.get(layer.name, ()))
+            self._here[layer.name] = keys_of(layer).union(self._pulling.besides.get(layer.name, ()))
         here, met = self._here[layer.name], set()
         root = layer.roots()[0].path
         known: dict[tuple[object, ...], Outlook] = {}
@@ -488,9 +424,8 @@ class _Pulling:
             if name.key != wanted.key.name or not self._is_trusted(name):
                 continue
             part = self._index.read(name).part
-            for one in part.entries:
-                item = one.item
-                if item.key in met or not self._selection.matches(one.to_entry(root)):
+            for item in part.entries:
+                if item.key in met or not self._pulling.selection.matches(item.to_entry(root)):
                     continue
                 met.add(item.key)
                 if item.key in here:
@@ -498,11 +433,9 @@ class _Pulling:
                     continue
                 seen = self._outlook(wanted, item, known)
                 wanted.outlooks[item.key] = seen
-                if seen.hits is False:
-                    wanted.cannot_hit += 1
-                else:
+                if seen.hits is not False:
                     wanted.exposed = wanted.exposed or part.exposed
-                    wanted.new.append((part, one))
+                    wanted.new.append((part, item))
         self._here[layer.name] = here | met
 
     def _outlook(self, wanted: _Wanted, item: Item, known: dict[tuple[object, ...], Outlook]) -> Outlook:
@@ -513,55 +446,50 @@ class _Pulling:
             known[about] = outlook(portability, item, wanted.key.facts, environment, wanted.differences)
         return known[about]
 
-    def _planned(self, wanted: _Wanted) -> PulledLayer:
-        root = self._stack[wanted.key.layer].roots()[0].path
-        counts = Counts(len(wanted.new), sum(one.item.bytes for _, one in wanted.new))
-        entries = tuple(one.to_entry(root) for _, one in wanted.new)
-        return self._result(wanted, counts, [entry.key for entry in entries], entries)
-
-    def _result(
-        self, wanted: _Wanted, counts: Counts, present: Collection[str], entries: tuple[Entry, ...] | None = None
-    ) -> PulledLayer:
-        arrived = set(present)
-        seen = Counter(one for key, one in wanted.outlooks.items() if one.hits is False or key in arrived)
-        return PulledLayer(
-            *(wanted.key.layer, counts.placed, counts.bytes, wanted.there + counts.there, wanted.cannot_hit),
-            *(tuple(counts.kept), tuple(counts.failed), _foreseen(seen), wanted.differences, wanted.exposed),
-            entries,
-        )
-
     # ------------------------------------------------------------------ what is placed
 
-    def _place(self, wanted: Iterable[_Wanted]) -> tuple[PulledLayer, ...]:
-        """Download and verify everything, then place it."""
-        with unnamed_file(self._stack.environment) as spool:
-            chosen = [(one, self._download(one, spool)) for one in wanted]
-            return tuple(self._placed(one, items, spool) for one, items in chosen)
+    def _plan(self, wanted: _Wanted) -> None:
+        done = self._count(wanted, [item.key for _, item in wanted.new])
+        root = self._stack[wanted.key.layer].roots()[0].path
+        done.placed += len(wanted.new)
+        done.bytes += sum(item.bytes for _, item in wanted.new)
+        done.entries = [*(done.entries or ()), *(item.to_entry(root) for _, item in wanted.new)]
+
+    def _count(self, wanted: _Wanted, present: Collection[str]) -> PulledLayer:
+        """Add to the result of the layer what is known of the entries; those that are ``present`` can be hit now."""
+        done, arrived = self._pulling.layer(wanted.key.layer), set(present)
+        done.there += wanted.there
+        done.cannot_hit += sum(seen.hits is False for seen in wanted.outlooks.values())
+        done.outlooks.update(seen for key, seen in wanted.outlooks.items() if seen.hits is False or key in arrived)
+        done.differences = tuple(dict.fromkeys((*done.differences, *wanted.differences)))
+        done.exposed |= wanted.exposed
+        return done
 
     def _download(self, wanted: _Wanted, spool: BinaryIO) -> list[tuple[Item, int]]:
         """Write the verified bytes of the new entries into an open file; return each with its offset there."""
-        found: list[tuple[Item, int]] = []
-        for one, data in self._index.contents(wanted.new):
+        offsets: list[tuple[Item, int]] = []
+        for item, data in self._index.contents(wanted.new):
             if lacks_room(spool):
                 folder = self._stack.environment.temporary
                 message = f"cannot pull: {folder} has no room for more; set TMPDIR to a folder with more"
                 raise TransferFailed(message)
-            found.append((one.item, spool.tell()))
+            offsets.append((item, spool.tell()))
             spool.write(data)
-        return sorted(found, key=lambda pair: pair[0].key)
+        return sorted(offsets, key=lambda pair: pair[0].key)
 
-    def _placed(self, wanted: _Wanted, items: list[tuple[Item, int]], spool: BinaryIO) -> PulledLayer:
-        layer, counts = self._stack[wanted.key.layer], Counts()
+    def _place(self, wanted: _Wanted, items: list[tuple[Item, int]], spool: BinaryIO) -> None:
+        layer, done = self._stack[wanted.key.layer], self._pulling.layer(wanted.key.layer)
+        deadline = self._pulling.deadline
         present: list[str] = []
         taken = 0
         for batch in in_batches(items, lambda pair: pair[0].bytes):
-            if self._deadline is not None and not self._deadline.left:
+            if deadline is not None and not deadline.left:
                 break
             taken += len(batch)
             artifacts = []
             for item, offset in batch:
                 spool.seek(offset)
                 artifacts.append(artifact_of(item, spool.read(item.bytes)))
-            present += place(layer, artifacts, counts)
-        counts.failed += [Note(item.key, "the time for the store was up") for item, _ in items[taken:]]
-        return self._result(wanted, counts, present)
+            present += place(layer, artifacts, done)
+        done.failed += [Note(item.key, "the time for the store was up") for item, _ in items[taken:]]
+        self._count(wanted, present)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -33,9 +35,9 @@ from cachectl.exchange.format import (
     LARGE,
     MOST_ENTRIES,
     SALT,
+    Item,
     Part,
     PartName,
-    Stocked,
     StoreKey,
     bundle_id,
     digest_of,
@@ -45,11 +47,10 @@ from cachectl.exchange.format import (
     pack_file,
     part_file,
 )
-from cachectl.exchange.index import Gone, Index, place_of
-from cachectl.exchange.place import Changed, TransferFailed, is_url, local_path
+from cachectl.exchange.index import Gone, StoreIndex, place_of
+from cachectl.exchange.place import Changed, Deadline, TransferFailed, is_url, local_path, timely
 from cachectl.exchange.portability import portability_key
 from cachectl.exchange.trust import judges, sign
-from cachectl.inspecting.entries import listed
 from cachectl.layers.base.as_json import AsJson, total
 from cachectl.layers.base.facts import Ability, Entry, Note
 from cachectl.layers.base.selection import ALL, Selection
@@ -58,6 +59,7 @@ from cachectl.layers.disk.atomic import new_file, replace_file
 from cachectl.layers.disk.locking import is_same_file, take_flock
 from cachectl.layers.disk.presence import status_at
 from cachectl.layers.stores.database import COMPANIONS, companion
+from cachectl.listing import listed
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
@@ -77,24 +79,26 @@ _FEW: Final = 64
 _LINE: Final = 600
 
 
-@dataclass(frozen=True, slots=True)
-class PushedLayer:
+@dataclass
+class PushedLayer(Counts):
     """The push of one layer: what was added, and ``there``, the number of entries that the store had.
 
     ``sensitive`` says what its entries reveal, ``None`` if that is not known. ``exposed`` lists the folders in which
     another user could have put an entry.
     """
 
-    layer: str
-    pushed: int
-    bytes: int
-    there: int
-    portability_key: Mapping[str, str | None]
+    portability_key: Mapping[str, str | None] = field(default_factory=dict)
     sensitive: str | None = None
     exposed: tuple[Path, ...] = ()
-    skipped: tuple[Note, ...] = ()
-    failed: tuple[Note, ...] = ()
-    as_json: ClassVar[AsJson] = AsJson(names={"portability_key": "fingerprint", "exposed": "writable_by_others"})
+    as_json: ClassVar[AsJson] = AsJson(
+        hidden=("kept",),
+        names={"placed": "pushed", "portability_key": "fingerprint", "exposed": "writable_by_others"},
+    )
+
+    @property
+    def pushed(self) -> int:
+        """Return the number of entries that were added."""
+        return self.placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,7 @@ def push(
     allowed_signers: str | None = None,
     force: bool = False,
     own: Environment | None = None,
+    deadline: Deadline | None = None,
 ) -> Push:
     """Add the selected entries of the named layers, or of every clearable layer, that the store at a target lacks.
 
@@ -154,34 +159,33 @@ def push(
     lists it that ``sign`` or a signer of ``allowed_signers`` has signed; without both, if any part does. ``force``
     replaces a file that is not a bundle. ``own`` is the environment that keeps index parts for the next command, by
     default that of ``stack``. Raises :class:`BadStore` if the store is damaged, :class:`TransferFailed` or
-    :class:`OSError` if it cannot be reached or written, and :class:`BadRequest` if the key cannot sign.
+    :class:`OSError` if it cannot be reached or written, also by ``deadline``, and :class:`BadRequest` if the key cannot
+    sign.
     """
     named = tuple(dict.fromkeys(layers))
     chosen = sorted(stack.chosen(named), key=lambda layer: layer.name)
     here = own or stack.environment
     name = os.fspath(target)
-    if not is_url(name) and (found := place_of_file(chosen, here.expand(local_path(name)))) is not None:
-        return _until_unchanged(lambda: _push_to_file(stack, here.expand(local_path(name)), *found, selection))
+    of_file = None if is_url(name) else place_of_file(chosen, here.expand(local_path(name)))
     with judges(here, sign, allowed_signers) as trusted:
 
         def push_once() -> Push:
-            writer = Writer(Index(place_of(target, here, writes=True, force=force), here, trusted), sign)
+            if of_file is not None:
+                return _push_to_file(stack, here.expand(local_path(name)), *of_file, selection)
+            place = timely(partial(place_of, target, here, writes=True, force=force), deadline)
+            writer = Writer(StoreIndex(place, here, trusted), sign)
             done = push_layers(stack, writer, selection, chosen, besides, named=bool(named))
             writer.finish()
             return Push(
-                *(writer.index.place.shown, writer.index.names.store, writer.digest, writer.written),
+                *(place.shown, writer.index.names.store, writer.digest, writer.written),
                 *(tuple(sorted(map(str, writer.parts))), sign is not None, done),
             )
 
-        return _until_unchanged(push_once)
-
-
-def _until_unchanged(push_once: Callable[[], Push]) -> Push:
-    """Start again whenever another command has written the file meanwhile."""
-    for _ in range(_AGAIN - 1):
-        with suppress(Changed):
-            return push_once()
-    return push_once()
+        for _ in range(_AGAIN - 1):
+            # Another command has written the file meanwhile.
+            with suppress(Changed):
+                return push_once()
+        return push_once()
 
 
 def push_layers(
@@ -194,88 +198,74 @@ def push_layers(
     named: bool = False,
 ) -> tuple[PushedLayer, ...]:
     """Write the selected entries of layers that a store lacks; a layer that cannot be read is a failure if named."""
-    return tuple(_pushed(stack, layer, selection, writer, besides, named=named) for layer in chosen)
+    done = []
+    for layer in chosen:
+        key = StoreKey(layer.name, portability_key(stack.portability(layer.name), stack.environment))
+        pushed = PushedLayer(layer.name, portability_key=dict(key.facts))
+        done.append(pushed)
+        reason = layer.abilities()[Ability.GET]
+        if reason is None:
+            _push_layer(layer, key, selection, writer, pushed, left_out=besides.get(layer.name, ()))
+        elif named:
+            pushed.failed.append(Note("*", f"cannot get: {reason}"))
+    return tuple(done)
 
 
-def _pushed(
-    stack: LayerSet,
+def _push_layer(
     layer: Layer,
+    key: StoreKey,
     selection: Selection,
     writer: Writer,
-    besides: Mapping[str, Collection[str]],
+    done: PushedLayer,
     *,
-    named: bool,
-) -> PushedLayer:
-    counts = Counts()
-    key = StoreKey(layer.name, portability_key(stack.portability(layer.name), stack.environment))
-    exposed: tuple[Path, ...] = ()
-    reason = layer.abilities()[Ability.GET]
-    if reason is not None:
-        if named:
-            counts.failed.append(Note("*", f"cannot get: {reason}"))
-    else:
-        left_out = besides.get(layer.name, ())
-        new = missing(layer, writer.known(key), selection, counts)
-        new = {one: entry for one, entry in new.items() if one not in left_out}
-        if new and not selection.needs_contents:
-            new.update(_described(layer, new.keys()))
-        if new:
-            exposed = exposed_folders(layer)
-            writer.add(key, _read(layer, new.values(), counts), exposed=bool(exposed))
-    return PushedLayer(
-        *(layer.name, counts.placed, counts.bytes, counts.there, dict(key.facts)),
-        sensitive=layer.reveals if counts.placed else None,
-        exposed=exposed,
-        skipped=tuple(counts.skipped),
-        failed=tuple(counts.failed),
-    )
+    left_out: Collection[str],
+) -> None:
+    entries = missing(layer, writer.known(key), selection, done)
+    new = {name: entry for name, entry in entries.items() if name not in left_out}
+    if not new:
+        return
+    if not selection.needs_contents:
+        # What their bytes say: kernels, and for some layers the device and versions.
+        selections = [Selection(key=name) for name in new] if len(new) <= _FEW else [ALL]
+        described: dict[str, Entry] = {}
+        for entry in chain.from_iterable(listed((layer,), few, lambda _: None) for few in selections):
+            if entry.key in new:
+                described.setdefault(entry.key, entry)
+        new.update(described)
+    done.exposed = exposed_folders(layer)
+    writer.add(key, _read(layer, new.values(), done), exposed=bool(done.exposed))
+    done.sensitive = layer.reveals if done.placed else None
 
 
-def _read(layer: Layer, entries: Iterable[Entry], counts: Counts) -> Iterator[tuple[Stocked, bytes]]:
+def _read(layer: Layer, entries: Iterable[Entry], counts: Counts) -> Iterator[tuple[Item, bytes]]:
     for batch in in_batches(entries, lambda entry: entry.bytes):
-        for entry, item, data in read_entries(layer, batch, counts):
+        for item, data in read_entries(layer, batch, counts):
             counts.placed += 1
             counts.bytes += item.bytes
-            modified = None if entry.modified is None or entry.modified < 0 else int(entry.modified)
-            yield Stocked(item, kernels=entry.kernels, modified=modified), data
-
-
-def _described(layer: Layer, keys: Collection[str]) -> dict[str, Entry]:
-    """Return entries with what their bytes say: kernels, and for some layers the device and versions."""
-    found: dict[str, Entry] = {}
-    selections = [Selection(key=key) for key in keys] if len(keys) <= _FEW else [ALL]
-    for selection in selections:
-        for entry in listed((layer,), selection, lambda _: None):
-            if entry.key in keys:
-                found.setdefault(entry.key, entry)
-    return found
+            yield item, data
 
 
 def _push_to_file(stack: LayerSet, file: Path, layer: Layer, place: Path, selection: Selection) -> Push:
     """Add to a database file the entries of its layer that belong to it, through a copy of the file."""
-    counts = Counts()
+    facts = portability_key(stack.portability(layer.name), stack.environment)
+    done = PushedLayer(layer.name, portability_key=facts)
     target = file.resolve()
-    with _locked(target) as standing, layers_with_file(stack.environment, layer, target, place) as (within, copied):
-        copy(layer, within[layer.name], selection, counts, prefix=place.as_posix())
-        if counts.placed:
+    with _locked(target) as before, layers_with_file(stack.environment, layer, target, place) as (within, copied):
+        copy(layer, within[layer.name], selection, done, prefix=place.as_posix())
+        if done.placed:
             flat = copied.with_name(f"{copied.name}.flat")
             copy_database(copied, flat)
-            if _state_of(target) != standing:
+            if _state_of(target) != before:
                 raise Changed(str(file))
             try:
-                (new_file if standing is None else replace_file)(target, [flat.read_bytes()])
+                (new_file if before is None else replace_file)(target, [flat.read_bytes()])
             except FileExistsError as error:
                 raise Changed(str(file)) from error
             except OSError as error:
                 raise TransferFailed(f"cannot write {printable(file)}: {error.strerror or error}") from error
-    facts = portability_key(stack.portability(layer.name), stack.environment)
-    done = PushedLayer(
-        *(layer.name, counts.placed, counts.bytes, counts.there, facts),
-        sensitive=layer.reveals if counts.placed else None,
-        skipped=(*counts.skipped, *counts.kept),
-        failed=tuple(counts.failed),
-    )
-    return Push(str(file), None, None, file.stat().st_size if counts.placed else 0, (), False, (done,))  # noqa: FBT003
+    done.skipped += done.kept
+    done.sensitive = layer.reveals if done.placed else None
+    return Push(str(file), None, None, file.stat().st_size if done.placed else 0, (), False, (done,))  # noqa: FBT003
 
 
 @contextmanager
@@ -316,8 +306,8 @@ class _Batch:
     exposed: bool
     started: float
     packs: dict[str, tuple[int, int]] = field(default_factory=dict)
-    entries: list[Stocked] = field(default_factory=list)
-    waiting: list[tuple[Stocked, bytes]] = field(default_factory=list)
+    entries: list[Item] = field(default_factory=list)
+    waiting: list[tuple[Item, bytes]] = field(default_factory=list)
     weight: int = 0
     lines: int = 0
 
@@ -325,7 +315,7 @@ class _Batch:
 class Writer:
     """Adds entries to a store. ``parts`` are the index parts that it wrote, ``written`` the bytes of all files."""
 
-    def __init__(self, index: Index, key: str | None = None) -> None:
+    def __init__(self, index: StoreIndex, key: str | None = None) -> None:
         self.index = index
         self.parts: dict[PartName, Part] = {}
         self.written = 0
@@ -349,7 +339,7 @@ class Writer:
                     if name.key == key.name:
                         read = self.index.read(name)
                         if read.part.store == self.index.names.store:
-                            known.update(one.item.key for one in read.part.entries)
+                            known.update(item.key for item in read.part.entries)
             except Gone:
                 before = self.index.names
                 self.index.refresh()
@@ -358,19 +348,17 @@ class Writer:
                 continue
             return frozenset(known)
 
-    def add(self, key: StoreKey, entries: Iterable[tuple[Stocked, bytes]], *, exposed: bool) -> None:
+    def add(self, key: StoreKey, entries: Iterable[tuple[Item, bytes]], *, exposed: bool) -> None:
         """Upload entries of one portability key, each with its bytes, and list them in the index."""
         batch = _Batch(key, exposed, self._clock())
-        for one, data in entries:
-            item = one.item
-            if self._place.is_bundle:
-                # Where it was found does not change the bytes.
-                one = replace(one, modified=None)  # noqa: PLW2901
-            if item.bytes >= LARGE and f"objects/{item.sha256}" not in self._doomed():
-                self._write(f"objects/{item.sha256}", object_file(data))
-                batch.entries.append(one)
+        for entry, data in entries:
+            # Where a bundle's entry was found does not change its bytes.
+            item = replace(entry, modified=None) if self._place.is_bundle else entry
+            if item.bytes >= LARGE and item.place not in self._doomed():
+                self._write(item.place, object_file(data))
+                batch.entries.append(item)
             else:
-                batch.waiting.append((one, data))
+                batch.waiting.append((item, data))
                 batch.weight += item.bytes
             batch.lines += _LINE + len(item.key)
             if batch.weight >= FULL_PACK or item.bytes >= LARGE:
@@ -378,70 +366,64 @@ class Writer:
             full = len(batch.entries) + len(batch.waiting) >= MOST_ENTRIES or batch.lines >= FULL_PART
             if full or self._clock() - batch.started > _CHECKPOINT:
                 self._finish(batch)
+                batch = _Batch(key, exposed, self._clock())
         self._finish(batch)
 
-    def take(self, source: Index) -> int:
+    def take(self, source: StoreIndex) -> int:
         """Add the entries of another store that this one lacks; return their number."""
         taken = 0
         for name in source.names.parts:
             part = source.read(name).part
             known = self.known(part.key)
-            new = [(part, one) for one in part.entries if one.item.key not in known]
-            bare = ((Stocked(one.item, None, 0, one.kernels, one.modified), data) for one, data in source.contents(new))
-            self.add(part.key, bare, exposed=part.exposed)
+            new = [(part, item) for item in part.entries if item.key not in known]
+            entries = ((replace(item, pack=None, offset=0), data) for item, data in source.contents(new))
+            self.add(part.key, entries, exposed=part.exposed)
             taken += len(new)
         return taken
 
     def _doomed(self) -> frozenset[str]:
         """Return the names that ``gc`` may remove at any moment: an object of such a name must not be relied on."""
         if self._condemned is None:
-            names = self.index.names.condemned
-            self._condemned = frozenset(one for name in names for one in self.index.condemned(name))
+            self._condemned = frozenset[str]().union(*map(self.index.condemned, self.index.names.condemned))
         return self._condemned
 
     def _pack(self, batch: _Batch) -> None:
         """Upload the waiting entries as one pack."""
         if not batch.waiting:
             return
-        salt = b"" if self._place.is_bundle else os.urandom(SALT)
-        file = pack_file([data for _, data in batch.waiting], salt)
+        file = pack_file([data for _, data in batch.waiting], b"" if self._place.is_bundle else os.urandom(SALT))
         name = hashlib.sha256(file).hexdigest()
         self._write(f"packs/{name}", file)
         batch.packs[name] = (len(file), batch.weight)
         offset = 0
-        for one, _ in batch.waiting:
-            batch.entries.append(Stocked(one.item, name, offset, one.kernels, one.modified))
-            offset += one.item.bytes
+        for item, _ in batch.waiting:
+            batch.entries.append(replace(item, pack=name, offset=offset))
+            offset += item.bytes
         batch.waiting.clear()
         batch.weight = 0
 
     def _finish(self, batch: _Batch) -> None:
-        """Write the index part of what was uploaded, and begin another one."""
+        """Write the index part of what was uploaded."""
         self._pack(batch)
-        if batch.entries:
-            if self._clock() - batch.started > _TOO_SLOW:
-                message = (
-                    f"cannot push to {self._place.shown}: it took longer than half a day; push fewer layers at once"
-                )
-                raise TransferFailed(message)
-            self._write_part(batch.key, batch.exposed, dict(batch.packs), tuple(batch.entries))
-        batch.packs.clear()
-        batch.entries.clear()
-        batch.lines = 0
-        batch.started = self._clock()
+        if not batch.entries:
+            return
+        if self._clock() - batch.started > _TOO_SLOW:
+            message = f"cannot push to {self._place.shown}: it took longer than half a day; push fewer layers at once"
+            raise TransferFailed(message)
+        if self.index.names.store is None:
+            new = bundle_id(batch.entries) if self._place.is_bundle else new_store_id(self._clock())
+            self._write(f"{INDEX}store-{new}", b"\n")
+            # Another first push may have been faster.
+            self.index.refresh()
+        self._write_part(Part("", 0, batch.key, batch.exposed, batch.packs, tuple(batch.entries)))
 
-    def _write_part(
-        self,
-        key: StoreKey,
-        exposed: bool,
-        packs: Mapping[str, tuple[int, int]],
-        entries: tuple[Stocked, ...],
-    ) -> None:
-        store = self._store(entries)
+    def _write_part(self, part: Part) -> None:
+        """Write an index part, as made now."""
+        key = part.key
         if key.name not in self.index.names.keys and all(name.key != key.name for name in self.parts):
             self._write(f"{INDEX}key-{key.name}", key.to_bytes())
             self.index.keep(f"key-{key.name}", key.to_bytes())
-        part = Part(store, self._moment(), key, exposed, packs, entries)
+        part = replace(part, store=self.index.require_store(), made=self._moment())
         text = part.to_bytes()
         file = part_file(text, b"" if self._sign is None else sign(text, self._sign))
         name = PartName(part.made, key.name, hashlib.sha256(file).hexdigest())
@@ -456,15 +438,6 @@ class Writer:
         # A part that is written again is newer than the first one, which a reader may remember.
         return max(int(self._clock()), 1 + max((name.made for name in self._superseded), default=-1))
 
-    def _store(self, first: Sequence[Stocked]) -> str:
-        """Return the identity of the store, which a first push makes."""
-        if self.index.names.store is None:
-            new = bundle_id(first) if self._place.is_bundle else new_store_id(self._clock())
-            self._write(f"{INDEX}store-{new}", b"\n")
-            # Another first push may have been faster.
-            self.index.refresh()
-        return self.index.require_store()
-
     def finish(self) -> None:
         """Complete the store. If two first pushes met, write the parts again for the identity that counts."""
         if self.parts and is_young(self.index.require_store(), self._clock()):
@@ -473,7 +446,7 @@ class Writer:
                 if part.store != self.index.require_store():
                     del self.parts[name]
                     self._superseded.append(name)
-                    self._write_part(part.key, part.exposed, part.packs, part.entries)
+                    self._write_part(part)
                     self._place.remove([f"{INDEX}{name}"])
         self._place.finish()
         self.index.save()

@@ -2,24 +2,14 @@
 
 const HEADING = 17; // The name of an area that shows what is inside it.
 const SMALLEST = 24; // Square pixels of an area that is drawn by itself.
+const HUES = 8; // The colours of layers.
 const DAY = 86400;
 const KIB = 1024;
 
-const entries = data.entries.map(([layer, place, kernel, key, bytes, changed, used, stale, damage]) => ({
-  layer: word(layer),
-  place: word(place),
-  kernel: word(kernel),
-  key,
-  bytes,
-  changed,
-  used,
-  stale: word(stale),
-  damage: word(damage),
-}));
-
-const sum = (items, value) => items.reduce((total, item) => total + value(item), 0);
-const staleEntries = entries.filter((entry) => entry.stale !== null);
-const damagedEntries = entries.filter((entry) => entry.damage !== null);
+const entries = data.entries.map(([layer, place, kernel, key, bytes, changed, used, stale, damage]) => {
+  const words = { layer: word(layer), place: word(place), kernel: word(kernel), stale: word(stale) };
+  return { ...words, damage: word(damage), key, bytes, changed, used };
+});
 const ageOf = (time) => (time === null ? null : data.generated - time);
 
 // ---------------------------------------------------------------- the tree of the map
@@ -37,24 +27,14 @@ function makeTree() {
     }
   }
   arrange(top);
-  const hues = 8;
   const order = data.layers.map(([name]) => name).filter((name) => top.inside.has(name));
-  order.forEach((name, place) => (top.inside.get(name).hue = place % hues));
+  order.forEach((name, place) => (top.inside.get(name).hue = place % HUES));
   return top;
 }
 
 function makeNode(name, outer) {
-  return {
-    name,
-    outer,
-    bytes: 0,
-    entries: 0,
-    staleBytes: 0,
-    inside: new Map(),
-    children: [],
-    rests: new Map(),
-    hue: null,
-  };
+  const sums = { bytes: 0, entries: 0, staleBytes: 0 };
+  return { name, outer, ...sums, inside: new Map(), children: [], rests: new Map(), hue: null };
 }
 
 function add(node, entry) {
@@ -84,7 +64,7 @@ const draw = onNextFrame(drawNow);
 
 function readColours() {
   for (const name of ["card", "ink", "faint", "line", "accent", "on-tile"]) colours[name] = colour(`--${name}`);
-  colours.tiles = Array.from({ length: 8 }, (_, place) => colour(`--tile-${place}`));
+  colours.tiles = Array.from({ length: HUES }, (_, place) => colour(`--tile-${place}`));
   colours.hatch = hatching();
 }
 
@@ -190,9 +170,7 @@ function together(nodes) {
   const outer = nodes[0].outer;
   if (!outer.rests.has(nodes.length)) {
     const made = makeNode(`${formatCount(nodes.length)} more`, outer);
-    made.bytes = sum(nodes, (node) => node.bytes);
-    made.entries = sum(nodes, (node) => node.entries);
-    made.staleBytes = sum(nodes, (node) => node.staleBytes);
+    for (const name of ["bytes", "entries", "staleBytes"]) made[name] = sum(nodes, (node) => node[name]);
     outer.rests.set(nodes.length, made);
   }
   return outer.rests.get(nodes.length);
@@ -213,11 +191,9 @@ function lay(strip, left, scale) {
   let at = upright ? left.y : left.x;
   const placed = strip.map((node) => {
     const long = deep ? (node.bytes * scale) / deep : 0;
-    const area = upright
-      ? { node, x: left.x, y: at, width: deep, height: long }
-      : { node, x: at, y: left.y, width: long, height: deep };
     at += long;
-    return area;
+    if (upright) return { node, x: left.x, y: at - long, width: deep, height: long };
+    return { node, x: at - long, y: left.y, width: long, height: deep };
   });
   if (upright) Object.assign(left, { x: left.x + deep, width: left.width - deep });
   else Object.assign(left, { y: left.y + deep, height: left.height - deep });
@@ -251,15 +227,13 @@ function showLevel() {
   const most = Math.max(shown.children[0]?.bytes ?? 0, 1);
   const into = (node) => (node.children.length ? () => enter(node) : () => searchFor(node.name));
   const link = (node) => element("button", { type: "button", className: "link", onclick: into(node) }, node.name);
-  const parts = (node) => [
-    [(node.bytes - node.staleBytes) / most, colours.tiles[hueOf(node)]],
-    [node.staleBytes / most, colour("--stale")],
-  ];
+  const fresh = (node) => [(node.bytes - node.staleBytes) / most, `var(--tile-${hueOf(node)})`];
+  const parts = (node) => [fresh(node), [node.staleBytes / most, "var(--stale)"]];
   const columns = [
     { title: "name", value: (node) => node.name, cell: link, kind: "name" },
-    { title: "entries", value: (node) => node.entries, cell: (node) => formatCount(node.entries), kind: "number" },
-    { title: "size", value: (node) => node.bytes, cell: (node) => formatBytes(node.bytes), kind: "number" },
-    { title: "stale", value: (node) => node.staleBytes, cell: (node) => sized(node.staleBytes), kind: "number" },
+    number("entries", (node) => node.entries, formatCount),
+    number("size", (node) => node.bytes, formatBytes),
+    number("stale", (node) => node.staleBytes, sized),
     { title: "share", value: (node) => node.bytes, cell: (node) => bar(parts(node)), kind: "wide" },
   ];
   const table = { columns, caption: `Inside ${shown.name}`, sorted: 2, descending: true, size: 8 };
@@ -289,9 +263,7 @@ function choose(area) {
   const box = canvas.getBoundingClientRect();
   const pairs = describe(area.node);
   tip.show(area.node.name, pairs, box.left + area.x + area.width / 2, box.top + area.y + area.height / 2);
-  byId("said").textContent = [area.node.name, ...pairs.map(([name, text]) => text && `${name} ${text}`)]
-    .filter(Boolean)
-    .join(", ");
+  say(area.node.name, pairs);
 }
 
 /** Go one step into what is under the mouse, or list the entries of a kernel. */
@@ -325,7 +297,7 @@ canvas.addEventListener("blur", tip.hide);
 const DIRECTIONS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
 canvas.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.altKey || event.metaKey) return;
+  if (isShortcut(event)) return;
   const direction = DIRECTIONS[event.key];
   if (direction) choose(nextArea(direction));
   else if (event.key === "Enter" && chosen) open(chosen);
@@ -360,12 +332,8 @@ document.addEventListener("keydown", (event) => {
 
 /** Show how many entries fall between limits, and their bytes; the first group has all below the first limit. */
 function showDistribution(host, caption, limits, value) {
-  const groups = [...limits.map(([, title]) => title), "unknown"].map((title) => ({
-    title,
-    fresh: 0,
-    stale: 0,
-    bytes: 0,
-  }));
+  const titles = [...limits.map(([, title]) => title), "unknown"];
+  const groups = titles.map((title) => ({ title, fresh: 0, stale: 0, bytes: 0 }));
   for (const entry of entries) {
     const number = value(entry);
     const group = groups[number === null ? limits.length : limits.findIndex(([limit]) => number < limit)];
@@ -373,20 +341,15 @@ function showDistribution(host, caption, limits, value) {
     group.bytes += entry.bytes;
   }
   const most = Math.max(...groups.map((group) => group.fresh + group.stale), 1);
-  const parts = (group) => [
-    [group.fresh / most, colour("--bar")],
-    [group.stale / most, colour("--stale")],
-  ];
+  const parts = (group) => [[group.fresh / most, "var(--bar)"], [group.stale / most, "var(--stale)"]];
   const columns = [
     { title: caption, value: (group) => group.title },
     { title: "share", cell: (group) => bar(parts(group)), kind: "wide" },
-    { title: "entries", cell: (group) => formatCount(group.fresh + group.stale), kind: "number" },
-    { title: "size", cell: (group) => formatBytes(group.bytes), kind: "number" },
+    number("entries", (group) => group.fresh + group.stale, formatCount),
+    number("size", (group) => group.bytes, formatBytes),
   ];
-  const unknown = groups.at(-1);
-  new DataTable(host, { columns, caption, cards: false }).show(
-    unknown.fresh + unknown.stale ? groups : groups.slice(0, -1),
-  );
+  const { fresh, stale } = groups.at(-1);
+  new DataTable(host, { columns, caption, cards: false }).show(fresh + stale ? groups : groups.slice(0, -1));
 }
 
 const AGES = [
@@ -409,30 +372,13 @@ const SIZES = [
 // ---------------------------------------------------------------- tables
 
 const text = (title, place, kind) => ({ title, value: (row) => row[place], cell: (row) => row[place] ?? DASH, kind });
-const number = (title, place, format) => ({
-  title,
-  value: (row) => row[place],
-  cell: (row) => format(row[place]),
-  kind: "number",
-});
-const command = (title, place) => ({
-  title,
-  value: (row) => row[place],
-  cell: (row) => element("code", { className: "fix" }, row[place]),
-  kind: "long",
-});
 
 function showFindings() {
-  const columns = [
-    text("layer", 0),
-    text("effect", 1),
-    text("finding", 3, "long"),
-    text("place", 2, "name"),
-    command("fix", 4),
-  ];
-  new DataTable(byId("findings"), { columns, caption: "Findings", size: 10, empty: "No problem was found." }).show(
-    data.findings,
-  );
+  const command = (row) => element("code", { className: "fix" }, row[4]);
+  const fix = { ...text("fix", 4, "long"), cell: command };
+  const columns = [text("layer", 0), text("effect", 1), text("finding", 3, "long"), text("place", 2, "name"), fix];
+  const table = { columns, caption: "Findings", size: 10, empty: "No problem was found." };
+  new DataTable(byId("findings"), table).show(data.findings);
 }
 
 function showLayers() {
@@ -440,10 +386,10 @@ function showLayers() {
   const columns = [
     text("layer", 0),
     text("state", 2),
-    number("entries", 4, formatCount),
-    number("size", 5, formatBytes),
-    number("stale", 7, formatBytes),
-    number("orphans", 8, formatBytes),
+    number("entries", (row) => row[4], formatCount),
+    number("size", (row) => row[5], formatBytes),
+    number("stale", (row) => row[7], formatBytes),
+    number("orphans", (row) => row[8], formatBytes),
     places,
   ];
   // A layer that is not on this machine and keeps nothing would only be in the way.
@@ -460,17 +406,15 @@ const ENTRIES = [
   { title: "kernel", value: (entry) => entry.kernel, cell: (entry) => entry.kernel ?? DASH, kind: "name" },
   { title: "layer", value: (entry) => entry.layer },
   { title: "device or Python", value: (entry) => entry.place },
-  { title: "size", value: (entry) => entry.bytes, cell: (entry) => formatBytes(entry.bytes), kind: "number" },
-  { title: "changed", value: (entry) => ageOf(entry.changed), cell: (entry) => ago(entry.changed), kind: "number" },
-  { title: "used", value: (entry) => ageOf(entry.used), cell: (entry) => ago(entry.used), kind: "number" },
+  number("size", (entry) => entry.bytes, formatBytes),
+  number("changed", (entry) => ageOf(entry.changed), formatAge),
+  number("used", (entry) => ageOf(entry.used), formatAge),
   { title: "state", value: (entry) => entry.damage ?? entry.stale, cell: stateOf, kind: "long" },
   { title: "key", value: (entry) => entry.key, kind: "name key" },
 ];
 const listed = new DataTable(byId("entries"), { columns: ENTRIES, caption: "Entries", sorted: 3, descending: true });
 // What is searched in, made at the first search.
 let texts = null;
-
-const ago = (time) => formatAge(ageOf(time));
 
 function stateOf(entry) {
   if (entry.damage !== null) return element("span", { className: "damaged" }, `damaged: ${entry.damage}`);
@@ -507,7 +451,6 @@ for (const name of Object.keys(only)) {
   });
 }
 search.addEventListener("input", onNextFrame(find));
-byId("toolbar").addEventListener("submit", (event) => event.preventDefault());
 
 // ---------------------------------------------------------------- the page
 
@@ -518,28 +461,24 @@ function showHead() {
   showFacts(byId("facts"), [
     ["size", formatBytes(bytes) + more],
     ["entries", formatCount(count) + more],
-    ["stale", formatBytes(sum(staleEntries, (entry) => entry.bytes))],
-    ["damaged", formatCount(damagedEntries.length)],
+    ["stale", formatBytes(tree.staleBytes)],
+    ["damaged", formatCount(entries.filter((entry) => entry.damage !== null).length)],
     ["findings", formatCount(data.findings.length)],
   ]);
   byId("missing").hidden = !data.missing.length;
   byId("missing-list").replaceChildren(...data.missing.map((line) => element("li", {}, line)));
 }
 
-/** Show what carries a colour in its markup; the style of the rest changes by itself. */
-function showColoured() {
-  readColours();
-  showLevel();
-  showDistribution(byId("ages"), "age", AGES, (entry) => ageOf(entry.used ?? entry.changed));
-  showDistribution(byId("sizes"), "size", SIZES, (entry) => entry.bytes);
-  draw();
-}
-
 showHead();
-showPath();
-showColoured();
+readColours();
+enter(tree);
+showDistribution(byId("ages"), "age", AGES, (entry) => ageOf(entry.used ?? entry.changed));
+showDistribution(byId("sizes"), "size", SIZES, (entry) => entry.bytes);
 showFindings();
 showLayers();
 find();
 new ResizeObserver(draw).observe(canvas.parentElement);
-onScheme(showColoured);
+onScheme(() => {
+  readColours();
+  draw();
+});

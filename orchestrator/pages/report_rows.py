@@ -9,8 +9,8 @@ from cachectl.layers.base.texts import printable
 from cachectl.pages.skeleton import Words, build_page
 
 if TYPE_CHECKING:
-    from cachectl.inspecting.entries import Listing
     from cachectl.layers.base.facts import Entry, Finding
+    from cachectl.listing import Listing
 
 
 def report_page(

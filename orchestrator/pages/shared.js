@@ -31,14 +31,25 @@ function onNextFrame(act) {
 }
 
 const clamp = (value, least, most) => Math.max(least, Math.min(value, most));
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-const isNarrow = () => matchMedia("(max-width: 44rem)").matches;
-
-/** Call a function when the browser changes between light and dark. */
-function onScheme(act) {
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", act);
+/** Return the value of a colour of the style in the scheme of the browser, as a canvas reads it. */
+function colour(name) {
+  const probe = document.body.appendChild(element("i"));
+  probe.style.color = `var(${name})`;
+  const value = getComputedStyle(probe).color;
+  probe.remove();
+  return value;
 }
+
+const sum = (items, value) => items.reduce((total, item) => total + value(item), 0);
+const isNarrow = () => matchMedia("(max-width: 44rem)").matches;
+/** Return whether a key belongs to the browser. */
+const isShortcut = (event) => event.ctrlKey || event.altKey || event.metaKey;
+/** Call a function when the browser changes between light and dark. */
+const onScheme = (act) => matchMedia("(prefers-color-scheme: dark)").addEventListener("change", act);
+
+// A search is done by typing.
+byId("toolbar").addEventListener("submit", (event) => event.preventDefault());
 
 // ---------------------------------------------------------------- words
 
@@ -72,11 +83,7 @@ function formatSeconds(seconds) {
 /** Format an age in seconds, as the command line does. */
 function formatAge(seconds) {
   if (seconds === null) return DASH;
-  for (const [unit, length] of [
-    ["d", 86400],
-    ["h", 3600],
-    ["m", 60],
-  ]) {
+  for (const [unit, length] of [["d", 86400], ["h", 3600], ["m", 60]]) {
     if (seconds >= length) return `${Math.round(seconds / length)}${unit}`;
   }
   return `${Math.max(0, Math.round(seconds))}s`;
@@ -89,14 +96,13 @@ const formatMoment = (epoch) => `${new Date(epoch * 1000).toISOString().slice(0,
 
 /** Fill a list of numbers from pairs of title and text. */
 function showFacts(list, facts) {
-  list.replaceChildren(
-    ...facts.map(([title, text]) => element("div", {}, element("dt", {}, title), element("dd", {}, text))),
-  );
+  const fact = ([title, text]) => element("div", {}, element("dt", {}, title), element("dd", {}, text));
+  list.replaceChildren(...facts.map(fact));
 }
 
 /** Make a bar of a share of the whole width; pieces are pairs of share and colour. */
 function bar(pieces) {
-  const whole = pieces.reduce((sum, [share]) => sum + share, 0);
+  const whole = sum(pieces, ([share]) => share);
   const made = element("div", { className: "bar" });
   made.style.width = `${100 * whole}%`;
   for (const [share, fill] of pieces) {
@@ -113,6 +119,9 @@ function swatch(fill) {
   made.style.background = fill;
   return made;
 }
+
+/** Return a column of numbers that sorts by a value and shows it in a format. */
+const number = (title, value, format) => ({ title, value, cell: (row) => format(value(row)), kind: "number" });
 
 /**
  * A table that sorts by its titles and shows one page of rows, so that 100,000 rows cost no more than 25.
@@ -146,11 +155,9 @@ class DataTable {
   }
 
   title(column, place) {
-    const text = column.title;
-    const inside = this.sortable
-      ? element("button", { type: "button", onclick: () => this.sortBy(place) }, text)
-      : text;
-    return element("th", { scope: "col", role: "columnheader", className: column.kind }, inside);
+    const sorting = () => element("button", { type: "button", onclick: () => this.sortBy(place) }, column.title);
+    const properties = { scope: "col", role: "columnheader", className: column.kind };
+    return element("th", properties, this.sortable ? sorting() : column.title);
   }
 
   sortBy(place) {
@@ -232,6 +239,12 @@ const tip = {
     byId("tip").hidden = true;
   },
 };
+
+/** Have a title and pairs of name and text read aloud; pairs without text are left out. */
+function say(title, pairs) {
+  const texts = pairs.map(([name, text]) => text && `${name} ${text}`);
+  byId("said").textContent = [title, ...texts].filter(Boolean).join(", ");
+}
 
 /** Fit a canvas to its place and to the pixels of the screen; return its context, scaled to CSS pixels. */
 function fitCanvas(canvas, width, height) {

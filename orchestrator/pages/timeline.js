@@ -7,30 +7,16 @@ const NARROWEST = 1e-6; // Seconds that the whole width shows at most zoom.
 const JITTER = 1e-7; // Seconds by which neighbours may overlap: times are rounded.
 const MARKS = { hit: "✓", miss: "✗", store: "↓" };
 
-/** Return whether a span is a wait for several kernels that were launched before. */
-function isShared(stage, kernel) {
-  return stage === "launch" && kernel !== null && kernel.includes(" ");
-}
-
 /** Read the spans of the page, in the order in which they begin; an outer one comes before those inside it. */
 function readSpans() {
-  const spans = data.spans.map(([process, thread, stage, name, layer, kernel, outcome, start, seconds, bytes]) => ({
-    process,
-    thread,
-    stage: word(stage),
-    name: word(name),
-    layer: word(layer),
-    kernel: word(kernel),
-    outcome: word(outcome),
-    start,
-    seconds,
-    bytes,
-    end: start + seconds,
-    own: seconds, // Without the spans inside it.
-    of: isShared(word(stage), word(kernel)) ? null : word(kernel), // Its own kernel, or that of the span around it.
-    depth: 0,
-    row: null,
-  }));
+  const spans = data.spans.map(([process, thread, stage, name, layer, kernel, outcome, start, seconds, bytes]) => {
+    const words = { stage: word(stage), name: word(name), layer: word(layer), kernel: word(kernel) };
+    // A wait for several kernels that were launched before it belongs to none of them.
+    const isShared = words.stage === "launch" && words.kernel?.includes(" ");
+    // Its own seconds are without the spans inside it; its kernel may be that of the span around it.
+    const derived = { end: start + seconds, own: seconds, of: isShared ? null : words.kernel, depth: 0, row: null };
+    return { ...words, outcome: word(outcome), process, thread, start, seconds, bytes, ...derived };
+  });
   return spans.sort((one, other) => one.start - other.start || other.seconds - one.seconds);
 }
 
@@ -41,9 +27,7 @@ function layOut(spans) {
   const order = new Map(data.processes.map(([process], place) => [process, place]));
   for (const span of spans) {
     const id = `${span.process} ${span.thread}`;
-    if (!rows.has(id)) {
-      rows.set(id, { process: span.process, thread: span.thread, lanes: [], open: [], place: rows.size });
-    }
+    if (!rows.has(id)) rows.set(id, { process: span.process, lanes: [], open: [], place: rows.size });
     const row = (span.row = rows.get(id));
     while (row.open.length && row.open.at(-1).end <= span.start + JITTER) row.open.pop();
     const outer = row.open.at(-1);
@@ -99,14 +83,10 @@ let hovered = null;
 const draw = onNextFrame(drawNow);
 const xOf = (time) => ((time - view.start) / view.seconds) * width;
 const timeAt = (x) => view.start + (x / width) * view.seconds;
-const shownStage = (stage) => colours[stage] ?? colours.other;
 
 function readColours() {
-  for (const name of ["card", "ink", "faint", "line", "accent", "hit", "miss", "store", "on-stage", "page"]) {
-    colours[name] = colour(`--${name}`);
-  }
-  colours.other = colour("--stage-other");
-  for (const stage of data.stages) colours[stage] = colour(`--stage-${stage}`) || colours.other;
+  const names = ["ink", "faint", "line", "accent", "hit", "miss", "store", "on-stage", "page"];
+  for (const name of [...names, ...data.stages.map((stage) => `stage-${stage}`)]) colours[name] = colour(`--${name}`);
 }
 
 function resize() {
@@ -207,7 +187,7 @@ function drawBar(span, x, size, y, found) {
   // A gap between neighbours, where there is room for one.
   const wide = size > 3 ? size - 1 : size;
   context.globalAlpha = found ? 1 : 0.18;
-  context.fillStyle = shownStage(span.stage);
+  context.fillStyle = colours[`stage-${span.stage}`];
   context.fillRect(x, y, wide, tall);
   if (span.outcome) {
     context.fillStyle = colours[span.outcome] ?? colours.ink;
@@ -288,8 +268,7 @@ function choose(span, closer = false) {
   }
   bringIntoView(span, closer);
   draw();
-  const shown = details(span).filter(([, text]) => text !== null);
-  byId("said").textContent = [span.name, ...shown.map(([name, text]) => `${name} ${text}`)].join(", ");
+  say(span.name, details(span));
   showTip(span, clamp(xOf(span.start), 0, width), yOf(span) - viewport.scrollTop + ROW / 2);
 }
 
@@ -393,12 +372,9 @@ const MOVES_IN_CHART = {
 };
 
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.altKey || event.metaKey) return;
-  if (event.key === "Escape") {
-    choose(null);
-    return;
-  }
-  if (event.target.tagName === "INPUT") return;
+  if (isShortcut(event)) return;
+  if (event.key === "Escape") choose(null);
+  if (event.key === "Escape" || event.target.tagName === "INPUT") return;
   const act = event.key === "/" ? () => byId("search").focus() : (MOVES[event.key] ?? null);
   const inChart = event.target === canvas ? (MOVES_IN_CHART[event.key] ?? null) : null;
   if (!act && !inChart) return;
@@ -418,15 +394,16 @@ function step(by) {
 // ---------------------------------------------------------------- search
 
 const search = byId("search");
+const sized = (bytes) => (bytes === null ? "" : formatBytes(bytes));
 const LISTED = [
-  { title: "begins", value: (span) => span.start, cell: (span) => formatSeconds(span.start), kind: "number" },
-  { title: "takes", value: (span) => span.seconds, cell: (span) => formatSeconds(span.seconds), kind: "number" },
+  number("begins", (span) => span.start, formatSeconds),
+  number("takes", (span) => span.seconds, formatSeconds),
   { title: "span", value: (span) => span.name, cell: (span) => choosing(span.name, span), kind: "name" },
   { title: "kernel", value: (span) => span.of, cell: (span) => span.of ?? "", kind: "name" },
   { title: "stage", value: (span) => span.stage, cell: (span) => staged(span.stage), kind: "short" },
   { title: "layer", value: (span) => span.layer, cell: (span) => span.layer ?? "" },
   { title: "outcome", value: (span) => span.outcome, cell: (span) => outcome(span.outcome) },
-  { title: "size", value: (span) => span.bytes, cell: (span) => sized(span.bytes), kind: "number" },
+  number("size", (span) => span.bytes, sized),
   { title: "in", value: (span) => rows.indexOf(span.row), cell: (span) => span.row.who, kind: "short" },
 ];
 const listed = new DataTable(byId("spans"), { columns: LISTED, caption: "Spans", sorted: 0 });
@@ -446,8 +423,7 @@ function describe(span) {
   draw();
 }
 
-const staged = (stage) => element("span", {}, swatch(shownStage(stage)), stage);
-const sized = (bytes) => (bytes === null ? "" : formatBytes(bytes));
+const staged = (stage) => element("span", {}, swatch(`var(--stage-${stage})`), stage);
 const outcome = (name) => (name === null ? "" : element("span", { className: name }, `${MARKS[name] ?? ""} ${name}`));
 
 function find() {
@@ -455,8 +431,8 @@ function find() {
   matches = wanted ? new Set(spans.filter((span) => span.of?.toLowerCase().includes(wanted))) : null;
   const found = matches === null ? spans : [...matches];
   const kernels = new Set(found.map((span) => span.of)).size;
-  byId("matches").textContent =
-    matches === null ? "" : `${plural(found.length, "span")} of ${plural(kernels, "kernel")}`;
+  const counts = `${plural(found.length, "span")} of ${plural(kernels, "kernel")}`;
+  byId("matches").textContent = matches === null ? "" : counts;
   byId("listed").textContent = matches === null ? "All spans of the run." : `Spans of kernels with “${wanted}”.`;
   byId("previous").disabled = byId("next").disabled = !found.length;
   if (chosen && matches && !matches.has(chosen)) choose(null);
@@ -466,7 +442,6 @@ function find() {
 
 search.addEventListener("input", find);
 search.addEventListener("keydown", (event) => event.key === "Enter" && step(event.shiftKey ? -1 : 1));
-byId("toolbar").addEventListener("submit", (event) => event.preventDefault());
 byId("previous").addEventListener("click", () => step(-1));
 byId("next").addEventListener("click", () => step(1));
 byId("zoom-in").addEventListener("click", () => zoom(1 / 1.5));
@@ -478,37 +453,20 @@ byId("fit").addEventListener("click", () => showPart(0, whole));
 function sumUp(chooseGroup) {
   const groups = Map.groupBy(spans, chooseGroup);
   return [...groups].map(([name, members]) => {
-    const seconds = (among) => among.reduce((sum, span) => sum + span.own, 0);
+    const seconds = ownSeconds(members);
     const having = (wanted) => members.filter((span) => span.outcome === wanted);
-    return {
-      name,
-      seconds: seconds(members),
-      spans: members.length,
-      hits: having("hit"),
-      misses: having("miss"),
-      hitSeconds: seconds(having("hit")),
-      missSeconds: seconds(having("miss")),
-      stages: data.stages.map((stage) => seconds(members.filter((span) => span.stage === stage))),
-    };
+    const stages = data.stages.map((stage) => ownSeconds(members.filter((span) => span.stage === stage)));
+    return { name, seconds, spans: members.length, hits: having("hit"), misses: having("miss"), stages };
   });
 }
 
-const counted = (found, seconds) => (found.length ? `${formatCount(found.length)} in ${formatSeconds(seconds)}` : "");
-const timed = {
-  title: "seconds",
-  value: (one) => one.seconds,
-  cell: (one) => formatSeconds(one.seconds),
-  kind: "number",
-};
-const HIT_AND_MISS = [
-  { title: "hits", value: (one) => one.hits.length, cell: (one) => counted(one.hits, one.hitSeconds), kind: "number" },
-  {
-    title: "misses",
-    value: (one) => one.misses.length,
-    cell: (one) => counted(one.misses, one.missSeconds),
-    kind: "number",
-  },
-];
+const ownSeconds = (among) => sum(among, (span) => span.own);
+const timed = number("seconds", (group) => group.seconds, formatSeconds);
+const HIT_AND_MISS = ["hits", "misses"].map((title) => ({
+  ...number(title, (group) => group[title].length),
+  cell: ({ [title]: spans }) =>
+    spans.length ? `${formatCount(spans.length)} in ${formatSeconds(ownSeconds(spans))}` : "",
+}));
 
 function showStages() {
   const sums = sumUp((span) => span.stage);
@@ -517,8 +475,8 @@ function showStages() {
   const columns = [
     { title: "stage", value: (one) => one.name, cell: (one) => staged(one.name) },
     timed,
-    { title: "share", cell: (one) => bar([[one.seconds / most, shownStage(one.name)]]), kind: "wide" },
-    { title: "spans", value: (one) => one.spans, cell: (one) => formatCount(one.spans), kind: "number" },
+    { title: "share", cell: (one) => bar([[one.seconds / most, `var(--stage-${one.name})`]]), kind: "wide" },
+    number("spans", (one) => one.spans, formatCount),
     ...HIT_AND_MISS,
   ];
   new DataTable(byId("stages"), { columns, caption: "Seconds of each stage", size: sums.length }).show(sums);
@@ -535,7 +493,7 @@ function showSlowest() {
     step(1);
   };
   const link = (name) => element("button", { type: "button", className: "link", onclick: searchFor(name) }, name);
-  const pieces = (one) => one.stages.map((seconds, place) => [seconds / most, shownStage(data.stages[place])]);
+  const pieces = (one) => one.stages.map((seconds, place) => [seconds / most, `var(--stage-${data.stages[place]})`]);
   const columns = [
     { title: "kernel", value: (one) => one.name, cell: (one) => link(one.name), kind: "name" },
     timed,
@@ -565,20 +523,16 @@ function showHead() {
   ]);
 }
 
-function start() {
+readColours();
+showHead();
+showLegend();
+showStages();
+showSlowest();
+find();
+new ResizeObserver(resize).observe(viewport);
+resize();
+viewport.addEventListener("scroll", draw);
+onScheme(() => {
   readColours();
-  showHead();
-  showLegend();
-  showStages();
-  showSlowest();
-  find();
-  new ResizeObserver(resize).observe(viewport);
-  resize();
-  viewport.addEventListener("scroll", draw);
-  onScheme(() => {
-    readColours();
-    draw();
-  });
-}
-
-start();
+  draw();
+});

@@ -28,7 +28,7 @@ from cachectl.switching.isolated import (
     relocations,
     remove_isolated_root,
 )
-from cachectl.switching.overlay import PROCESS, Attribute, Missing, Slot, Variable
+from cachectl.switching.overlay import PROCESS, Attribute, NoValue, Slot, Variable
 from cachectl.switching.salt import SALTING
 
 if TYPE_CHECKING:
@@ -342,5 +342,5 @@ def _reload_modules(switch: Switch) -> None:
         return
     for module, attribute in switch.reloads:
         loaded = sys.modules.get(module)
-        if loaded is not None and isinstance(Attribute(module, None, attribute).read(), Missing):
+        if loaded is not None and isinstance(Attribute(module, None, attribute).read(), NoValue):
             reload(loaded)

@@ -15,13 +15,13 @@ from typing import Final
 from cachectl.layers.base.environment import process_variable, set_process_variable
 
 
-class Missing:
+class NoValue:
     """The value of an attribute that does not exist."""
 
 
-MISSING: Final = Missing()
+MISSING: Final = NoValue()
 #: The value of an attribute of a module that is not loaded: nothing to read or restore.
-UNLOADED: Final = Missing()
+UNLOADED: Final = NoValue()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Attribute:
         target = self._target()
         if target is None or value is UNLOADED:
             return
-        if not isinstance(value, Missing):
+        if not isinstance(value, NoValue):
             setattr(target, self.name, value)
         elif self.name in vars(target):
             delattr(target, self.name)

@@ -16,10 +16,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
-from cachectl.inspecting.verify import failure, findings
-from cachectl.layers.base.as_json import AsJson
+from cachectl.findings import Findings, damage, failure, lines, table
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.errors import FAILURES, LayerError, PluginFailed
 from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Root, Scope, Severity, Usage
@@ -30,13 +29,14 @@ from cachectl.layers.disk.trust import closed_by_another, open_to_others
 from cachectl.layers.host.launcher import RANKS, number_of
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.options import FORM, LAYERS, PLACES, PYTHON, Request
-from cachectl.table import Column, Table, Whole
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
     from cachectl.layers.base.registry import Broken
+
+__all__ = ["OPTIONS", "diagnosis", "doctor", "job_of", "run", "show", "table"]
 
 OPTIONS: Final = (LAYERS, PYTHON, PLACES, FORM)
 
@@ -62,19 +62,6 @@ _LOCAL_RANKS: Final = (
 
 #: A finding, and the place that it is about; of several layers with the same problem of a place, one reports it.
 Placed = tuple[object, Finding]
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """The findings, worst first in each layer, after those about full file systems."""
-
-    findings: tuple[Finding, ...]
-    as_json: ClassVar[AsJson] = AsJson("cachectl/findings/1")
-
-    @property
-    def failed(self) -> bool:
-        """Return whether any finding is worse than harmless."""
-        return any(map(is_grave, self.findings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +96,13 @@ class _Held:
         return bool(self.usage.entries or self.usage.files or self.usage.orphan_files)
 
 
-def doctor(stack: LayerSet, layers: Iterable[str] = ()) -> Diagnosis:
+def doctor(stack: LayerSet, layers: Iterable[str] = ()) -> Findings:
     """Return the problems of the named layers, or of all and of plug-ins, each with the command that fixes it."""
     named = tuple(layers)
     return diagnosis(stack.named(named), () if named else stack.broken)
 
 
-def diagnosis(layers: Iterable[Layer], broken: Iterable[Broken] = ()) -> Diagnosis:
+def diagnosis(layers: Iterable[Layer], broken: Iterable[Broken] = ()) -> Findings:
     """Return the findings: full file systems first, then layer by layer, the worst of each first."""
     roots = {layer: list(_held(layer)) for layer in layers}
     found = list(_of_space([held for of_layer in roots.values() for held in of_layer]))
@@ -133,12 +120,7 @@ def diagnosis(layers: Iterable[Layer], broken: Iterable[Broken] = ()) -> Diagnos
                 said.add(identity)
                 of_layer.append(finding)
         found += sorted(of_layer, key=lambda finding: _WORST_FIRST.index(finding.severity))
-    return Diagnosis(tuple(found))
-
-
-def is_grave(finding: Finding) -> bool:
-    """Return whether a finding is worse than harmless."""
-    return finding.severity is not Severity.HARMLESS
+    return Findings(tuple(found), any(finding.severity is not Severity.HARMLESS for finding in found))
 
 
 def _held(layer: Layer) -> Iterator[_Held]:
@@ -165,7 +147,7 @@ def _everything(layer: Layer, roots: Iterable[_Held]) -> Iterator[Placed]:
     except FAILURES as error:
         unknown = error
     # First, since those of `verify` name the command that fixes them.
-    found += ((None, finding) for finding in findings((layer,)))
+    found += ((None, finding) for finding in damage((layer,)).findings)
     for held in roots:
         if held.exists:
             found += _of_root(held)
@@ -428,33 +410,12 @@ def _group_name(number: int) -> str:
 # ---------------------------------------------------------------------- the command line
 
 
-def run(request: Request) -> Diagnosis:
+def run(request: Request) -> Findings:
     """Carry out ``cachectl doctor``."""
     with request.working("examining"):
         return doctor(request.stack, request.options.layers)
 
 
-COLUMNS: Final[tuple[Column[Finding], ...]] = (
-    Column("layer", lambda finding: finding.layer),
-    Column("severity", lambda finding: finding.severity.value),
-    Column("code", lambda finding: finding.code),
-    Column("root", lambda finding: str(finding.root or "")),
-    Column("key", lambda finding: finding.key or ""),
-    Column("message", lambda finding: finding.message),
-    Column("fix", lambda finding: finding.fix),
-)
-
-
-def table(done: Diagnosis, _request: Request) -> Table[Finding]:
-    """Return the findings."""
-    return Table(COLUMNS, done.findings)
-
-
-def show(done: Diagnosis, _request: Request) -> Iterator[object]:
-    """Yield each finding with its effect, and its fix on a line of its own to copy."""
-    for finding in done.findings:
-        where = finding.key if finding.key is not None else str(finding.root)
-        yield f"{finding.layer}: {where}: {finding.message} ({finding.severity.value})"
-        yield Whole(f"  fix: {finding.fix}")
-    if not done.findings:
-        yield "nothing is wrong"
+def show(result: Findings, _request: Request) -> Iterator[object]:
+    """Yield each finding."""
+    return lines(result, "nothing is wrong")

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.selection import ALL
+from cachectl.listing import Listing, Trouble, listed
 from cachectl.options import CSV, JSON, LAYERS, PLACES, PYTHON, SELECTION, WAIT, OneOf, Option, Request
 from cachectl.table import DASH, Column, Raw, Table, ages, sizes
 
 if TYPE_CHECKING:
-    from cachectl.inspecting.entries import Listing
+    from cachectl.layer_set import LayerSet
     from cachectl.layers.base.facts import Entry
+    from cachectl.layers.base.selection import Selection
 
+_UNKNOWN: Final = float("inf")
+#: The sort key of each order; an unknown time comes last.
+_ORDERS: Final[dict[str, Callable[[Entry], float]]] = {
+    "size": lambda entry: -entry.bytes,
+    "age": lambda entry: _UNKNOWN if entry.modified is None else entry.modified,
+    "used": lambda entry: _UNKNOWN if entry.used is None else entry.used,
+}
 OPTIONS: Final = (
     LAYERS,
     SELECTION,
-    Option("--sort", choices=("size", "age", "used"), help="largest, oldest, or longest unused first"),
+    Option("--sort", choices=tuple(_ORDERS), help="largest, oldest, or longest unused first"),
     Option("--limit", type=int, metavar="N", help="show no more than N entries"),
     PYTHON,
     WAIT,
@@ -25,14 +39,34 @@ OPTIONS: Final = (
 EPILOG: Final = "On a terminal the table shortens names and keys to fit; elsewhere they are whole."
 
 
+def ls(
+    stack: LayerSet,
+    selection: Selection = ALL,
+    *,
+    layers: Iterable[str] = (),
+    sort: str | None = None,
+    limit: int | None = None,
+) -> Listing:
+    """Return the selected entries, sorted by ``size``, ``age`` or ``used``, no more than ``limit``.
+
+    At most ``limit`` entries are kept at any time. Raises :class:`BadRequest` for a negative limit.
+    """
+    if limit is not None and limit < 0:
+        raise BadRequest(f"--limit {limit} is negative")
+    most = None if limit is None else min(limit, sys.maxsize)
+    troubles: list[Trouble] = []
+    entries: Iterable[Entry] = listed(stack.named(layers), selection, troubles.append)
+    if sort is not None:
+        order = _ORDERS[sort]
+        entries = sorted(entries, key=order) if most is None else heapq.nsmallest(most, entries, key=order)
+    return Listing(tuple(islice(entries, most)), tuple(troubles))
+
+
 def run(request: Request) -> Listing:
     """Carry out ``cachectl ls``."""
-    from cachectl.inspecting.entries import list_entries
-
     options, selected = request.options, request.selection()
     with request.working("listing"):
-        layers = request.stack.named(options.layers)
-        listing = list_entries(layers, selected, sort=options.sort, limit=options.limit)
+        listing = ls(request.stack, selected, layers=options.layers, sort=options.sort, limit=options.limit)
     for trouble in listing.problems:
         where = "" if trouble.path is None else f"{trouble.path}: "
         request.notice(f"{trouble.layer}: {where}{trouble.message}")

@@ -14,17 +14,17 @@ from cachectl.layers.base.facts import Condition, Orphan, Problem, Root, Scope, 
 from cachectl.layers.base.registry import Broken
 from cachectl.layers.base.store import unknown_usage
 from cachectl.layers.base.texts import plural, printable
-from cachectl.layers.disk.leftovers import abandoned_temporaries
+from cachectl.layers.disk.temporaries import abandoned_temporaries
 from cachectl.options import FORCE, FORM, LAYERS, PLACES, PYTHON, VERBOSE, Option, Request
 from cachectl.table import DASH, Column, Table, age, count, counts, numbers, size, sizes
 
 if TYPE_CHECKING:
-    from cachectl.inspecting.entries import Listing
     from cachectl.layer_set import LayerSet
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.facts import Entry, Finding
     from cachectl.layers.base.layer import Layer
     from cachectl.layers.host.neighbours import Neighbour
+    from cachectl.listing import Listing
 
 OPTIONS: Final = (
     LAYERS,
@@ -227,9 +227,9 @@ def _root_report(layer: Layer, root: Root) -> RootReport:
 
 def _by_python(layers: Iterable[Layer], environment: Environment) -> tuple[PythonShare, ...]:
     """Sum the entries that name a Python, the largest sum first; entries that cannot be read are left out."""
-    from cachectl.inspecting.entries import listed
     from cachectl.layers.base.selection import ALL
     from cachectl.layers.host.pythons import pythons_of
+    from cachectl.listing import listed
 
     groups: dict[tuple[tuple[str, str | None], ...], list[Entry]] = {}
     for entry in listed(layers, ALL, lambda _: None, contents=False):
@@ -263,11 +263,11 @@ def run(request: Request) -> Report | int:
     with request.working("counting"):
         done = report(request.stack, options.layers, neighbours=options.neighbours, by_python=options.by == "python")
     if page is not None:
-        from cachectl.inspecting.entries import list_entries
         from cachectl.verbs.doctor import doctor
+        from cachectl.verbs.ls import ls
 
         with request.working("reading"):
-            listing = list_entries(request.stack.named(options.layers))
+            listing = ls(request.stack, layers=options.layers)
             drawn = draw(done, listing, doctor(request.stack, options.layers).findings)
         page.write((drawn,))
         if options.html == "-":

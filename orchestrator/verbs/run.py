@@ -173,7 +173,7 @@ def run(request: Request) -> int:
         )
     if given.no_cache and given.base is not None:
         request.misuse("--no-cache switches off what --base would start warm; choose one of them")
-    store = request.store_use()
+    store = _store_use(request)
     request.demand_command()
     ran = run_with(
         request.stack,
@@ -191,6 +191,24 @@ def run(request: Request) -> int:
     for line in _lines(ran.proof):
         request.notice(line)
     return ran.status if ran.proof.holds else 1
+
+
+def _store_use(request: Request) -> StoreUse | None:
+    """Return the store around the command; ``None`` without one."""
+    options, trust = request.options, request.trust()
+    if not options.store:
+        if trust is not None or options.sign is not None:
+            request.misuse("--allowed-signers, --digest, --trust and --sign are for --store SOURCE")
+        return None
+    if options.no_cache:
+        request.misuse("--no-cache leaves nothing to pull or push; drop --store")
+    from cachectl.exchange.around import PATIENCE, StoreUse
+    from cachectl.exchange.trust import UNTRUSTED
+
+    if trust is None:
+        request.misuse(UNTRUSTED)
+    wait = PATIENCE if options.store_wait is None else options.store_wait
+    return StoreUse(request.target(options.store), trust, options.store_mode == "rw", options.sign, wait)
 
 
 def _such_as(request: Request) -> str:

@@ -1,7 +1,7 @@
 """Events that the processes of a trace recorded, read without trust: the traced program can write to the folder too.
 
-Only plain files of this user are read, up to a limit and without blocking. An event counts only if every field has its
-type. Unread files are named, and the numbers of the trace are then lower bounds.
+Only plain files are read, up to a limit and without blocking. An event counts only if every field has its type. Unread
+files are named, and the numbers of the trace are then lower bounds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ _LARGEST_NUMBER: Final = 1 << 62
 _FILE: Final = re.compile(r"([0-9]{1,20})\.(?:events|messages)")
 
 Event = Mapping[str, Any]
-_Check = Callable[[object], bool]
 
 
 def _text(value: object) -> bool:
@@ -42,13 +41,13 @@ def _number(value: object) -> bool:
 
 def _seconds(value: object) -> bool:
     # NaN fails every comparison.
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _LARGEST_NUMBER
+    return type(value) in (int, float) and 0 <= value <= _LARGEST_NUMBER  # type: ignore[operator]
 
 
 def _intervals(value: object) -> bool:
     return isinstance(value, list) and all(
-        isinstance(one, list) and len(one) == len(("start", "end")) and all(map(_number, one)) and one[0] <= one[1]
-        for one in value
+        isinstance(pair, list) and len(pair) == 2 and all(map(_number, pair)) and pair[0] <= pair[1]  # noqa: PLR2004
+        for pair in value
     )
 
 
@@ -56,32 +55,32 @@ def _flag(value: object) -> bool:
     return isinstance(value, bool)
 
 
-def _or_unknown(check: _Check) -> _Check:
-    return lambda value: value is None or check(value)
-
-
-#: The fields that are used: those that every event of a kind must have, then those it may have.
-_REQUIRED: Final[Mapping[str, Mapping[str, _Check]]] = {
-    "started": {},
-    "failed": {"library": _text},
-    "hit": {"layer": _text},
-    "miss": {"layer": _text},
-    "store": {"layer": _text},
-    "build": {"layer": _text, "seconds": _seconds, "failed": _flag, "heard": _flag},
-    "span": {"stage": STAGES.__contains__, "name": _text, "start": _number, "end": _number, "thread": _number},
-    "messages": {"layer": _text, "lookups": _or_unknown(_number), "wrote": _texts, "upto": _number},
+#: The fields that every event of a kind must have.
+_REQUIRED: Final[Mapping[str, Sequence[str]]] = {
+    "started": (),
+    "failed": ("library",),
+    **dict.fromkeys(("hit", "miss", "store"), ("layer",)),
+    "build": ("layer", "seconds", "failed", "heard"),
+    "span": ("stage", "name", "start", "end", "thread"),
+    "messages": ("layer", "lookups", "wrote", "upto"),
 }
-_OPTIONAL: Final[Mapping[str, _Check]] = {
-    **dict.fromkeys(("error", "kind", "host"), _text),
-    **dict.fromkeys(("dictionary", "key", "source", "options", "platform", "driver"), _or_unknown(_text)),
-    **dict.fromkeys(("kernels", "devices"), _or_unknown(_texts)),
-    **dict.fromkeys(("monotonic", "epoch", "start", "end", "thread"), _number),
-    **dict.fromkeys(("bytes", "rank"), _or_unknown(_number)),
-    "program": _texts,
-    "at": _seconds,
-    "binary": lambda value: value in (None, "hit", "miss"),
-    "compiled": _or_unknown(_flag),
+#: The types of the fields that are used.
+_TYPES: Final[Mapping[str, Callable[[object], bool]]] = {
+    **dict.fromkeys(("error", "kind", "host", "library", "layer", "name"), _text),
+    **dict.fromkeys(("pid", "monotonic", "epoch", "start", "end", "thread", "upto"), _number),
+    **dict.fromkeys(("at", "seconds"), _seconds),
+    **dict.fromkeys(("failed", "heard"), _flag),
+    **dict.fromkeys(("program", "wrote"), _texts),
+    "stage": STAGES.__contains__,
     "compiles": _intervals,
+}
+#: Those of fields that may also be unknown.
+_TYPES_IF_KNOWN: Final[Mapping[str, Callable[[object], bool]]] = {
+    **dict.fromkeys(("dictionary", "key", "source", "options", "platform", "driver"), _text),
+    **dict.fromkeys(("kernels", "devices"), _texts),
+    **dict.fromkeys(("bytes", "rank", "lookups"), _number),
+    "binary": ("hit", "miss").__contains__,
+    "compiled": _flag,
 }
 
 
@@ -118,11 +117,9 @@ def read_events(folder: Path) -> Noted:
 def messages_after(folder: Path, events: Sequence[Event]) -> Iterator[bytes]:
     """Yield the end of each process's messages: those after the last event that accounts for them."""
     for path in _files(folder, ".messages"):
-        accounted = (
-            event["upto"] for event in events if event["event"] == "messages" and str(event["pid"]) == path.stem
-        )
+        said = (event for event in events if event["event"] == "messages" and str(event["pid"]) == path.stem)
         try:
-            yield _read(path, max(accounted, default=0), _MOST_MESSAGES)[0]
+            yield _read(path, max((event["upto"] for event in said), default=0), _MOST_MESSAGES)[0]
         except OSError:
             continue
 
@@ -136,19 +133,10 @@ def _files(folder: Path, suffix: str) -> list[Path]:
 
 
 def _read(path: Path, start: int, most: int) -> tuple[bytes, bool]:
-    """Return a part of a plain file of this user, and whether it reaches the end. Raises :class:`OSError`."""
-    handle = open_plain(path)
-    try:
-        status = os.fstat(handle)
-        if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
-            raise PermissionError(1, "belongs to another user", str(path))
-        wanted = min(most, max(0, status.st_size - start))
-        data = b""
-        while len(data) < wanted and (more := os.pread(handle, min(wanted - len(data), 1 << 20), start + len(data))):
-            data += more
-        return data, start + len(data) >= status.st_size
-    finally:
-        os.close(handle)
+    """Return a part of a plain file, and whether it reaches the end. Raises :class:`OSError`."""
+    with os.fdopen(open_plain(path), "rb") as file:
+        file.seek(start)
+        return file.read(most), not file.read(1)
 
 
 def _event(line: bytes) -> Event | None:
@@ -157,10 +145,13 @@ def _event(line: bytes) -> Event | None:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(event, dict) or not _number(event.get("pid")):
+    if not isinstance(event, dict) or "pid" not in event or not _text(event.get("event")):
         return None
-    kind = event.get("event")
-    required = _REQUIRED.get(kind) if isinstance(kind, str) else None
-    if required is None or not all(name in event and check(event[name]) for name, check in required.items()):
+    required = _REQUIRED.get(event["event"])
+    if required is None or not event.keys() >= set(required):
         return None
-    return event if all(check(event[name]) for name, check in _OPTIONAL.items() if name in event) else None
+    for name, value in event.items():
+        check = _TYPES.get(name) or (None if value is None else _TYPES_IF_KNOWN.get(name))
+        if check is not None and not check(value):
+            return None
+    return event

@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from cachectl.layers.base.parts import Lookups
 
 _PROC: Final = Path("/proc")
 #: Indexes of fields of ``/proc/PID/stat`` after the name, see proc(5).
@@ -23,14 +25,6 @@ _PARENT, _START_OF_STACK = 1, 25
 #: duration of a look, so that looking takes at most a tenth of one processor.
 _SECONDS_BETWEEN: Final = 0.05
 _TIMES: Final = 9
-
-
-@dataclass(frozen=True)
-class Signs:
-    """Parts of the paths of files that a process has mapped or opened if it uses a layer's cache."""
-
-    mapped: Sequence[str] = ()
-    opened: Sequence[str] = ()
 
 
 @dataclass
@@ -50,22 +44,15 @@ class Descendant:
 class Processes:
     """Processes that use caches: :meth:`look` records those that are alive.
 
-    ``folder`` is that of the run's events. ``observed`` are the signs of layers whose lookups count in the process
-    itself, ``by_files`` those of layers whose lookups show by files, whoever makes them.
+    ``folder`` is that of the run's events; ``lookups`` of layers say which files a process has mapped or opened if it
+    uses the cache.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        observed: Mapping[str, Signs],
-        by_files: Mapping[str, Signs],
-        *,
-        proc: Path = _PROC,
-    ) -> None:
+    def __init__(self, folder: Path, lookups: Mapping[str, Lookups]) -> None:
         self._folder = folder
-        self._observed = observed
-        self._by_files = by_files
-        self._proc = proc
+        #: Lookups that count in the process itself, and those that show by files, whoever makes them.
+        self._observed = {name: part for name, part in lookups.items() if part.files is None}
+        self._by_files = {name: part for name, part in lookups.items() if part.files is not None}
         #: By process id and stack, because a process may execute another program.
         self._seen: dict[tuple[int, int], Descendant] = {}
         self._latest: dict[int, Descendant] = {}
@@ -99,58 +86,44 @@ class Processes:
         waiting = [os.getpid()]
         while waiting:
             parent = waiting.pop()
-            for pid in self._children(parent):
+            for pid in _children(parent):
                 waiting.append(pid)
                 run.add(pid)
                 with suppress(OSError):
                     self._note(pid, parent)
         with suppress(OSError):
-            for name in os.listdir(self._proc):
+            for name in os.listdir(_PROC):
                 if name.isdecimal() and int(name) not in run:
                     with suppress(OSError):
                         self._note_stranger(int(name))
 
     def unwatched(self) -> tuple[Descendant, ...]:
         """Return the processes of the run that used a cache and were not watched."""
-        return tuple(one for one in self._seen.values() if one.uses and not self._is_watched(one))
-
-    def _children(self, parent: int) -> Iterator[int]:
-        tasks = self._proc / str(parent) / "task"
-        with suppress(OSError):
-            for task in os.listdir(tasks):
-                with suppress(OSError):
-                    yield from map(int, (tasks / task / "children").read_bytes().split())
-
-    def _command(self, pid: int) -> str:
-        return " ".join(os.fsdecode(word) for word in (self._proc / f"{pid}/cmdline").read_bytes().split(b"\0")[:-1])
-
-    def _stat(self, pid: int) -> list[bytes]:
-        return (self._proc / f"{pid}/stat").read_bytes().rpartition(b") ")[2].split()
+        return tuple(process for process in self._seen.values() if process.uses and not self._is_watched(process))
 
     def _note(self, pid: int, parent: int) -> None:
-        command, fields = self._command(pid), self._stat(pid)
+        command, fields = _command(pid), _stat(pid)
         if not command or fields[0] == b"Z":
             # It has ended.
             return
         stack = int(fields[_START_OF_STACK])
-        if (pid, stack) not in self._seen:
-            self._seen[pid, stack] = Descendant(pid, parent, stack, command, set())
-        one = self._latest[pid] = self._seen[pid, stack]
-        if not self._is_watched(one):
-            one.uses |= self._uses(pid, self._observed)
+        process = self._seen.setdefault((pid, stack), Descendant(pid, parent, stack, command, set()))
+        self._latest[pid] = process
+        if not self._is_watched(process):
+            process.uses |= _uses(pid, self._observed)
 
     def _note_stranger(self, pid: int) -> None:
-        uses = self._uses(pid, self._by_files)
+        uses = _uses(pid, self._by_files)
         if uses and not self._is_of_run(pid):
             for layer in uses:
-                self.strangers.setdefault(layer, set()).add(self._command(pid))
+                self.strangers.setdefault(layer, set()).add(_command(pid))
 
-    def _is_watched(self, one: Descendant) -> bool:
+    def _is_watched(self, process: Descendant) -> bool:
         """Return whether the observer watches a process; a fork of a watched process is watched too."""
-        if (self._folder / f"{one.pid}.events").exists():
+        if (self._folder / f"{process.pid}.events").exists():
             return True
-        parent = self._latest.get(one.parent)
-        return parent is not None and parent.stack == one.stack and self._is_watched(parent)
+        parent = self._latest.get(process.parent)
+        return parent is not None and parent.stack == process.stack and self._is_watched(parent)
 
     def _is_of_run(self, pid: int) -> bool:
         """Return whether a process, or one above it, was started with the trace's variable, or by this process."""
@@ -160,18 +133,32 @@ class Processes:
         while pid > 1:
             # Some programs clear the variables of those that they start, and those of other users are not shown.
             with suppress(OSError):
-                if pid == os.getpid() or mark in (self._proc / f"{pid}/environ").read_bytes():
+                if pid == os.getpid() or mark in (_PROC / f"{pid}/environ").read_bytes():
                     return True
-            pid = int(self._stat(pid)[_PARENT])
+            pid = int(_stat(pid)[_PARENT])
         return False
 
-    def _uses(self, pid: int, signs: Mapping[str, Signs]) -> set[str]:
-        maps = (self._proc / f"{pid}/maps").read_bytes()
-        uses = {layer for layer, sign in signs.items() if any(part.encode() in maps for part in sign.mapped)}
-        if any(sign.opened for sign in signs.values()):
-            folder = self._proc / f"{pid}/fd"
-            for number in os.listdir(folder):
-                with suppress(OSError):
-                    path = os.readlink(folder / number)
-                    uses |= {layer for layer, sign in signs.items() if any(part in path for part in sign.opened)}
-        return uses
+
+def _children(parent: int) -> Iterator[int]:
+    for tasks in (_PROC / f"{parent}/task").glob("*/children"):
+        with suppress(OSError):
+            yield from map(int, tasks.read_bytes().split())
+
+
+def _command(pid: int) -> str:
+    return os.fsdecode((_PROC / f"{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" "))
+
+
+def _stat(pid: int) -> list[bytes]:
+    return (_PROC / f"{pid}/stat").read_bytes().rpartition(b") ")[2].split()
+
+
+def _uses(pid: int, lookups: Mapping[str, Lookups]) -> set[str]:
+    maps = (_PROC / f"{pid}/maps").read_bytes()
+    uses = {layer for layer, part in lookups.items() if any(sign.encode() in maps for sign in part.mapped)}
+    if any(part.opened for part in lookups.values()):
+        for number in os.listdir(_PROC / f"{pid}/fd"):
+            with suppress(OSError):
+                path = os.readlink(_PROC / f"{pid}/fd/{number}")
+                uses |= {layer for layer, part in lookups.items() if any(sign in path for sign in part.opened)}
+    return uses

@@ -13,7 +13,7 @@ import py_compile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -39,7 +39,7 @@ from cachectl.watching.evidence import (
     with_files,
 )
 from cachectl.watching.notes import messages_after, read_events
-from cachectl.watching.processes import Processes, Signs
+from cachectl.watching.processes import Processes
 from cachectl.watching.timeline import Clock, Span, Summary, Timeline, read_timeline, summarize
 
 if TYPE_CHECKING:
@@ -154,27 +154,6 @@ class Traced:
         return {layer.layer: layer for layer in self.layers}[name]
 
 
-def trace(stack: LayerSet, command: Sequence[str], *, explain: bool = False, notice: Callable[[str], None]) -> Trace:
-    """Run a command and return what each layer did; with ``explain`` also why each lookup missed.
-
-    ``notice`` gets a line for each thing that went wrong with the temporary folder, and for each library that could not
-    be watched. Raises :class:`~cachectl.switching.run.CannotStart`.
-    """
-    from cachectl.switching import run as child
-    from cachectl.switching.isolated import isolated_root
-
-    with child.signals_held() as signals, isolated_root(stack.environment, notice=notice) as folder:
-        tracer = Tracer(stack, folder, explain=explain)
-        with tracer.watching():
-            started = time.perf_counter()
-            status = child.run(command, tracer.variables(stack.environment), stack.environment, signals)
-            wall = time.perf_counter() - started
-        done = tracer.ended(command, status, wall)
-    for line in done.misfits:
-        notice(line)
-    return done
-
-
 class Tracer:
     """Watches one run: made before it starts, queried after it has ended."""
 
@@ -193,12 +172,7 @@ class Tracer:
         self._explanations = Explanations(stack, self._lookups) if explain else None
         files = ((layer, part.files) for layer in stack if (part := self._lookups.get(layer.name)) and part.files)
         self._entry_events = EntryEvents(files)
-        signs = {name: Signs(part.mapped, part.opened) for name, part in self._lookups.items()}
-        self._processes = Processes(
-            self.notes,
-            {name: sign for name, sign in signs.items() if self._lookups[name].files is None},
-            {name: sign for name, sign in signs.items() if self._lookups[name].files is not None},
-        )
+        self._processes = Processes(self.notes, self._lookups)
         self._began = Clock()
         self._make_site()
 

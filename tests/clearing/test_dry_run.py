@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -49,18 +48,23 @@ def listed(home: Home, *arguments: str) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("selection", [(), *thorough((("--kernel", "lk[12]"),))])
-def test_purge_names_every_entry_that_goes(warm: Home, selection: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [("purge", "--all"), *thorough((("purge", "--all", "--kernel", "lk[12]"),)), ("prune", "--max-size", "300KiB")],
+)
+def test_every_entry_that_goes_is_named(warm: Home, command: tuple[str, ...]) -> None:
     # The first command records which Pythons there are.
-    there = listed(warm, *selection)
+    there = listed(warm, *(command[2:] if command[0] == "purge" else ()))
     before = snapshot(warm.path)
-    planned = warm.json("purge", "--all", "--dry-run", *selection)
+    planned = warm.json(*command, "--dry-run")
     assert snapshot(warm.path) == before
-    assert {layer: named for layer, named in keys(planned).items() if named} == there
-    assert set(there) == set(LAYERS) - ({"pyopencl"} if selection else set())
-    entries = [entry for layer in planned["layers"] for entry in layer["entries"]]
-    assert all(entry["bytes"] >= 0 for entry in entries)
-    done = warm.json("purge", "--all", *selection)
+    if command[0] == "purge":
+        assert {layer: named for layer, named in keys(planned).items() if named} == there
+        assert set(there) == set(LAYERS) - ({"pyopencl"} if "--kernel" in command else set())
+    assert planned["total"]["removed"] > 0
+    assert all(len(keys(planned)[layer["layer"]]) == layer["removed"] for layer in planned["layers"])
+    assert all(entry["bytes"] >= 0 for layer in planned["layers"] for entry in layer["entries"])
+    done = warm.json(*command)
     assert numbers(planned) == numbers(done)
     assert "entries" not in done["layers"][0]
 
@@ -85,29 +89,6 @@ def test_text_has_sums_and_with_v_the_entries(warm: Home) -> None:
     entries, summary = warm.cachectl("purge", "--all", "--dry-run", "-v").stdout.split("\n\n")
     assert summary.split()[:3] == ["layer", "would", "go"]
     assert {line.split()[-1] for line in entries.splitlines()[1:]} >= set.union(*listed(warm, *LAYERS).values())
-
-
-@pytest.mark.parametrize("columns", [40, *thorough(80)])
-def test_a_plan_fits_a_terminal(warm: Home, columns: int) -> None:
-    shown = warm.terminal(
-        *(sys.executable, "-m", "cachectl", "purge", "pocl", "--dry-run", "-v"),
-        columns=columns,
-        only_output=True,
-        NO_COLOR="1",
-    ).stdout
-    lines = re.sub("\x1b\\[[0-9;]*m", "", shown).splitlines()
-    assert max(map(len, lines)) <= columns
-    assert sum(line.startswith("pocl") for line in lines) >= 12
-    assert "would go" in shown
-
-
-def test_prune_names_every_entry(warm: Home) -> None:
-    planned = warm.json("prune", "--max-size", "300KiB", "--dry-run")
-    assert planned["total"]["removed"] > 0
-    assert {layer: len(named) for layer, named in keys(planned).items()} == {
-        layer["layer"]: layer["removed"] for layer in planned["layers"]
-    }
-    assert numbers(planned) == numbers(warm.json("prune", "--max-size", "300KiB"))
 
 
 def test_a_plan_of_rows_costs_no_more_than_the_purge(home: Home) -> None:

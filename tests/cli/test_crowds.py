@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.trouble import environment
 
-from cachectl.inspecting.verify import findings
+from cachectl.findings import damage
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.selection import ALL
 from cachectl.stack import Stack
@@ -123,7 +123,7 @@ def test_files_that_vanish_at_any_moment_cause_no_traceback(
     verbs: dict[str, Callable[[Stack], object]] = {
         "report": lambda stack: stack.report(),
         "ls": lambda stack: list(stack.entries(ALL, notice=lambda _: None)),
-        "verify": findings,
+        "verify": damage,
         "purge": lambda stack: stack.plan_clear().apply(),
     }
     home, pristine = tmp_path / "home", small_home(tmp_path / "pristine")

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from tiers import thorough
 
-from cachectl.cli import main as cli
 from cachectl.cli import output
 from cachectl.cli.parser import MEANT, VERBS
-from cachectl.inspecting import entries as listing
-from cachectl.inspecting.verify import findings
+from cachectl.findings import damage
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.facts import Entry
-from cachectl.layers.base.selection import ALL
+from cachectl.listing import Trouble
+from cachectl.stack import Stack
 from cachectl.switching.shells import format_changes
+from cachectl.table import Column, Table
+from cachectl.verbs import ls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,34 +52,22 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
         # What follows -- is an argument, not the option that would have kept a purge dry, and not somebody's command.
         (["purge", "--all", "--", "--dry-run"], 2, "--all needs no LAYER"),
         (["get", "pocl", "--", "-KEY"], 1, "no entry has the key '-KEY'"),
-        (
-            ["purge", "--all", "--dry"],
-            2,
-            "cachectl purge: unrecognized arguments: --dry; did you mean --dry-run?",
-        ),
+        (["purge", "--all", "--dry"], 2, "cachectl purge: unrecognized arguments: --dry; did you mean --dry-run?"),
         (["ls", "--foo"], 2, "cachectl ls: unrecognized arguments: --foo; try cachectl ls --help"),
-        (["--foo", "ls"], 2, "try cachectl --help"),
         (["--vers"], 2, "unrecognized arguments: --vers; did you mean --version?"),
-        (["LS"], 2, "unknown command 'LS'; did you mean ls?"),
         (["report", "POCL"], 2, "unknown layer 'POCL'; did you mean pocl?"),
         (["push"], 2, "cachectl push: the following arguments are required: TARGET; try"),
         (["purge"], 2, "cachectl purge: name the layers to purge, or use --all; try cachectl purge --help"),
         (["ls", "--quiet", "--json"], 2, "not allowed with argument"),
-        (["ls", "--limit", "many"], 2, "cachectl ls: argument --limit: invalid int value: 'many'"),
         (["prune", "--max-size", "9" * 400 + "B"], 2, "is too large"),
         (["purge", "cuda", "--key", "nope"], 1, "no entry that is selected has the key 'nope'"),
         (["purge", "--all", "--key", "nope", "-n"], 1, "no entry that is selected has the key 'nope'"),
         (["env", "--root", ""], 2, "--root '' is not a directory"),
-        (["env", "--root", "/dev/null"], 2, "--root '/dev/null' is not a directory"),
         (["demo", "--kernels", "0"], 2, "0 is less than one"),
-        (["demo", "--kernels", "few"], 2, "invalid number value"),
         (["put", "loopy", os.fsdecode(b"\xff"), "/dev/null"], 1, "not an artifact file"),
-        (["purge", "nosuch"], 2, "unknown layer 'nosuch'"),
         (["ls", "--older-than", "soon"], 2, "such as 30d"),
         (["ls", "--limit", "-1"], 2, "--limit -1 is negative"),
-        (["get", "pocl", "nosuch"], 1, "no entry has the key"),
         (["put", "pocl", "key", "nosuch"], 1, "No such file"),
-        (["put", "pocl", "key", "/dev/null"], 1, "not an artifact file"),
         (["run", "--no-cache"], 2, "end the line with --"),
         (["run", "--no-cache", "--isolated", "--", "true"], 2, "not allowed with"),
         (["run", "--no-cache", "--", "nosuchcommand"], 127, "cannot start 'nosuchcommand'"),
@@ -85,20 +75,10 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
         (["stage", "--", "true"], 2, "nothing to stage: name a SOURCE to start with, or --out FILE"),
         (["env"], 2, "choose --disable, --enable, --root or --base"),
         (["run", "python", "x.py"], 2, "choose --no-cache, --base, --isolated, --prove or --store, then write"),
-        (
-            ["run", "--isolated="],
-            2,
-            "--isolated: no folder after =; write --isolated=DIR, or --isolated alone",
-        ),
-        (["run", "--isolated=", "--", "true"], 2, "argument --isolated: no folder after ="),
-        (["run", "--nocache", "python", "x.py"], 2, "unrecognized arguments: --nocache"),
+        (["run", "--isolated="], 2, "--isolated: no folder after =; write --isolated=DIR, or --isolated alone"),
         (["trace"], 2, "end the line with -- and the command to run"),
-        (["bench", "--"], 2, "end the line with -- and the command to run"),
-        (["stage", "in"], 2, "end the line with -- and the command to run"),
         (["reprot"], 2, "unknown command 'reprot'; did you mean report?"),
         (["--json", "report"], 2, "write the command first: cachectl report --json"),
-        (["purge", "cuad"], 2, "unknown layer 'cuad'; did you mean cuda?"),
-        (["ls", "--kernal", "x"], 2, "unrecognized arguments: --kernal; did you mean --kernel?"),
         *(
             ([word], 2, f"unknown command {word!r}; did you mean {verb}?")
             for word, verb in MEANT.items()
@@ -119,15 +99,10 @@ def test_a_key_of_undecodable_bytes_is_one_that_nobody_has(cuda: Home, layer: st
     assert "Traceback" not in cuda.cachectl("ls", layer, "--key", os.fsdecode(b"\xff")).stderr
 
 
-@pytest.mark.parametrize("limit", ["0", "40", "9" * 30])
-def test_any_number_may_be_a_limit(cuda: Home, limit: str) -> None:
-    number = min(int(limit), 40)
-    assert len(cuda.cachectl("ls", "-q", "--limit", limit).stdout.splitlines()) == number
-    assert len(cuda.cachectl("ls", "-q", "--limit", limit, "--sort", "size").stdout.splitlines()) == number
-
-
 @pytest.mark.parametrize("sort", ["size", "age", "used", None])
-def test_a_limit_keeps_no_more_than_that_in_memory(tmp_path: Path, sort: str | None) -> None:
+def test_a_limit_keeps_no_more_than_that_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sort: str | None
+) -> None:
     alive = 0
     most = 0
 
@@ -143,10 +118,12 @@ def test_a_limit_keeps_no_more_than_that_in_memory(tmp_path: Path, sort: str | N
             most = max(most, alive)
             yield Counted("x", str(number), tmp_path, bytes=number, files=1, modified=number, used=None)
 
-    listed = listing.ordered(entries(), sort=sort, limit=3)
+    monkeypatch.setattr(ls, "listed", lambda *_: entries())
+    listed = ls.ls(Stack(Environment({}, home=tmp_path), plugins=False), sort=sort, limit=3).entries
     expected = {"size": ["999", "998", "997"]}.get(sort or "", ["0", "1", "2"])
     assert [entry.key for entry in listed] == expected
     assert most < 10
+    assert len(ls.ls(Stack(Environment({}, home=tmp_path), plugins=False), sort=sort, limit=10**30).entries) == 1000
 
 
 def test_a_deleted_working_folder_is_named(home: Home) -> None:
@@ -182,7 +159,7 @@ import builtins, sys
 from cachectl.cli.main import main
 load = builtins.__import__
 def interrupt(name, *rest):
-    if name == "cachectl.cli.call":
+    if name == "cachectl.layer_set":
         raise KeyboardInterrupt
     return load(name, *rest)
 builtins.__import__ = interrupt
@@ -203,25 +180,16 @@ def test_ascii_is_enough(cuda: Home) -> None:
 
 
 def test_the_mark_of_shortening_suits_the_encoding_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = (output.Column[str]("a", lambda _: "x"), output.Column[str]("b", lambda digits: digits))
-    assert "…" in output.plain_table(columns, ["0123456789" * 10], 40)[1]
+    columns = (Column[str]("a", lambda _: "x"), Column[str]("b", lambda digits: digits))
+    assert "…" in output.plain_table(Table(columns, ["0123456789" * 10]), 40)[1]
 
     class Ascii:
         encoding = "ascii"
 
     monkeypatch.setattr(sys, "stdout", Ascii())
-    (_, line) = output.plain_table(columns, ["0123456789" * 10], 40)
+    (_, line) = output.plain_table(Table(columns, ["0123456789" * 10]), 40)
     assert "..." in line
     assert len(line) == 40
-
-
-def test_an_unforeseen_error_is_one_line() -> None:
-    for error in (RecursionError(), MemoryError()):
-        explained = cli._explained(error)
-        assert explained is not None
-        assert explained[0] == 1
-    assert cli._explained(FileNotFoundError(2, "No usable temporary directory")) == (1, "No usable temporary directory")
-    assert cli._explained(TypeError()) is None
 
 
 # ---------------------------------------------------------------------- get -o
@@ -233,11 +201,14 @@ def key(cuda: Home) -> str:
     return cuda.cachectl("ls", "cuda", "-q", "--limit", "1").stdout.strip()
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "/", "new/"])
+@pytest.mark.parametrize("name", ["", ".", "..", "/", "new/", "nosuch/file"])
 def test_an_impossible_file_name_is_refused(cuda: Home, key: str, name: str) -> None:
     done = cuda.cachectl("get", "cuda", key, "-o", name, check=False)
-    assert done.returncode == 2
-    assert f"{name!r} is not a valid name of a file" in one_line(done)
+    if name == "nosuch/file":
+        assert (done.returncode, one_line(done)) == (1, "cachectl: No such file or directory: nosuch/file")
+    else:
+        assert done.returncode == 2
+        assert f"{name!r} is not a valid name of a file" in one_line(done)
 
 
 def test_get_writes_through_links_and_into_pipes(cuda: Home, key: str) -> None:
@@ -265,11 +236,6 @@ def test_get_writes_through_links_and_into_pipes(cuda: Home, key: str) -> None:
     assert not [name for name in os.listdir(cuda.path) if "stage" in name]
 
 
-def test_a_folder_that_is_not_there_is_named_as_it_was(cuda: Home, key: str) -> None:
-    done = cuda.cachectl("get", "cuda", key, "-o", "nosuch/file", check=False)
-    assert one_line(done) == "cachectl: No such file or directory: nosuch/file"
-
-
 # ---------------------------------------------------------------------- problems
 
 
@@ -287,9 +253,6 @@ def test_ls_reports_problems_and_goes_on(cuda: Home) -> None:
 
 
 def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cachectl.clearing.purge import plan
-    from cachectl.layers.base.environment import Environment
-    from cachectl.stack import Stack
 
     stack = Stack(Environment({}, home=tmp_path), plugins=False)
     monkeypatch.setattr(stack["pocl"].store, "scan", refuse)
@@ -298,15 +261,15 @@ def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.Mo
     pocl, cuda, _ = stack.report(layers=("pocl", "cuda", "loopy")).layers
     assert {problem.message for problem in pocl.problems} == {"Input/output error"}
     assert cuda.failures == ("Input/output error",)
-    noticed: list[listing.Trouble] = []
+    noticed: list[Trouble] = []
     assert list(stack.entries(notice=noticed.append)) == []
     assert {(trouble.layer, trouble.failed) for trouble in noticed} == {("pocl", True), ("cuda", True)}
     with pytest.warns(RuntimeWarning, match="Input/output error"):
         list(stack.entries())
-    outcomes = {outcome.layer: outcome for outcome in plan(stack.clearable(), ALL).apply().layers}
+    outcomes = {outcome.layer: outcome for outcome in stack.plan_clear().apply().layers}
     assert outcomes["cuda"].failed
     assert not outcomes["loopy"].failed
-    assert {finding.layer for finding in findings(stack)} >= {"cuda"}
+    assert {finding.layer for finding in damage(stack).findings} >= {"cuda"}
 
 
 def refuse(*_: object, **__: object) -> NoReturn:

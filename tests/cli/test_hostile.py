@@ -36,10 +36,10 @@ from support.hostile import (
 )
 from tiers import thorough
 
-from cachectl.clearing.limits import Limits
-from cachectl.clearing.prune import plan_prune
 from cachectl.cli.output import to_json
+from cachectl.config import Limits
 from cachectl.stack import Stack
+from cachectl.verbs.prune import plan_prune
 
 # ---------------------------------------------------------------------- the innocent
 

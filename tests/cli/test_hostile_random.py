@@ -36,12 +36,13 @@ from support.hostile import (
 )
 from tiers import amount
 
-from cachectl.clearing.limits import Limits
-from cachectl.clearing.prune import plan_prune
-from cachectl.clearing.purge import PurgePlan, plan
 from cachectl.cli.output import to_json
+from cachectl.config import Limits
 from cachectl.layers.base.selection import ALL
+from cachectl.removal import PurgePlan
 from cachectl.stack import Stack
+from cachectl.verbs.prune import plan_prune
+from cachectl.verbs.purge import plan_purge
 
 if TYPE_CHECKING:
     from homes import Home
@@ -216,7 +217,7 @@ def check(world: World, variables: Mapping[str, str], platform: str) -> int:
     plannings: tuple[Callable[[], PurgePlan], ...] = (
         lambda: plan_prune(stack.clearable(), Limits(stale=True)),
         stack.plan_clear,
-        lambda: plan(stack.named(user_layers(stack)), ALL),
+        lambda: plan_purge(stack.named(user_layers(stack)), ALL),
     )
     for planning in plannings:
         planned = planning()

@@ -24,17 +24,12 @@ if TYPE_CHECKING:
 
 
 KEY = "3/f/433a72c95049e7"
-HEAVY = {
-    "pyopencl",
-    "loopy",
-    "numpy",
-    "mpi4py",
-    "json",
-    "hashlib",
-    "base64",
-    "tarfile",
-    "platform",
-    "bz2",
+HEAVY = {"pyopencl", "loopy", "numpy", "mpi4py", "json", "hashlib", "base64", "tarfile", "platform", "bz2"}
+#: Modules that a report of an empty home does not need; most define classes, which takes long.
+UNUSED = {
+    "cachectl.layers.pocl.programs",
+    "cachectl.layers.pytools.dictionaries",
+    "cachectl.layers.mesa.store",
 }
 
 
@@ -44,6 +39,13 @@ def test_nothing_heavy_is_imported(home: Home, command: list[str]) -> None:
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in said.splitlines() if "|" in line}
     assert "cachectl" in imported
     assert imported.isdisjoint(HEAVY)
+
+
+def test_a_report_loads_only_what_it_needs(home: Home) -> None:
+    program = "import sys; from cachectl.cli.main import main; main(['report']); print(*sys.modules)"
+    loaded = home.run(sys.executable, "-c", program).stdout.split()
+    assert "cachectl.layers.mesa.cache" in loaded
+    assert UNUSED.isdisjoint(loaded)
 
 
 def test_layers_may_stand_behind_options(home: Home) -> None:
@@ -58,30 +60,20 @@ def test_the_package_is_itself(home: Home) -> None:
     assert home.cachectl("--version").stdout.startswith("cachectl 0.")
 
 
-def test_report_json_has_the_keys_of_the_contract(home: Home) -> None:
+def test_json_has_the_keys_of_the_contract(home: Home, compute_cache: Callable[[Path], None]) -> None:
     report = home.json("report")
     assert report["schema"] == "cachectl/report/1"
     assert {"generated", "layers", "total"} <= report.keys()
     assert [layer["layer"] for layer in report["layers"]] == list(BUILT_IN)
+    of_layer = "layer title state why scope precious entries files bytes stale_entries stale_bytes roots"
+    of_root = "path source scope exists entries files bytes orphan_files orphan_bytes oldest newest problems"
     for layer in report["layers"]:
-        assert {
-            *("layer", "title", "state", "why", "scope", "precious", "entries", "files", "bytes"),
-            *("stale_entries", "stale_bytes", "roots"),
-        } <= layer.keys()
-        for root in layer["roots"]:
-            assert {
-                *("path", "source", "scope", "exists", "entries", "files", "bytes", "orphan_files", "orphan_bytes"),
-                *("oldest", "newest", "problems"),
-            } <= root.keys()
-
-
-def test_ls_and_purge_json_have_the_keys_of_the_contract(home: Home, compute_cache: Callable[[Path], None]) -> None:
+        assert layer.keys() >= set(of_layer.split())
+        assert all(root.keys() >= set(of_root.split()) for root in layer["roots"])
     compute_cache(home.path / ".nv" / "ComputeCache")
     entry = home.json("ls", "cuda", "--limit", "1")["entries"][0]
-    assert {
-        *("layer", "key", "root", "bytes", "files", "created", "modified", "used", "kernels", "device", "versions"),
-        *("stale", "stale_because"),
-    } <= entry.keys()
+    of_entry = "layer key root bytes files created modified used kernels device versions stale stale_because"
+    assert entry.keys() >= set(of_entry.split())
     assert entry["created"] is None
     purged = home.json("purge", "cuda", "--dry-run")
     assert purged["dry_run"] is True
@@ -207,13 +199,6 @@ def test_env_can_be_evaluated(home: Home) -> None:
     program = f'eval "$({cachectl} env --disable --shell sh)"; eval "$({cachectl} env --enable --shell sh)"; env'
     after = set(home.run("sh", "-c", program).stdout.splitlines())
     assert not [line for line in after if line.startswith(("LOOPY_NO_CACHE", "CUDA_CACHE_DISABLE"))]
-
-
-def test_layers_says_who_can_do_what_and_why_not(home: Home) -> None:
-    layers = {layer["layer"]: layer for layer in home.json("layers")["layers"]}
-    assert list(layers) == list(BUILT_IN)
-    assert layers["pocl"]["abilities"]["clear"] is None
-    assert "miopen-system: no clear: these files belong to the package" in home.cachectl("layers").stdout
 
 
 def test_a_terminal_gets_the_same_table_in_bold_unless_it_wants_no_colour(

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from tiers import amount, thorough
+from tiers import thorough
 
 from cachectl.cli.parser import VERBS
 
@@ -105,19 +105,3 @@ def test_a_reader_that_has_gone_ends_a_verb_quietly(
     os.close(writer)
     assert done.returncode in (0, 141)
     assert not done.stderr
-
-
-@pytest.mark.real
-@pytest.mark.parametrize("columns", [40, *thorough(80)])
-def test_every_verb_fits_a_terminal(columns: int, warm: Home) -> None:
-    tables, others = ("report", "layers", "purge", "prune"), ("verify", "doctor", "env", "trace")
-    for verb in (*tables, *others[: amount(0, 5)]):
-        arguments, status = COMMANDS[verb]
-        done = warm.terminal(*CACHECTL, verb, *arguments, columns=columns, only_output=True, NO_COLOR="1")
-        assert done.returncode == status
-        lines = re.sub("\x1b\\[[0-9;]*m", "", done.stdout).splitlines()
-        # The terminal wraps sentences, which follow a table after an empty line; a row must fit.
-        table = lines[2:] if verb == "report" else lines
-        table = table[: table.index("")] if "" in table else table
-        assert len(table) > 1 or verb not in tables
-        assert verb not in tables or max(len(line.rstrip()) for line in table) <= columns, table

@@ -133,15 +133,6 @@ def test_purging_one_kernel_recompiles_that_kernel_alone(warm: Home) -> None:
     ]
 
 
-def test_dry_run_foresees_what_purge_does(warm: Home) -> None:
-    full = counted(warm)
-    foreseen = warm.json("purge", "--all", "--dry-run")
-    assert counted(warm) == full
-    done = warm.json("purge", "--all")
-    assert foreseen["dry_run"]
-    assert [layer["removed"] for layer in foreseen["layers"]] == [layer["removed"] for layer in done["layers"]]
-
-
 def carried(home: Home, layer: str, keys: list[str], folder: Path) -> None:
     """Take entries out with get, purge the layer, and place them again with put."""
     folder.mkdir()

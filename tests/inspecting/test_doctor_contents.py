@@ -27,13 +27,12 @@ from support.doctor import (
 )
 from support.drivers import register_driver
 
+from cachectl.layers import cuda as cuda_compute_cache
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Severity
-from cachectl.layers.cuda import cache as cuda_compute_cache
 from cachectl.layers.disk.locks import presence_lock
 from cachectl.layers.host.hardware import amd_gpus
-from cachectl.stack import Stack
 
 if TYPE_CHECKING:
     from homes import Home
@@ -229,53 +228,42 @@ def test_units_that_are_no_number_are_passed_over(tmp_path: Path, units: str) ->
     assert {found.bases for found in amd_gpus(environment)} == {("gfx90a6e",)}
 
 
-@pytest.mark.parametrize("name", ["gfx90a6e.kdb", "gfx90a.kdb", "gfx90a_xnack.kdb"])
-def test_a_database_for_this_gpu_is_no_finding(tmp_path: Path, name: str) -> None:
-    environment = gpu(with_miopen(tmp_path), tmp_path / "nodes")
-    kernels(tmp_path / "rocm-6.2.0" / "share" / "miopen" / "db" / name)
-    assert examine(environment, "miopen-system") == []
+APT = "sudo apt-get install miopen-hip-gfx90akdb || sudo dnf install miopen-hip-gfx90akdb"
 
 
-def test_the_nearest_database_of_the_same_architecture_is_copied(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("names", "words", "fix"),
+    [
+        *((name, "", "") for name in ("gfx90a6e.kdb", "gfx90a.kdb", "gfx90a_xnack.kdb")),
+        ("gfx90a68.kdb gfx90a50.kdb gfx908.kdb", "the nearest is gfx90a68.kdb", "cp "),
+        ("gfx1030.kdb gfx908.kdb", "the nearest is gfx908.kdb, whose code does not run on it", APT),
+        ("", "there is no other", APT),
+    ],
+)
+def test_a_gpu_without_a_database_of_its_own_gets_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: str, words: str, fix: str
+) -> None:
     environment = gpu(with_miopen(tmp_path), tmp_path / "nodes")
     folder = tmp_path / "rocm-6.2.0" / "share" / "miopen" / "db"
-    for name in ("gfx90a68.kdb", "gfx90a50.kdb", "gfx908.kdb"):
+    for name in names.split():
         kernels(folder / name)
+    if not fix:
+        assert examine(environment, "miopen-system") == []
+        return
     # Both GPUs are equal: it is said once.
     found = only(examine(environment, "miopen-system"), "no-database")
     assert found.severity is Severity.RECOMPILES
     assert "neither gfx90a6e.kdb nor gfx90a.kdb" in found.message
-    assert "the nearest is gfx90a68.kdb" in found.message
-    shell(tmp_path, found.fix)
-    assert (folder / "gfx90a6e.kdb").exists()
-    assert examine(environment, "miopen-system") == []
-
-
-def test_a_packages_folder_takes_the_superuser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = gpu(with_miopen(tmp_path), tmp_path / "nodes")
-    folder = tmp_path / "rocm-6.2.0" / "share" / "miopen" / "db"
-    kernels(folder / "gfx90a68.kdb")
-    assert only(examine(environment, "miopen-system"), "no-database").fix.startswith("cp ")
-    monkeypatch.setattr(os, "access", lambda *_, **__: False)
-    assert only(examine(environment, "miopen-system"), "no-database").fix.startswith(f"sudo cp {folder}")
-
-
-def test_another_architectures_database_is_no_help(tmp_path: Path) -> None:
-    environment = gpu(with_miopen(tmp_path), tmp_path / "nodes")
-    assert "there is no other" in only(examine(environment, "miopen-system"), "no-database").message
-    folder = tmp_path / "rocm-6.2.0" / "share" / "miopen" / "db"
-    for name in ("gfx1030.kdb", "gfx908.kdb"):
-        kernels(folder / name)
-    found = only(examine(environment, "miopen-system"), "no-database")
-    assert "the nearest is gfx908.kdb, whose code does not run on it" in found.message
-    assert found.fix == "sudo apt-get install miopen-hip-gfx90akdb || sudo dnf install miopen-hip-gfx90akdb"
-
-
-def test_without_miopen_a_gpu_lacks_nothing(tmp_path: Path) -> None:
-    environment = gpu(environment_of(tmp_path), tmp_path / "nodes")
-    if Stack(environment, plugins=False)["miopen-system"].roots():
-        pytest.skip("a MIOpen is installed here")
-    assert examine(environment, "miopen-system") == []
+    assert words in found.message
+    assert found.fix.startswith(fix)
+    if fix == "cp ":
+        with monkeypatch.context() as patch:
+            # The folder belongs to a package.
+            patch.setattr(os, "access", lambda *_, **__: False)
+            assert only(examine(environment, "miopen-system"), "no-database").fix.startswith(f"sudo cp {folder}")
+        shell(tmp_path, found.fix)
+        assert (folder / "gfx90a6e.kdb").exists()
+        assert examine(environment, "miopen-system") == []
 
 
 def test_a_system_database_in_wal_mode_is_reported_once_and_converted(tmp_path: Path) -> None:

@@ -28,11 +28,11 @@ from support.doctor import (
 from support.drivers import register_driver
 from tiers import thorough
 
-from cachectl.inspecting.verify import findings
+from cachectl.findings import damage
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.facts import Severity
 from cachectl.stack import Stack
-from cachectl.verbs.doctor import is_grave, job_of
+from cachectl.verbs.doctor import job_of
 
 NOBODY = 65534
 
@@ -213,7 +213,7 @@ def test_a_link_inside_a_root_is_reported_and_harmless(tmp_path: Path, layer: st
     link = tmp_path / CLOSED[layer]
     make(link.parent, tmp_path / "elsewhere")
     link.symlink_to(tmp_path / "elsewhere")
-    (found,) = findings((Stack(environment_of(tmp_path), plugins=False)[layer],))
+    (found,) = damage((Stack(environment_of(tmp_path), plugins=False)[layer],)).findings
     assert (found.code, found.severity, found.thing) == ("link", Severity.HARMLESS, None)
     assert found.root / (found.key or "") == link
 
@@ -222,10 +222,10 @@ def test_files_that_do_not_belong_in_an_entry_are_reported_and_harmless(tmp_path
     program = tmp_path / ".cache" / "pocl" / "kcache" / "AB" / "ABCDEFGHIJKLMNOPABCDEFGHIJKLMNOPABCDE"
     make(program)
     (program / "thesis.tex").write_text("mine")
-    (found,) = findings((Stack(environment_of(tmp_path), plugins=False)["pocl"],))
+    (found,) = damage((Stack(environment_of(tmp_path), plugins=False)["pocl"],)).findings
     assert (found.code, found.severity) == ("unrecognised", Severity.HARMLESS)
     assert "thesis.tex" in found.message
-    assert not is_grave(found)
+    assert found.severity is Severity.HARMLESS
 
 
 @pytest.mark.parametrize(
@@ -249,66 +249,47 @@ def test_a_rank_of_a_node_parts_roots_of_that_node_only(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- who may write
 
 
-def test_a_root_that_others_can_write_is_unsafe_until_the_command_is_run(open_home: Path) -> None:
-    root = open_home / ".cache" / "pytools"
-    make(root)
-    root.chmod(0o777)
-    environment = environment_of(open_home)
-    # Three layers share it: it is said once.
-    found = only(examine(environment), "writable")
-    assert (found.severity, found.root, found.layer) == (Severity.UNSAFE, root, "loopy")
-    assert found.fix == f"chmod go-w {root}"
-    assert "everybody" in found.message
-    assert coded_json(after(open_home, found.fix), "writable") == []
-    assert root.stat().st_mode & 0o777 == 0o755
-
-
-def coded_json(findings: list[dict[str, str]], code: str) -> list[dict[str, str]]:
-    return [finding for finding in findings if finding["code"] == code]
-
-
-def test_a_folder_above_that_others_can_write_lets_them_swap_the_root(open_home: Path) -> None:
+@pytest.mark.parametrize(
+    ("way", "mode", "words", "fix"),
+    [
+        ("root", 0o777, "is writable by everybody", "chmod go-w '{}'"),
+        ("above", 0o777, "in its place", "chmod go-w '{}'"),
+        ("link", 0o777, "is writable by everybody", "chmod go-w '{}'"),
+        ("root", 0o1777, "is writable by everybody", 'eval "$(cachectl env --root "$HOME/.cachectl" --layer pocl'),
+        # Sticky: others cannot rename what is not theirs.
+        ("above", 0o1777, "", ""),
+        ("private", 0o777, "", ""),
+    ],
+)
+def test_a_root_that_others_can_write_is_unsafe_until_the_command_is_run(
+    open_home: Path, way: str, mode: int, words: str, fix: str
+) -> None:
     root = open_home / "a folder" / "pocl"
     make(root)
-    root.parent.chmod(0o777)
-    environment = environment_of(open_home, POCL_CACHE_DIR=str(root))
-    found = only(examine(environment, "pocl"), "writable")
+    place = root.parent if way == "above" else root
+    if way == "link":
+        place = root.rename(open_home / "else where")
+        root.symlink_to(place)
+    place.chmod(mode)
+    if way == "private":
+        assert coded(examine(environment_of(open_home, POCL_CACHE_DIR=str(root)), "pocl"), "writable") != []
+        root.parent.chmod(0o700)
+    findings = examine(environment_of(open_home, POCL_CACHE_DIR=str(root)), "pocl")
+    if not words:
+        assert findings == []
+        return
+    found = only(findings, "writable")
     assert (found.severity, found.root) == (Severity.UNSAFE, root)
-    assert found.fix == f"chmod go-w '{root.parent}'"
-    assert "in its place" in found.message
-    assert after(open_home, found.fix, "pocl", POCL_CACHE_DIR=str(root)) == []
-    root.parent.chmod(0o1777)
-    # Sticky: others cannot rename what is not theirs.
-    assert examine(environment, "pocl") == []
-
-
-def test_a_sticky_root_is_left_for_another(open_home: Path) -> None:
-    root = open_home / "shared"
-    make(root)
-    root.chmod(0o1777)
-    found = only(examine(environment_of(open_home, POCL_CACHE_DIR=str(root)), "pocl"), "writable")
-    assert found.fix.startswith('eval "$(cachectl env --root "$HOME/.cachectl" --layer pocl')
+    assert words in found.message
+    assert found.fix.startswith(fix.format(place))
     assert after(open_home, found.fix + '\nmkdir -p "$POCL_CACHE_DIR"', "pocl", POCL_CACHE_DIR=str(root)) == []
 
 
-def test_a_root_that_nobody_else_can_reach_is_safe(open_home: Path) -> None:
-    root = open_home / "private" / "pocl"
+def test_a_place_of_several_layers_is_named_once(open_home: Path) -> None:
+    root = open_home / ".cache" / "pytools"
     make(root)
     root.chmod(0o777)
-    environment = environment_of(open_home, POCL_CACHE_DIR=str(root))
-    assert coded(examine(environment, "pocl"), "writable") != []
-    root.parent.chmod(0o700)
-    assert examine(environment, "pocl") == []
-
-
-def test_a_link_to_a_folder_that_others_can_write_is_followed_to_it(open_home: Path) -> None:
-    make(open_home / "elsewhere", open_home / ".cache")
-    (open_home / "elsewhere").chmod(0o777)
-    (open_home / ".cache" / "pocl").symlink_to(open_home / "elsewhere")
-    make(open_home / ".cache" / "pocl" / "kcache")
-    found = only(examine(environment_of(open_home), "pocl"), "writable")
-    assert found.fix == f"chmod go-w {open_home / 'elsewhere'}"
-    assert after(open_home, found.fix, "pocl") == []
+    assert only(examine(environment_of(open_home)), "writable").layer == "loopy"
 
 
 @pytest.mark.skipif(not ROOT, reason="only the superuser gives files away")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import cachectl.exchange.pull
 import cachectl.exchange.push
-import cachectl.exchange.store  # noqa: F401 - before the forks
+import cachectl.verbs.store  # noqa: F401 - before the forks
 from cachectl.exchange.trust import Trust
 from cachectl.stack import Stack
 

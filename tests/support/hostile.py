@@ -17,13 +17,13 @@ from typing import Any
 
 from homes import run_as
 
-from cachectl.clearing.limits import Limits
-from cachectl.clearing.prune import plan_prune
 from cachectl.cli.output import to_json
+from cachectl.config import Limits
 from cachectl.layers.base.conformance import nobody
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Scope
 from cachectl.stack import Stack
+from cachectl.verbs.prune import plan_prune
 
 PYTHON = ".".join(str(part) for part in sys.version_info)
 DEAD = "3.1.4.final.0"

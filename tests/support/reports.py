@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from cachectl.inspecting.entries import Listing
 from cachectl.layers.base.facts import Condition, Entry, Finding, Root, Scope, Severity, State, Usage
+from cachectl.listing import Listing
 from cachectl.verbs.report import LayerReport, Report, RootReport
 from support.timelines import kernel_names
 

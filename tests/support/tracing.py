@@ -11,22 +11,32 @@ import pytest
 from documents import validated
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from homes import Home
 
 real = pytest.mark.real
 
 
-def trace(home: Home, *command: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Trace a program of tests/programs and read the document."""
-    document = home.path / "trace.json"
-    program = (sys.executable, str(home.programs / command[0]), *command[1:])
-    home.cachectl("trace", *options, "--json", str(document), "--", *program)
-    return dict(validated(json.loads(document.read_text())))
+def trace(home: Home, *command: str, options: tuple[str, ...] = (), **variables: Any) -> dict[str, Any]:  # noqa: ANN401 - as Home.cachectl
+    """Trace a command, or a program of tests/programs; return the document, and what was printed and said."""
+    if command[0].endswith(".py"):
+        command = (sys.executable, str(home.programs / command[0]), *command[1:])
+    options = (*options, "--json", "trace.json", "--force", "--")
+    done = home.cachectl("trace", *options, *command, **variables)
+    document = validated(json.loads((home.path / "trace.json").read_text()))
+    return {**document, "printed": done.stdout, "said": done.stderr}
 
 
-def numbers(document: dict[str, Any], layer: str) -> tuple[int | None, int | None, int | None]:
-    (found,) = [one for one in document["layers"] if one["layer"] == layer]
-    return found["hits"], found["misses"], found["stores"]
+def layer_of(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return what a trace says of a layer."""
+    return next(layer for layer in document["layers"] if layer["layer"] == name)
+
+
+def numbers(document: Mapping[str, Any], layer: str) -> tuple[int | None, int | None, int | None]:
+    """Return the hits, misses and stores of a layer."""
+    counted = layer_of(document, layer)
+    return counted["hits"], counted["misses"], counted["stores"]
 
 
 def no_file_events() -> NoReturn:

@@ -90,10 +90,9 @@ def test_an_answer_is_a_document_or_an_error(
 )
 def test_only_numbers_are_summed_and_texts_are_escaped(value: object, number: int | None) -> None:
     (item,) = users._document(document(bytes=value, layer="\x1b]0;\x07\n\u202e"), "report")["layers"]
-    row = users._Row("ann", item)
-    assert row.number("bytes") == number
-    assert row.text("layer") == r"\x1b]0;\x07\n\u202e"
-    assert row.text("bytes") == (value if isinstance(value, str) else "-")
+    assert users._number(item, "bytes") == number
+    assert users._text(item, "layer") == r"\x1b]0;\x07\n\u202e"
+    assert users._text(item, "bytes") == (value if isinstance(value, str) else "-")
 
 
 # ---------------------------------------------------------------------- real users

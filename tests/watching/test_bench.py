@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import signal
 import statistics
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from cachectl.layers.base.conformance import snapshot
-from cachectl.layers.base.environment import Environment
 from cachectl.output_files import PICTURE
-from cachectl.watching.machine import Machine, machine
 
 if TYPE_CHECKING:
     from homes import Home
@@ -64,16 +59,13 @@ def test_seconds_saved_are_differences_of_medians(home: Home) -> None:
     measured = bench(home, "-n", "2", command=program("kernels.py", "1"))
     settings = {one["setting"]: one for one in measured["settings"]}
     assert {len(one["seconds"]) for one in settings.values()} == {2}
-    for one in settings.values():
-        assert one["median"] == statistics.median(one["seconds"])
-        assert all(second > 0 for second in one["seconds"])
+    assert all(one["median"] == statistics.median(one["seconds"]) > 0 for one in settings.values())
     assert {one["layer"] for one in measured["saved_by_layer"]} == {"loopy", "pyopencl-invoker", "pocl"}
+    warm = settings["warm"]
     for one in measured["saved_by_layer"]:
         off = settings[f"{one['layer']} off"]
-        assert one["seconds"] == off["median"] - settings["warm"]["median"]
-        assert one["by_round"] == [
-            without - warm for without, warm in zip(off["seconds"], settings["warm"]["seconds"], strict=True)
-        ]
+        assert one["seconds"] == off["median"] - warm["median"]
+        assert one["by_round"] == [cold - hot for cold, hot in zip(off["seconds"], warm["seconds"], strict=True)]
         assert one["entries"] > 0
     unused = {one["layer"]: one["why"] for one in measured["not_used"]}
     assert unused["cuda"] == "the command stores nothing in it"
@@ -98,20 +90,6 @@ def test_layers_of_one_switch_are_emptied_one_at_a_time(home: Home, tmp_path: Pa
         **{name: 2 for name in settings if name not in ("pyopencl off", "cold", "off")},
         **dict.fromkeys(("pyopencl off", "cold", "off"), 0),
     }
-
-
-@pytest.mark.thorough
-@pytest.mark.real
-def test_a_dictionary_without_a_switch_is_emptied(home: Home, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    measured = bench(
-        home, "-n", "1", command=("sh", "-c", f"{' '.join(program('dictionary.py', '3'))} | tail -n 1 >> {log}")
-    )
-    (one,) = measured["saved_by_layer"]
-    assert (one["layer"], one["entries"]) == ("pytools", 3)
-    before = [json.loads(line)["before"] for line in log.read_text().splitlines()]
-    # Twice filled, then warm, emptied, cold and off.
-    assert before == [0, 3, 3, 0, 0, 0]
 
 
 @pytest.mark.thorough
@@ -222,37 +200,9 @@ def test_plots_name_the_command_and_every_setting(home: Home, tmp_path: Path) ->
 
 
 def test_a_terminal_sees_how_long_it_still_takes(home: Home) -> None:
-    command = [sys.executable, "-m", "cachectl", "bench", "-n", "2", "--", "sleep", "0.3"]
-    child, controller = pty.fork()
-    if child == 0:
-        os.execvpe(command[0], command, {**home.variables, "TERM": "xterm", "COLUMNS": "100"})  # noqa: S606
-    seen = b""
-    while True:
-        try:
-            more = os.read(controller, 4096)
-        except OSError:
-            break
-        if not more:
-            break
-        seen += more
-    os.close(controller)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert b"filling the caches" in seen
-    assert re.search(rb"5/6.*about \d+ s.*left", re.sub(rb"\x1b\[[0-9;]*m", b"", seen))
-
-
-def test_a_machine_is_named_by_what_it_has(tmp_path: Path) -> None:
-    proc = tmp_path / "proc"
-    gpu = proc / "driver" / "nvidia" / "gpus" / "0000:01:00.0"
-    gpu.mkdir(parents=True)
-    (gpu / "information").write_text("Model: \t\t NVIDIA H200\nIRQ:   \t\t 20\n")
-    (proc / "cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC 9654   96-Core Processor\n")
-    found = machine(Environment({}, home=tmp_path, processes=proc))
-    assert (found.cpu, found.gpus) == ("AMD EPYC 9654 96-Core Processor", ("NVIDIA H200",))
-    assert replace(found, cpus=4).title == "NVIDIA H200, AMD EPYC 9654 96-Core Processor, 4 CPUs"
-    assert Machine(None, None, ("X", "X"), "Linux 6", ()).title == "2x X"
-    assert Machine(None, None, (), "Linux 6", ()).title == "Linux 6"
+    seen = home.terminal(*CACHECTL, "bench", "-n", "2", "--", "sleep", "0.3", columns=100).stdout
+    assert "filling the caches" in seen
+    assert re.search(r"5/6.*about \d+ s.*left", re.sub(r"\x1b\[[0-9;]*m", "", seen))
 
 
 def test_finished_rounds_are_kept_when_it_is_interrupted(home: Home, tmp_path: Path) -> None:

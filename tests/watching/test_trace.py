@@ -6,22 +6,18 @@ import json
 import os
 import re
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
 from collections import Counter
 from contextlib import closing
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.tracing import numbers, real, trace
+from support.tracing import layer_of, numbers, real, trace
 from tiers import thorough
 
-from cachectl.layers.inside import dictionaries, observer
 from cachectl.switching.run import CannotStart
-from cachectl.watching.notes import read_events
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,23 +42,11 @@ def rows(home: Home, beginning: str, what: str = "count(*)") -> int:
     return total
 
 
-def traced(
-    home: Home,
-    lines: str,
-    *arguments: str,
-    options: tuple[str, ...] = (),
-    begin: str | None = None,
-    **variables: Any,  # noqa: ANN401 - as Home.cachectl
-) -> dict[str, Any]:
-    """Trace a program of PyOpenCL, and return the document, with what was printed."""
-    command = (sys.executable, "-c", f"{begin or BEGINNING}\n{lines}", str(home.programs), *arguments)
-    done = home.cachectl("trace", *options, "--json", "trace.json", "--force", "--", *command, **variables)
-    document = json.loads((home.path / "trace.json").read_text())
-    return {**document, "printed": done.stdout, "said": done.stderr}
-
-
-def layer_of(document: dict[str, Any], name: str) -> dict[str, Any]:
-    return next(layer for layer in document["layers"] if layer["layer"] == name)
+def traced(home: Home, lines: str, *arguments: str, begin: str = "", **options: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Trace a program of PyOpenCL."""
+    return trace(
+        home, sys.executable, "-c", f"{begin or BEGINNING}\n{lines}", str(home.programs), *arguments, **options
+    )
 
 
 BEGINNING = """
@@ -109,14 +93,11 @@ def test_cold_warm_and_after_a_purge(home: Home) -> None:
 @real
 def test_the_numbers_are_those_of_the_libraries_own_logs(home: Home) -> None:
     """PyOpenCL says hit or miss for each program, PoCL prints what it builds and writes: beside it, not in it."""
-    document = home.path / "trace.json"
-    program = (sys.executable, str(home.programs / "binaries.py"), "5")
     for expected in ("miss", "hit"):
-        done = home.cachectl("trace", "--json", str(document), "--", *program)
-        said = Counter(re.findall("binary cache (hit|miss)", done.stdout))
+        document = trace(home, "binaries.py", "5")
+        said = Counter(re.findall("binary cache (hit|miss)", document["printed"]))
         assert said == {expected: 5}
-        hits, misses, _ = numbers(json.loads(document.read_text()), "pyopencl")
-        assert (hits, misses) == (said["hit"], said["miss"])
+        assert numbers(document, "pyopencl")[:2] == (said["hit"], said["miss"])
 
 
 @pytest.mark.thorough
@@ -158,10 +139,8 @@ def test_another_program_beside_does_not_count(home: Home) -> None:
         f"environment['PYTHONPATH'] = {home.variables.get('PYTHONPATH', '')!r};"
         "sys.exit(subprocess.run(sys.argv[1:], env=environment, stdout=subprocess.DEVNULL).returncode)"
     )
-    document = home.path / "trace.json"
     other = (sys.executable, str(home.programs / "kernels.py"), "8")
-    home.cachectl("trace", "--json", str(document), "--", sys.executable, "-c", waiting, *other)
-    assert numbers(json.loads(document.read_text()), "loopy") == (0, 0, 0)
+    assert numbers(trace(home, sys.executable, "-c", waiting, *other), "loopy") == (0, 0, 0)
 
 
 @real
@@ -234,34 +213,12 @@ def test_the_program_notices_nothing(home: Home) -> None:
     assert "POCL:" not in done.stderr
 
 
-@pytest.mark.thorough
-@real
-def test_events_of_a_killed_program_are_kept(home: Home) -> None:
-    """Events are written as they happen; the status is 128 and the signal."""
-    program = (
-        f"import sys; sys.path.insert(0, {str(home.programs)!r}); import kernels, os, signal, pyopencl as cl;"
-        "c = cl.Context([kernels.device()]); q = cl.CommandQueue(c); kernels.compile_and_check(c, q, 0);"
-        "os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    document = home.path / "trace.json"
-    done = home.cachectl("trace", "--json", str(document), "--", sys.executable, "-c", program, check=False)
-    assert done.returncode == 128 + signal.SIGKILL
-    read = json.loads(document.read_text())
-    assert read["exit_status"] == 128 + signal.SIGKILL
-    assert numbers(read, "pocl") == (0, 1, 1)
-    assert numbers(read, "loopy")[2] == rows(home, "loopy-")
-
-
 def test_a_run_without_python_is_inferred_or_unknown(home: Home) -> None:
     """Numbers that could not be watched are null, with the reason."""
-    document = home.path / "trace.json"
-    home.cachectl("trace", "--json", str(document), "--", "true")
-    layers = {layer["layer"]: layer for layer in json.loads(document.read_text())["layers"]}
-    assert layers["loopy"]["evidence"] == "none"
-    assert layers["loopy"]["hits"] is None
-    assert "no Python of the run" in layers["loopy"]["why"]
-    assert layers["pocl"]["evidence"] == "inferred"
-    assert layers["pocl"]["stores"] == 0
+    document = trace(home, "true")
+    loopy, pocl = layer_of(document, "loopy"), layer_of(document, "pocl")
+    assert (loopy["evidence"], loopy["hits"], pocl["evidence"], pocl["stores"]) == ("none", None, "inferred", 0)
+    assert "no Python of the run" in loopy["why"]
 
 
 @pytest.mark.thorough
@@ -387,14 +344,11 @@ def test_a_child_that_cannot_be_watched_is_named(home: Home, how: str) -> None:
     }
     program = f"import os, runpy, subprocess, sys; {starts[how]}; sys.argv = {list(kernels)!r};"
     program += f"sys.path[:0] = {[str(home.programs)]!r}; runpy.run_path(sys.argv[0], run_name='__main__')"
-    document = home.path / "trace.json"
-    done = home.cachectl("trace", "--json", str(document), "--", sys.executable, "-c", program, hidden)
-    read = json.loads(document.read_text())
-    (unwatched,) = read["unwatched"]
+    document = trace(home, sys.executable, "-c", program, hidden)
+    (unwatched,) = document["unwatched"]
     assert set(unwatched["layers"]) >= {"loopy", "pyopencl-invoker", "pocl"}
-    assert "not counted" in done.stderr
-    evidence = {layer["layer"]: layer["evidence"] for layer in read["layers"]}
-    assert evidence["loopy"] == evidence["pocl"] == "inferred"
+    assert "not counted" in document["said"]
+    assert {layer_of(document, name)["evidence"] for name in ("loopy", "pocl")} == {"inferred"}
 
 
 @pytest.mark.thorough
@@ -423,56 +377,12 @@ def test_a_library_of_an_unknown_form_is_left_alone_and_named(home: Home, tmp_pa
     )
     program = "from pytools.persistent_dict import WriteOncePersistentDict as D; print(D().fetch('fetched'))"
     paths = os.pathsep.join(filter(None, [str(package.parent), home.variables.get("PYTHONPATH")]))
-    command = (sys.executable, "-c", program)
-    done = home.cachectl("trace", "--json", "trace.json", "--", *command, PYTHONPATH=paths)
-    assert done.stdout == "fetched\n"
-    assert done.stderr.count("cachectl: pytools.persistent_dict cannot be watched (AttributeError: ") == 1
-    layers = {layer["layer"]: layer for layer in json.loads((home.path / "trace.json").read_text())["layers"]}
+    document = trace(home, sys.executable, "-c", program, PYTHONPATH=paths)
+    assert document["printed"] == "fetched\n"
+    assert document["said"].count("cachectl: pytools.persistent_dict cannot be watched (AttributeError: ") == 1
     for name in ("loopy", "pyopencl-invoker", "pytools"):
-        assert (layers[name]["evidence"], layers[name]["hits"]) == ("none", None)
-        assert layers[name]["why"].startswith("pytools.persistent_dict cannot be watched")
-
-
-def test_what_a_watcher_replaced_before_it_failed_is_restored(tmp_path: Path) -> None:
-    notes = observer.Notes([str(tmp_path)], str(tmp_path), {})
-    library = SimpleNamespace(first=len)
-
-    def watch(module: SimpleNamespace, notes: observer.Notes) -> None:
-        notes.put(module, "first", None)
-        notes.put(module, "second", None)
-
-    notes.fit("library", watch, library)
-    assert library.first is len
-    (failed,) = [event for event in read_events(tmp_path).events if event["event"] == "failed"]
-    assert (failed["library"], failed["error"]) == ("library", "KeyError: 'second'")
-    notes.stop()
-
-
-def test_dictionaries_are_called_as_the_program_calls_them(tmp_path: Path) -> None:
-    """Releases of pytools add arguments of their own, by position and by name."""
-
-    class PersistentDict:
-        identifier = "mine"
-
-        def fetch(self, *arguments: object, **options: object) -> object:
-            return arguments, options
-
-        store = _fetch = fetch
-
-    class WriteOncePersistentDict(PersistentDict):
-        fetch = store = _fetch = PersistentDict.fetch
-
-    module = SimpleNamespace(
-        PersistentDict=PersistentDict, WriteOncePersistentDict=WriteOncePersistentDict, NoSuchEntryError=KeyError
-    )
-    notes = observer.Notes([str(tmp_path)], str(tmp_path), {})
-    dictionaries.watch(module, notes)
-    for kind in (PersistentDict, WriteOncePersistentDict):
-        for method in ("fetch", "store", "_fetch"):
-            call = getattr(kind(), method)
-            assert call("key", 1, _stacklevel=2) == (("key", 1), {"_stacklevel": 2})
-            assert call(key="key") == ((), {"key": "key"})
-    notes.stop()
+        assert (layer_of(document, name)["evidence"], layer_of(document, name)["hits"]) == ("none", None)
+        assert layer_of(document, name)["why"].startswith("pytools.persistent_dict cannot be watched")
 
 
 @real
@@ -480,30 +390,25 @@ def test_a_layer_that_takes_no_part_is_named_with_the_reason(home: Home, tmp_pat
     """Off by a variable, and closed by a file in the place of its root; a layer that is used is not named."""
     (tmp_path / "file").touch()
     place = tmp_path / "file" / "pocl"
-    command = (sys.executable, "-c", "import loopy")
-    tracing = ("trace", "--json", "trace.json", "--", *command)
-    done = home.cachectl(*tracing, LOOPY_NO_CACHE="1", POCL_CACHE_DIR=str(place))
-    named = ["loopy: disabled (LOOPY_NO_CACHE=1)", f"pocl: closed ({place.parent} is not a directory)"]
-    shown = done.stderr.splitlines()
-    assert set(named) <= set(shown)
-    document = json.loads((home.path / "trace.json").read_text())
+    variables: dict[str, Any] = {"LOOPY_NO_CACHE": "1", "POCL_CACHE_DIR": str(place)}
+    document = trace(home, sys.executable, "-c", "import loopy", **variables)
+    named = {"loopy: disabled (LOOPY_NO_CACHE=1)", f"pocl: closed ({place.parent} is not a directory)"}
+    assert named <= set(document["said"].splitlines())
     layers = {layer["layer"]: (layer["state"], layer["state_why"]) for layer in document["layers"]}
-    assert layers["loopy"] == ("disabled", "LOOPY_NO_CACHE=1")
-    assert layers["pytools"] == (None, None)
-    stopped = [state for state, _ in layers.values() if state is not None]
-    assert f"{len(layers) - len(stopped)} layers: no use seen" in done.stderr.replace("more layers", "layers")
-    assert "and no lookup missed; loopy is disabled; pocl is closed" in done.stderr
+    assert (layers["loopy"], layers["pytools"]) == (("disabled", "LOOPY_NO_CACHE=1"), (None, None))
+    unused = sum(state == (None, None) for state in layers.values())
+    assert f"{unused} layers: no use seen" in document["said"].replace("more layers", "layers")
+    assert "and no lookup missed; loopy is disabled; pocl is closed" in document["said"]
     trace(home, *TWO)
-    layers = {layer["layer"]: layer["state"] for layer in trace(home, *TWO)["layers"]}
-    assert {layers[name] for name in ("loopy", "pyopencl-invoker", "pyopencl", "pocl")} == {None}
+    document = trace(home, *TWO)
+    assert {layer_of(document, name)["state"] for name in USED} == {None}
 
 
 @real
 def test_a_bypassed_layer_is_named(home: Home, tmp_path: Path) -> None:
     """With a folder, the loader of PyOpenCL's wheel finds the wheel's PoCL and no other driver."""
-    program = (sys.executable, str(home.programs / "kernels.py"), "1")
-    done = home.cachectl("trace", "--", *program, OCL_ICD_VENDORS=str(tmp_path))
-    assert "\npyopencl: bypassed (PyOpenCL leaves PoCL to the driver's own cache)\n" in done.stderr
+    said = trace(home, "kernels.py", "1", OCL_ICD_VENDORS=str(tmp_path))["said"]
+    assert "\npyopencl: bypassed (PyOpenCL leaves PoCL to the driver's own cache)\n" in said
 
 
 # ---------------------------------------------------------------------- builds
@@ -545,10 +450,9 @@ def test_output_of_c_code_stays_with_the_program_that_captures_it(home: Home) ->
         "import subprocess, sys; done = subprocess.run([sys.executable, *sys.argv[1:]], stderr=-1, text=True);"
         "print(done.stderr.splitlines())"
     )
-    command = (sys.executable, "-c", parent, "-c", SPEAKING, str(home.programs))
-    said = home.cachectl("trace", "--", *command)
-    assert said.stdout == "['from C, before', 'from Python, after', 'from C, at the end']\n"
-    assert "from C" not in said.stderr
+    document = trace(home, sys.executable, "-c", parent, "-c", SPEAKING, str(home.programs))
+    assert document["printed"] == "['from C, before', 'from Python, after', 'from C, at the end']\n"
+    assert "from C" not in document["said"]
 
 
 CROWDED = """
@@ -623,17 +527,12 @@ def test_each_device_is_a_lookup_of_its_own(home: Home) -> None:
         ".get_devices(); chosen = devices[:int(sys.argv[1])];"
         "cl.Program(cl.Context(chosen), '__kernel void one(__global int *a) { a[0] = 1; }').build()"
     )
-    document = home.path / "trace.json"
-    counted = []
-    for devices in "1", "2", "2":
-        command = (sys.executable, "-c", program, devices)
-        home.cachectl("trace", "--json", str(document), "--", *command, POCL_DEVICES="pthread pthread")
-        hits, misses, _ = numbers(json.loads(document.read_text()), "pocl")
-        assert hits is not None
-        assert misses is not None
-        counted.append(hits + misses)
-    assert counted == [1, 2, 2]
-    assert (hits, misses) == (2, 0)
+    counted = [
+        numbers(trace(home, sys.executable, "-c", program, devices, POCL_DEVICES="pthread pthread"), "pocl")[:2]
+        for devices in "122"
+    ]
+    assert [sum(filter(None, one)) for one in counted] == [1, 2, 2]
+    assert counted[-1] == (2, 0)
 
 
 @pytest.mark.thorough
@@ -671,12 +570,9 @@ def test_a_process_that_becomes_another_program_says_nothing_twice(home: Home) -
         "library.fputs(b'stage %d\\n' % stage, ctypes.c_void_p.in_dll(library, 'stderr'))\n"
         "stage < 2 and os.execv(sys.executable, [sys.executable, '-c', SELF, sys.argv[1], str(stage + 1)])"
     )
-    program = f"SELF = sys.orig_argv[2]\n{lines}"
-    document = home.path / "trace.json"
-    command = (sys.executable, "-c", f"{BEGINNING}\n{program}", str(home.programs), "0")
-    done = home.cachectl("trace", "--json", str(document), "--", *command)
-    assert re.findall(r"stage \d", done.stderr) == ["stage 0", "stage 1", "stage 2"]
-    assert numbers(json.loads(document.read_text()), "pocl") == (0, 3, 3)
+    document = traced(home, f"SELF = sys.orig_argv[2]\n{lines}", "0")
+    assert re.findall(r"stage \d", document["said"]) == ["stage 0", "stage 1", "stage 2"]
+    assert numbers(document, "pocl") == (0, 3, 3)
 
 
 ON_EVERY_POCL = """
@@ -694,11 +590,7 @@ def test_each_of_two_pocls_in_one_process_is_heard(home: Home, debian_pocl: Driv
     vendors = tmp_path / "vendors"
     vendors.mkdir()
     shutil.copy(debian_pocl.variables["OCL_ICD_VENDORS"], vendors)
-    command = ("trace", "--json", "trace.json", "--", sys.executable, "-c", ON_EVERY_POCL)
     for expected in ((0, 2, 2), (2, 0, 0)):
-        done = home.cachectl(*command, OCL_ICD_VENDORS=str(vendors))
-        assert done.stdout == "2\n"
-        document = json.loads((home.path / "trace.json").read_text())
-        assert numbers(document, "pocl") == expected
-        (pocl,) = [layer for layer in document["layers"] if layer["layer"] == "pocl"]
-        assert pocl["evidence"] == "exact"
+        document = trace(home, sys.executable, "-c", ON_EVERY_POCL, OCL_ICD_VENDORS=str(vendors))
+        assert document["printed"] == "2\n"
+        assert (numbers(document, "pocl"), layer_of(document, "pocl")["evidence"]) == (expected, "exact")

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.tracing import numbers
+from support.tracing import layer_of, numbers, trace
 from tiers import thorough
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.parts import Lookups
 from cachectl.watching import events
-from cachectl.watching.events import CLOSE_WRITE, CREATE, DELETE, LOST, MODIFY, OPEN, EntryEvents, History, counted
+from cachectl.watching.events import LOST, EntryEvents
 from cachectl.watching.evidence import EntryTrace, with_files
 from cachectl.watching.timeline import Clock, read_timeline, summarize
 
@@ -67,37 +67,13 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     return {"cuda": cuda, "neo": deep, "comgr": comgr, "miopen": comgr}
 
 
-def arguments(home: Home, sources: Mapping[str, Path], kind: str, *keys: str) -> tuple[str, ...]:
-    return "entry_stores.py", kind, str(home.path / PLACES[kind]), str(sources[kind]), *keys
+def arguments(home: Home, sources: Mapping[str, Path], kind: str) -> tuple[str, ...]:
+    return "entry_stores.py", kind, str(home.path / PLACES[kind]), str(sources[kind])
 
 
-def traced(
-    home: Home,
-    sources: Mapping[str, Path],
-    kind: str,
-    *keys: str,
-    explain: bool = False,
-    variables: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Trace the program, with some variables of its own, and return the document."""
-    document = home.path / "trace.json"
-    program, *rest = arguments(home, sources, kind, *keys)
-    options = (*(("--explain",) if explain else ()), "--json", str(document), "--force")
-    home.cachectl(
-        "trace",
-        *options,
-        "--",
-        sys.executable,
-        str(home.programs / program),
-        *rest,
-        **(variables or {}),
-    )
-    return dict(json.loads(document.read_text()))
-
-
-def layer_of(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    (found,) = [layer for layer in document["layers"] if layer["layer"] == name]
-    return dict(found)
+def traced(home: Home, sources: Mapping[str, Path], kind: str, **options: Any) -> dict[str, Any]:  # noqa: ANN401 - of trace
+    """Trace the program that uses a cache as its driver does."""
+    return trace(home, *arguments(home, sources, kind), **options)
 
 
 def used(document: Mapping[str, Any], kind: str, what: str) -> set[str]:
@@ -131,7 +107,7 @@ def test_names_devices_and_sizes_of_entries(home: Home, sources: Mapping[str, Pa
     key = min(str(path.relative_to(sources["cuda"])) for path in sources["cuda"].rglob("?" * 14))
     with (home.path / PLACES["cuda"] / key).open("r+b") as file:
         file.truncate(100)
-    read = traced(home, sources, "cuda", explain=True)
+    read = traced(home, sources, "cuda", options=("--explain",))
     assert numbers(read, "cuda") == (39, 1, 1)
     assert used(read, "cuda", "stores") == {key}
     assert {kernel for entry in read["entries"] for kernel in entry["kernels"]} == {f"ka{n}" for n in range(20)}
@@ -170,9 +146,8 @@ def test_differences_of_two_cuda_keys_are_named(home: Home, sources: Mapping[str
         target.parent.mkdir(parents=True, exist_ok=True)
         fields = (header.version, len(other), len(data) - len(key) - 28, header.checksum)
         target.write_bytes(compute_cache.HEADER.pack(*fields) + other + data[28 + len(key) :])
-    program, *rest = arguments(home, sources, "cuda")
-    done = home.cachectl("trace", "--explain", "--", sys.executable, str(home.programs / program), *rest)
-    lines = [line for line in done.stderr.splitlines() if line.startswith(("cuda: ", "  … and"))]
+    said = traced(home, sources, "cuda", options=("--explain",))["said"]
+    lines = [line for line in said.splitlines() if line.startswith(("cuda: ", "  … and"))]
     assert len(lines) == 4
     text = "\n".join(lines)
     assert "include path (-I /old/venv/pyopencl/cl there, -I /tmp/site/pyopencl/cl here)" in text
@@ -212,48 +187,6 @@ class watched:  # noqa: N801 - used as a function
     def __exit__(self, *error: object) -> None:
         self.block.__exit__(None, None, None)
         self.found.update(self.events.seen() or {})
-
-
-def done(home: Home, sources: Mapping[str, Path], kind: str, *keys: str) -> None:
-    program, *rest = arguments(home, sources, kind, *keys)
-    subprocess.run((sys.executable, str(home.programs / program), *rest), check=True, capture_output=True)
-
-
-@pytest.mark.thorough
-def test_folders_that_come_and_go(home: Home, sources: Mapping[str, Path]) -> None:
-    """The whole cache is removed and made again, several times, while it is watched."""
-    with watched(home) as found:
-        for _ in range(4):
-            done(home, sources, "cuda")
-            done(home, sources, "cuda")
-            shutil.rmtree(home.path / ".nv")
-    hits = sum(len(entry.hits) for entry in found["cuda"].entries)
-    stores = sum(len(entry.stores) for entry in found["cuda"].entries)
-    assert stores == 160
-    assert hits == 160 or found["cuda"].doubts
-
-
-WRITING = (OPEN, MODIFY, CLOSE_WRITE)
-
-
-@pytest.mark.parametrize(
-    ("listed", "masks", "hits", "stores"),
-    [
-        # Who writes it again right after reading it found it broken; one that vanished first was not.
-        ((), (OPEN, *WRITING), [], [2.0]),
-        ((), (OPEN, DELETE, CREATE, *WRITING), [1.0], [3.0]),
-        # A file in a new folder is reported once, by the listing and by its events.
-        ((1.0,), (CREATE, *WRITING, OPEN), [5.0], [1.0]),
-        ((1.0,), WRITING, [], [1.0]),
-    ],
-)
-def test_histories(listed: tuple[float, ...], masks: tuple[int, ...], hits: list[float], stores: list[float]) -> None:
-    history = History()
-    for at in listed:
-        history.listed(at)
-    for at, mask in enumerate(masks, 1):
-        history.record(mask, float(at))
-    assert counted(history.uses) == (hits, stores)
 
 
 @pytest.mark.parametrize(("order", "fewest"), [("oc", 100), ("oo.c.c", 100), ("o.o.c.c", 200)])
@@ -338,9 +271,7 @@ def test_another_process_that_has_the_driver_loaded_is_doubtful(
     maps = (sys.executable, "-c", MAPS, str(driver))
     if of_run:
         program = f"import subprocess; subprocess.run({[*maps, '0.3']!r})"
-        home.cachectl("trace", "--json", "trace.json", "--", sys.executable, "-c", program)
-        found = layer_of(json.loads((home.path / "trace.json").read_text()), "cuda")
-        assert found["evidence"] == "exact"
+        assert layer_of(trace(home, sys.executable, "-c", program), "cuda")["evidence"] == "exact"
         return
     with subprocess.Popen((*maps, "600"), stdout=subprocess.PIPE) as stranger:
         try:
@@ -362,14 +293,10 @@ def test_another_process_that_has_the_driver_loaded_is_doubtful(
 def test_rusticl(home: Home) -> None:
     """Mesa's own hits and stores, kernel by kernel: its machine code bears no name."""
     (home.path / ".cache").mkdir(exist_ok=True)
-    document = home.path / "trace.json"
-    aside: dict[str, Any] = {"POCL_CACHE_DIR": str(home.path / "pocl"), "RUSTICL_ENABLE": "llvmpipe"}
+    variables: dict[str, Any] = {"POCL_CACHE_DIR": str(home.path / "pocl"), "RUSTICL_ENABLE": "llvmpipe"}
 
     def run(*, single: str = "0") -> dict[str, Any]:
-        program = (sys.executable, str(home.programs / "rusticl.py"), "3")
-        options = ("--json", str(document), "--force", "--")
-        home.cachectl("trace", *options, *program, **aside, MESA_DISK_CACHE_SINGLE_FILE=single)
-        return dict(json.loads(document.read_text()))
+        return trace(home, "rusticl.py", "3", **variables, MESA_DISK_CACHE_SINGLE_FILE=single)
 
     cold = run()
     files = [path for path in (home.path / ".cache" / "mesa_shader_cache").glob("??/*") if not path.suffix]
@@ -414,7 +341,7 @@ def test_a_miss_that_stores_nothing_is_unknown(home: Home, sources: Mapping[str,
 def test_a_cache_that_is_off_shows_no_lookup(home: Home, sources: Mapping[str, Path]) -> None:
     """A driver that is told not to use it compiles in silence."""
     traced(home, sources, "comgr")
-    read = traced(home, sources, "comgr", variables={"CUDA_CACHE_DISABLE": "1"})
+    read = traced(home, sources, "comgr", CUDA_CACHE_DISABLE="1")
     assert (layer_of(read, "cuda")["evidence"], layer_of(read, "comgr")["evidence"]) == ("inferred", "exact")
     assert "it is off (CUDA_CACHE_DISABLE" in layer_of(read, "cuda")["why"]
 

@@ -59,26 +59,3 @@ def test_upstream_tests_end_as_they_do_without(
     for other in others:
         assert other.outcomes.keys() == plain.outcomes.keys()
         assert upstream.differences([plain], [other]) == {}
-
-
-@pytest.mark.upstream
-def test_an_outcome_that_differs_is_a_difference(upstream: ModuleType, tmp_path: Path) -> None:
-    """A crash is an outcome, the tests behind it are run, and a test that varies by itself is no difference."""
-    suite = tmp_path / "test_it.py"
-    suite.write_text(
-        "import os, pytest\n"
-        "@pytest.fixture\ndef broken(): raise OSError\n"
-        "def test_first(): pass\n"
-        "def test_crash(): os.abort()\n"
-        "def test_error(broken): pass\n"
-        "@pytest.mark.xfail\ndef test_expected(): assert False\n"
-        "def test_last(): assert 'POCL_CACHE_DIR' not in os.environ\n"
-    )
-    plain = upstream.run_suite("any", suite, "plain", tmp_path)
-    assert [(test.partition("::")[2], outcome) for test, outcome in plain.outcomes.items()] == [
-        *(("test_first", "passed"), ("test_crash", "crashed"), ("test_error", "error")),
-        *(("test_expected", "xfailed"), ("test_last", "passed")),
-    ]
-    other = upstream.run_suite("any", suite, "run --isolated", tmp_path)
-    assert upstream.differences([plain], [other]) == {"test_it.py::test_last": ("passed", "failed")}
-    assert upstream.differences([plain, other], [other]) == {}

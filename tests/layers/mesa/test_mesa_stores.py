@@ -23,13 +23,13 @@ from support.mesa import (
 )
 from tiers import amount, thorough
 
-from cachectl.clearing.limits import Limits
-from cachectl.clearing.prune import plan_prune
+from cachectl.config import Limits
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists
 from cachectl.layers.base.facts import Artifact, Orphan, Severity
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.mesa.cache import MesaShaderCache
+from cachectl.verbs.prune import plan_prune
 
 if TYPE_CHECKING:
     from injector import Injector

@@ -1,27 +1,44 @@
-"""The time that each cache saves a command: runs with all cold, all warm, all off, and each off in turn."""
+"""``cachectl bench``: the time that each cache saves a command: all cold, all warm, all off, and each off in turn."""
 
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.as_json import AsJson
-from cachectl.layers.base.errors import CachectlError, Refused
+from cachectl.layers.base.errors import FAILURES, CachectlError, Refused
 from cachectl.layers.base.facts import Ability, Scope
+from cachectl.options import FORCE, UNEXPECTED, Option, Request, Step, positive
 from cachectl.switching import run as child
 from cachectl.switching.isolated import can_switch, copy_isolated_root, isolated_root, link_cache_home
-from cachectl.verbs.report import report as count
+from cachectl.table import Column, Table
 from cachectl.watching.machine import Machine, machine
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
+
+OPTIONS: Final = (
+    UNEXPECTED,
+    Option(
+        *("-n", "--rounds"), type=positive, default=3, metavar="N", help="how often each setting is run (default: 3)"
+    ),
+    Option("--json", metavar="FILE", help="write JSON to a file, - for standard output instead of tables"),
+    Option(
+        "--plot",
+        metavar="FILE",
+        help="draw it, as PNG or SVG by the ending, - for SVG on standard output (needs matplotlib)",
+    ),
+    FORCE.having(help="replace an existing FILE that is not JSON or a picture of bench"),
+)
+USAGE: Final = "cachectl bench [-n N] [--json FILE] [--plot FILE] [--force] -- COMMAND..."
 
 COLD: Final = "cold"
 WARM: Final = "warm"
@@ -44,7 +61,7 @@ class Ended(CachectlError):
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class BenchSetting:
     """One setting of the caches, and the wall seconds of the command in each round.
 
     ``setting`` is ``cold``, ``warm``, ``off``, or ``LAYER off`` with that layer in ``layer``; ``how`` describes the
@@ -93,7 +110,7 @@ class Bench:
     """
 
     command: tuple[str, ...]
-    settings: tuple[Setting, ...]
+    settings: tuple[BenchSetting, ...]
     saved: tuple[Saved, ...]
     unused: tuple[Unused, ...]
     machine: Machine
@@ -102,18 +119,8 @@ class Bench:
     exit_status: int = 0
     as_json: ClassVar[AsJson] = AsJson("cachectl/bench/1", names={"saved": "saved_by_layer", "unused": "not_used"})
 
-    def __getitem__(self, setting: str) -> Setting:
-        return next(one for one in self.settings if one.setting == setting)
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Progress: runs done, runs in all (``None``: not known yet), and the seconds left (``None``: not known yet)."""
-
-    doing: str
-    done: int
-    total: int | None
-    seconds_left: float | None
+    def __getitem__(self, name: str) -> BenchSetting:
+        return next(setting for setting in self.settings if setting.setting == name)
 
 
 def bench(
@@ -136,23 +143,21 @@ def bench(
         fills, entries = work.fill(show)
         settings, unused = _settings(stack, layers, entries)
         measured = work.measure(settings, rounds, fills, show)
-    warm = next(one for one in measured if one.setting == WARM)
+    warm, saved = measured[0], []
+    for off in measured:
+        if off.layer is not None:
+            by_round = tuple(cold - hot for cold, hot in zip(off.seconds, warm.seconds, strict=True))
+            saved.append(Saved(off.layer, off.median - warm.median, by_round, entries[off.layer]))
     return Bench(
         command=tuple(command),
         settings=measured,
-        saved=tuple(_saved(one, warm, entries) for one in measured if one.layer is not None),
+        saved=tuple(saved),
         unused=unused,
         machine=machine(stack.environment),
         versions=_versions(stack),
         started=started,
         exit_status=signals.ending(),
     )
-
-
-def _saved(off: Setting, warm: Setting, entries: Mapping[str, int]) -> Saved:
-    layer = off.layer or ""
-    rounds = tuple(without - with_it for without, with_it in zip(off.seconds, warm.seconds, strict=True))
-    return Saved(layer, off.median - warm.median, rounds, entries[layer])
 
 
 def _versions(stack: LayerSet) -> dict[str, str]:
@@ -170,10 +175,10 @@ def _versions(stack: LayerSet) -> dict[str, str]:
 
 def _settings(
     stack: LayerSet, layers: Sequence[Layer], entries: Mapping[str, int]
-) -> tuple[tuple[Setting, ...], tuple[Unused, ...]]:
+) -> tuple[tuple[BenchSetting, ...], tuple[Unused, ...]]:
     """Return the settings, one for each layer that the command filled, and the layers that cannot be turned off."""
     used = [layer for layer in layers if entries.get(layer.name)]
-    turned: list[Setting] = []
+    turned: list[BenchSetting] = []
     unused = [
         *(Unused(name, f"stays as it is: {why}") for name, why in child.left_alone(stack, off=False).items()),
         *(Unused(layer.name, "the command stores nothing in it") for layer in layers if layer not in used),
@@ -183,8 +188,13 @@ def _settings(
         if how is None:
             unused.append(Unused(layer.name, "no switch, and it cannot be emptied"))
         else:
-            turned.append(Setting(f"{layer.name} off", how, layer.name))
-    every = (Setting(WARM, "every cache full"), *turned, Setting(COLD, "every cache empty"), Setting(OFF, "all off"))
+            turned.append(BenchSetting(f"{layer.name} off", how, layer.name))
+    every = (
+        BenchSetting(WARM, "every cache full"),
+        *turned,
+        BenchSetting(COLD, "every cache empty"),
+        BenchSetting(OFF, "all off"),
+    )
     return every, tuple(unused)
 
 
@@ -239,20 +249,20 @@ class _Work:
         return seconds, after
 
     def measure(
-        self, settings: Sequence[Setting], rounds: int, fills: Sequence[float], show: Callable[[Step], None]
-    ) -> tuple[Setting, ...]:
+        self, settings: Sequence[BenchSetting], rounds: int, fills: Sequence[float], show: Callable[[Step], None]
+    ) -> tuple[BenchSetting, ...]:
         """Run every setting once a round. Each round begins with another setting, so that none is always first.
 
         A signal ends it; finished rounds are kept. Raises :class:`Ended` if there is none, or if the command fails.
         """
-        taken: dict[str, list[float]] = {one.setting: [] for one in settings}
+        taken: dict[str, list[float]] = {setting.setting: [] for setting in settings}
         order = [
             settings[(place + number) % len(settings)] for number in range(rounds) for place in range(len(settings))
         ]
-        for done, one in enumerate(order):
-            show(Step(one.setting, done, len(order), _left(order[done:], taken, fills)))
+        for done, setting in enumerate(order):
+            show(Step(setting.setting, done, len(order), _left(order[done:], taken, fills)))
             try:
-                taken[one.setting].append(self._once(one))
+                taken[setting.setting].append(self._once(setting))
             except Ended:
                 if not (self.signals.ending() and min(map(len, taken.values()))):
                     raise
@@ -260,33 +270,30 @@ class _Work:
         finished = min(map(len, taken.values()))
         if finished < rounds:
             self.notice(f"interrupted: {finished} of {rounds} rounds are finished, and count")
-        return tuple(replace(one, seconds=tuple(taken[one.setting][:finished])) for one in settings)
+        return tuple(replace(setting, seconds=tuple(taken[setting.setting][:finished])) for setting in settings)
 
-    def _once(self, one: Setting) -> float:
-        with self._root(one) as root:
-            if one.setting == OFF:
+    def _once(self, setting: BenchSetting) -> float:
+        # A copy of the full root, so that a run does not affect the next.
+        with isolated_root(self.stack.environment, notice=self.notice) as root:
+            if setting.setting not in (COLD, OFF):
+                copy_isolated_root(self.full, root)
+            if setting.setting == OFF:
                 changes = child.variables_off(self.layers, self.stack, root)
             else:
                 changes = child.variables_isolated(self.layers, root)
-            if one.layer is not None:
-                self._turn_off(one, root, changes)
-            before = self._entries(root) if one.setting == WARM else {}
-            seconds = self._seconds(one.setting, root, changes)
-            if one.setting == WARM and (fresh := self._grown(before, self._entries(root))):
-                self.notice(f"a warm run stored new entries in {', '.join(fresh)}; warm timings may be too high")
+            if setting.layer is not None:
+                self._turn_off(setting, root, changes)
+            before = self._entries(root) if setting.setting == WARM else {}
+            seconds = self._seconds(setting.setting, root, changes)
+            if setting.setting == WARM:
+                grown = [name for name, count in self._entries(root).items() if count > before.get(name, 0)]
+                if grown:
+                    self.notice(f"a warm run stored new entries in {', '.join(grown)}; warm timings may be too high")
             return seconds
 
-    @contextmanager
-    def _root(self, one: Setting) -> Iterator[Path]:
-        """Yield a root for one run: a copy of the full one, so that a run does not affect the next one."""
-        with isolated_root(self.stack.environment, notice=self.notice) as root:
-            if one.setting not in (COLD, OFF):
-                copy_isolated_root(self.full, root)
-            yield root
-
-    def _turn_off(self, one: Setting, root: Path, changes: dict[str, str | None]) -> None:
-        layer = self.stack[one.layer or ""]
-        if one.how == "switched off":
+    def _turn_off(self, setting: BenchSetting, root: Path, changes: dict[str, str | None]) -> None:
+        layer = self.stack[setting.layer or ""]
+        if setting.how == "switched off":
             switch = layer.disable()
             changes.update(dict.fromkeys(switch.unset, None))
             changes.update(switch.set)
@@ -318,22 +325,91 @@ class _Work:
         return LayerSet(self.stack.environment.with_variables(put, frozenset(changes) - put.keys()))
 
     def _entries(self, root: Path) -> dict[str, int]:
-        stack = self._moved(root)
-        report = count(stack, [layer.name for layer in self.layers])
-        return {
-            layer.layer: sum(one.usage.entries or 0 for one in layer.roots if root in one.root.path.parents)
-            for layer in report.layers
-            if layer.scope is Scope.USER
-        }
-
-    @staticmethod
-    def _grown(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
-        return [name for name, count in after.items() if count > before.get(name, 0)]
+        moved = self._moved(root)
+        return {layer.name: _count(moved[layer.name], root) for layer in self.layers if layer.scope is Scope.USER}
 
 
-def _left(order: Sequence[Setting], taken: Mapping[str, Sequence[float]], fills: Sequence[float]) -> float:
+def _left(order: Sequence[BenchSetting], taken: Mapping[str, Sequence[float]], fills: Sequence[float]) -> float:
     """Estimate the seconds of the remaining runs from earlier runs of the same setting, else from the first runs."""
     first = {WARM: fills[-1]}
     return sum(
-        statistics.median(seen) if (seen := taken[one.setting]) else first.get(one.setting, fills[0]) for one in order
+        statistics.median(seen) if (seen := taken[setting.setting]) else first.get(setting.setting, fills[0])
+        for setting in order
     )
+
+
+def _count(layer: Layer, root: Path) -> int:
+    """Count the entries of a layer below a folder; those that cannot be read count as none."""
+    with suppress(*FAILURES):
+        return sum(layer.usage(place).entries or 0 for place in layer.roots() if root in place.path.parents)
+    return 0
+
+
+# ---------------------------------------------------------------------- the command line
+
+
+def run(request: Request) -> int:
+    """Carry out ``cachectl bench``."""
+    from cachectl.output_files import PICTURE, STREAM, demand_targets, json_kind
+    from cachectl.verbs import bench_plot
+
+    options = request.options
+    request.demand_command()
+    if options.plot is not None:
+        bench_plot.check(options.plot)
+        if options.plot == options.json == STREAM:
+            request.misuse("JSON and the picture cannot both go to standard output; name a FILE")
+    document = None if options.json is None else request.output_file(options.json, json_kind("cachectl/bench"))
+    picture = None if options.plot is None else request.output_file(options.plot, PICTURE)
+    demand_targets(document, picture)
+    try:
+        with request.progress() as show_step:
+            measured = bench(request.command, request.stack, options.rounds, notice=request.notice, show=show_step)
+    except Ended as ended:
+        request.tell(f"command: {line}" for line in ended.said)
+        raise
+    if options.json != STREAM:
+        # Standard output may belong to the picture.
+        with redirect_stdout(sys.stderr) if options.plot == STREAM else nullcontext():
+            request.say(show(measured))
+    if document is not None:
+        request.write_json(measured, document)
+    if picture is not None:
+        runs = {
+            f"without {setting.layer}" if setting.layer else f"all caches {setting.setting}": setting.seconds
+            for setting in measured.settings
+        }
+        count = len(measured[WARM].seconds)
+        below = f"{measured.machine.title} · {'once' if count == 1 else f'{count} times'} each"
+        picture.write((bench_plot.draw(picture.name, measured.command, below, runs),))
+    return measured.exit_status
+
+
+_SETTINGS: Final[tuple[Column[BenchSetting], ...]] = (
+    Column("median s", lambda measured: f"{measured.median:.2f}", right=True),
+    Column("fastest", lambda measured: f"{min(measured.seconds):.2f}", right=True),
+    Column("slowest", lambda measured: f"{max(measured.seconds):.2f}", right=True),
+    Column("setting", lambda measured: measured.setting),
+    Column("how", lambda measured: measured.how),
+)
+_SAVED: Final[tuple[Column[Saved], ...]] = (
+    Column("saves s", lambda saved: _difference(saved.seconds), right=True),
+    Column("least", lambda saved: _difference(min(saved.by_round)), right=True),
+    Column("most", lambda saved: _difference(max(saved.by_round)), right=True),
+    Column("layer", lambda saved: saved.layer),
+)
+
+
+def show(measured: Bench) -> Iterator[str | Table[Any]]:
+    """Yield the times of each setting, then what each layer saves."""
+    yield Table(_SETTINGS, measured.settings)
+    yield ""
+    yield Table(_SAVED, measured.saved) if measured.saved else "the command fills no cache"
+    if unused := ", ".join(layer.layer for layer in measured.unused):
+        yield ""
+        yield f"not used: {unused}"
+
+
+def _difference(seconds: float) -> str:
+    # Without -0.00.
+    return f"{round(seconds, 2) or 0.0:+.2f}"

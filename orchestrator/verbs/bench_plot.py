@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import shlex
+import statistics
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
@@ -15,8 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from cachectl.watching.bench import Bench, Setting
-
 #: Endings, and matplotlib's names for the formats.
 _FORMS: Final = {".png": "png", ".svg": "svg"}
 #: Colours that differ in print and for colour-blind readers: warm, without one layer, without any.
@@ -25,6 +25,8 @@ _ONE_OFF: Final = "#e9a03b"
 _NONE: Final = "#9aa5b1"
 _INK: Final = "#1f2933"
 _FAINT: Final = "#616e7c"
+#: How many settings, the last ones, have no cache.
+_WITHOUT_CACHES: Final = 2
 #: Length of a command that fits above the bars.
 _TITLE: Final = 58
 #: Inches: of the whole picture across, of one bar, of the titles above the bars, and of the scale below.
@@ -49,24 +51,31 @@ def check(name: str) -> None:
         raise CachectlError("--plot needs matplotlib, the extra plot: pip install 'opencl-cachectl[plot]'")
 
 
-def draw(bench: Bench, name: str) -> bytes:
-    """Draw medians as bars with every run as a point; return the bytes of the file in the format of its ending."""
+def draw(name: str, command: Sequence[str], below: str, settings: Mapping[str, tuple[float, ...]]) -> bytes:
+    """Draw medians as bars with every run as a point; return the bytes of the file in the format of its ending.
+
+    ``settings`` maps the titles of bars to the seconds of their runs: first the one with all caches, last the ones
+    with none. ``below`` stands below the command.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    settings = list(reversed(bench.settings))
+    warm = statistics.median(next(iter(settings.values())))
+    bars = list(settings.items())[::-1]
     # Text stays text in an SVG, so that a slide can be searched.
     with mpl.rc_context({"font.size": 13, "svg.fonttype": "none", "font.family": "sans-serif"}):
-        height = _TOP + _BOTTOM + _BAR * len(settings)
+        height = _TOP + _BOTTOM + _BAR * len(bars)
         # A margin, because slides crop pictures.
         layout = ConstrainedLayoutEngine(w_pad=0.2, h_pad=0.1, rect=(0, 0, 1, 1 - _TOP / height))
         figure = Figure(figsize=(_WIDTH, height), layout=layout)
         axes = figure.add_subplot()
-        for place, one in enumerate(settings):
-            _bar(axes, place, one, bench)
-        _scale(axes, [_label(one) for one in settings], max(second for one in settings for second in one.seconds))
-        _title(figure, height, bench)
+        for place, (_, seconds) in enumerate(bars):
+            first = place == len(bars) - 1
+            colour = _WARM if first else _NONE if place < _WITHOUT_CACHES else _ONE_OFF
+            _bar(axes, place, seconds, colour, None if first else warm)
+        _scale(axes, [title for title, _ in bars], max(map(max, settings.values())))
+        _title(figure, height, command, below)
         file = io.BytesIO()
         form = _form(name)
         figure.savefig(file, format=form, dpi=160, metadata={"Software" if form == "png" else "Creator": MAKER})
@@ -77,16 +86,16 @@ def _form(name: str) -> str | None:
     return "svg" if name == STREAM else _FORMS.get(os.path.splitext(name)[1].lower())
 
 
-def _bar(axes: Axes, place: int, one: Setting, bench: Bench) -> None:
-    colour = _WARM if one.setting == "warm" else _NONE if one.layer is None else _ONE_OFF
-    axes.barh(place, one.median, height=0.62, color=colour, zorder=2)
+def _bar(axes: Axes, place: int, seconds: Sequence[float], colour: str, warm: float | None) -> None:
+    median = statistics.median(seconds)
+    axes.barh(place, median, height=0.62, color=colour, zorder=2)
     # Runs that took equally long lie above one another.
-    step = _SPREAD / max(1, len(one.seconds) - 1)
-    heights = [place + _SPREAD / 2 - number * step for number in range(len(one.seconds))]
-    axes.scatter(one.seconds, heights, s=26, color=_INK, edgecolors="white", linewidths=0.8, zorder=3)
-    over = round(one.median - bench["warm"].median, 2)
+    step = _SPREAD / max(1, len(seconds) - 1)
+    heights = [place + _SPREAD / 2 - number * step for number in range(len(seconds))]
+    axes.scatter(seconds, heights, s=26, color=_INK, edgecolors="white", linewidths=0.8, zorder=3)
     # Avoid -0.00.
-    _beside(axes, place, (f"{one.median:.2f}", "" if one.setting == "warm" else f"{over or 0.0:+.2f}"))
+    over = "" if warm is None else f"{round(median - warm, 2) or 0.0:+.2f}"
+    _beside(axes, place, (f"{median:.2f}", over))
 
 
 def _beside(axes: Axes, place: float, words: tuple[str, str], colour: str = _INK, size: int = 13) -> None:
@@ -111,23 +120,13 @@ def _scale(axes: Axes, names: list[str], longest: float) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _label(one: Setting) -> str:
-    return f"all caches {one.setting}" if one.layer is None else f"without {one.layer}"
-
-
-def _title(figure: Figure, height: float, bench: Bench) -> None:
-    runs = len(bench["warm"].seconds)
-    repeated = "once each" if runs == 1 else f"{runs} times each"
-    said = f"{bench.machine.title} · {repeated}"
-    command = figure.text(_LEFT, 1 - 0.2 / height, _command(bench.command), va="top", fontsize=18, fontweight="bold")
-    below = figure.text(_LEFT, 1 - 0.6 / height, said, va="top", fontsize=13)
-    for text, colour in ((command, _INK), (below, _FAINT)):
-        text.set_color(colour)
+def _title(figure: Figure, height: float, command: Sequence[str], below: str) -> None:
+    # Programs and files without their folders, cut to the width of the picture.
+    words = shlex.join(os.path.basename(word) if os.path.isabs(word) else word for word in command)
+    title = words if len(words) <= _TITLE else words[: _TITLE - 1] + "…"
+    for text in (
+        figure.text(_LEFT, 1 - 0.2 / height, title, va="top", fontsize=18, fontweight="bold", color=_INK),
+        figure.text(_LEFT, 1 - 0.6 / height, below, va="top", fontsize=13, color=_FAINT),
+    ):
         # A typed $ does not begin a formula.
         text.set_parse_math(False)
-
-
-def _command(command: tuple[str, ...]) -> str:
-    """Return a short form of a command: programs and files without their folders, cut to the width of the picture."""
-    words = shlex.join(os.path.basename(word) if os.path.isabs(word) else word for word in command)
-    return words if len(words) <= _TITLE else words[: _TITLE - 1] + "…"

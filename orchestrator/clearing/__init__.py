@@ -1,1 +1,0 @@
-"""Verbs that remove or move aside: purge and prune."""

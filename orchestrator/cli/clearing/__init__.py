@@ -1,1 +1,0 @@
-"""The verbs of ``cachectl.clearing``: options, call and rendering, one file each."""

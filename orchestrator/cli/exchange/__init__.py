@@ -1,1 +1,0 @@
-"""The verbs of ``cachectl.exchange``: options, call and rendering, one file each."""

@@ -1,1 +1,0 @@
-"""The verbs of ``cachectl.inspecting``: options, call and rendering, one file each."""

@@ -1,1 +1,0 @@
-"""The verbs of ``cachectl.watching``: options, call and rendering, one file each."""

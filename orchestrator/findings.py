@@ -1,0 +1,84 @@
+"""Findings of ``verify`` and ``doctor``: damage in layers, and how findings are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from cachectl.layers.base.as_json import AsJson
+from cachectl.layers.base.errors import FAILURES, LayerError, PluginFailed, reason_of
+from cachectl.layers.base.facts import Finding, Severity
+from cachectl.layers.disk.trust import closed_by_another
+from cachectl.table import Column, Table, Whole
+
+if TYPE_CHECKING:
+    from cachectl.layers.base.layer import Layer
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What was found, whether that makes the verb fail, and what was not checked by layer."""
+
+    findings: tuple[Finding, ...]
+    failed: bool
+    not_checked: Mapping[str, str] | None = None
+    as_json: ClassVar[AsJson] = AsJson("cachectl/findings/1", hidden=("failed",), optional=("not_checked",))
+
+
+def damage(layers: Iterable[Layer]) -> Findings:
+    """Return the damage in every root of the given layers."""
+    findings: list[Finding] = []
+    not_checked: dict[str, str] = {}
+    for layer in layers:
+        try:
+            roots = layer.roots()
+        except FAILURES as error:
+            # No place is known: the layer as a whole failed.
+            findings.append(failure(layer, Path("*"), error))
+            continue
+        for root in roots:
+            try:
+                findings += layer.store.verify(root)
+                if layer.store.unchecked and root.exists:
+                    not_checked[layer.name] = layer.store.unchecked
+            except FAILURES as error:  # noqa: PERF203 - one must not end the rest
+                findings.append(failure(layer, root.path, error))
+    return Findings(tuple(findings), bool(findings), not_checked)
+
+
+def failure(layer: Layer, place: Path, error: LayerError | OSError) -> Finding:
+    """Return the finding that a layer, or one place of it, could not be read."""
+    code, message, fix = "unreadable", reason_of(error), f"make {place} readable"
+    if isinstance(error, PluginFailed):
+        code, fix = "plugin", f"fix or uninstall the plug-in {layer.name}"
+    elif place.is_absolute() and (closed := closed_by_another(place, layer.environment.home_folder)):
+        message, fix = f"{message}; it belongs to {closed.owner}", closed.fix
+    return Finding(layer.name, place, None, Severity.FAILS, code, message, fix)
+
+
+_COLUMNS: Final[tuple[Column[Finding], ...]] = (
+    Column("layer", lambda finding: finding.layer),
+    Column("severity", lambda finding: finding.severity.value),
+    Column("code", lambda finding: finding.code),
+    Column("root", lambda finding: str(finding.root or "")),
+    Column("key", lambda finding: finding.key or ""),
+    Column("message", lambda finding: finding.message),
+    Column("fix", lambda finding: finding.fix),
+)
+
+
+def table(result: Findings, _request: object) -> Table[Finding]:
+    """Return the findings."""
+    return Table(_COLUMNS, result.findings)
+
+
+def lines(result: Findings, nothing: str) -> Iterator[object]:
+    """Yield each finding with its effect, and its fix on a line of its own to copy; or ``nothing`` if there is none."""
+    for finding in result.findings:
+        where = finding.key if finding.key is not None else str(finding.root)
+        yield f"{finding.layer}: {where}: {finding.message} ({finding.severity.value})"
+        yield Whole(f"  fix: {finding.fix}")
+    if not result.findings:
+        yield nothing

@@ -1,1 +1,0 @@
-"""Verbs that only read: report, ls, verify, doctor, layers, and caches that belong to no layer."""
