@@ -479,6 +479,25 @@ def unremovable_after():
         part.chmod(0o700)
 
 
+def unknown_form():
+    """Take from the libraries what a block would replace or set."""
+    import loopy
+
+    warmed()
+    del cl.link_program, loopy.CACHING_ENABLED
+    try:
+        with cachectl.disabled("pocl", "loopy"):
+            pass
+    except cachectl.StillOn as error:
+        SEEN["refused"] = error.layers
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with cachectl.disabled("pocl", "loopy", strict=False) as held:
+            warmed()
+    SEEN["held"] = {name: hold.status for name, hold in held.items()}
+    SEEN["warned"] = [str(warning.message) for warning in caught]
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]()
     print()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import sys
 from collections import Counter
@@ -248,37 +247,9 @@ def test_a_build_that_outlives_its_block_fails_with_its_own_error(home: Home, he
     assert "nonsense" in seen["raised"][1]
 
 
-UNKNOWN_FORM = """
-import json, warnings
-import pyopencl as cl
-import loopy
-from binaries import device
-import cachectl
-from cachectl.switching.disabled import StillOn
-
-def build():
-    cl.Program(cl.Context([device()]), "__kernel void one(__global int *a) { a[0] = 1; }").build()
-
-build()
-del cl.link_program, loopy.CACHING_ENABLED
-try:
-    with cachectl.disabled("pocl", "loopy"):
-        pass
-except StillOn as error:
-    refused = error.layers
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    with cachectl.disabled("pocl", "loopy", strict=False) as held:
-        build()
-warned = [str(one.message) for one in caught]
-print(json.dumps({"refused": refused, "held": {name: hold.status for name, hold in held.items()}, "warned": warned}))
-"""
-
-
 def test_libraries_of_an_unknown_form_stay_on_and_are_named(home: Home) -> None:
     """A layer whose library lacks what would be replaced or set is on: refused, or warned of, and builds go on."""
-    paths = os.pathsep.join(filter(None, [str(home.programs), home.variables.get("PYTHONPATH")]))
-    seen = json.loads(home.run(sys.executable, "-c", UNKNOWN_FORM, PYTHONPATH=paths).stdout)
+    seen = home.python("salted.py", "unknown_form")
     assert seen["refused"]["pocl"].endswith("builds cannot be salted, because PyOpenCL has no link_program")
     assert seen["refused"]["loopy"] == "loopy has no CACHING_ENABLED, by which it would be switched off"
     assert seen["held"] == {"loopy": "on", "pocl": "on"}

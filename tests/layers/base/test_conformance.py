@@ -20,14 +20,11 @@ from cachectl.layers.pytools import PytoolsDictionaries
 Fill = Callable[[Environment], None]
 
 
-class OnRealContent(LayerConformance):
-    """A layer over what the real program left behind."""
+class OnContent(LayerConformance):
+    """A layer over what a real program left behind."""
 
     layer: type[Layer]
-
-    @pytest.fixture(autouse=True)
-    def _filled(self, fill: Fill) -> None:
-        self.fill = fill
+    fill: Fill
 
     def make(self, environment: Environment) -> Layer:
         return self.layer(environment)
@@ -37,27 +34,14 @@ class OnRealContent(LayerConformance):
 
 
 @pytest.mark.real
-class TestLoopy(OnRealContent):
-    layer = LoopyDictionaries
+class TestOnRealContent(OnContent):
+    @pytest.fixture(autouse=True, params=[LoopyDictionaries, PyOpenCLInvoker, PyOpenCLBinaries, PoclKernels])
+    def _filled(self, request: pytest.FixtureRequest, fill: Fill) -> None:
+        self.layer, self.fill = request.param, fill
 
 
 @pytest.mark.real
-class TestPyOpenCLInvoker(OnRealContent):
-    layer = PyOpenCLInvoker
-
-
-@pytest.mark.real
-class TestPyOpenCL(OnRealContent):
-    layer = PyOpenCLBinaries
-
-
-@pytest.mark.real
-class TestPocl(OnRealContent):
-    layer = PoclKernels
-
-
-@pytest.mark.real
-class TestPytools(OnRealContent):
+class TestPytools(OnContent):
     layer = PytoolsDictionaries
 
     @pytest.fixture(autouse=True)
@@ -65,7 +49,7 @@ class TestPytools(OnRealContent):
         self.fill = fill_sumpy
 
 
-class TestCuda(OnRealContent):
+class TestCuda(OnContent):
     layer = CudaComputeCache
 
     @pytest.fixture(autouse=True)
