@@ -328,7 +328,6 @@ class Layer(Declaration):
         return outcome
 
     def _remove(self, root: Root, entries: tuple[Removable, ...]) -> facts.Outcome:
-        """Remove entries from a root; count the orphans that have gone."""
         orphans = [
             entry.key for entry in entries if isinstance(entry, Orphan) and os.path.lexists(root.path / entry.key)
         ]

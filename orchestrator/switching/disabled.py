@@ -162,7 +162,6 @@ def _remove_in(process: int, root: Path) -> None:
 
 
 def _judge(layer: Layer, off: Switch, loaded: Loaded) -> Held:
-    """Return the status that a layer can have in a block."""
     why = _latched(off, loaded)
     if why is not None:
         return _judge_latched(layer, loaded, why)

@@ -107,7 +107,6 @@ def run_command(
 def _moved(
     stack: LayerSet, layers: tuple[Layer, ...], root: Path, *, off: bool, notice: Callable[[str], None]
 ) -> tuple[tuple[Layer, ...], dict[str, str | None]]:
-    """Return the layers that are moved for a child, and the variables that move them."""
     if off:
         return layers, variables_off(layers, stack, root)
     along = companions(layers, stack, root)
@@ -255,7 +254,6 @@ def run(
 
 
 def _in_foreground() -> bool:
-    """Return whether this process is in the foreground of a terminal."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY)
     except OSError:
