@@ -96,7 +96,7 @@ def descend(stack: ExitStack, handle: int, parts: Sequence[str], *, make: bool =
     return handle
 
 
-class Step(NamedTuple):
+class Visited(NamedTuple):
     """Something that :func:`walk` meets: its name in an open folder, its path below the start, and its status."""
 
     folder: int
@@ -107,7 +107,7 @@ class Step(NamedTuple):
 
 def walk(
     handle: int, name: str, errors: list[OSError] | None = None, *, first: Collection[str] = (), path: str = ""
-) -> Iterator[Step]:
+) -> Iterator[Visited]:
     """Yield everything in a file or folder, itself included, which has the path ``""``; a folder after its content.
 
     Links are not followed. The names in ``first`` come before the others of their folder. With ``errors`` an
@@ -129,7 +129,7 @@ def walk(
         if not isinstance(error, FileNotFoundError):
             errors.append(error)
         return
-    yield Step(handle, name, path, status)
+    yield Visited(handle, name, path, status)
 
 
 def is_trusted(root: int, status: os.stat_result) -> bool:

@@ -1,6 +1,6 @@
 """Entries in a folder tree, listed and read relative to open directory handles.
 
-A :class:`Listing` has the *shape* of its entries, a pattern for each path component. Names that do not match are not
+A :class:`TreeReader` has the *shape* of its entries, a pattern for each path component. Names that do not match are not
 listed, and only listed things can be removed. Links inside a root are never followed; a root that is itself a link is
 resolved once, when it is opened.
 """
@@ -177,7 +177,7 @@ class Leaf(NamedTuple):
         return next((member for member in self.members if member.path == path), None)
 
 
-class Listing:
+class TreeReader:
     """The entries of one shape under one root.
 
     ``handle`` is the root's open folder; without it, each method opens the root by its path. With a ``child`` only

@@ -22,7 +22,7 @@ from cachectl.layers.disk.atomic import Freed, delete, own_folder, place_new, wr
 from cachectl.layers.disk.handles import NO_ROOM, descend, status_of
 from cachectl.layers.disk.plain import STAGE
 from cachectl.layers.stores.archive import unpack
-from cachectl.layers.stores.listing import OWN_TEMPORARY, Leaf, Listing, Member, OrphanRule, Shape
+from cachectl.layers.stores.listing import OWN_TEMPORARY, Leaf, TreeReader, Member, OrphanRule, Shape
 
 __all__ = [
     "OWN_TEMPORARY",
@@ -55,7 +55,7 @@ _TRASH: Final = ".cachectl-trash-"
 _TRIES: Final = 5
 
 
-class Tree(Listing):
+class Tree(TreeReader):
     """The entries of one shape under one root, which can be changed."""
 
     # ------------------------------------------------------------------ placing
