@@ -22,7 +22,7 @@ from cachectl.layers.disk.atomic import Freed, delete, own_folder, place_new, wr
 from cachectl.layers.disk.handles import NO_ROOM, descend, status_of
 from cachectl.layers.disk.plain import STAGE
 from cachectl.layers.stores.archive import unpack
-from cachectl.layers.stores.listing import OWN_TEMPORARY, Leaf, TreeReader, Member, OrphanRule, Shape
+from cachectl.layers.stores.listing import OWN_TEMPORARY, Leaf, Member, OrphanRule, Shape, TreeReader
 
 __all__ = [
     "OWN_TEMPORARY",
