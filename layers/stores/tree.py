@@ -18,7 +18,7 @@ from typing import Final
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Unsettled, not_a_key, reason_of
 from cachectl.layers.base.facts import Ability, Entry, Problem, Removable
-from cachectl.layers.disk.atomic import Freed, delete, own_folder, place_new, write_synced
+from cachectl.layers.disk.atomic import Freed, create, delete, own_folder, place_new, write_all
 from cachectl.layers.disk.handles import NO_ROOM, descend, status_of
 from cachectl.layers.disk.plain import STAGE
 from cachectl.layers.stores.archive import unpack
@@ -312,7 +312,12 @@ def _fill(stage: int, name: str, members: Mapping[str, bytes], file_mode: int) -
             if folder is None:
                 return
             for path in paths:
-                write_synced(folder, (path or name).rpartition("/")[2], members[path], file_mode)
+                handle = create((path or name).rpartition("/")[2], folder, file_mode)
+                try:
+                    write_all(handle, (members[path],))
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
 
 
 def _failure(act: Callable[[], None]) -> Exception | None:
