@@ -69,16 +69,6 @@ def create(name: str, folder: int | None = None, mode: int = 0o600) -> int:
     return os.open(name, _NEW, mode, dir_fd=folder)
 
 
-def write_synced(folder: int, name: str, content: bytes, mode: int = 0o600) -> None:
-    """Write a new file, and sync it to the disk."""
-    handle = create(name, folder, mode)
-    try:
-        write_all(handle, (content,))
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def replace_file(path: str | Path, chunks: Iterable[bytes], *, folder: int | None = None, mode: int = 0) -> None:
     """Replace a file atomically, or create it; the mode of the old one is kept. Raises :class:`OSError`.
 

@@ -96,7 +96,7 @@ def descend(stack: ExitStack, handle: int, parts: Sequence[str], *, make: bool =
     return handle
 
 
-class Step(NamedTuple):
+class Visited(NamedTuple):
     """Something that :func:`walk` meets: its name in an open folder, its path below the start, and its status."""
 
     folder: int
@@ -107,7 +107,7 @@ class Step(NamedTuple):
 
 def walk(
     handle: int, name: str, errors: list[OSError] | None = None, *, first: Collection[str] = (), path: str = ""
-) -> Iterator[Step]:
+) -> Iterator[Visited]:
     """Yield everything in a file or folder, itself included, which has the path ``""``; a folder after its content.
 
     Links are not followed. The names in ``first`` come before the others of their folder. With ``errors`` an
@@ -129,28 +129,21 @@ def walk(
         if not isinstance(error, FileNotFoundError):
             errors.append(error)
         return
-    yield Step(handle, name, path, status)
+    yield Visited(handle, name, path, status)
 
 
-def is_trusted(root: int, status: os.stat_result) -> bool:
-    """Return whether a folder of cachectl in an open root belongs to this user or to the owner of the root.
+def is_left_own(root: int, name: str, status: os.stat_result) -> bool:
+    """Return whether a folder of cachectl in an open root was left by a command that has ended.
 
-    Folders of other users, for instance in a temporary folder, are neither trusted nor removed.
+    Folders that belong neither to this user nor to the owner of the root, for instance in a temporary folder, are not
+    trusted, and never removed. Raises :class:`OSError` if it cannot be determined.
     """
-    return status.st_uid in (os.geteuid(), os.fstat(root).st_uid) and not status.st_mode & 0o022
-
-
-def is_held(handle: int, name: str) -> bool:
-    """Return whether a running cachectl holds one of its folders, or the folder has gone.
-
-    Raises :class:`OSError` if that cannot be determined.
-    """
+    if status.st_uid not in (os.geteuid(), os.fstat(root).st_uid) or status.st_mode & 0o022:
+        return False
     with ExitStack() as stack:
-        folder = descend(stack, handle, (name,))
-        if folder is None:
-            return True
-        # Shared, so that several checks do not block each other, and the owner only briefly.
-        return not take_flock(folder, shared=True)
+        folder = descend(stack, root, (name,))
+        # A running cachectl holds its lock. Shared, so that several checks do not block each other.
+        return folder is not None and take_flock(folder, shared=True)
 
 
 def blocks_of(status: os.stat_result) -> int | None:

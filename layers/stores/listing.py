@@ -1,6 +1,6 @@
 """Entries in a folder tree, listed and read relative to open directory handles.
 
-A :class:`Listing` has the *shape* of its entries, a pattern for each path component. Names that do not match are not
+A :class:`TreeReader` has the *shape* of its entries, a pattern for each path component. Names that do not match are not
 listed, and only listed things can be removed. Links inside a root are never followed; a root that is itself a link is
 resolved once, when it is opened.
 """
@@ -24,9 +24,7 @@ from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.handles import (
     blocks_of,
     descend,
-    is_held,
-    is_trusted,
-    open_folder,
+    is_left_own,
     opened,
     opened_root,
     status_of,
@@ -177,7 +175,7 @@ class Leaf(NamedTuple):
         return next((member for member in self.members if member.path == path), None)
 
 
-class Listing:
+class TreeReader:
     """The entries of one shape under one root.
 
     ``handle`` is the root's open folder; without it, each method opens the root by its path. With a ``child`` only
@@ -246,33 +244,28 @@ class Listing:
                 yield from self._scan_name(handle, (*above, name), head)
 
     def _scan_name(self, handle: int, parts: tuple[str, ...], head: int) -> Iterator[Leaf | Problem]:
+        is_named = self.shape.levels[len(parts) - 1].fullmatch(parts[-1])
         try:
             status = status_of(handle, parts[-1])
             leaf = None if status is None else self._recognise(handle, parts, status, head)
+            if leaf is None and status is not None and is_named and stat.S_ISDIR(status.st_mode):
+                if len(parts) < len(self.shape.levels):
+                    with opened(parts[-1], handle) as below:
+                        yield from self._scan_folder(below, parts, head)
+                return
         except FileNotFoundError:
             return
         except OSError as error:
             yield self._problem(parts, error)
             return
         if leaf is not None:
-            foreign = self._foreign(leaf)
+            if (foreign := self._foreign(leaf)) is None:
+                yield leaf
+                return
             message = f"holds {foreign!r}, which does not belong there; left alone"
-            yield leaf if foreign is None else Problem(self.root.joinpath(*parts), "unrecognised", message)
-        elif status is not None and self.shape.levels[len(parts) - 1].fullmatch(parts[-1]):
-            if stat.S_ISLNK(status.st_mode):
-                yield Problem(self.root.joinpath(*parts), "link", "a link inside the root is not followed")
-            elif len(parts) < len(self.shape.levels) and stat.S_ISDIR(status.st_mode):
-                try:
-                    below = open_folder(parts[-1], handle)
-                except FileNotFoundError:
-                    return
-                except OSError as error:
-                    yield self._problem(parts, error)
-                    return
-                try:
-                    yield from self._scan_folder(below, parts, head)
-                finally:
-                    os.close(below)
+            yield Problem(self.root.joinpath(*parts), "unrecognised", message)
+        elif status is not None and is_named and stat.S_ISLNK(status.st_mode):
+            yield Problem(self.root.joinpath(*parts), "link", "a link inside the root is not followed")
 
     def _orphan_rules(self, above: Sequence[str], name: str) -> tuple[OrphanRule, ...]:
         """Return the rules to compare a name with; only names of cachectl's own begin with a dot and its name."""
@@ -291,8 +284,8 @@ class Listing:
         name, key = parts[-1], "/".join(parts)
         for rule in self._orphan_rules(parts[:-1], name):
             if rule.accepts(name, status):
-                left_alone = rule is _OWN and (not is_trusted(handle, status) or is_held(handle, name))
-                return None if left_alone else _measure(handle, name, key, status, rule)
+                is_left = rule is not _OWN or is_left_own(handle, name, status)
+                return _measure(handle, name, key, status, rule) if is_left else None
         if not self.shape.levels[len(parts) - 1].fullmatch(name):
             return None
         if len(parts) == len(self.shape.levels):

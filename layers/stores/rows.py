@@ -12,7 +12,6 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -386,7 +385,7 @@ class RowFile:
         for first in range(0, len(keys), _ASKED_AT_ONCE):
             some = keys[first : first + _ASKED_AT_ONCE]
             given = f"with asked({', '.join(asked)}) as (values {', '.join(place for _ in some)})"
-            for row in connection.execute(f"{given} {query}", tuple(chain.from_iterable(some))):
+            for row in connection.execute(f"{given} {query}", [part for key in some for part in key]):
                 found.setdefault(row[:width], row[width:])
         return found
 

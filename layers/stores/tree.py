@@ -18,11 +18,11 @@ from typing import Final
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Unsettled, not_a_key, reason_of
 from cachectl.layers.base.facts import Ability, Entry, Problem, Removable
-from cachectl.layers.disk.atomic import Freed, delete, own_folder, place_new, write_synced
+from cachectl.layers.disk.atomic import Freed, create, delete, own_folder, place_new, write_all
 from cachectl.layers.disk.handles import NO_ROOM, descend, status_of
 from cachectl.layers.disk.plain import STAGE
 from cachectl.layers.stores.archive import unpack
-from cachectl.layers.stores.listing import OWN_TEMPORARY, Leaf, Listing, Member, OrphanRule, Shape
+from cachectl.layers.stores.listing import OWN_TEMPORARY, Leaf, Member, OrphanRule, Shape, TreeReader
 
 __all__ = [
     "OWN_TEMPORARY",
@@ -55,7 +55,7 @@ _TRASH: Final = ".cachectl-trash-"
 _TRIES: Final = 5
 
 
-class Tree(Listing):
+class Tree(TreeReader):
     """The entries of one shape under one root, which can be changed."""
 
     # ------------------------------------------------------------------ placing
@@ -312,7 +312,12 @@ def _fill(stage: int, name: str, members: Mapping[str, bytes], file_mode: int) -
             if folder is None:
                 return
             for path in paths:
-                write_synced(folder, (path or name).rpartition("/")[2], members[path], file_mode)
+                handle = create((path or name).rpartition("/")[2], folder, file_mode)
+                try:
+                    write_all(handle, (members[path],))
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
 
 
 def _failure(act: Callable[[], None]) -> Exception | None:
