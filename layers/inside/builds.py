@@ -100,10 +100,9 @@ def watch_builds(module: Any, notes: Any) -> None:
                 said = notes.quietly(driver.heard, ticket, kind, failed=failed) if driver and ticket else None
                 compiled, heard = said or (None, False)
                 outcome = {"failed": failed, "binary": _here.binary, "heard": heard, "compiled": compiled}
-                outcome["driver"] = driver.layer if driver else None
-                outcome["compiles"] = _here.compiles
-                seconds = (when["end"] - start) / 1e9
-                notes.add(event="build", layer="pyopencl", kind=kind, seconds=seconds, **when, **outcome, **about)
+                of_driver = {"driver": driver.layer if driver else None, "compiles": _here.compiles}
+                when["seconds"] = (when["end"] - start) / 1e9
+                notes.add(event="build", layer="pyopencl", kind=kind, **when, **outcome, **of_driver, **about)
 
         return build_and_note
 
@@ -153,14 +152,12 @@ def watch_launches(module: Any, notes: Any) -> None:
                 vars(notes.here).setdefault("running", []).append(name)
                 notes.span("launch", start, name="enqueue", kernels=[name])
 
+    waits = [(owner, name) for owner in (driver, module) for name in _WAITS if name in vars(owner)]
+    for owner, name in (*waits, (driver.Event, "wait"), (driver.CommandQueue, "finish")):
+        notes.put(owner, name, _waiting(notes, vars(owner)[name]))
     for owner in (driver, module):
         if "enqueue_nd_range_kernel" in vars(owner):
             notes.put(owner, "enqueue_nd_range_kernel", launch_and_time)
-        for name in _WAITS:
-            if name in vars(owner):
-                notes.put(owner, name, _waiting(notes, vars(owner)[name]))
-    notes.put(driver.Event, "wait", _waiting(notes, vars(driver.Event)["wait"]))
-    notes.put(driver.CommandQueue, "finish", _waiting(notes, vars(driver.CommandQueue)["finish"]))
 
 
 def _waiting(notes: Any, wait: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,15 +21,11 @@ def watch(module: Any, notes: Any) -> None:
     missing = module.NoSuchEntryError
     # Lookups that its memory answers do not count. The second name is that of pytools until 2024.1.3.
     uncached = "_fetch_uncached" if hasattr(once, "_fetch_uncached") else "_fetch"
-    watched = {
-        (plain, "fetch"): _looking(notes, plain.fetch, missing),
-        (once, uncached): _looking(notes, getattr(once, uncached), KeyError),
-        (once, "fetch"): _remembering(notes, once.fetch, missing),
-        (plain, "store"): _storing(notes, plain.store),
-        (once, "store"): _storing(notes, once.store),
-    }
-    for (owner, name), watching in watched.items():
-        notes.put(owner, name, watching)
+    notes.put(plain, "fetch", _looking(notes, plain.fetch, missing))
+    notes.put(once, uncached, _looking(notes, getattr(once, uncached), KeyError))
+    notes.put(once, "fetch", _remembering(notes, once.fetch, missing))
+    for owner in (plain, once):
+        notes.put(owner, "store", _storing(notes, owner.store))
 
 
 def _note(notes: Any, event: str, call: tuple[Any, ...], options: dict[str, Any], start: int, **more: object) -> None:

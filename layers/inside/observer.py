@@ -39,6 +39,13 @@ _SHORTEST = 20_000
 _NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
+def _quietly(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    try:
+        return call(*arguments, **options)
+    except Exception:  # noqa: BLE001 - a trace must never fail the program it looks at
+        return None
+
+
 class Notes:
     """Records the events of one process, in a folder for each trace that it is part of.
 
@@ -49,6 +56,8 @@ class Notes:
     now = staticmethod(time.monotonic_ns)
     epoch = staticmethod(time.time)
     epoch_ns = staticmethod(time.time_ns)
+    #: Calls something, and returns ``None`` if it fails.
+    quietly = staticmethod(_quietly)
 
     def __init__(self, folders: list[str], site: str, listeners: dict[str, tuple[str, str]]) -> None:
         self.folders = folders
@@ -74,10 +83,6 @@ class Notes:
     def listeners(self) -> dict[str, Any]:
         """Return new listeners to drivers, by the name of the OpenCL platform that each driver offers."""
         return {name: self.load(file).Listener(self, layer) for name, (layer, file) in self._listeners.items()}
-
-    def quietly(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Call something, and return ``None`` if it fails."""
-        return _quietly(call, *arguments, **options)
 
     def fit(self, library: str, watch: Callable[[Any, Notes], None], module: Any) -> None:
         """Let a watcher replace functions of a library; if the library is another than expected, leave it as it was."""
@@ -121,11 +126,7 @@ class Notes:
 
     def timing(self, start: int, end: int | None = None) -> dict[str, int]:
         """Return the fields of an event that began at ``start`` (monotonic nanoseconds), and ends now by default."""
-        return {
-            "start": start,
-            "end": self.now() if end is None else end,
-            "thread": threading.get_native_id(),
-        }
+        return {"start": start, "end": self.now() if end is None else end, "thread": threading.get_native_id()}
 
     def timed(
         self,
@@ -159,11 +160,6 @@ class Notes:
 
         return call_and_time
 
-    def begin(self) -> None:
-        """Record that this process is watched."""
-        self._introduce(os.getpid())
-        self.flush()
-
     def flush(self) -> None:
         """Write the events that wait."""
         if self._pid != os.getpid():
@@ -178,31 +174,22 @@ class Notes:
             _quietly(_append, os.path.join(folder, f"{self._pid}.events"), "".join(lines))
 
     def _wait(self, event: dict[str, object]) -> None:
-        pid = os.getpid()
-        if self._pid != pid:
-            self._introduce(pid)
-        line = _quietly(_encode, {"pid": pid, "at": self.epoch(), **event})
+        if self._pid != os.getpid():
+            self.introduce()
+        line = _quietly(_encode, {"pid": self._pid, "at": self.epoch(), **event})
         if line:
             self._waiting.append(line + "\n")
 
-    def _introduce(self, pid: int) -> None:
-        self._pid = pid
+    def introduce(self) -> None:
+        """Note the first event of a process: that it is watched."""
+        self._pid = os.getpid()
         self._waiting.clear()
-        self._wait(_started())
-
-
-def _started() -> dict[str, object]:
-    """Return the first event of a process."""
-    rank = next((os.environ[name] for name in _RANKS if os.environ.get(name, "").isdecimal()), None)
-    return {
-        "event": "started",
         # sys.argv is not set yet when the observer is loaded.
-        "program": list(getattr(sys, "orig_argv", None) or sys.argv),
-        "host": os.uname().nodename if hasattr(os, "uname") else "",
-        "rank": None if rank is None else int(rank),
-        "monotonic": Notes.now(),
-        "epoch": Notes.epoch_ns(),
-    }
+        program = list(getattr(sys, "orig_argv", None) or sys.argv)
+        host = os.uname().nodename if hasattr(os, "uname") else ""
+        rank = next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").isdecimal()), None)
+        clocks = {"monotonic": self.now(), "epoch": self.epoch_ns()}
+        self._wait({"event": "started", "program": program, "host": host, "rank": rank, **clocks})
 
 
 class ImportWatcher:
@@ -240,23 +227,21 @@ class ImportWatcher:
 
         @functools.wraps(execute)
         def execute_and_wrap(module: Any) -> None:
-            if begun is None:
-                execute(module)
-            else:
+            if begun is not None:
                 self._open().add(spec.name)
-                try:
-                    execute(module)
-                finally:
+            try:
+                execute(module)
+            finally:
+                if begun is not None:
                     self._open().discard(spec.name)
                     self.notes.span("import", begun, name=spec.name)
-            if spec.name in self.hooks:
-                self.wrap(spec.name, module)
+            self.wrap(spec.name, module)
 
         spec.loader.exec_module = execute_and_wrap
 
     def wrap(self, name: str, module: Any) -> None:
         """Wrap a library each time it is executed."""
-        for hook in self.hooks[name]:
+        for hook in self.hooks.get(name, ()):
             self.notes.fit(name, hook, module)
 
 
@@ -268,7 +253,8 @@ def observe(folders: str, site: str) -> Notes:
     with open(os.path.join(site, TABLE), encoding="utf-8") as stream:
         table = json.load(stream)
     notes = Notes(folders.split(os.pathsep), site, table["listeners"])
-    notes.begin()
+    notes.introduce()
+    notes.flush()
     hooks: dict[str, list[Callable[[Any, Notes], None]]] = {}
     for call in table["calls"]:
         hooks.setdefault(call["module"], []).append(functools.partial(_watch_call, call))
@@ -308,13 +294,6 @@ def _watch_call(call: dict[str, Any], module: Any, notes: Notes) -> None:
         return value
 
     notes.put(place, name, call_and_note)
-
-
-def _quietly(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    try:
-        return call(*arguments, **options)
-    except Exception:  # noqa: BLE001 - a trace must never fail the program it looks at
-        return None
 
 
 def _append(path: str, line: str) -> None:

@@ -55,8 +55,7 @@ def patches(tagger: Any) -> tuple[Patch, ...]:
     a reference to the program that was built.
     """
     return (
-        Patch("pyopencl", "Program", "build", partial(_tagged_build, tagger)),
-        Patch("pyopencl", "Program", "compile", partial(_tagged_build, tagger)),
+        *(Patch("pyopencl", "Program", name, partial(_tagged_build, tagger)) for name in ("build", "compile")),
         Patch("pyopencl", None, "link_program", partial(_tagged_link, tagger)),
     )
 
@@ -89,7 +88,7 @@ def _tagged_build(tagger: Any, build: Callable[..., object]) -> Callable[..., ob
                 with _source_replaced(program, source, built.tag):
                     return build(program, *arguments, **named)
             finally:
-                if program._prg is not made:  # noqa: SLF001 - as above
+                if program._prg is not made:  # noqa: SLF001
                     built.program = _held(program)
 
     vars(build_tagged)["tags"] = True
@@ -198,7 +197,7 @@ def _source_of(program: Any) -> str | bytes | None:
 
     made = program._prg  # noqa: SLF001 - where PyOpenCL keeps it
     if made is None:
-        source: str | bytes = program._source  # noqa: SLF001 - as above
+        source: str | bytes = program._source  # noqa: SLF001
         return source
     if made.kind() != pyopencl.program_kind.SOURCE:
         return None
@@ -209,7 +208,7 @@ def _platform_of(program: Any) -> str:
     """Return the name of the OpenCL platform that a program is built for."""
     import pyopencl
 
-    made = program._prg  # noqa: SLF001 - as above
+    made = program._prg  # noqa: SLF001
     context = program._context if made is None else made.get_info(pyopencl.program_info.CONTEXT)  # noqa: SLF001
     return str(context.devices[0].platform.name)
 
@@ -217,27 +216,27 @@ def _platform_of(program: Any) -> str:
 @contextmanager
 def _source_replaced(program: Any, source: str | bytes, tag: str) -> Iterator[None]:
     """Have a program made again from its source with a constant; restore it if that fails."""
-    made = program._prg  # noqa: SLF001 - as above
+    made = program._prg  # noqa: SLF001
     had = vars(program).get("_source")
     if made is not None:
         import pyopencl
 
         if "_context" not in vars(program):
-            program._context = made.get_info(pyopencl.program_info.CONTEXT)  # noqa: SLF001 - as above
-        program._prg = None  # noqa: SLF001 - as above
+            program._context = made.get_info(pyopencl.program_info.CONTEXT)  # noqa: SLF001
+        program._prg = None  # noqa: SLF001
     line = _CONSTANT.format(tag=tag)
     program._source = source + (line.encode() if isinstance(source, bytes) else line)  # type: ignore[operator]  # noqa: SLF001
     try:
         yield
     except BaseException:
         if made is not None:
-            program._prg = made  # noqa: SLF001 - as above
+            program._prg = made  # noqa: SLF001
         raise
     finally:
         if had is None:
-            del program._source  # noqa: SLF001 - as above
+            del program._source  # noqa: SLF001
         else:
-            program._source = had  # noqa: SLF001 - as above
+            program._source = had  # noqa: SLF001
 
 
 def _with_macro(options: Any, tag: str) -> Any:

@@ -63,7 +63,7 @@ let colours = {};
 const draw = onNextFrame(drawNow);
 
 function readColours() {
-  for (const name of ["card", "ink", "faint", "line", "accent", "on-tile"]) colours[name] = colour(`--${name}`);
+  for (const name of ["ink", "faint", "on-tile"]) colours[name] = colour(`--${name}`);
   colours.tiles = Array.from({ length: HUES }, (_, place) => colour(`--tile-${place}`));
   colours.hatch = hatching();
 }
@@ -226,11 +226,10 @@ function showPath() {
 function showLevel() {
   const most = Math.max(shown.children[0]?.bytes ?? 0, 1);
   const into = (node) => (node.children.length ? () => enter(node) : () => searchFor(node.name));
-  const link = (node) => element("button", { type: "button", className: "link", onclick: into(node) }, node.name);
   const fresh = (node) => [(node.bytes - node.staleBytes) / most, `var(--tile-${hueOf(node)})`];
   const parts = (node) => [fresh(node), [node.staleBytes / most, "var(--stale)"]];
   const columns = [
-    { title: "name", value: (node) => node.name, cell: link, kind: "name" },
+    { title: "name", value: (node) => node.name, cell: (node) => link(node.name, into(node)), kind: "name" },
     number("entries", (node) => node.entries, formatCount),
     number("size", (node) => node.bytes, formatBytes),
     number("stale", (node) => node.staleBytes, sized),
@@ -256,9 +255,13 @@ function areaAt(x, y) {
   return areas.findLast(inside) ?? null;
 }
 
+function mark(node) {
+  if (node !== chosen) draw();
+  chosen = node;
+}
+
 function choose(area) {
-  chosen = area?.node ?? null;
-  draw();
+  mark(area?.node ?? null);
   if (!area) return;
   const box = canvas.getBoundingClientRect();
   const pairs = describe(area.node);
@@ -277,16 +280,12 @@ function open(node) {
 canvas.addEventListener("pointermove", (event) => {
   const area = areaAt(event.offsetX, event.offsetY);
   if (!area) return;
-  if (area.node !== chosen) {
-    chosen = area.node;
-    draw();
-  }
+  mark(area.node);
   tip.show(area.node.name, describe(area.node), event.clientX, event.clientY);
 });
 canvas.addEventListener("pointerleave", () => {
   tip.hide();
-  chosen = null;
-  draw();
+  mark(null);
 });
 canvas.addEventListener("click", (event) => {
   const area = areaAt(event.offsetX, event.offsetY);
@@ -470,7 +469,10 @@ function showHead() {
 }
 
 showHead();
-readColours();
+onScheme(() => {
+  readColours();
+  draw();
+});
 enter(tree);
 showDistribution(byId("ages"), "age", AGES, (entry) => ageOf(entry.used ?? entry.changed));
 showDistribution(byId("sizes"), "size", SIZES, (entry) => entry.bytes);
@@ -478,7 +480,3 @@ showFindings();
 showLayers();
 find();
 new ResizeObserver(draw).observe(canvas.parentElement);
-onScheme(() => {
-  readColours();
-  draw();
-});

@@ -45,8 +45,12 @@ const sum = (items, value) => items.reduce((total, item) => total + value(item),
 const isNarrow = () => matchMedia("(max-width: 44rem)").matches;
 /** Return whether a key belongs to the browser. */
 const isShortcut = (event) => event.ctrlKey || event.altKey || event.metaKey;
-/** Call a function when the browser changes between light and dark. */
-const onScheme = (act) => matchMedia("(prefers-color-scheme: dark)").addEventListener("change", act);
+
+/** Call a function now, and when the browser changes between light and dark. */
+function onScheme(act) {
+  act();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", act);
+}
 
 // A search is done by typing.
 byId("toolbar").addEventListener("submit", (event) => event.preventDefault());
@@ -112,6 +116,9 @@ function bar(pieces) {
   }
   return made;
 }
+
+/** Make a button that reads as text. */
+const link = (text, onclick, more) => element("button", { type: "button", className: "link", onclick, ...more }, text);
 
 /** Make a small square of a colour. */
 function swatch(fill) {

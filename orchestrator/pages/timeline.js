@@ -259,15 +259,14 @@ function details(span) {
 
 /** Choose a span: it is outlined, described, and read aloud. */
 function choose(span, closer = false) {
-  chosen = span;
   if (span === null) {
+    chosen = null;
     tip.hide();
     byId("said").textContent = "";
     draw();
     return;
   }
-  bringIntoView(span, closer);
-  draw();
+  describe(span, closer);
   say(span.name, details(span));
   showTip(span, clamp(xOf(span.start), 0, width), yOf(span) - viewport.scrollTop + ROW / 2);
 }
@@ -414,12 +413,12 @@ function choosing(text, span) {
     viewport.scrollIntoView({ block: "center" });
     choose(span, true);
   };
-  return element("button", { type: "button", className: "link", onclick: go, onfocus: () => describe(span) }, text);
+  return link(text, go, { onfocus: () => describe(span) });
 }
 
-function describe(span) {
+function describe(span, closer = false) {
   chosen = span;
-  bringIntoView(span);
+  bringIntoView(span, closer);
   draw();
 }
 
@@ -492,10 +491,9 @@ function showSlowest() {
     viewport.scrollIntoView({ block: "center" });
     step(1);
   };
-  const link = (name) => element("button", { type: "button", className: "link", onclick: searchFor(name) }, name);
   const pieces = (one) => one.stages.map((seconds, place) => [seconds / most, `var(--stage-${data.stages[place]})`]);
   const columns = [
-    { title: "kernel", value: (one) => one.name, cell: (one) => link(one.name), kind: "name" },
+    { title: "kernel", value: (one) => one.name, cell: (one) => link(one.name, searchFor(one.name)), kind: "name" },
     timed,
     { title: "stages", cell: (one) => bar(pieces(one)), kind: "wide" },
     ...HIT_AND_MISS,
@@ -523,7 +521,10 @@ function showHead() {
   ]);
 }
 
-readColours();
+onScheme(() => {
+  readColours();
+  draw();
+});
 showHead();
 showLegend();
 showStages();
@@ -532,7 +533,3 @@ find();
 new ResizeObserver(resize).observe(viewport);
 resize();
 viewport.addEventListener("scroll", draw);
-onScheme(() => {
-  readColours();
-  draw();
-});

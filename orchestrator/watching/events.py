@@ -16,9 +16,10 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -70,19 +71,15 @@ class _Inotify:
         import ctypes
 
         self._library: Any = ctypes.CDLL(None, use_errno=True)
+        self._last_error = ctypes.get_errno
         self.number = self._checked(self._library.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
 
     def watch(self, path: Path, mask: int) -> int:
-        import ctypes
-
-        add = self._library.inotify_add_watch
-        return self._checked(add(self.number, os.fsencode(path), ctypes.c_uint32(mask | _MASK_ADD)))
+        return self._checked(self._library.inotify_add_watch(self.number, os.fsencode(path), mask | _MASK_ADD))
 
     def _checked(self, result: int) -> int:
-        import ctypes
-
         if result < 0:
-            number = ctypes.get_errno()
+            number = self._last_error()
             raise OSError(number, os.strerror(number))
         return result
 
@@ -186,16 +183,12 @@ def _reason(error: OSError | RuntimeError) -> str:
 # ---------------------------------------------------------------------- one file
 
 
-@dataclass
-class Use:
-    """One reading or storing of a file, and when it was seen (epoch seconds).
+class Use(Enum):
+    """One use of a file. A file that was written again right after it was read was perhaps found broken."""
 
-    ``redone`` says that the file was written again right after this reading: the program may have found it broken.
-    """
-
-    at: float
-    stored: bool
-    redone: bool = False
+    HIT = "hit"
+    STORE = "store"
+    BROKEN = "broken"
 
 
 @dataclass
@@ -206,7 +199,8 @@ class History:
     folder was watched.
     """
 
-    uses: list[Use] = field(default_factory=list)
+    #: Each with when it was seen (epoch seconds).
+    uses: list[tuple[float, Use]] = field(default_factory=list)
     together: bool = False
     early: bool = False
     #: How often it is open now; ``None`` if its openings began before its events.
@@ -248,7 +242,7 @@ class History:
 
     def _appear(self, at: float) -> None:
         if not self._listed:
-            self.uses.append(Use(at, stored=True))
+            self.uses.append((at, Use.STORE))
         self._gone = False
         self._open = None
 
@@ -258,29 +252,24 @@ class History:
         if self._creating:
             self._creating = False
         else:
-            self.uses.append(Use(at, stored=False))
+            self.uses.append((at, Use.HIT))
             self._dirty = False
 
     def _written(self) -> None:
         """Record that a program which could write to it has closed it."""
         self.early = self.early and not self._listed
-        if self._listed and self._dirty and not self.uses[-1].stored:
-            # It was opened by the program that made it.
-            self.uses.pop()
-        elif not self._writing and self._dirty and self.uses and not self.uses[-1].stored:
-            self.uses[-1].stored = True
-            if self.uses[-2:-1] and not self.uses[-2].stored:
-                self.uses[-2].redone = True
+        if self._dirty and self.uses and self.uses[-1][1] is not Use.STORE:
+            if self._listed:
+                # It was opened by the program that made it.
+                self.uses.pop()
+            elif not self._writing:
+                self.uses[-1] = self.uses[-1][0], Use.STORE
+                if self.uses[-2:-1] and self.uses[-2][1] is Use.HIT:
+                    self.uses[-2] = self.uses[-2][0], Use.BROKEN
         self._settle()
 
     def _settle(self) -> None:
         self._creating = self._writing = self._dirty = self._listed = False
-
-
-def counted(uses: Sequence[Use]) -> tuple[list[float], list[float]]:
-    """Return the times of hits and of stores. Who stores a file right after reading it found it broken."""
-    hits = [use.at for use in uses if not use.stored and not use.redone]
-    return hits, [use.at for use in uses if use.stored]
 
 
 # ---------------------------------------------------------------------- entries
@@ -467,8 +456,8 @@ class EntryEvents:
 def _assign(seen: Seen, place: _Place, path: Path, history: History) -> None:
     key = place.key_of(path)
     if key is not None:
-        hits, stores = counted(history.uses)
-        seen.entries.append(EntryUse(place.root, key, tuple(hits), tuple(stores)))
+        hits, stores = (tuple(at for at, use in history.uses if use is kind) for kind in (Use.HIT, Use.STORE))
+        seen.entries.append(EntryUse(place.root, key, hits, stores))
     elif place.holds_many(path):
         seen.shared[path] = len(history.uses)
     else:

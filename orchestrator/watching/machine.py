@@ -38,14 +38,8 @@ def machine(environment: Environment) -> Machine:
     """Describe this machine from the files in ``environment.processes`` (``/proc``)."""
     return Machine(
         cpu=processor(environment)[0] or platform.processor() or None,
-        cpus=_usable(),
+        cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         gpus=nvidia_gpus(environment),
         system=f"{platform.system()} {platform.release()}",
         drivers=opencl_drivers(environment),
     )
-
-
-def _usable() -> int | None:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()

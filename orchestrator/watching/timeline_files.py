@@ -68,8 +68,7 @@ def _metadata(timeline: Timeline) -> Iterator[dict[str, object]]:
     for index, process in enumerate(timeline.processes):
         rank = "" if process.rank is None else f"rank {process.rank}: "
         about = {"process_name": {"name": f"{rank}{process.command}"}, "process_sort_index": {"sort_index": index}}
-        if process.host:
-            about["process_labels"] = {"labels": process.host}
+        about |= {"process_labels": {"labels": process.host}} if process.host else {}
         for name, arguments in about.items():
             yield {"name": name, "ph": "M", "pid": process.process, "tid": 0, "args": arguments}
         for number, thread in enumerate(threads.get(process.process, ())):
@@ -78,7 +77,7 @@ def _metadata(timeline: Timeline) -> Iterator[dict[str, object]]:
 
 
 def _complete(span: Span) -> dict[str, object]:
-    arguments = {name: getattr(span, name) for name in _ARGUMENTS}
+    arguments = {name: value for name in _ARGUMENTS if (value := getattr(span, name)) is not None}
     return {
         "name": span.name,
         "cat": span.stage,
@@ -87,7 +86,7 @@ def _complete(span: Span) -> dict[str, object]:
         "dur": round(span.seconds / _MICROSECOND, 3),
         "pid": span.process,
         "tid": span.thread,
-        "args": {name: value for name, value in arguments.items() if value is not None},
+        "args": arguments,
     }
 
 

@@ -25,19 +25,9 @@ from cachectl.layers.base.environment import process_variable, set_process_varia
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.parts import Lookups
 from cachectl.layers.inside import observer
+from cachectl.watching import evidence
 from cachectl.watching.events import EntryEvents
-from cachectl.watching.evidence import (
-    Before,
-    EntryTrace,
-    Event,
-    Evidence,
-    Explanations,
-    LayerTrace,
-    Miss,
-    counters_of,
-    list_entries,
-    with_files,
-)
+from cachectl.watching.evidence import EntryTrace, Event, LayerTrace, Miss
 from cachectl.watching.notes import messages_after, read_events
 from cachectl.watching.processes import Processes
 from cachectl.watching.timeline import Clock, Span, Summary, Timeline, read_timeline, summarize
@@ -165,11 +155,11 @@ class Tracer:
         self.notes.mkdir()
         self._lookups = {layer.name: part for layer in stack if (part := part_of(layer, "lookups")) is not None}
         self._before = {
-            layer.name: Before(list_entries(layer, part), counters_of(part))
+            layer.name: evidence.Before(evidence.list_entries(layer, part), evidence.counters_of(part))
             for layer in stack
             for part in (self._lookups.get(layer.name, Lookups()),)
         }
-        self._explanations = Explanations(stack, self._lookups) if explain else None
+        self._explanations = evidence.Explanations(stack, self._lookups) if explain else None
         files = ((layer, part.files) for layer in stack if (part := self._lookups.get(layer.name)) and part.files)
         self._entry_events = EntryEvents(files)
         self._processes = Processes(self.notes, self._lookups)
@@ -224,21 +214,21 @@ class Tracer:
         """Return what the run did."""
         noted = read_events(self.notes)
         unwatched = tuple(self._unwatched())
-        evidence = Evidence(
+        seen = evidence.Evidence(
             self._began.epoch / 1e9,
             self._before,
             self._lookups,
             noted.events,
             self._entry_events.seen(),
-            {name: [one.command for one in unwatched if name in one.layers] for name in self._lookups},
+            {name: [program.command for program in unwatched if name in program.layers] for name in self._lookups},
             self._processes.strangers,
             noted.unread,
         )
-        used = {layer.name: tuple(evidence.used(layer)) for layer in self._stack}
+        used = {layer.name: tuple(seen.used(layer)) for layer in self._stack}
         entries = tuple(entry for of_layer in used.values() for entry in of_layer)
-        events = with_files(noted.events, entries)
-        completed = replace(evidence, events=events)
-        timeline = read_timeline(command, self._began, wall, events, layer_of=evidence.layer_of, lookups=self._lookups)
+        events = evidence.with_files(noted.events, entries)
+        completed = replace(seen, events=events)
+        timeline = read_timeline(command, self._began, wall, events, layer_of=seen.layer_of, lookups=self._lookups)
         return Trace(
             tuple(command),
             status,
@@ -246,10 +236,10 @@ class Tracer:
             tuple(completed.of_layer(layer, used[layer.name]) for layer in self._stack),
             tuple(_kernels(events)),
             entries,
-            None if self._explanations is None else tuple(self._explanations.misses(evidence, entries)),
+            None if self._explanations is None else tuple(self._explanations.misses(seen, entries)),
             unwatched,
             _rebuilt(events),
-            tuple(f"{line}, and was left alone" for line in evidence.misfits.values()),
+            tuple(f"{line}, and was left alone" for line in seen.misfits.values()),
             # The process ended in the build, and so did not pass it on itself.
             b"".join(map(self._other_output, messages_after(self.notes, noted.events))),
             timeline if timeline.processes else None,
@@ -258,8 +248,8 @@ class Tracer:
 
     def _unwatched(self) -> Iterator[Unwatched]:
         uses: dict[str, set[str]] = {}
-        for one in self._processes.unwatched():
-            uses.setdefault(one.command, set()).update(one.uses)
+        for process in self._processes.unwatched():
+            uses.setdefault(process.command, set()).update(process.uses)
         for command, names in uses.items():
             yield Unwatched(command, tuple(layer.name for layer in self._stack if layer.name in names))
 
@@ -291,7 +281,7 @@ def _rebuilt(events: Iterable[Event]) -> tuple[Rebuilt, ...]:
         for builds in alike.values()
         if len(builds) > 1
     ]
-    return tuple(sorted(repeated, key=lambda one: -one.seconds))
+    return tuple(sorted(repeated, key=lambda program: -program.seconds))
 
 
 # ---------------------------------------------------------------------- in this process

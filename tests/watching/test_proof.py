@@ -187,6 +187,7 @@ def test_a_root_that_was_not_there_is_awaited(home: Home, how: str) -> None:
     status, lines = prove(home, ["--no-cache"], f"import os; {code}")
     assert status == 1
     assert f"{home.path / said}" in said_of(layer, lines)
+    assert lines[-2].startswith("cachectl: proof: other programs that use these caches count too; ")
 
 
 def test_a_root_that_is_a_link_is_followed_and_held_to_it(home: Home) -> None:

@@ -170,11 +170,7 @@ def event(kind: str, start: float, end: float, **more: Any) -> dict[str, Any]:  
 
 def test_other_machines_are_aligned_by_the_time_of_day() -> None:
     """Their monotonic clocks began elsewhere. On one machine the time of day may be set in the run."""
-    for host, monotonic, epoch, expected in (
-        ("here", 102, 1002, 5.0),
-        ("here", 102, 1003, 5.0),
-        ("there", 9000, 1002, 2.0),
-    ):
+    for host, monotonic, epoch, expected in (("here", 102, 1003, 5.0), ("there", 9000, 1002, 2.0)):
         other = {"pid": 2, "event": "started", "monotonic": monotonic * SECOND, "epoch": epoch * SECOND, "host": host}
         begin = 105 if host == "here" else 9000
         (span,) = read([other, {**event("hit", begin, begin + 1), "pid": 2}])
@@ -275,9 +271,8 @@ def test_a_file_is_in_the_chrome_trace_format(tmp_path: Path) -> None:
 
 
 def test_a_timeline_needs_a_form_and_a_process(home: Home) -> None:
-    for name in ("c", "c.txt"):
-        done = home.cachectl("trace", "--timeline", name, "--", "true", check=False)
-        assert (done.returncode, "ends in .json" in done.stderr) == (2, True)
+    done = home.cachectl("trace", "--timeline", "c.txt", "--", "true", check=False)
+    assert (done.returncode, "ends in .json" in done.stderr) == (2, True)
     done = home.cachectl("trace", "--timeline", "c.json", "--", "true", check=False)
     assert (done.returncode, (home.path / "c.json").exists()) == (1, False)
 
@@ -285,8 +280,7 @@ def test_a_timeline_needs_a_form_and_a_process(home: Home) -> None:
 def test_a_page_can_be_written(home: Home) -> None:
     program = "from pytools.persistent_dict import WriteOncePersistentDict"
     home.cachectl("trace", "--timeline", "a.html", "--", sys.executable, "-c", program)
-    assert "pytools" in (home.path / "a.html").read_text()
-    home.cachectl("trace", "--timeline", "a.html", "--", sys.executable, "-c", program)
-    (home.path / "a.html").write_text("mine")
-    done = home.cachectl("trace", "--timeline", "a.html", "--", sys.executable, "-c", program, check=False)
-    assert "is not a timeline" in done.stderr
+    written = (home.path / "a.html").read_bytes()
+    assert b"pytools" in written
+    assert timeline_files.TIMELINE.is_begun_by(written)
+    assert not timeline_files.TIMELINE.is_begun_by(b"mine")

@@ -189,6 +189,30 @@ class watched:  # noqa: N801 - used as a function
         self.found.update(self.events.seen() or {})
 
 
+WRITING = (events.OPEN, events.MODIFY, events.CLOSE_WRITE)
+
+
+@pytest.mark.parametrize(
+    ("listed", "masks", "hits", "stores"),
+    [
+        # Who writes it again right after reading it found it broken; one that vanished first was not.
+        (False, (events.OPEN, *WRITING), [], [2]),
+        (False, (events.OPEN, events.DELETE, events.CREATE, *WRITING), [1], [3]),
+        # A file in a new folder is reported once, by the listing and by its events.
+        (True, (events.CREATE, *WRITING, events.OPEN), [5], [0]),
+        (True, WRITING, [], [0]),
+    ],
+)
+def test_histories(*, listed: bool, masks: tuple[int, ...], hits: list[float], stores: list[float]) -> None:
+    history = events.History()
+    if listed:
+        history.listed(0)
+    for at, mask in enumerate(masks, 1):
+        history.record(mask, at)
+    seen = [[at for at, use in history.uses if use is kind] for kind in (events.Use.HIT, events.Use.STORE)]
+    assert seen == [hits, stores]
+
+
 @pytest.mark.parametrize(("order", "fewest"), [("oc", 100), ("oo.c.c", 100), ("o.o.c.c", 200)])
 def test_openings_at_once_are_doubtful(home: Home, order: str, fewest: int) -> None:
     """Openings in a tight loop are counted exactly; two of one entry at the same time may be reported as one."""

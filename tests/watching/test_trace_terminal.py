@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.tracing import layer_of, numbers, real, trace
 from tiers import needing
 
 from cachectl.layers.inside.pocl_messages import Messages
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from conftest import Driver
     from homes import Home
 
-real = pytest.mark.real
 CHATTY = "chatty.py"
 
 
@@ -35,8 +35,7 @@ def driver(request: pytest.FixtureRequest) -> Mapping[str, Any]:
 def pocl_of(document: Path) -> tuple[tuple[Any, ...], list[tuple[bool | None, str | None]]]:
     """Return what a trace counted of PoCL, and of each build whether it was compiled and who served it."""
     read = json.loads(document.read_text())
-    (pocl,) = [layer for layer in read["layers"] if layer["layer"] == "pocl"]
-    counted = (pocl["hits"], pocl["misses"], pocl["stores"], pocl["evidence"])
+    counted = (*numbers(read, "pocl"), layer_of(read, "pocl")["evidence"])
     return counted, [(kernel["compiled"], kernel["served_by"]) for kernel in read["kernels"]]
 
 
@@ -119,17 +118,14 @@ def test_another_drivers_builds_are_no_hits_of_pocls(home: Home, intel_driver: D
     folder = home.path / "vendors"
     folder.mkdir()
     (folder / "intel.icd").write_text(libraries)
-    document = home.path / "trace.json"
     program = (
         "import pyopencl as cl; names = [p.name for p in cl.get_platforms()]; assert len(names) == 2, names;"
         "intel = next(p for p in cl.get_platforms() if p.name.startswith('Intel'));"
         "cl.Program(cl.Context(intel.get_devices()), '__kernel void one(__global int *a) { a[0] = 1; }').build()"
     )
     variables: dict[str, Any] = {**intel_driver.variables, "OCL_ICD_VENDORS": str(folder), "PYOPENCL_NO_CACHE": "1"}
-    command = ("trace", "--json", str(document), "--", sys.executable, "-c", program)
-    home.cachectl(*command, **variables)
-    _, kernels = pocl_of(document)
-    assert kernels == [(None, None)]
+    kernels = trace(home, sys.executable, "-c", program, **variables)["kernels"]
+    assert [(kernel["compiled"], kernel["served_by"]) for kernel in kernels] == [(None, None)]
 
 
 TIME = b"[2026-11-21 22:03:22.001397571]"
