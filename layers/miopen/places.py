@@ -35,6 +35,7 @@ _VALUES: Final = {
     **dict.fromkeys(("1", "enable", "enabled", "yes", "on", "true"), True),
     **dict.fromkeys(("0", "disable", "disabled", "no", "off", "false"), False),
 }
+_NO_FLAG: Final = "is not a boolean: MIOpen throws (ignores it before ROCm 6.1)"
 #: Those that earlier versions know, in lower case only; they ignore any other value.
 _ALWAYS_KNOWN: Final = _VALUES.keys() - {"on", "off"}
 
@@ -193,9 +194,9 @@ def read_flag(value: str) -> bool | None:
 def judge(environment: Environment, variable: str, *, present: bool) -> State:
     """Return the state by a variable that turns MIOpen's databases off; ``present`` says whether there are any."""
     value = environment.get(variable)
-    verdict = None if value is None else read_flag(value)
-    if value is not None and verdict is None:
-        why = f"{variable}={value!r} is not a boolean: MIOpen throws (ignores it before ROCm 6.1); use 1, or unset it"
+    verdict = False if value is None else read_flag(value)
+    if verdict is None:
+        why = f"{variable}={value!r} {_NO_FLAG}; use 1, or unset it"
         return State(Condition.DISABLED, why)
     if verdict:
         hint = "" if value in _ALWAYS_KNOWN else " (MIOpen before ROCm 6.1 ignores this value; use 1)"
@@ -208,14 +209,11 @@ def judge(environment: Environment, variable: str, *, present: bool) -> State:
 def diagnosed_flag(layer: Layer, variable: str, what: str | None = None) -> Iterator[facts.Finding]:
     """Yield problems with the variable of :func:`judge`."""
     value = layer.environment.get(variable)
-    if value is None:
-        return
-    verdict = read_flag(value)
+    verdict = False if value is None else read_flag(value)
     if verdict is None:
-        outcome = "is not a boolean: MIOpen throws (ignores it before ROCm 6.1)"
-        yield misread(layer, variable, Severity.FAILS, outcome)
-    elif verdict and value not in _ALWAYS_KNOWN:
-        outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
-        yield misread(layer, variable, Severity.HARMLESS, outcome, f"export {variable}=1")
-    if verdict:
+        yield misread(layer, variable, Severity.FAILS, _NO_FLAG)
+    elif verdict:
+        if value not in _ALWAYS_KNOWN:
+            outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
+            yield misread(layer, variable, Severity.HARMLESS, outcome, f"export {variable}=1")
         yield off(layer, variable, what)
