@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
+from cachectl.layers.base.conformance import LayerConformance
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Artifact, Problem, Severity
 from cachectl.layers.base.layer import Layer
@@ -76,6 +77,27 @@ KEY = key_of()
 
 def problems(layer: Layer) -> list[str]:
     return [found.code for root in layer.roots() for found in layer.scan(root) if isinstance(found, Problem)]
+
+
+class MIOpenConformance(LayerConformance):
+    """The shipped suite over a layer of MIOpen; ``fill`` fills a home, with the system's databases in ``db``."""
+
+    layer: type[Layer]
+    fill: staticmethod[[Path], object]
+
+    def environment(self, home: Path) -> Environment:
+        """Keep the system's databases in the home."""
+        return environment_of(
+            home, **({"MIOPEN_SYSTEM_DB_PATH": str(home / "db")} if "system" in self.layer.name else {})
+        )
+
+    def make(self, environment: Environment) -> Layer:
+        """Make it."""
+        return self.layer(environment)
+
+    def seed(self, environment: Environment) -> None:
+        """Fill it."""
+        self.fill(environment.home)
 
 
 def findings(layer: Layer) -> list[tuple[str, Severity]]:
