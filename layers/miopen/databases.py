@@ -84,6 +84,8 @@ class MIOpenDatabases(Rows):
     #: Endings of the layer's databases, and whether they may lie in version folders.
     kinds: ClassVar[tuple[str, ...]]
     folders: ClassVar[bool] = False
+    #: The number of parts of a key that follow the file.
+    parts: ClassVar[int]
     #: For files of a package: the layer that MIOpen asks first.
     asked_first: ClassVar[str] = ""
     #: The effect of something that stands in the place of a database.
@@ -134,6 +136,11 @@ class MIOpenDatabases(Rows):
         if folder and not (self.folders and VERSION_FOLDER.fullmatch(folder)):
             return None
         return DatabaseFile(relative, root / relative, name, folder)
+
+    def is_key(self, key: str) -> bool:
+        """Check the name of the database, and that the parts of an entry follow."""
+        file, *parts = key.split(SEPARATOR, self.parts)
+        return len(parts) == self.parts and any(parts) and self.named(Path(), file) is not None
 
     def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
         """Compare with the names of databases, of sqlite's files beside one, and of version folders."""

@@ -134,6 +134,7 @@ class TuningDatabases(MIOpenDatabases):
     texts: ClassVar[tuple[str, ...]] = ("ufdb.txt", "udb.txt", "cd.updb.txt")
     tables: ClassVar[tuple[str, ...]] = ("udb",)
     kinds = texts + tables
+    parts = 1
     # If MIOpen cannot open its database, it tunes again in every run.
     when_blocked = Severity.RECOMPILES
 
@@ -145,11 +146,6 @@ class TuningDatabases(MIOpenDatabases):
         """Compare with the names of databases, and of the files that their rewrites leave."""
         name = parts[-1].removesuffix(_TIME).removesuffix(".temp")
         return super().owns(root, (*parts[:-1], name))
-
-    def is_key(self, key: str) -> bool:
-        """Check the name of the database and that a record follows."""
-        file, _, rest = key.partition(SEPARATOR)
-        return bool(rest) and self.named(Path(), file) is not None
 
     def row_file(self, root: Root, file: str) -> None:
         """Return nothing: no row is removed."""
@@ -412,6 +408,5 @@ class MIOpenTuning(MIOpenLayer):
 
 
 def _is_of(artifact: facts.Artifact) -> bool:
-    """Return whether a line contains the key that it is put under."""
     own = artifact.key.partition(SEPARATOR)[2]
     return artifact.data.partition(b"=")[0] == own.encode(errors="surrogateescape")
