@@ -220,7 +220,9 @@ class MIOpenDatabases(Rows):
     def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
         """Yield the entries of each database. Their keys say everything, so no content is read."""
         del contents
-        latest = None if _has_several(self.environment) else self.newest(root)
+        # Of several MIOpens that are installed, each has files of its own version.
+        has_several = len({library.parent for library in libraries(self.environment)}) > 1
+        latest = None if has_several else self.newest(root)
         named = set()
         for file in self.files(root):
             if isinstance(file, Problem):
@@ -326,11 +328,6 @@ def _is_linked(root: Root, file: DatabaseFile) -> bool:
 
 def _unreadable(path: Path, error: OSError) -> Problem:
     return Problem(path, "unreadable", f"cannot be read: {error.strerror}")
-
-
-def _has_several(environment: Environment) -> bool:
-    """Return whether several MIOpens are installed, each with files of its own version."""
-    return len({library.parent for library in libraries(environment)}) > 1
 
 
 def versions_of(version: str | None) -> dict[str, str]:

@@ -340,8 +340,14 @@ def _packed(artifact: facts.Artifact) -> tuple[tuple[str, str], Values]:
 
 
 def _complaint(artifact: facts.Artifact) -> str | None:
-    """Return why MIOpen could not use a kernel; ``None`` where it could."""
-    complaint = kernel_db.store_complaint(*_name_and_args(artifact.key), artifact.data)
-    if complaint is None and artifact.detail.get("md5") not in (None, kernel_db.digest(artifact.data)):
+    """Return why MIOpen could not use a kernel, or would not have stored it; ``None`` where it could."""
+    name, args = _name_and_args(artifact.key)
+    if not name.endswith((".o", ".obj")):
+        return f"the kernel name {name!r} does not end in .o"
+    if complaint := kernel_db.key_complaint(name, args):
+        return complaint
+    if not artifact.data:
+        return "the kernel is empty"
+    if artifact.detail.get("md5") not in (None, kernel_db.digest(artifact.data)):
         return "the kernel does not have the md5 that the artifact states"
-    return complaint
+    return None
