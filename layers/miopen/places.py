@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import Places
@@ -84,7 +84,9 @@ class SystemPlace(Places):
     """The databases that came with MIOpen; ``expands`` says whether every ``~`` in the variable means the home."""
 
     expands: bool
-    variable: str = "MIOPEN_SYSTEM_DB_PATH"
+    variable: ClassVar[str] = "MIOPEN_SYSTEM_DB_PATH"
+    #: Why the databases are not moved.
+    reason: ClassVar[str] = f"{PACKAGED}; MIOpen finds them beside its library, or through MIOPEN_SYSTEM_DB_PATH"
 
     def roots(self, environment: Environment) -> tuple[Root, ...]:
         """Return the named folder, or one relative to each library that is found."""
@@ -99,11 +101,6 @@ class SystemPlace(Places):
             if folder.is_dir():
                 sources.setdefault(os.path.realpath(folder), "a usual place, without a library beside it")
         return tuple(Root(Path(path), Scope.SYSTEM, source) for path, source in sources.items())
-
-    @property
-    def reason(self) -> str:
-        """Why the databases are not moved."""
-        return f"{PACKAGED}; MIOpen finds them beside its library, or through {self.variable}"
 
     def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
         """Refuse to move a package's files."""

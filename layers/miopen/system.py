@@ -135,11 +135,6 @@ class SystemTuningDatabases(TuningDatabases):
     tables = ("db",)
     kinds = texts + tables
 
-    def scan_others(self, root: Root, latest: str | None) -> Iterator[Found]:
-        """Yield nothing: nothing rewrites these files, and others beside them belong to the package."""
-        del root, latest
-        yield from ()
-
 
 class MIOpenSystemTuning(MIOpenTuning):
     """Tuning results that came with MIOpen."""

@@ -185,9 +185,9 @@ class TuningDatabases(MIOpenDatabases):
             yield facts.Housekeeping(key, template.root, size, 1, status.st_mtime, template.stale, disk=disk)
 
     def scan_others(self, root: Root, latest: str | None) -> Iterator[Found]:
-        """Yield what interrupted rewrites have left, by MIOpen or cachectl."""
+        """Yield what interrupted rewrites have left, by MIOpen or cachectl; nothing rewrites a package's files."""
         del latest
-        for leaf in self._leftovers(root).scan():
+        for leaf in () if self.asked_first else self._leftovers(root).scan():
             yield leaf if isinstance(leaf, Problem) else leaf.orphan(root.path)
 
     def _leftovers(self, root: Root) -> Tree:
