@@ -30,15 +30,7 @@ from cachectl.layers.miopen.names import (
     parse_name,
     version_numbers,
 )
-from cachectl.layers.miopen.places import (
-    PACKAGED,
-    TEMPORARY,
-    SystemPlace,
-    UserPlace,
-    diagnosed_flag,
-    judge,
-    libraries,
-)
+from cachectl.layers.miopen.places import PACKAGED, TEMPORARY, SystemPlace, UserPlace, diagnosed_flag, judge, libraries
 from cachectl.layers.stores.row_store import Rows
 from cachectl.layers.stores.rows import RowFile, disk_usage, without_companion
 from cachectl.layers.stores.tree import REFUSALS

@@ -32,14 +32,7 @@ from cachectl.layers.miopen.databases import (
     versions_of,
 )
 from cachectl.layers.miopen.names import VERSION_FOLDER, program_names
-from cachectl.layers.miopen.places import (
-    KERNELS,
-    LIBRARIES,
-    SYSTEM_KERNELS,
-    TEMPORARY,
-    libraries,
-    temporary_folder,
-)
+from cachectl.layers.miopen.places import KERNELS, LIBRARIES, SYSTEM_KERNELS, TEMPORARY, libraries, temporary_folder
 from cachectl.layers.stores.rows import Row, RowFile, Values
 from cachectl.layers.stores.tree import Shape, Tree, always, scan_each
 
