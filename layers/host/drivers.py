@@ -15,6 +15,7 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.switches import first_place
 from cachectl.layers.disk.plain import read_installed
+from cachectl.layers.host.listings import names_in
 from cachectl.layers.host.loaders import Loader, find_library, find_loaders
 
 #: Parts of file names of driver libraries, and their makers.
@@ -131,9 +132,9 @@ def _by_ocl_icd(loader: Loader, vendors: str, environment: Environment) -> Itera
                 yield named, None
                 return
             files = (place,) if "/" in named else (f"{vendors}/{named}", place)
-            found = (one for file in files for one in _in_file(loader, file))
-            library = (one for one in found if find_library(one[0], environment, loader.near, loader.file))
-            yield from islice(library, 1)
+            named_in = (driver for file in files for driver in _in_file(loader, file))
+            known = (driver for driver in named_in if find_library(driver[0], environment, loader.near, loader.file))
+            yield from islice(known, 1)
             return
         vendors = place
     yield from _in_folder(loader, vendors, nested=loader.nested)
@@ -141,11 +142,16 @@ def _by_ocl_icd(loader: Loader, vendors: str, environment: Environment) -> Itera
         yield from _in_folder(loader, loader.also)
 
 
-def _in_folder(loader: Loader, folder: str, *, nested: bool = False) -> Iterator[_Named]:
-    for file in _icd_files(folder, nested=nested):
+def _in_folder(loader: Loader, folder: str, *, nested: bool = False, above: tuple[str, ...] = ()) -> Iterator[_Named]:
+    """Yield the drivers of a folder, sorted; if ``nested``, also those of folders in it, which may be links."""
+    target = os.path.realpath(folder)
+    for name in names_in(folder) if target not in above else ():
+        path = f"{folder}/{name}"
+        if nested and not name.endswith(_SUFFIX) and os.path.isdir(path):
+            yield from _in_folder(loader, path, nested=True, above=(*above, target))
         # Only the Khronos loader takes a file without a name before its suffix.
-        if not (loader.is_ocl_icd and file.endswith(f"/{_SUFFIX}")):
-            yield from _in_file(loader, file)
+        elif name.endswith(_SUFFIX) and not (loader.is_ocl_icd and name == _SUFFIX):
+            yield from _in_file(loader, path)
 
 
 def _in_file(loader: Loader, file: str) -> list[_Named]:
@@ -160,23 +166,6 @@ def _in_file(loader: Loader, file: str) -> list[_Named]:
 
 def _get(loader: Loader, environment: Environment, variable: str) -> str | None:
     return environment.get(variable) if variable in loader.variables else None
-
-
-def _icd_files(folder: str, *, nested: bool, above: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield the ICD files of a folder, sorted; if ``nested``, also those of folders in it, which may be links."""
-    target = os.path.realpath(folder) if nested else ""
-    if target in above:
-        return
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError:
-        return
-    for name in names:
-        path = f"{folder}/{name}"
-        if name.endswith(_SUFFIX):
-            yield path
-        elif nested and os.path.isdir(path):
-            yield from _icd_files(path, nested=True, above=(*above, target))
 
 
 def _maker(library: str) -> str:

@@ -11,12 +11,14 @@ import errno
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk.plain import open_plain, read_installed
+from cachectl.layers.host.listings import names_in
 
 #: The folder of drivers that loaders are built with.
 SYSTEM: Final = "/etc/OpenCL/vendors"
@@ -58,7 +60,13 @@ def find_loaders(environment: Environment) -> tuple[Loader, ...]:
     """
     found = _of_pyopencl(environment, environment.prefix, environment.site)
     if found is None:
-        found = (*_of_prefix(environment.prefix), *_of_system(environment))
+        found = _of_prefix(environment.prefix)
+        file = find_library(_LOADER, environment)
+        if file is None or file == _LOADER:
+            # Both kinds are assumed.
+            found += Loader(None, SYSTEM), Loader(None, SYSTEM, is_ocl_icd=False)
+        else:
+            found += (_read_loader(file, None, ()),)
     activated = (environment.get(variable) for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"))
     prefixes = [environment.absolute(prefix) for prefix in activated if prefix]
     # An interpreter is in the folder bin of its prefix.
@@ -108,16 +116,10 @@ def _is_library(path: str) -> bool:
 
 def _kind(path: str) -> bytes | None:
     """Return width, byte order and machine of an ELF file, ``None`` for another file."""
-    if not os.path.isfile(path):
-        return None
-    try:
-        handle = open_plain(path, follow=True)
-    except OSError:
-        return None
-    try:
-        head = os.read(handle, 20)
-    finally:
-        os.close(handle)
+    head = b""
+    if os.path.isfile(path):
+        with suppress(OSError), open(open_plain(path, follow=True), "rb", buffering=0) as file:
+            head = file.read(20)
     return head[4:6] + head[18:] if head.startswith(b"\x7fELF") else None
 
 
@@ -146,9 +148,9 @@ def _of_pyopencl(environment: Environment, prefix: Path | None, site: Iterable[P
     # PyOpenCL's own wheels contain ocl-icd with a patch: it also reads its folder, which PyOpenCL names in a variable.
     # The extension names the folder for all libraries that it loads, and those that they load in turn.
     own = f"{package}/.libs"
-    for bundled in _beginning(own, "libOpenCL"):
-        return (Loader(bundled, SYSTEM, variables=_OF_OCL_ICD, also=own, near=(own,)),)
-    for extension in _beginning(package, "_cl."):
+    for bundled in names_in(own, "libOpenCL"):
+        return (Loader(f"{own}/{bundled}", SYSTEM, variables=_OF_OCL_ICD, also=own, near=(own,)),)
+    for extension in (f"{package}/{name}" for name in names_in(package, "_cl.")):
         linked, near = _linked(extension), _conda_libraries(prefix)
         name = next((name for name in linked.needed if name.startswith("libOpenCL")), None)
         file = None if name is None else find_library(name, environment, near, extension)
@@ -167,26 +169,9 @@ def _of_prefix(prefix: Path | None) -> tuple[Loader, ...]:
     return (Loader(None, vendors, nested=True, near=(libraries,)),) if os.path.isdir(vendors) else ()
 
 
-def _of_system(environment: Environment) -> tuple[Loader, ...]:
-    """Return the loader that the dynamic linker finds; without one, both kinds are assumed."""
-    file = find_library(_LOADER, environment)
-    if file is None or file == _LOADER:
-        return Loader(None, SYSTEM), Loader(None, SYSTEM, is_ocl_icd=False)
-    return (_read_loader(file, None, ()),)
-
-
 def _conda_libraries(prefix: Path | None) -> tuple[str, ...]:
     """Return the folder of libraries of a conda prefix, which its programs search."""
     return () if prefix is None or not os.path.isdir(f"{prefix}/conda-meta") else (f"{prefix}/lib",)
-
-
-def _beginning(folder: str, begin: str) -> Iterator[str]:
-    """Yield the files of a folder whose names begin so."""
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return
-    yield from (f"{folder}/{name}" for name in names if name.startswith(begin))
 
 
 def _read_loader(file: str, prefix: Path | None, near: tuple[str, ...]) -> Loader:
@@ -214,7 +199,6 @@ def _names(file: str, *_version: int) -> tuple[str | None, tuple[str, ...], bool
 
 @lru_cache(maxsize=64)
 def _listed(name: str, *_version: int) -> tuple[str, ...]:
-    """Return the paths of a library in the dynamic linker's list."""
     return tuple(_ending(read_installed(_LINKER_CACHE), f"/{name}"))
 
 

@@ -35,26 +35,18 @@ def network_file_system(path: Path, *, mounts: Path = MOUNTS) -> str | None:
 
 def mount_of(path: Path, *, mounts: Path = MOUNTS) -> Mount | None:
     """Return the mount of a path, or of the nearest folder above it; ``None`` is unknown."""
-    located = place_of(path, mounts=mounts)
-    return None if located is None else located[0]
-
-
-def place_of(path: Path, *, mounts: Path = MOUNTS) -> tuple[Mount, str] | None:
-    """Return the mount of a path, and the path within the mounted file system."""
     try:
         lines = mounts.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return None
     real = os.path.realpath(path)
-    best, found = "", None
+    best, mount = "", None
     for line in lines:
         before, _, after = line.partition(" - ")
-        fields = before.split(" ")
-        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4]) if len(fields) > 4 else ""  # noqa: PLR2004
+        point = (before.split(" ")[4:] or [""])[0]
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point)
         inside = real == point or real.startswith(point.rstrip("/") + "/")
         # A later mount on the same point hides the earlier one.
         if point and inside and len(point) >= len(best):
-            kind, source, *_ = (*after.split(" "), "", "")
-            # Only a part of the file system may be mounted.
-            best, found = point, (Mount(kind, source), fields[3].rstrip("/") + real[len(point.rstrip("/")) :])
-    return found
+            best, mount = point, Mount(*(*after.split(" "), "", "")[:2])
+    return mount

@@ -155,24 +155,20 @@ def first_variables(number: int | str = "self", *, processes: Path = _PROC) -> d
     return {name: value for name, _, value in pairs}
 
 
-def sees_our_files(number: int, *, processes: Path = _PROC) -> bool:
-    """Return whether a process surely has the root folder and the mounts of this one, as in no other container."""
-    try:
-        pairs = [(processes / str(number) / name, processes / "self" / name) for name in ("ns/mnt", "root")]
-        return all(os.readlink(its) == os.readlink(own) for its, own in pairs)
-    except OSError:
-        return False
-
-
 def finds(number: int, path: Path, folder: Path, *, processes: Path = _PROC) -> bool:
     """Return whether a process finds a folder of this one under an absolute path. Raises :class:`OSError` if unknown.
 
-    It is unknown where a path in a container has a link, which may lead elsewhere from here.
+    It is unknown where a path in a container, with a root folder or mounts of its own, has a link, which may lead
+    elsewhere from here.
     """
     ours, top = folder.stat(), processes / str(number) / "root"
     seen = top.joinpath(*path.parts[1:])
-    steps = (one for one in (seen, *seen.parents) if top in one.parents)
-    if not sees_our_files(number, processes=processes) and (".." in path.parts or any(map(os.path.islink, steps))):
+    steps = (step for step in (seen, *seen.parents) if top in step.parents)
+    is_other = True
+    with suppress(OSError):
+        pairs = ((processes / str(number) / name, processes / "self" / name) for name in ("ns/mnt", "root"))
+        is_other = any(os.readlink(its) != os.readlink(own) for its, own in pairs)
+    if is_other and (".." in path.parts or any(map(os.path.islink, steps))):
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(seen))
     try:
         return os.path.samestat(seen.stat(), ours)

@@ -97,7 +97,7 @@ class PythonRecord(NamedTuple):
 
     ``size`` and ``time`` are those of its file, ``times`` those of the folders of packages when ``packages`` was read
     from them; ``seen`` adds earlier versions. ``places`` are the file systems of its folder and of the folder that it
-    is a link into, by :func:`_place_of`. Times are in nanoseconds of the epoch.
+    is a link into, by :func:`_places`. Times are in nanoseconds of the epoch.
     """
 
     version: str
@@ -154,7 +154,7 @@ def note_own(environment: Environment) -> None:
     """Record the packages of the environment's own interpreter if they have changed since the record was written."""
     if environment.searches_pythons and not environment.memo.setdefault("noted", False):
         environment.memo["noted"] = True
-        if _time_of(user_state_folder(environment) / RECORD) < max(_times(environment.site)):
+        if max(_times([user_state_folder(environment) / RECORD])) < max(_times(environment.site)):
             pythons_of(environment)
 
 
@@ -283,32 +283,29 @@ def _updated(path: Path, version: str, folders: Sequence[str], before: PythonRec
     return PythonRecord(version, folders, status.st_size, status.st_mtime_ns, places, times, packages, seen)
 
 
-def _times(folders: Iterable[str | Path]) -> list[int]:
-    return [0, *map(_time_of, folders)]
-
-
-def _time_of(path: str | Path) -> int:
-    """Return the time of the last change in nanoseconds of the epoch, 0 for a path that does not exist."""
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return 0
+def _times(paths: Iterable[str | Path]) -> list[int]:
+    """Return 0, and the time of the last change of each path, 0 for one that does not exist."""
+    times = [0]
+    for path in paths:
+        times.append(0)
+        with suppress(OSError):
+            times[-1] = os.stat(path).st_mtime_ns
+    return times
 
 
 def _places(path: Path) -> list[str]:
-    return [_place_of(one.parent) for one in (path, Path(os.path.realpath(path)))]
-
-
-def _place_of(folder: Path) -> str:
-    """Return a name of the file system of a folder, or of the nearest one above it.
+    """Return names of the file systems of a path's folder, or the nearest above it, and of that which it leads to.
 
     Only a file system of the network has the same name on all machines: those that share a home share the record.
     """
-    there = next(one for one in (folder, *folder.parents) if os.path.exists(one))
-    device = there.stat().st_dev
-    # A file system of the network has no major number.
-    mount = None if os.name != "posix" or os.major(device) else mount_of(there)
-    return mount.source if mount is not None and mount.is_network else f"{node()}:{device}"
+    places = []
+    for place in (path, Path(os.path.realpath(path))):
+        folder = next(filter(os.path.exists, place.parents))
+        device = folder.stat().st_dev
+        # A file system of the network has no major number.
+        mount = None if os.name != "posix" or os.major(device) else mount_of(folder)
+        places.append(mount.source if mount is not None and mount.is_network else f"{node()}:{device}")
+    return places
 
 
 def _ask(path: Path) -> tuple[str, list[str]]:

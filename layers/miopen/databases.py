@@ -30,15 +30,7 @@ from cachectl.layers.miopen.names import (
     parse_name,
     version_numbers,
 )
-from cachectl.layers.miopen.places import (
-    PACKAGED,
-    TEMPORARY,
-    SystemPlace,
-    UserPlace,
-    diagnosed_flag,
-    judge,
-    libraries,
-)
+from cachectl.layers.miopen.places import PACKAGED, TEMPORARY, SystemPlace, UserPlace, diagnosed_flag, judge, libraries
 from cachectl.layers.stores.database import disk_usage, without_companion
 from cachectl.layers.stores.row_store import Rows
 from cachectl.layers.stores.rows import RowFile
@@ -85,6 +77,8 @@ class MIOpenDatabases(Rows):
     #: Endings of the layer's databases, and whether they may lie in version folders.
     kinds: ClassVar[tuple[str, ...]]
     folders: ClassVar[bool] = False
+    #: The number of parts of a key that follow the file.
+    parts: ClassVar[int]
     #: For files of a package: the layer that MIOpen asks first.
     asked_first: ClassVar[str] = ""
     #: The effect of something that stands in the place of a database.
@@ -135,6 +129,11 @@ class MIOpenDatabases(Rows):
         if folder and not (self.folders and VERSION_FOLDER.fullmatch(folder)):
             return None
         return DatabaseFile(relative, root / relative, name, folder)
+
+    def is_key(self, key: str) -> bool:
+        """Check the name of the database, and that the parts of an entry follow."""
+        file, *parts = key.split(SEPARATOR, self.parts)
+        return len(parts) == self.parts and any(parts) and self.named(Path(), file) is not None
 
     def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
         """Compare with the names of databases, of sqlite's files beside one, and of version folders."""
@@ -214,7 +213,9 @@ class MIOpenDatabases(Rows):
     def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
         """Yield the entries of each database. Their keys say everything, so no content is read."""
         del contents
-        latest = None if _has_several(self.environment) else self.newest(root)
+        # Of several MIOpens that are installed, each has files of its own version.
+        has_several = len({library.parent for library in libraries(self.environment)}) > 1
+        latest = None if has_several else self.newest(root)
         named = set()
         for file in self.files(root):
             if isinstance(file, Problem):
@@ -320,11 +321,6 @@ def _is_linked(root: Root, file: DatabaseFile) -> bool:
 
 def _unreadable(path: Path, error: OSError) -> Problem:
     return Problem(path, "unreadable", f"cannot be read: {error.strerror}")
-
-
-def _has_several(environment: Environment) -> bool:
-    """Return whether several MIOpens are installed, each with files of its own version."""
-    return len({library.parent for library in libraries(environment)}) > 1
 
 
 def versions_of(version: str | None) -> dict[str, str]:

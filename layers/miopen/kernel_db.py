@@ -110,12 +110,5 @@ def key_complaint(name: str, args: str) -> str | None:
     return None
 
 
-def store_complaint(name: str, args: str, data: bytes) -> str | None:
-    """Return why MIOpen would not have stored such a kernel; ``None`` where it would."""
-    if not name.endswith((".o", ".obj")):
-        return f"the kernel name {name!r} does not end in .o"
-    return key_complaint(name, args) or (None if data else "the kernel is empty")
-
-
 def _as_bytes(value: object) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode(errors="surrogateescape")

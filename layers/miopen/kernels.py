@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import EnvSwitch, at_load
@@ -32,16 +32,7 @@ from cachectl.layers.miopen.databases import (
     versions_of,
 )
 from cachectl.layers.miopen.names import VERSION_FOLDER, program_names
-from cachectl.layers.miopen.places import (
-    KERNELS,
-    LIBRARIES,
-    SYSTEM_KERNELS,
-    TEMPORARY,
-    SystemPlace,
-    UserPlace,
-    libraries,
-    temporary_folder,
-)
+from cachectl.layers.miopen.places import KERNELS, LIBRARIES, SYSTEM_KERNELS, TEMPORARY, libraries, temporary_folder
 from cachectl.layers.stores.rows import Row, RowFile, Values
 from cachectl.layers.stores.tree import Shape, Tree, always, scan_each
 
@@ -66,6 +57,7 @@ class KernelDatabases(MIOpenDatabases):
 
     forms: tuple[str, ...] = (ROW_FORM,)
     kinds = ("kdb",)
+    parts = 2
     # If MIOpen cannot open its database, it throws at every lookup and store.
     when_blocked = Severity.FAILS
 
@@ -85,11 +77,6 @@ class KernelDatabases(MIOpenDatabases):
     def key_of(self, text: str) -> tuple[str, ...]:
         """Return name and arguments."""
         return kernel_db.split_kernel_key(text)
-
-    def is_key(self, key: str) -> bool:
-        """Check the name of the database and the parts after it."""
-        file, _, rest = key.partition(SEPARATOR)
-        return SEPARATOR in rest and self.named(Path(), file) is not None
 
     def list_file(self, file: DatabaseFile, template: Entry) -> Iterator[Found]:
         """Yield the rows."""
@@ -281,19 +268,19 @@ class MIOpenKernels(MIOpenLayer):
 
     name = "miopen"
     title = "MIOpen user kernels"
-    places: ClassVar[UserPlace | SystemPlace] = KERNELS
+    places = KERNELS
     # It hides user and system kernels alike.
     switch = EnvSwitch("MIOPEN_DISABLE_CACHE", off="1", read=at_load(*LIBRARIES))
-    on_network: ClassVar[Hazard | None] = Hazard(
+    on_network = Hazard(
         Severity.RISKS,
         "sqlite's WAL mode fails there, and databases were damaged; MIOpen since ROCm 5.7 uses the temporary folder "
         "instead, unless MIOPEN_CUSTOM_CACHE_DIR names this one",
     )
-    among_ranks: ClassVar[Hazard | None] = Hazard(
+    among_ranks = Hazard(
         Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait, up to half a minute"
     )
-    when_closed: ClassVar[Hazard | None] = Hazard(Severity.FAILS, "MIOpen throws, even where it only looks up")
-    store: KernelDatabases = UserKernelDatabases()
+    when_closed = Hazard(Severity.FAILS, "MIOpen throws, even where it only looks up")
+    store = UserKernelDatabases()
 
     @property
     def lookups(self) -> Lookups:
@@ -346,8 +333,14 @@ def _packed(artifact: facts.Artifact) -> tuple[tuple[str, str], Values]:
 
 
 def _complaint(artifact: facts.Artifact) -> str | None:
-    """Return why MIOpen could not use a kernel; ``None`` where it could."""
-    complaint = kernel_db.store_complaint(*_name_and_args(artifact.key), artifact.data)
-    if complaint is None and artifact.detail.get("md5") not in (None, kernel_db.digest(artifact.data)):
+    """Return why MIOpen could not use a kernel, or would not have stored it; ``None`` where it could."""
+    name, args = _name_and_args(artifact.key)
+    if not name.endswith((".o", ".obj")):
+        return f"the kernel name {name!r} does not end in .o"
+    if complaint := kernel_db.key_complaint(name, args):
+        return complaint
+    if not artifact.data:
+        return "the kernel is empty"
+    if artifact.detail.get("md5") not in (None, kernel_db.digest(artifact.data)):
         return "the kernel does not have the md5 that the artifact states"
-    return complaint
+    return None

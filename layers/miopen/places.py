@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import Places
@@ -35,6 +35,7 @@ _VALUES: Final = {
     **dict.fromkeys(("1", "enable", "enabled", "yes", "on", "true"), True),
     **dict.fromkeys(("0", "disable", "disabled", "no", "off", "false"), False),
 }
+_NO_FLAG: Final = "is not a boolean: MIOpen throws (ignores it before ROCm 6.1)"
 #: Those that earlier versions know, in lower case only; they ignore any other value.
 _ALWAYS_KNOWN: Final = _VALUES.keys() - {"on", "off"}
 
@@ -83,7 +84,9 @@ class SystemPlace(Places):
     """The databases that came with MIOpen; ``expands`` says whether every ``~`` in the variable means the home."""
 
     expands: bool
-    variable: str = "MIOPEN_SYSTEM_DB_PATH"
+    variable: ClassVar[str] = "MIOPEN_SYSTEM_DB_PATH"
+    #: Why the databases are not moved.
+    reason: ClassVar[str] = f"{PACKAGED}; MIOpen finds them beside its library, or through MIOPEN_SYSTEM_DB_PATH"
 
     def roots(self, environment: Environment) -> tuple[Root, ...]:
         """Return the named folder, or one relative to each library that is found."""
@@ -98,11 +101,6 @@ class SystemPlace(Places):
             if folder.is_dir():
                 sources.setdefault(os.path.realpath(folder), "a usual place, without a library beside it")
         return tuple(Root(Path(path), Scope.SYSTEM, source) for path, source in sources.items())
-
-    @property
-    def reason(self) -> str:
-        """Why the databases are not moved."""
-        return f"{PACKAGED}; MIOpen finds them beside its library, or through {self.variable}"
 
     def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
         """Refuse to move a package's files."""
@@ -193,9 +191,9 @@ def read_flag(value: str) -> bool | None:
 def judge(environment: Environment, variable: str, *, present: bool) -> State:
     """Return the state by a variable that turns MIOpen's databases off; ``present`` says whether there are any."""
     value = environment.get(variable)
-    verdict = None if value is None else read_flag(value)
-    if value is not None and verdict is None:
-        why = f"{variable}={value!r} is not a boolean: MIOpen throws (ignores it before ROCm 6.1); use 1, or unset it"
+    verdict = False if value is None else read_flag(value)
+    if verdict is None:
+        why = f"{variable}={value!r} {_NO_FLAG}; use 1, or unset it"
         return State(Condition.DISABLED, why)
     if verdict:
         hint = "" if value in _ALWAYS_KNOWN else " (MIOpen before ROCm 6.1 ignores this value; use 1)"
@@ -208,14 +206,11 @@ def judge(environment: Environment, variable: str, *, present: bool) -> State:
 def diagnosed_flag(layer: Layer, variable: str, what: str | None = None) -> Iterator[facts.Finding]:
     """Yield problems with the variable of :func:`judge`."""
     value = layer.environment.get(variable)
-    if value is None:
-        return
-    verdict = read_flag(value)
+    verdict = False if value is None else read_flag(value)
     if verdict is None:
-        outcome = "is not a boolean: MIOpen throws (ignores it before ROCm 6.1)"
-        yield misread(layer, variable, Severity.FAILS, outcome)
-    elif verdict and value not in _ALWAYS_KNOWN:
-        outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
-        yield misread(layer, variable, Severity.HARMLESS, outcome, f"export {variable}=1")
-    if verdict:
+        yield misread(layer, variable, Severity.FAILS, _NO_FLAG)
+    elif verdict:
+        if value not in _ALWAYS_KNOWN:
+            outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
+            yield misread(layer, variable, Severity.HARMLESS, outcome, f"export {variable}=1")
         yield off(layer, variable, what)

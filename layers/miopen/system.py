@@ -15,10 +15,9 @@ from typing import Final
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged
 from cachectl.layers.base.facts import Entry, Found, Root, Scope, Severity
-from cachectl.layers.base.parts import Lookups
 from cachectl.layers.disk.plain import read_plain
 from cachectl.layers.host.hardware import Gpu, amd_gpus
-from cachectl.layers.miopen.databases import DatabaseFile, MIOpenLayer, MIOpenLookups
+from cachectl.layers.miopen.databases import DatabaseFile, MIOpenLayer
 from cachectl.layers.miopen.kernels import KernelDatabases, MIOpenKernels
 from cachectl.layers.miopen.places import SYSTEM_KERNELS, SYSTEM_TUNING
 from cachectl.layers.miopen.tuning import MIOpenTuning, TuningDatabases
@@ -72,26 +71,22 @@ def _counts(file: DatabaseFile) -> bool:
     return file.path.stat().st_size >= _LEAST
 
 
-class MIOpenSystemKernels(MIOpenKernels):
+class MIOpenSystemKernels(MIOpenLayer):
     """Compiled kernels that came with MIOpen."""
 
     name = "miopen-system"
     title = "MIOpen system kernels"
     places = SYSTEM_KERNELS
+    switch = MIOpenKernels.switch
     scope = Scope.SYSTEM
     store = SystemKernelDatabases()
     on_network = None
     among_ranks = None
     when_closed = None
 
-    @property
-    def lookups(self) -> Lookups:
-        """How the lookups of a run are observed."""
-        return MIOpenLookups()
-
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch, and each GPU without a database."""
-        yield from MIOpenLayer.diagnose(self)
+        yield from super().diagnose()
         roots = self.roots()
         present = [file for root in roots for file in self.store.present(root)]
         for gpu in amd_gpus(self.environment) if roots else ():
@@ -139,11 +134,6 @@ class SystemTuningDatabases(TuningDatabases):
     texts = ("fdb.txt", "db.txt", "cd.pdb.txt")
     tables = ("db",)
     kinds = texts + tables
-
-    def scan_others(self, root: Root, latest: str | None) -> Iterator[Found]:
-        """Yield nothing: nothing rewrites these files, and others beside them belong to the package."""
-        del root, latest
-        yield from ()
 
 
 class MIOpenSystemTuning(MIOpenTuning):

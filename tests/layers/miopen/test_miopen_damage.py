@@ -25,6 +25,7 @@ from support.miopen_kernels import (
     key_of,
     packed,
     problems,
+    require_read_only,
     spoil,
     store,
     stored,
@@ -33,7 +34,7 @@ from support.miopen_kernels import (
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Damaged, EntryExists, Refused
-from cachectl.layers.base.facts import Ability, Artifact, Entry, Housekeeping, Problem, Root, Severity
+from cachectl.layers.base.facts import Artifact, Entry, Housekeeping, Problem, Root, Severity
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen.kernel_db import kernel_key, split_kernel_key
@@ -50,15 +51,7 @@ def test_system_kernels_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
     got = layer.get(entry.key)
     assert got is not None
     assert got.data == CODE
-    abilities = layer.abilities()
-    for ability in (Ability.PUT, Ability.CLEAR, Ability.RELOCATE):
-        assert abilities[ability] is not None
-    with pytest.raises(Refused, match="put into the layer miopen"):
-        layer.put(entry.key, artifact(entry.key, layer="miopen-system"))
-    with pytest.raises(Refused, match="package manager"):
-        layer.plan_clear()
-    with pytest.raises(Refused, match="MIOPEN_SYSTEM_DB_PATH"):
-        layer.relocate(tmp_path)
+    require_read_only(layer, artifact(entry.key, layer="miopen-system"), "miopen")
     assert snapshot(tmp_path, times=True) == before
     assert os.listdir(path.parent) == ["gfx90a.kdb"]
 

@@ -20,6 +20,7 @@ from support.miopen_kernels import (
     NAME,
     TABLE_2_3,
     VERSION,
+    MIOpenConformance,
     artifact,
     environment_of,
     findings,
@@ -32,11 +33,9 @@ from support.miopen_kernels import (
     user_file,
 )
 
-from cachectl.layers.base.conformance import LayerConformance, snapshot
-from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import EntryExists, LayerError, Refused, Unreachable
 from cachectl.layers.base.facts import Severity
-from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen.kernels import MIOpenKernels
 from cachectl.layers.miopen.system import MIOpenSystemKernels, MIOpenSystemTuning
@@ -55,33 +54,20 @@ def fill(home: Path) -> None:
     path.write_bytes(CODE)
 
 
-class TestUser(LayerConformance):
-    """The shipped suite over user kernels of both generations."""
-
-    def make(self, environment: Environment) -> Layer:
-        """Make it."""
-        return MIOpenKernels(environment)
-
-    def seed(self, environment: Environment) -> None:
-        """Fill it."""
-        fill(environment.home)
+def fill_system(home: Path) -> None:
+    store(home / "db" / "gfx90a.kdb", {(NAME, ARGS): packed(CODE), ("other.s.o", ARGS): packed(CODE)})
 
 
-class TestSystem(LayerConformance):
-    """The shipped suite over system kernels."""
+class TestUser(MIOpenConformance):
+    """User kernels of both generations."""
 
-    def environment(self, home: Path) -> Environment:
-        """Keep the system's databases in the home."""
-        return environment_of(home, MIOPEN_SYSTEM_DB_PATH=str(home / "db"))
+    layer, fill = MIOpenKernels, staticmethod(fill)
 
-    def make(self, environment: Environment) -> Layer:
-        """Make it."""
-        return MIOpenSystemKernels(environment)
 
-    def seed(self, environment: Environment) -> None:
-        """Fill it."""
-        rows = {(NAME, ARGS): packed(CODE), ("other.s.o", ARGS): packed(CODE)}
-        store(environment.home / "db" / "gfx90a.kdb", rows)
+class TestSystem(MIOpenConformance):
+    """System kernels."""
+
+    layer, fill = MIOpenSystemKernels, staticmethod(fill_system)
 
 
 def test_both_generations_are_listed(tmp_path: Path) -> None:

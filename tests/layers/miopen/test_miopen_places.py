@@ -8,6 +8,7 @@ import pytest
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Condition, Scope
+from cachectl.layers.miopen.databases import MIOpenLayer
 from cachectl.layers.miopen.kernels import MIOpenKernels
 from cachectl.layers.miopen.names import newest, parse_name, program_names
 from cachectl.layers.miopen.places import libraries, read_flag
@@ -126,7 +127,7 @@ FLAGS = {
 
 @pytest.mark.parametrize(("value", "verdict"), FLAGS.items())
 @pytest.mark.parametrize("made", [MIOpenKernels, MIOpenSystemKernels])
-def test_flags(made: type[MIOpenKernels], value: str, verdict: bool | None) -> None:
+def test_flags(made: type[MIOpenLayer], value: str, verdict: bool | None) -> None:
     assert read_flag(value) is verdict
     state = made(environment_of(MIOPEN_DISABLE_CACHE=value)).state()
     assert (state.condition is Condition.DISABLED) is (verdict is not False)
@@ -152,7 +153,9 @@ def test_switches_set_one_and_never_an_empty_value() -> None:
     """And each layer moves with a variable of its own."""
     for made in LAYERS:
         layer = made(environment_of(HOME="/home/u"))
-        variable = "MIOPEN_DISABLE_CACHE" if isinstance(layer, MIOpenKernels) else "MIOPEN_DEBUG_DISABLE_FIND_DB"
+        variable = (
+            "MIOPEN_DISABLE_CACHE" if layer.name in ("miopen", "miopen-system") else "MIOPEN_DEBUG_DISABLE_FIND_DB"
+        )
         assert (layer.disable().set, layer.enable().set) == ({variable: "1"}, {})
         assert layer.enable().unset == {variable}
         assert layer.disable().read_at_load == ("libMIOpen",)
