@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.declarations import EnvSwitch, at_load
-from cachectl.layers.base.facts import Condition, Hazard, Root, Scope, Severity, State
+from cachectl.layers.base.declarations import EnvSwitch, Odd, Rule, Rules, at_load
+from cachectl.layers.base.facts import Condition, Hazard, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.parts import EntryFiles, Lookups
 from cachectl.layers.base.store import Codec, Damage
-from cachectl.layers.base.switches import misread, off
+from cachectl.layers.base.switches import Setting, diagnosed_settings, misread, off
 from cachectl.layers.formats.details import Details
 from cachectl.layers.host.drivers import driver_files
 from cachectl.layers.host.mounts import network_file_system
@@ -44,6 +44,18 @@ _SHAPE: Final = Shape((regex("llvmcache-[0-9a-f]{64}"),), folders=False, orphans
 _NOT_WHOLE: Final = (
     "is not exactly an output and a log of the stated lengths; comgr compiles it again at every run, and never "
     "replaces it"
+)
+
+
+_SETTINGS: Final = (
+    Setting("AMD_COMGR_CACHE", "0", "1", Severity.HARMLESS, "is not 0, so it does not switch the cache off"),
+    Setting(
+        "AMD_COMGR_EMIT_VERBOSE_LOGS",
+        "(?!)",
+        "0",
+        Severity.RECOMPILES,
+        "is part of every key: entries stored without it are not hit",
+    ),
 )
 
 
@@ -71,13 +83,6 @@ class ComgrIndex(Index):
     shapes = (Shape((regex(re.escape(TIMESTAMP)),), folders=False),)
 
 
-class ComgrLookups(Lookups):
-    """LLVM opens the file of an entry, or maps it, and renames a temporary to a new one."""
-
-    files = EntryFiles()
-    mapped = LIBRARIES
-
-
 class ComgrCache(Layer):
     """Outputs of single commands of AMD's compiler: bitcode and code objects, one file each."""
 
@@ -85,6 +90,18 @@ class ComgrCache(Layer):
     title = "AMD comgr cache"
     switch = EnvSwitch("AMD_COMGR_CACHE", off="0", read=at_load(*LIBRARIES))
     # LLVM sets the access time of an entry that it reads.
+    # As comgr and LLVM do: an empty or relative path counts from the working folder.
+    places = Rules(
+        "AMD_COMGR_CACHE_DIR",
+        linux=(
+            Rule("AMD_COMGR_CACHE_DIR"),
+            Rule("XDG_CACHE_HOME", "comgr", empty=Odd.HERE),
+            Rule("HOME", ".cache/comgr", empty=Odd.HERE, source="default (HOME)"),
+            Rule("", ".cache/comgr", source="default (the account's home)"),
+        ),
+        windows=(Rule("AMD_COMGR_CACHE_DIR"), Rule("LOCALAPPDATA", "comgr")),
+        macos=(),
+    )
     store = Files(_SHAPE, codec=ComgrCodec(), index=ComgrIndex(), writers=LIBRARIES)
     on_network = Hazard(
         Severity.RISKS,
@@ -95,26 +112,11 @@ class ComgrCache(Layer):
     @property
     def lookups(self) -> Lookups:
         """LLVM opens the file of an entry, or maps it, and renames a temporary to a new one."""
-        return ComgrLookups()
+        lookups = Lookups(files=EntryFiles())
+        lookups.mapped = LIBRARIES
+        return lookups
 
     # ------------------------------------------------------------------ where and whether
-
-    def roots(self) -> tuple[Root, ...]:
-        """Resolve as comgr and LLVM do: an empty or relative path counts from the working folder."""
-        environment = self.environment
-        if environment.platform == "darwin":
-            return ()
-        if named := environment.get("AMD_COMGR_CACHE_DIR"):
-            return (Root(environment.absolute(named), Scope.USER, "AMD_COMGR_CACHE_DIR"),)
-        if environment.platform == "win32":
-            base = environment.get("LOCALAPPDATA")
-            return (Root(Path(base, "comgr"), Scope.USER, "LOCALAPPDATA"),) if base else ()
-        xdg, home = environment.get("XDG_CACHE_HOME"), environment.get("HOME")
-        if xdg is not None:
-            return (Root(environment.absolute(xdg) / "comgr", Scope.USER, "XDG_CACHE_HOME"),)
-        if home is not None:
-            return (Root(environment.absolute(home) / ".cache" / "comgr", Scope.USER, "default (HOME)"),)
-        return (Root(environment.home / ".cache" / "comgr", Scope.USER, "default (the account's home)"),)
 
     def state(self) -> State:
         """Read the switch, which has one value, the policy, and the place."""
@@ -143,18 +145,13 @@ class ComgrCache(Layer):
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables."""
-        value = self.environment.get("AMD_COMGR_CACHE")
-        if value == "0":
-            yield off(self, "AMD_COMGR_CACHE")
         if not self._is_here():
+            if self.environment.get("AMD_COMGR_CACHE") == "0":
+                yield off(self, "AMD_COMGR_CACHE")
             return
-        if value not in (None, "0", "1"):
-            yield misread(self, "AMD_COMGR_CACHE", Severity.HARMLESS, "is not 0, so it does not switch the cache off")
+        yield from diagnosed_settings(self, _SETTINGS)
         yield from self._unfit_policy()
         yield from self._unfit_place()
-        if self.environment.get("AMD_COMGR_EMIT_VERBOSE_LOGS") not in (None, "0"):
-            outcome = "is part of every key: entries stored without it are not hit"
-            yield misread(self, "AMD_COMGR_EMIT_VERBOSE_LOGS", Severity.RECOMPILES, outcome)
 
     def _unfit_policy(self) -> Iterator[facts.Finding]:
         policy, wrong = self.environment.get("AMD_COMGR_CACHE_POLICY"), self._policy_complaint()
@@ -181,7 +178,3 @@ class ComgrCache(Layer):
                 if variable == "HOME":
                     fix = f"export HOME={shlex.quote(str(self.environment.home))}"
                 yield misread(self, variable, Severity.RECOMPILES, outcome, fix)
-
-    def relocate(self, folder: Path) -> facts.Switch:
-        """Return the path; comgr makes the folder."""
-        return facts.Switch(self.name, {"AMD_COMGR_CACHE_DIR": str(folder / "comgr")}, read_at_load=LIBRARIES)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.facts import State, When
 from cachectl.layers.base.parts import Lookups
 from cachectl.layers.base.switches import diagnosed, forgetting, relative_cache_home
-from cachectl.layers.pytools import Dictionaries, PytoolsDictionaries
-from cachectl.layers.pytools.parts import DictionaryLookups
+from cachectl.layers.pytools import DictionaryLookups, PytoolsDictionaries, dictionary_store
 
 _VARIABLES = ("LOOPY_NO_CACHE", "CG_NO_CACHE")
 #: Executors remember what they have compiled.
@@ -38,7 +38,7 @@ class LoopyDictionaries(PytoolsDictionaries):
     name = "loopy"
     title = "loopy code generation"
     distributions = ("loopy",)
-    store = Dictionaries("loopy-pdict", lambda identifier: identifier.startswith("loopy-"))
+    store: Any = dictionary_store("loopy", lambda identifier: identifier.startswith("loopy-"))
     opened_by = ("loopy",)
     reveals = "source text of your kernels"
 

@@ -9,7 +9,6 @@ Sources, in intel/compute-runtime: ``programmers-guide/COMPILER_CACHE.md`` and
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,16 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.declarations import EnvSwitch, at_load
+from cachectl.layers.base.declarations import EnvSwitch, Rule, Rules, at_load
 from cachectl.layers.base.errors import LayerError, Unreachable
-from cachectl.layers.base.facts import Condition, Root, Scope, Severity, State
+from cachectl.layers.base.facts import Condition, Root, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.parts import EntryFiles, Lookups
 from cachectl.layers.base.store import Codec, Damage, counting, unreadable
-from cachectl.layers.base.switches import first_place, misread, off
+from cachectl.layers.base.switches import Setting, diagnosed_settings, is_number, leading_number, misread, nearly_full
 from cachectl.layers.disk.atomic import overwrite
-from cachectl.layers.disk.flocks import file_lock
+from cachectl.layers.disk.locks import file_lock
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats.details import Details
@@ -55,15 +54,23 @@ _FLAT: Final = Shape((_ENTRY,), folders=False, orphans=(_TEMPORARY,))
 _DEEP: Final = Shape((_DIGIT, _DIGIT, _ENTRY), folders=False)
 #: The driver's default limit in bytes.
 _DEFAULT_CAP: Final = 1 << 30
-_NEARLY: Final = 0.9
-#: A number as ``atoll`` reads it.
-_NUMBER: Final = regex(r"\s*[+-]?\d{1,18}", re.ASCII)
-_PLAIN_NUMBER: Final = regex(r"\s*[+-]?\d+\s*", re.ASCII)
 #: The first and the last release in which any variable of the compiler switches the cache off.
 _KILLED: Final = ((25, 31), (26, 31))
 _NEVER: Final = "the driver compiles it again at every run, and never replaces it"
 #: The driver's release, as it stands in the library.
 _RELEASE: Final = regex(rb"\x00(\d\d)\.(\d\d?)\.\d{4,6}(?:\.\d+)?\x00")
+
+
+_SETTINGS: Final = (
+    Setting(
+        "NEO_CACHE_PERSISTENT",
+        r"\s*0\s*",
+        r"\s*[+-]?0*[1-9].*",
+        Severity.RECOMPILES,
+        "is no number: the driver takes it for 0, and keeps nothing",
+        "export NEO_CACHE_PERSISTENT=1",
+    ),
+)
 
 
 class NeoCodec(Codec):
@@ -155,32 +162,28 @@ class NeoCompilerCache(Layer):
     title = "Intel NEO compiler cache"
     # The driver reads it once for each device.
     switch = EnvSwitch("NEO_CACHE_PERSISTENT", off="0", read=at_load(*LIBRARIES))
-    store = Files(*(_FLAT, _DEEP), codec=NeoCodec(), index=Account(), writers=LIBRARIES, unread=_NEVER)
+    # An empty variable counts as not set.
+    places = Rules(
+        "NEO_CACHE_DIR",
+        linux=(
+            Rule("NEO_CACHE_DIR"),
+            Rule("XDG_CACHE_HOME", _LEAF),
+            Rule("HOME", f".cache/{_LEAF}", source="default (HOME)"),
+        ),
+        windows=(Rule("NEO_CACHE_DIR"), Rule("LOCALAPPDATA", f"NEO/{_LEAF}")),
+        macos=(),
+    )
+    store = Files(_FLAT, _DEEP, codec=NeoCodec(), index=Account(), writers=LIBRARIES, unread=_NEVER)
 
     @property
     def lookups(self) -> Lookups:
         """How the lookups and stores of a run are observed."""
         return NeoLookups(self.roots())
 
-    def roots(self) -> tuple[Root, ...]:
-        """Resolve as the driver does for each device: an empty variable counts as not set."""
-        environment = self.environment
-        if environment.platform == "darwin":
-            return ()
-        if named := environment.get("NEO_CACHE_DIR"):
-            return (Root(environment.absolute(named), Scope.USER, "NEO_CACHE_DIR"),)
-        if environment.platform == "win32":
-            base = environment.get("LOCALAPPDATA")
-            return (Root(Path(base, "NEO", _LEAF), Scope.USER, "LOCALAPPDATA"),) if base else ()
-        if xdg := environment.get("XDG_CACHE_HOME"):
-            return (Root(environment.absolute(xdg) / _LEAF, Scope.USER, "XDG_CACHE_HOME"),)
-        home = environment.get("HOME")
-        return (Root(environment.absolute(home) / ".cache" / _LEAF, Scope.USER, "default (HOME)"),) if home else ()
-
     def state(self) -> State:
         """Check everything that turns the cache off: its switch, variables of the compiler, and a missing folder."""
         value = self.environment.get("NEO_CACHE_PERSISTENT")
-        if value is not None and _number(value) == 0:
+        if value is not None and leading_number(value) == 0:
             hint = "" if value == "0" else " (the driver takes it for 0)"
             return State(Condition.DISABLED, f"NEO_CACHE_PERSISTENT={value}{hint}")
         if not self._is_here():
@@ -241,13 +244,7 @@ class NeoCompilerCache(Layer):
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables, several drivers, missing folders, and a cache that is nearly full."""
         yield from several_drivers(self, _MAKER)
-        name = "NEO_CACHE_PERSISTENT"
-        value = self.environment.get(name)
-        if value is not None and value.strip() == "0":
-            yield off(self, name)
-        elif value is not None and _number(value) == 0:
-            outcome = "is no number: the driver takes it for 0, and keeps nothing"
-            yield misread(self, name, Severity.RECOMPILES, outcome, f"export {name}=1")
+        yield from diagnosed_settings(self, _SETTINGS)
         if self._is_here():
             yield from self._unfit_folder()
             yield from self._unfit_compiler_variable()
@@ -274,34 +271,26 @@ class NeoCompilerCache(Layer):
             yield misread(self, variable, Severity.RISKS, outcome)
 
     def _of_limit(self) -> Iterator[facts.Finding]:
-        limit = self.environment.get("NEO_CACHE_MAX_SIZE")
-        held = _DEFAULT_CAP if limit is None else _number(limit)
-        if limit is not None and not _PLAIN_NUMBER.fullmatch(limit):
-            outcome = f"is no number of bytes: the driver takes it for {held or '0, which is no limit'}"
-            yield misread(self, "NEO_CACHE_MAX_SIZE", Severity.RECOMPILES if held else Severity.WASTES, outcome)
-        elif held > 0:
-            yield from self._nearly_full(held, "the default" if limit is None else "NEO_CACHE_MAX_SIZE")
-
-    def _nearly_full(self, limit: int, said: str) -> Iterator[facts.Finding]:
-        size = 0
-        # Report names a root that cannot be read.
-        with suppress(LayerError, OSError):
-            size = sum(leaf.bytes for root in self.roots() for leaf in self.store.leaves(root))
-        if size < _NEARLY * limit:
-            return
-        message = f"holds {size:,} of at most {limit:,} bytes ({said}): the driver drops a third of it to make room"
-        fix = f"export NEO_CACHE_MAX_SIZE={2 * max(limit, size)}"
-        yield facts.Finding(self.name, first_place(self), None, Severity.RECOMPILES, "cap", message, fix)
+        value = self.environment.get("NEO_CACHE_MAX_SIZE")
+        limit, said = _DEFAULT_CAP, "the default"
+        if value is not None:
+            limit, said = leading_number(value), "NEO_CACHE_MAX_SIZE"
+        if value is not None and not is_number(value):
+            outcome = f"is no number of bytes: the driver takes it for {limit or '0, which is no limit'}"
+            yield misread(self, said, Severity.RECOMPILES if limit else Severity.WASTES, outcome)
+        elif limit > 0:
+            held = 0
+            # Report names a root that cannot be read.
+            with suppress(LayerError, OSError):
+                held = sum(leaf.bytes for root in self.roots() for leaf in self.store.leaves(root))
+            room = "the driver drops a third of it to make room"
+            message = f"holds {held:,} of at most {limit:,} bytes ({said}): {room}"
+            yield from nearly_full(self, held, limit, message, f"export NEO_CACHE_MAX_SIZE={2 * max(limit, held)}")
 
     def relocate(self, folder: Path) -> facts.Switch:
         """Return the path, and the folder to make first: the driver keeps nothing in a missing folder."""
         place = folder / "neo"
         return facts.Switch(self.name, {"NEO_CACHE_DIR": str(place)}, read_at_load=LIBRARIES, makes=(place,))
-
-
-def _number(value: str) -> int:
-    """Read a number as ``atoll`` does: ``1G`` is one, and a text without a leading number is 0."""
-    return int(match[0]) if (match := _NUMBER.match(value)) else 0
 
 
 def _account_complaint(account: bytes, sizes: Mapping[str, int]) -> str | None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import release_of
 from cachectl.layers.base.facts import State, When
 from cachectl.layers.base.switches import diagnosed, forgetting, relative_cache_home
-from cachectl.layers.pytools import Dictionaries, PytoolsDictionaries
+from cachectl.layers.pytools import PytoolsDictionaries, dictionary_store
 
 VARIABLE: Final = "PYOPENCL_NO_CACHE"
 #: The first release that stores no invokers while it is switched off.
@@ -61,7 +61,7 @@ class PyOpenCLInvoker(PytoolsDictionaries):
     name = "pyopencl-invoker"
     title = "PyOpenCL kernel invokers"
     distributions = ("pyopencl",)
-    store = Dictionaries("pyopencl-invoker-pdict", lambda identifier: identifier.startswith("pyopencl-"))
+    store: Any = dictionary_store("pyopencl-invoker", lambda identifier: identifier.startswith("pyopencl-"))
     opened_by = ("pyopencl.invoker", "pyopencl.scan")
     reveals = "source text of your kernels"
 

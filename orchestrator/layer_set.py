@@ -63,9 +63,7 @@ class LayerSet:
             elif layer.name in layers:
                 broken.append(Broken(layer.name, f"two plug-ins offer the layer {layer.name}"))
             else:
-                from cachectl.layers.base.guard import guarded
-
-                layers[layer.name] = guarded(layer)
+                layers[layer.name] = layer
         return layers, tuple(broken)
 
     @property

@@ -13,9 +13,10 @@ import atexit
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
@@ -41,9 +42,7 @@ from cachectl.switching.run import variables_isolated
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-    from cachectl.exchange.pull import Pull
     from cachectl.layers.base.layer import Layer
-    from cachectl.switching.run import Signals
 
     # The module mpi4py.MPI, which cannot be named as a type.
     _Module = Any
@@ -54,7 +53,7 @@ NODE: Final = "CACHECTL_NODE"
 _CHUNK: Final = 4 << 20
 _ROOM: Final = 1 << 20
 #: Seconds that a failing rank waits for the others to notice.
-_FAILING_WAIT: Final = 5.0
+FAILING_WAIT: Final = 5.0
 _SHORTEST, _LONGEST = 0.001, 0.05
 
 #: Layer and key: the name of an entry in any root.
@@ -180,10 +179,7 @@ class NodeRoot:
         except OSError as error:
             self.give_up(f"{self.root.parent}: {_reason(error)}")
             return
-        self._note(done)
-        self._known = frozenset(_names_in(stack))
-
-    def _note(self, done: Pull) -> None:
+        self._known = _names_in(stack)
         self.placed = done.total.placed
         self.trusted = done.trusted
         for layer in done.layers:
@@ -197,7 +193,7 @@ class NodeRoot:
 
     def new(self) -> frozenset[Name]:
         """Return the names of the entries added since programs began. An entry that only grew is not new."""
-        return frozenset(_names_in(self.stack())) - self._known if self.root is not None else frozenset()
+        return _names_in(self.stack()) - self._known if self.root is not None else frozenset()
 
     def pack(self, names: frozenset[Name]) -> BinaryIO | None:
         """Return a bundle of these entries; ``None``, and a note, if it cannot be written."""
@@ -205,10 +201,11 @@ class NodeRoot:
             stack = self.stack()
             parcel = _Parcel(stack.environment)
             writer = Writer(StoreIndex(parcel, stack.environment))
+            layers = _read_by(stack)
             besides = {
-                one.name: {key for key in keys_of(one) if (one.name, key) not in names} for one in _read_by(stack)
+                layer.name: {key for key in keys_of(layer) if (layer.name, key) not in names} for layer in layers
             }
-            push_layers(stack, writer, ALL, _read_by(stack), besides)
+            push_layers(stack, writer, ALL, layers, besides)
             writer.finish()
         except (OSError, CachectlError) as error:
             self.notes.append(f"{len(names)} new entries are lost: {_reason(error)}")
@@ -241,40 +238,23 @@ def _read_by(stack: LayerSet) -> list[Layer]:
     return sorted(stack.clearable(), key=lambda layer: layer.name)
 
 
-def _names_in(stack: LayerSet) -> Iterator[Name]:
-    """Yield the names of all entries that a rerun refills; a layer that cannot be listed adds none."""
-    for layer in stack.clearable():
-        yield from ((layer.name, key) for key in keys_of(layer))
+def _names_in(stack: LayerSet) -> frozenset[Name]:
+    """Return the names of all entries that a rerun refills; a layer that cannot be listed adds none."""
+    return frozenset((layer.name, key) for layer in stack.clearable() for key in keys_of(layer))
 
 
 # ---------------------------------------------------------------------- all nodes
 
 
 @dataclass(frozen=True, slots=True)
-class _Results:
-    """What leaders tell rank 0: numbers to add, and for each note one node and the number of nodes."""
+class _Told:
+    """What the leader of a node tells rank 0."""
 
-    warm: int = 0
-    entries: int = 0
-    usable: bool = True
-    trusted: tuple[str, ...] = ()
-    notes: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-
-    def plus(self, other: _Results) -> _Results:
-        """Add another one."""
-        notes = dict(self.notes)
-        for note, (count, node) in other.notes.items():
-            before, first = notes.get(note, (0, node))
-            notes[note] = before + count, first
-        trusted = tuple(dict.fromkeys((*self.trusted, *other.trusted)))
-        usable = self.usable and other.usable
-        return _Results(self.warm + other.warm, self.entries + other.entries, usable, trusted, notes)
-
-    def lines(self) -> Iterator[str]:
-        """Yield a line for each note."""
-        for note, (count, node) in self.notes.items():
-            where = node if count == 1 else f"{node} and {count - 1} more"
-            yield f"{where}: {note}"
+    node: str
+    placed: int
+    usable: bool
+    trusted: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 class Ranks:
@@ -365,34 +345,32 @@ class Ranks:
         return os.path.realpath(job.source or "") == os.path.realpath(job.out or "")
 
     def _report_staged(self, leaders: Intracomm, here: NodeRoot) -> None:
-        total = self._sum(leaders, here)
-        if self._writes and self._is_same() and not leaders.bcast(total is None or total.usable):
+        told = self._tell(leaders, here)
+        if self._writes and self._is_same() and not leaders.bcast(all(node.usable for node in told)):
             self._writes = False
-            here.notes.append(f"nothing will be written to {self._job.out}, which stays as it is")
-            total = total if total is None else total.plus(self._own(here))
-        if total is None:
-            return
-        if total.trusted:
-            nodes = f"{total.warm} of {plural(leaders.size, 'node')}"
-            self._inform(f"staged {total.entries:,} entries on {nodes}; trusted: {', '.join(total.trusted)}")
-        for line in total.lines():
-            self.notice(line)
+            note = f"nothing will be written to {self._job.out}, which stays as it is"
+            told = [*told, replace(told[0], notes=(note,), placed=0)] if told else []
+        if trusted := dict.fromkeys(why for node in told for why in node.trusted):
+            nodes = f"{sum(node.placed > 0 for node in told)} of {plural(leaders.size, 'node')}"
+            entries = sum(node.placed for node in told)
+            self._inform(f"staged {entries:,} entries on {nodes}; trusted: {', '.join(trusted)}")
+        self._say(told)
 
-    def _own(self, here: NodeRoot) -> _Results:
-        notes = dict.fromkeys(here.notes, (1, node_name(self.environment)))
-        here.notes.clear()
-        return _Results(notes=notes)
+    def _tell(self, leaders: Intracomm, here: NodeRoot) -> list[_Told]:
+        """Tell rank 0 the results of this node; return those of all nodes there, nothing elsewhere."""
+        notes, here.notes = tuple(here.notes), []
+        mine = _Told(node_name(self.environment), here.placed, here.usable, here.trusted, notes)
+        return leaders.gather(mine) or []
 
-    def _sum(self, leaders: Intracomm, here: NodeRoot) -> _Results | None:
-        """Sum the results of all nodes; rank 0 gets the sum, the others ``None``."""
-        mine = replace(
-            self._own(here),
-            warm=int(here.placed > 0),
-            entries=here.placed,
-            usable=here.usable,
-            trusted=here.trusted,
-        )
-        return cast("_Results | None", leaders.reduce(mine, op=_Results.plus))
+    def _say(self, told: Iterable[_Told]) -> None:
+        """Print a line for each note."""
+        nodes: dict[str, list[str]] = {}
+        for node in told:
+            for note in node.notes:
+                nodes.setdefault(note, []).append(node.node)
+        for note, names in nodes.items():
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            self.notice(f"{names[0]}{more}: {note}")
 
     # ------------------------------------------------------------------ out
 
@@ -408,16 +386,14 @@ class Ranks:
         if self._leaders is None or self._here is None or not self._writes:
             return
         self._collect(self._leaders, self._here)
-        total = self._sum(self._leaders, self._here)
-        for line in () if total is None else total.lines():
-            self.notice(line)
+        self._say(self._tell(self._leaders, self._here))
 
     def _all_are(self, *, ok: bool) -> bool:
         """Agree whether every rank is ``ok``."""
         mpi = _mpi()
         mine, everybody = bytearray([ok]), bytearray(1)
         request = self._world.Iallreduce([mine, mpi.BYTE], [everybody, mpi.BYTE], op=mpi.BAND)
-        if not _poll(request.Test, None if ok else _FAILING_WAIT):
+        if not _poll(request.Test, None if ok else FAILING_WAIT):
             # The others may never arrive here; leave them the folder that they still use.
             self._abandoned = True
             self._pending = (request, mine, everybody)
@@ -426,9 +402,10 @@ class Ranks:
 
     def _collect(self, leaders: Intracomm, here: NodeRoot) -> None:
         """Send the new entries that no lower leader has to rank 0, which pushes its own and those it receives."""
-        owners: Mapping[Name, int] = leaders.allreduce(dict.fromkeys(here.new(), leaders.rank), op=_lowest)
+        new = here.new()
+        lower: frozenset[Name] | None = leaders.exscan(new, op=or_)
         if leaders.rank:
-            mine = frozenset(name for name, owner in owners.items() if owner == leaders.rank)
+            mine = new.difference(lower or ())
             parcel = here.pack(mine) if mine else None
             for chunk in _chunks(parcel):
                 leaders.ssend(chunk, dest=0)
@@ -490,7 +467,11 @@ class Ranks:
 
     def united(self, mine: Mapping[str, str]) -> dict[str, str]:
         """Return the union of the mappings of all ranks."""
-        return dict(self._world.allreduce(dict(mine), op=_united))
+        return dict(self._world.allreduce(dict(mine), op=or_))
+
+    def abort(self) -> None:
+        """End the job, if this rank fails unexpectedly: the others would wait for it forever."""
+        _mpi().COMM_WORLD.Abort(1)
 
     def close(self, *, wait: bool = False) -> None:
         """Remove this node's folder. With ``wait``, wait first until all ranks of the node call this."""
@@ -505,15 +486,6 @@ def _chunks(file: BinaryIO | None) -> Iterator[bytes]:
         file.seek(0)
         while chunk := file.read(_CHUNK):
             yield chunk
-
-
-def _lowest(one: Mapping[Name, int], other: Mapping[Name, int]) -> dict[Name, int]:
-    """Merge two mappings of entries to ranks; the lowest leader that has an entry sends it."""
-    return {**other, **one, **{name: min(one[name], other[name]) for name in one.keys() & other.keys()}}
-
-
-def _united(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
-    return {**other, **one}
 
 
 def _reason(error: OSError | CachectlError) -> str:
@@ -548,21 +520,6 @@ def _connected(environment: Environment) -> _Module:
     return mpi
 
 
-@contextmanager
-def _one_voice() -> Iterator[None]:
-    """Let one rank report that ranks are not connected; the others exit silently with status 1.
-
-    They wait before they exit: some launchers end a job as soon as one rank fails, before rank 0 has reported.
-    """
-    try:
-        yield
-    except NotConnected as error:
-        if error.first:
-            raise
-        time.sleep(_FAILING_WAIT)
-        raise SystemExit(1) from None
-
-
 def node_name(environment: Environment) -> str:
     """Return the name of the node this rank runs on."""
     return str(_mpi().Get_processor_name()) + _suffix(environment)
@@ -571,19 +528,6 @@ def node_name(environment: Environment) -> str:
 def _suffix(environment: Environment) -> str:
     colour = environment.get(NODE)
     return "" if colour is None else f" ({NODE}={colour})"
-
-
-@contextmanager
-def _failing_together(notice: Callable[[str], None]) -> Iterator[None]:
-    """Abort the job if a rank fails unexpectedly: the others would wait for it forever."""
-    try:
-        yield
-    except BadRequest:
-        raise
-    except BaseException as error:
-        notice(f"rank {_mpi().COMM_WORLD.rank}: {type(error).__name__}: {error}")
-        _mpi().COMM_WORLD.Abort(1)
-        raise
 
 
 def _rest(comm: Intracomm) -> None:
@@ -601,47 +545,6 @@ def _poll(done: Callable[[], bool], limit: float | None) -> bool:
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST)
     return True
-
-
-# ---------------------------------------------------------------------- two ways to use it
-
-
-def run_staged(command: Sequence[str], environment: Environment, job: Job, notice: Callable[[str], None]) -> int:
-    """Run a command on every rank, as its child, with staged caches; return the highest exit status of all.
-
-    A command killed by signal n gives 128+n, and the other ranks go on. For an invalid request, raises
-    :class:`BadRequest` on rank 0 and returns 2 on the others. If MPI does not connect the ranks, raises
-    :class:`NotConnected` on the launcher's rank 0, and ends the others.
-    """
-    from cachectl.switching.run import signals_held
-
-    with _one_voice():
-        ranks = Ranks(environment, job, notice=notice, inform=notice)
-    with signals_held() as signals:
-        try:
-            with _failing_together(notice):
-                return _run(command, ranks, signals)
-        except BadRequest:
-            if ranks.rank == 0:
-                raise
-            return 2
-
-
-def _run(command: Sequence[str], ranks: Ranks, signals: Signals) -> int:
-    from cachectl.switching.run import CannotStart, run
-
-    changes = ranks.stage_in()
-    try:
-        status = run(command, changes, ranks.environment, signals)
-    except CannotStart as error:
-        ranks.notice(f"rank {ranks.rank}: {error}")
-        status = error.status
-    if status > 128:  # noqa: PLR2004 - what a shell gives for a signal
-        ranks.notice(f"rank {ranks.rank}: the command was ended by signal {status - 128}")
-    ranks.stage_out()
-    status = ranks.highest(status)
-    ranks.close()
-    return status
 
 
 @contextmanager

@@ -21,14 +21,15 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import ForeignForm, LayerError, Refused
 from cachectl.layers.base.facts import Ability, Artifact, Condition, Entry
-from cachectl.layers.base.guard import guarded
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.registry import guarded
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.store import sum_usage
 
@@ -55,52 +56,60 @@ class LayerConformance(ABC):
             variables, home=home, cwd=home, temporary=home / "tmp", processes=nobody(home.parent / "processes")
         )
 
-    # ------------------------------------------------------------------ helpers
-
     def guarded(self, environment: Environment) -> Layer:
-        """Make the layer as cachectl uses the layers of plug-ins: each answer is checked."""
+        """Make the layer as cachectl uses the layers of plug-ins: what it raises names it."""
         return guarded(self.make(environment))
+
+    def empty(self, tmp_path: Path) -> Layer:
+        """Return the layer over a fresh home."""
+        home = tmp_path / "home"
+        home.mkdir()
+        return self.guarded(self.environment(home))
 
     def seeded(self, tmp_path: Path) -> Layer:
         """Return the layer over a fresh home with content."""
-        home = tmp_path / "home"
-        home.mkdir()
-        environment = self.environment(home)
-        self.seed(environment)
-        return self.guarded(environment)
+        layer = self.empty(tmp_path)
+        self.seed(layer.environment)
+        return self.guarded(layer.environment)
 
     # ------------------------------------------------------------------ reading
 
     def test_locating_is_pure(self, tmp_path: Path) -> None:
         """Roots are a function of the environment: equal twice, and nothing is written to find them."""
-        home = tmp_path / "home"
-        home.mkdir()
-        environment = self.environment(home)
-        layer = self.guarded(environment)
-        assert layer.roots() == layer.roots() == self.guarded(environment).roots()
-        assert snapshot(home) == {}
-        for root in layer.roots():
-            assert root.path.is_absolute()
-            assert root.source
+        layer = self.empty(tmp_path)
+        assert layer.roots() == layer.roots() == self.guarded(layer.environment).roots()
+        assert snapshot(tmp_path / "home") == {}
+        assert all(root.path.is_absolute() and root.source for root in layer.roots())
 
     def test_an_empty_home_is_no_fault(self, tmp_path: Path) -> None:
         """An empty home gives no entries, plans or findings, and every key is a miss."""
-        home = tmp_path / "home"
-        home.mkdir()
-        layer = self.guarded(self.environment(home))
+        layer = self.empty(tmp_path)
         assert list(layer.entries()) == []
         assert all(not list(layer.verify(root)) for root in layer.roots())
-        if layer.abilities()[Ability.CLEAR] is None:
+        if can(layer, Ability.CLEAR):
             plan = layer.plan_clear()
             assert not plan.entries
             assert not plan.failed
-        if layer.abilities()[Ability.GET] is None:
+        if can(layer, Ability.GET):
             assert layer.get("no such key") is None
-        assert snapshot(home) == {}
+        assert snapshot(tmp_path / "home") == {}
 
-    def test_the_state_has_a_reason(self, tmp_path: Path) -> None:
-        """A condition always has a reason."""
-        assert self.seeded(tmp_path).state().why
+    def test_the_state_and_refusals_have_a_reason(self, tmp_path: Path) -> None:
+        """A condition and every missing ability have a reason, and the refusal says it."""
+        layer = self.seeded(tmp_path)
+        assert layer.state().why
+        acts: dict[Ability, Callable[[], object]] = {
+            Ability.GET: lambda: layer.get("any"),
+            Ability.PUT: lambda: layer.put_new([]),
+            Ability.CLEAR: layer.plan_clear,
+            Ability.DISABLE: layer.disable,
+        }
+        for ability, reason in layer.abilities().items():
+            assert reason is None or len(reason.split()) > 2  # noqa: PLR2004
+            if reason is not None and ability in acts:
+                error = raised(acts[ability])
+                assert isinstance(error, Refused)
+                assert reason in str(error)
 
     def test_looking_writes_nothing(self, tmp_path: Path) -> None:
         """Scan, usage, verify, diagnose, get and plan leave every byte, name and time of change as it was."""
@@ -112,14 +121,14 @@ class LayerConformance(ABC):
         for root in layer.roots():
             layer.usage(root)
             list(layer.verify(root))
-        if layer.abilities()[Ability.GET] is None:
+        if can(layer, Ability.GET):
             layer.get(keys[0])
-        if layer.abilities()[Ability.CLEAR] is None:
+        if can(layer, Ability.CLEAR):
             assert layer.plan_clear().entries
         assert snapshot(tmp_path, times=True) == before
 
     def test_a_scan_repeats(self, tmp_path: Path) -> None:
-        """Keys are unique and stable, and the usage agrees with the scan."""
+        """Keys are unique, stable and valid, and the usage agrees with the scan."""
         layer = self.seeded(tmp_path)
         first = list(layer.entries())
         assert [entry.key for entry in first] == [entry.key for entry in layer.entries()]
@@ -130,21 +139,22 @@ class LayerConformance(ABC):
             assert entry.layer == layer.name
             assert entry.bytes >= 0
             assert entry.stale is not True or entry.stale_because
+            assert layer.store.is_key(entry.key)
 
     # ------------------------------------------------------------------ get and put
 
     def test_get_clear_put_gives_equal_bytes(self, tmp_path: Path) -> None:
         """A removed entry can be put back and reads equal; putting it twice changes nothing."""
         layer = self.seeded(tmp_path)
-        if self._refuses(layer, Ability.GET, lambda: layer.get("any")):
+        if not can(layer, Ability.GET):
             return
         entry = first_entry(layer)
         artifact = layer.get(entry.key)
         assert artifact is not None
         assert artifact.form in layer.forms
-        if self._refuses(layer, Ability.PUT, lambda: layer.put(entry.key, artifact)):
+        if not can(layer, Ability.PUT):
             return
-        if layer.abilities()[Ability.CLEAR] is None:
+        if can(layer, Ability.CLEAR):
             layer.clear(layer.plan_clear(Selection(key=entry.key)))
             assert layer.get(entry.key) is None
         layer.put(entry.key, artifact)
@@ -156,84 +166,69 @@ class LayerConformance(ABC):
     def test_many_at_once_are_as_one_by_one(self, tmp_path: Path) -> None:
         """Bulk reads give the same entries as single reads; bulk placement places, skips or refuses each entry."""
         layer = self.seeded(tmp_path)
-        if self._refuses(layer, Ability.GET, lambda: layer.get_many(["any"])):
+        if not can(layer, Ability.GET):
             return
         keys = [entry.key for entry in layer.entries()]
-        read = layer.get_many([*keys, "no such key"])
-        alone = {key: layer.get(key) for key in keys}
-        assert read == alone
-        artifacts = [artifact for artifact in alone.values() if artifact is not None]
-        if self._refuses(layer, Ability.PUT, lambda: layer.put_new(artifacts)):
+        read = {key: layer.get(key) for key in keys}
+        assert layer.get_many([*keys, "no such key"]) == read
+        if not can(layer, Ability.PUT):
             return
+        artifacts = [artifact for artifact in read.values() if artifact is not None]
         before = snapshot(tmp_path)
         foreign, *others = layer.put_new([replace(artifacts[0], form="another/0"), *artifacts])
         assert isinstance(foreign, ForeignForm)
         assert others == [False] * len(artifacts)
         assert snapshot(tmp_path) == before
-        if layer.abilities()[Ability.CLEAR] is None:
+        if can(layer, Ability.CLEAR):
             victim = first_entry(layer).key
             layer.clear(layer.plan_clear(Selection(key=victim)))
             placed = layer.put_new([*artifacts, *(artifact for artifact in artifacts if artifact.key == victim)])
             assert placed == [*(artifact.key == victim for artifact in artifacts), False]
-            assert layer.get(victim) == alone[victim]
+            assert layer.get(victim) == read[victim]
 
     def test_a_foreign_artifact_is_refused(self, tmp_path: Path) -> None:
-        """A form of another layer or format version, or another entry's key, is refused and changes nothing."""
+        """Another layer, form, key or entry, and a control character in a key, are refused and change nothing."""
         layer = self.seeded(tmp_path)
-        if layer.abilities()[Ability.PUT] is not None or layer.abilities()[Ability.GET] is not None:
+        if not (can(layer, Ability.PUT) and can(layer, Ability.GET)):
             return
         entries = list(layer.entries())
-        artifact = layer.get(entries[0].key)
+        artifact, other = layer.get(entries[0].key), layer.get(entries[1].key)
         assert artifact is not None
-        before = snapshot(tmp_path)
-        for foreign in (replace(artifact, layer="another"), replace(artifact, form="another/0")):
-            assert isinstance(raised(lambda foreign=foreign: layer.put(artifact.key, foreign)), ForeignForm)  # type: ignore[misc]
-        assert isinstance(raised(lambda: layer.put("no such/../key", artifact)), LayerError)
-        other = layer.get(entries[1].key)
         assert other is not None
-        if other.data != artifact.data:
-            assert isinstance(raised(lambda: layer.put(artifact.key, other)), LayerError)
-        assert snapshot(tmp_path) == before
-
-    def test_a_key_of_another_alphabet_is_not_put(self, tmp_path: Path) -> None:
-        """Every entry has a valid key; a key with a control character is refused, and nothing is written."""
-        layer = self.seeded(tmp_path)
-        entries = list(layer.entries())
-        assert all(layer.store.is_key(entry.key) for entry in entries)
-        if layer.abilities()[Ability.PUT] is not None or layer.abilities()[Ability.GET] is not None:
-            return
-        artifact = layer.get(entries[0].key)
-        assert artifact is not None
         before = snapshot(tmp_path)
+        key = artifact.key
+        for foreign in (replace(artifact, layer="another"), replace(artifact, form="another/0")):
+            assert isinstance(raised(partial(layer.put, key, foreign)), ForeignForm)
+        assert isinstance(raised(partial(layer.put, "no such/../key", artifact)), LayerError)
+        if other.data != artifact.data:
+            assert isinstance(raised(partial(layer.put, key, other)), LayerError)
         for character in ("\n", "\x1b", "\x7f", "\u202e"):
-            key = f"{artifact.key[:-1]}{character}{artifact.key[-1]}"
-            strange = replace(artifact, key=key)
-            assert isinstance(raised(lambda key=key, strange=strange: layer.put(key, strange)), LayerError)  # type: ignore[misc]
-            (one,) = layer.put_new([strange])
-            assert isinstance(one, LayerError)
+            strange = replace(artifact, key=f"{key[:-1]}{character}{key[-1]}")
+            assert isinstance(raised(partial(layer.put, strange.key, strange)), LayerError)
+            (refused,) = layer.put_new([strange])
+            assert isinstance(refused, LayerError)
         assert snapshot(tmp_path) == before
 
     def test_damaged_bytes_are_not_put(self, tmp_path: Path) -> None:
         """A truncated artifact is refused; if the layer cannot detect it, at least it reads back equal."""
         layer = self.seeded(tmp_path)
-        if layer.abilities()[Ability.PUT] is not None or layer.abilities()[Ability.GET] is not None:
+        if not (can(layer, Ability.PUT) and can(layer, Ability.GET)):
             return
         artifact = layer.get(first_entry(layer).key)
         assert artifact is not None
         # Padding at the end, as in a tar, carries nothing: an artifact without it is still whole.
         content = artifact.data.rstrip(b"\0") or artifact.data
         cut = replace(artifact, data=content[: len(content) // 2])
-        error = raised(lambda: layer.put(artifact.key, cut, replace=True))
+        error = raised(partial(layer.put, artifact.key, cut, replace=True))
         assert isinstance(error, LayerError) or layer.get(artifact.key) == cut
-        if error is not None:
-            assert layer.get(artifact.key) == artifact
+        assert error is None or layer.get(artifact.key) == artifact
 
     # ------------------------------------------------------------------ clear
 
     def test_clear_removes_exactly_the_plan(self, tmp_path: Path) -> None:
-        """Exactly the planned entry is removed; other entries and foreign files stay."""
+        """Exactly the planned entry is removed, once; other entries and foreign files stay."""
         layer = self.seeded(tmp_path)
-        if self._refuses(layer, Ability.CLEAR, layer.plan_clear):
+        if not can(layer, Ability.CLEAR):
             return
         strangers = [root.path / "a stranger.txt" for root in layer.roots() if root.path.is_dir()]
         for stranger in strangers:
@@ -246,55 +241,36 @@ class LayerConformance(ABC):
         assert snapshot(tmp_path) == before
         outcome = layer.clear(plan)
         assert (outcome.removed, outcome.failed) == (1, ())
+        again = layer.clear(plan)
+        assert (again.removed, len(again.skipped)) == (0, 1)
+        assert again.skipped[0].because
         assert {entry.key: _artifact(layer, entry) for entry in layer.entries()} == kept
         assert all(stranger.read_text() == "not the layer's own" for stranger in strangers)
 
     def test_clear_of_everything_leaves_strangers(self, tmp_path: Path) -> None:
-        """Exactly the planned things are removed, and a second clear finds nothing to do."""
+        """A plan lists each entry once; exactly these are removed, and a second clear finds nothing to do."""
         layer = self.seeded(tmp_path)
-        if layer.abilities()[Ability.CLEAR] is not None:
+        if not can(layer, Ability.CLEAR):
             return
         stranger = first_entry(layer).root / "a stranger.txt"
         stranger.write_text("not the layer's own")
+        before = snapshot(tmp_path, times=True)
         plan = layer.plan_clear()
+        assert snapshot(tmp_path, times=True) == before
         outcome = layer.clear(plan)
-        assert outcome.removed == plan.outcome.removed > 0
-        assert not outcome.failed
+        named = [planned.key for planned in plan.entries if isinstance(planned, Entry)]
+        assert len(named) == len(set(named)) == outcome.removed == plan.outcome.removed > 0
+        assert (plan.skipped, ()) == (outcome.skipped, outcome.failed)
         assert list(layer.entries()) == []
         assert stranger.read_text() == "not the layer's own"
         assert layer.clear(layer.plan_clear()).removed == 0
 
-    def test_a_plan_lists_what_a_clear_removes(self, tmp_path: Path) -> None:
-        """A plan lists each entry once, and changes nothing."""
-        layer = self.seeded(tmp_path)
-        if layer.abilities()[Ability.CLEAR] is not None:
-            return
-        before = snapshot(tmp_path, times=True)
-        plan = layer.plan_clear()
-        assert snapshot(tmp_path, times=True) == before
-        named = [planned.key for planned in plan.entries if isinstance(planned, Entry)]
-        done = layer.clear(plan)
-        assert len(named) == len(set(named)) == done.removed
-        assert (plan.skipped, plan.failed) == (done.skipped, done.failed)
-
-    def test_what_went_meanwhile_is_skipped(self, tmp_path: Path) -> None:
-        """The second application of a plan removes nothing and reports its targets as skipped."""
-        layer = self.seeded(tmp_path)
-        if layer.abilities()[Ability.CLEAR] is not None:
-            return
-        plan = layer.plan_clear(Selection(key=first_entry(layer).key))
-        assert layer.clear(plan).removed == 1
-        again = layer.clear(plan)
-        assert again.removed == 0
-        assert len(again.skipped) == 1
-        assert again.skipped[0].because
-
-    # ------------------------------------------------------------------ damage and refusals
+    # ------------------------------------------------------------------ damage and switches
 
     def test_damage_is_a_problem_and_no_exception(self, tmp_path: Path) -> None:
         """Truncated or emptied files never stop a scan, usage or verify."""
         layer = self.seeded(tmp_path)
-        files = sorted(path for root in layer.roots() for path in root.path.rglob("*") if path.is_file())
+        files = _files(layer)
         for path in files[:: -(-len(files) // self.damaged_files) or 1]:
             content = path.read_bytes()
             for damaged in (b"", content[: len(content) // 2], b"\xff" * len(content)):
@@ -308,27 +284,20 @@ class LayerConformance(ABC):
     def test_what_verify_finds_damaged_can_be_removed(self, tmp_path: Path) -> None:
         """Removing damaged entries removes exactly those that verify names; then it names none of them any more."""
         layer = self.seeded(tmp_path)
-        if layer.abilities()[Ability.CLEAR] is not None or layer.precious:
+        if layer.precious or not can(layer, Ability.CLEAR):
             return
         assert not layer.plan_clear(damaged=True).entries
-        files = sorted(path for root in layer.roots() for path in root.path.rglob("*") if path.is_file())
-        for path in files[:1]:
+        for path in _files(layer)[:1]:
             content = path.read_bytes()
             path.write_bytes(content[: len(content) // 2])
         for _ in range(2):
-            plan = layer.plan_clear(damaged=True)
-            layer.clear(plan)
+            layer.clear(layer.plan_clear(damaged=True))
         assert not layer.plan_clear(damaged=True).entries
-
-    def test_refusals_carry_a_reason(self, tmp_path: Path) -> None:
-        """Every missing ability has a reason."""
-        for reason in self.seeded(tmp_path).abilities().values():
-            assert reason is None or len(reason.split()) > 2  # noqa: PLR2004
 
     def test_disable_then_enable_restores(self, tmp_path: Path) -> None:
         """The variables of ``disable`` switch the layer off, and those of ``enable`` switch it on again."""
         layer = self.seeded(tmp_path)
-        if self._refuses(layer, Ability.DISABLE, layer.disable):
+        if not can(layer, Ability.DISABLE):
             return
         was = layer.state().condition
         off, on = layer.disable(), layer.enable()
@@ -342,20 +311,17 @@ class LayerConformance(ABC):
         """Under the variables of a relocation, the root to write to is below the given folder."""
         layer = self.seeded(tmp_path)
         folder = tmp_path / "elsewhere"
-        if self._refuses(layer, Ability.RELOCATE, lambda: None):
+        if not can(layer, Ability.RELOCATE):
             return
         switch = layer.relocate(folder)
         moved = self.guarded(layer.environment.with_variables(switch.set, switch.unset))
         assert folder in moved.roots()[0].path.parents
         assert list(moved.entries()) == []
 
-    def _refuses(self, layer: Layer, ability: Ability, attempt: Callable[[], object]) -> bool:
-        reason = layer.abilities()[ability]
-        if reason is None:
-            return False
-        error = raised(attempt)
-        assert ability is Ability.RELOCATE or (isinstance(error, Refused) and reason in str(error))
-        return True
+
+def can(layer: Layer, ability: Ability) -> bool:
+    """Return whether a layer has an ability here."""
+    return layer.abilities()[ability] is None
 
 
 def first_entry(layer: Layer) -> Entry:
@@ -395,4 +361,8 @@ def snapshot(folder: Path, *, times: bool = False) -> dict[str, str]:
 
 
 def _artifact(layer: Layer, entry: Entry) -> Artifact | None:
-    return layer.get(entry.key) if layer.abilities()[Ability.GET] is None else None
+    return layer.get(entry.key) if can(layer, Ability.GET) else None
+
+
+def _files(layer: Layer) -> list[Path]:
+    return sorted(path for root in layer.roots() for path in root.path.rglob("*") if path.is_file())

@@ -5,8 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import NamedTuple
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment, user_cache_folder
@@ -103,3 +105,65 @@ class EnvSwitch:
         if on:
             return self.read.applied(layer, {}, frozenset({self.variable}))
         return self.read.applied(layer, {self.variable: self.off})
+
+
+class Odd(Enum):
+    """What a library makes of an empty or a relative value."""
+
+    UNSET = "as if the variable were not set"
+    NOWHERE = "there is no cache"
+    HERE = "from the working folder"
+    TOP = "from the top of the file system"
+
+
+class Rule(NamedTuple):
+    """A variable that names a folder, and the part of the path that the library appends to it.
+
+    Without a variable it is the home of the account. ``source`` is the reason for the place, the variable if empty.
+    """
+
+    variable: str
+    suffix: str = ""
+    empty: Odd = Odd.UNSET
+    relative: Odd = Odd.HERE
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Rules(Places):
+    """The places of a library by platform: the first rule whose variable is set decides.
+
+    ``variable`` moves the cache to a folder. The rules for macOS are those for Linux unless they are given.
+    """
+
+    variable: str
+    linux: tuple[Rule, ...]
+    windows: tuple[Rule, ...] = ()
+    macos: tuple[Rule, ...] | None = None
+
+    def place(self, environment: Environment) -> tuple[Path, str] | None:
+        """Return the folder and the reason for it; ``None`` if there is none."""
+        on_macos = self.linux if self.macos is None else self.macos
+        rows = {"win32": self.windows, "darwin": on_macos}.get(environment.platform, self.linux)
+        is_absolute = PureWindowsPath if environment.platform == "win32" else PurePosixPath
+        for rule in rows:
+            value = environment.get(rule.variable) if rule.variable else str(environment.home)
+            odd = rule.relative if value else rule.empty
+            if value is None or (not value and odd is Odd.UNSET):
+                continue
+            folder = Path(value)
+            if not is_absolute(value).is_absolute():
+                if odd is Odd.NOWHERE:
+                    return None
+                folder = Path("/") if odd is Odd.TOP else environment.absolute(value)
+            return folder / rule.suffix, rule.source or rule.variable
+        return None
+
+    def roots(self, environment: Environment) -> tuple[Root, ...]:
+        """Return the place as the one root."""
+        place = self.place(environment)
+        return () if place is None else (Root(place[0], Scope.USER, place[1]),)
+
+    def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
+        """Return the variable."""
+        return {self.variable: str(folder / layer)}

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PureWindowsPath
@@ -87,10 +87,11 @@ class Environment:
         """Return a variable's value, ``None`` if it is not set (an empty value is a value)."""
         return self.variables.get(variable)
 
-    def with_variables(self, changes: Mapping[str, str], unset: frozenset[str] = frozenset()) -> Environment:
-        """Return the same environment with some variables set and others removed."""
-        kept = {name: value for name, value in self.variables.items() if name not in unset}
-        return replace(self, variables=MappingProxyType({**kept, **changes}))
+    def with_variables(self, changes: Mapping[str, str | None], unset: Iterable[str] = ()) -> Environment:
+        """Return the same environment with some variables set and others, whose value is ``None``, removed."""
+        merged = {**self.variables, **dict.fromkeys(unset), **changes}
+        kept = {name: value for name, value in merged.items() if value is not None}
+        return replace(self, variables=MappingProxyType(kept))
 
     @property
     def is_this_process(self) -> bool:

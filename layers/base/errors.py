@@ -1,23 +1,4 @@
-"""The tree of errors.
-
-::
-
-    CachectlError
-    ├── BadRequest            (ValueError)       the caller's request is invalid
-    ├── NotAnArtifact         (ValueError)       a file that get did not write, or one that was damaged since
-    └── LayerError            .layer .path
-        ├── Refused           (PermissionError)  a rule forbids it, or it is impossible here; says why
-        ├── Busy              (TimeoutError)     another process holds the lock
-        ├── Damaged           (ValueError)       the bytes violate their format
-        ├── ForeignForm       (ValueError)       an artifact made for another layer or format version
-        ├── EntryExists       (FileExistsError)  a different entry has that key already
-        ├── Unreachable       (OSError)          the file system refused
-        │   └── NoRoom                           it is full, or a quota is used up
-        ├── Unsettled         (OSError)          the entry was placed, and a step after that failed
-        └── PluginFailed                         the code of a plug-in raised an error or gave a wrong answer
-
-A *miss* is not an error: it is ``None``.
-"""
+"""The errors that cachectl raises on purpose. A *miss* is not an error: it is ``None``."""
 
 from __future__ import annotations
 

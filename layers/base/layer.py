@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final, cast, final
+from typing import ClassVar, Final, final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import EnvSwitch, Places, at_once
@@ -39,6 +39,7 @@ from cachectl.layers.base.limits import key_complaint
 from cachectl.layers.base.parts import Lookups, Portability, Tagging
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import Store, attempt, sum_usage
+from cachectl.layers.disk.presence import status_at
 from cachectl.layers.disk.trust import belonging_to, closed_to_changes, owner_of
 
 _NO_SWITCH: Final = "nothing turns this cache off"
@@ -49,7 +50,7 @@ class Declaration(ABC):
     """The properties of a layer's library.
 
     A plain layer sets ``name``, ``title``, ``places``, ``switch`` and ``store``. A layer whose library has special
-    rules overrides methods. :mod:`cachectl.layers.base.guard` guards exactly the public members of this class.
+    rules overrides methods. :mod:`cachectl.layers.base.registry` guards exactly the public members of this class.
     """
 
     #: The version of this interface that a layer was written for.
@@ -151,10 +152,6 @@ class Declaration(ABC):
         """How entries of tagged builds are recognised."""
         return None
 
-    def elsewhere(self, environment: Environment) -> Layer:
-        """Return the same layer in another environment."""
-        return cast("Layer", type(self)(environment))
-
 
 class Layer(Declaration):
     """One cache of the OpenCL stack in one environment.
@@ -176,8 +173,11 @@ class Layer(Declaration):
 
     @final
     def usage(self, root: Root) -> Usage:
-        """Count a root."""
-        return sum_usage(self.store.iter_usage(root))
+        """Count a root. The store of a missing one is not asked, and so not loaded."""
+        missing = False
+        with suppress(OSError):
+            missing = status_at(root.path) is None
+        return sum_usage(() if missing else self.store.iter_usage(root))
 
     @final
     def verify(self, root: Root) -> Iterator[facts.Finding]:
@@ -199,11 +199,7 @@ class Layer(Declaration):
         Raises :class:`Refused` if the layer cannot, :class:`Damaged` if the entry is not whole.
         """
         self._require(Ability.GET)
-        for root in self.roots():
-            artifact = self.store.read(root, key)
-            if artifact is not None:
-                return artifact
-        return None
+        return next(filter(None, (self.store.read(root, key) for root in self.roots())), None)
 
     @final
     def put(self, key: str, artifact: facts.Artifact, *, replace: bool = False) -> None:
@@ -382,19 +378,17 @@ class Layer(Declaration):
         return replace(plan, entries=own, skipped=(*plan.skipped, *skipped))
 
     def _plan_damaged(self, root: Root, selection: Selection) -> facts.Plan:
-        damaged = [finding for finding in self.store.verify(root) if finding.thing is not None]
+        damaged = [(finding, finding.thing) for finding in self.store.verify(root) if finding.thing is not None]
         if self.precious:
-            notes = tuple(facts.Note(finding.key or "*", f"{_TUNING}; {finding.message}") for finding in damaged)
+            notes = tuple(facts.Note(finding.key or "*", f"{_TUNING}; {finding.message}") for finding, _ in damaged)
             return facts.Plan(self.name, skipped=notes)
-        things = (
-            finding.thing for finding in damaged if finding.thing is not None and selection.selects(finding.thing)
-        )
-        return self.plan_removal(things)
+        return self.plan_removal(thing for _, thing in damaged if selection.selects(thing))
 
     def _plan_root(self, root: Root, selection: Selection) -> facts.Plan:
         chosen: list[Removable] = []
         problems: list[Problem] = []
         nameless: set[str] = set()
+        skipped: list[facts.Note] = []
         guests: Counter[str] = Counter()
         for found in self.store.scan(root, contents=selection.needs_contents):
             if isinstance(found, Problem):
@@ -411,34 +405,24 @@ class Layer(Declaration):
             self._require_changeable(root)
         plan = self._without_others(plan)
         nameless -= {entry.key for entry in plan.entries}
-        skipped = (*_notes_of_nameless(len(nameless), root), *plan.skipped)
-        skipped += tuple(
-            facts.Note("*", f"{count} in {root.path} left, each {whose}; --key names one")
-            for whose, count in guests.items()
-        )
+        if nameless:
+            have, were = ("entry has", "was") if len(nameless) == 1 else ("entries have", "were")
+            left = f"{len(nameless)} {have} no known kernel name and {were} left, in {root.path}"
+            skipped.append(facts.Note("*", left))
+        skipped += plan.skipped
+        for whose, count in guests.items():
+            skipped.append(facts.Note("*", f"{count} in {root.path} left, each {whose}; --key names one"))
         if selection.everything:
-            skipped += tuple(facts.note_of(problem) for problem in problems if problem.stays)
+            skipped += [facts.note_of(problem) for problem in problems if problem.stays]
         # Entries hidden by such a problem may match the selection.
         failed = tuple(facts.note_of(problem) for problem in problems if problem.hides)
-        return replace(plan, skipped=skipped, failed=failed)
+        return replace(plan, skipped=tuple(skipped), failed=failed)
 
     def _idle(self, things: Iterable[Removable]) -> facts.Plan:
         """Plan the things that no program is using, and note the others."""
-        idle: list[Removable] = []
-        skipped: list[facts.Note] = []
-        for thing, reason in self.store.in_use(things):
-            if reason is not None:
-                skipped.append(facts.Note(thing.key, reason))
-            else:
-                idle.append(thing)
-        return facts.Plan(self.name, tuple(idle), tuple(skipped))
-
-
-def _notes_of_nameless(count: int, root: Root) -> Iterator[facts.Note]:
-    """Yield a note with the number of entries that a selection by kernel has left because their kernels are unknown."""
-    if count:
-        have = "entry has no known kernel name and was" if count == 1 else "entries have no known kernel name and were"
-        yield facts.Note("*", f"{count} {have} left, in {root.path}")
+        asked = list(self.store.in_use(things))
+        skipped = tuple(facts.Note(thing.key, reason) for thing, reason in asked if reason is not None)
+        return facts.Plan(self.name, tuple(thing for thing, reason in asked if reason is None), skipped)
 
 
 def _overrides(declaration: Declaration, method: str) -> bool:

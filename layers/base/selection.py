@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
 from typing import Final
@@ -98,11 +99,26 @@ def parse_age(text: str) -> float:
 
     Raises :class:`BadRequest` for anything else.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
-    if match is None:
-        message = f"cannot read {text!r} as an age; write a number and s, m, h, d or w, such as 30d"
-        raise BadRequest(message)
-    return _bounded(match, _AGE_UNITS[match[2]])
+    return _parsed(text, text, _AGE_UNITS, "an age; write a number and s, m, h, d or w, such as 30d")
+
+
+def parse_size(text: str) -> int:
+    """Read ``500M``, ``2GiB`` or ``300B`` as bytes; units are powers of 1024.
+
+    Raises :class:`BadRequest` for anything else: a number without a unit is bytes to one reader, megabytes to another.
+    """
+    advice = "a size; write a number and B, K, M, G or T, such as 500M"
+    return int(_parsed(text, text.upper(), _SIZE_UNITS, advice, gap=r"\s*"))
+
+
+def _parsed(text: str, word: str, units: Mapping[str, int], advice: str, gap: str = "") -> float:
+    match = re.fullmatch(rf"(\d+(?:\.\d+)?){gap}([A-Za-z]+)", word.strip())
+    if match is None or match[2] not in units:
+        raise BadRequest(f"cannot read {text!r} as {advice}")
+    amount = float(match[1]) * units[match[2]]
+    if amount > _MOST:
+        raise BadRequest(f"{text.strip()[:20]!r} is too large")
+    return amount
 
 
 def moment_text(moment: float) -> str:
@@ -113,23 +129,3 @@ def moment_text(moment: float) -> str:
         return datetime.fromtimestamp(moment, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     except (ValueError, OverflowError, OSError):
         return f"{moment:.0f} s after 1970"
-
-
-def parse_size(text: str) -> int:
-    """Read ``500M``, ``2GiB`` or ``300B`` as bytes; units are powers of 1024.
-
-    Raises :class:`BadRequest` for anything else: a number without a unit is bytes to one reader, megabytes to another.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
-    if match is None or match[2].upper() not in _SIZE_UNITS:
-        message = f"cannot read {text!r} as a size; write a number and B, K, M, G or T, such as 500M"
-        raise BadRequest(message)
-    return int(_bounded(match, _SIZE_UNITS[match[2].upper()]))
-
-
-def _bounded(match: re.Match[str], unit: int) -> float:
-    amount = float(match[1]) * unit
-    if amount > _MOST:
-        message = f"{match[0][:20]!r} is too large"
-        raise BadRequest(message)
-    return amount

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment, release_of
 from cachectl.layers.base.facts import Condition, Severity, State
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.lazy import regex
 
 _TRUE: Final = frozenset({"y", "yes", "t", "true", "on", "1"})
 _FALSE: Final = frozenset({"n", "no", "f", "false", "off", "0"})
 #: The first releases that read the value of their variables.
 _BOOLEAN_SINCE: Final = {"loopy": (2025, 1), "pyopencl": (2024, 2)}
+#: A number as ``atoll`` reads it.
+_NUMBER: Final = regex(r"\s*[+-]?\d{1,18}", re.ASCII)
+_PLAIN_NUMBER: Final = regex(r"\s*[+-]?\d+\s*", re.ASCII)
+#: The part of a limit above which a library is about to drop entries.
+_NEARLY: Final = 0.9
 
 
 def strtobool(value: str) -> bool | None:
@@ -116,3 +123,50 @@ def forgetting(method: Callable[..., object]) -> Callable[..., object]:
         return remembered[key]
 
     return remember_again
+
+
+class Setting(NamedTuple):
+    """A variable and its values: patterns of those that switch ``off`` on purpose, and of those that are ``fine``.
+
+    Every other value has an outcome that few expect.
+    """
+
+    variable: str
+    off: str
+    fine: str
+    severity: Severity
+    outcome: str
+    #: The command that corrects it; unset by default.
+    fix: str | None = None
+    #: What is switched off, if not the layer.
+    what: str | None = None
+
+
+def diagnosed_settings(layer: Layer, settings: Iterable[Setting]) -> Iterator[facts.Finding]:
+    """Yield what is wrong with variables that are set."""
+    for setting in settings:
+        if (value := layer.environment.get(setting.variable)) is None:
+            continue
+        if re.fullmatch(setting.off, value, re.IGNORECASE):
+            yield off(layer, setting.variable, setting.what)
+        elif not re.fullmatch(setting.fine, value, re.IGNORECASE | re.DOTALL):
+            yield misread(layer, setting.variable, setting.severity, setting.outcome, setting.fix)
+
+
+def leading_number(value: str) -> int:
+    """Read a number as ``atoll`` does: ``1G`` is one, and a text without a leading number is 0."""
+    return int(match[0]) if (match := _NUMBER.match(value)) else 0
+
+
+def is_number(value: str) -> bool:
+    """Return whether a text is a number and nothing else."""
+    return _PLAIN_NUMBER.fullmatch(value) is not None
+
+
+def nearly_full(
+    layer: Layer, held: int, limit: int, message: str, fix: str, *, root: Path | None = None
+) -> Iterator[facts.Finding]:
+    """Yield a finding if so many bytes are close to the limit, above which the library drops entries."""
+    if held >= _NEARLY * limit:
+        place = first_place(layer) if root is None else root
+        yield facts.Finding(layer.name, place, None, Severity.RECOMPILES, "cap", message, fix)

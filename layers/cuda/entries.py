@@ -18,6 +18,7 @@ from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import Found, Problem, Root, Severity
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Codec, Damage, counting, unreadable
+from cachectl.layers.cuda import LIBRARIES
 from cachectl.layers.disk.atomic import overwrite
 from cachectl.layers.disk.handles import blocks_at, opened_root, status_of
 from cachectl.layers.disk.locks import record_lock
@@ -29,7 +30,6 @@ from cachectl.layers.host.processes import using
 from cachectl.layers.stores.files import Files, Index
 from cachectl.layers.stores.tree import Leaf, Shape, Tree
 
-LIBRARIES: Final = ("libcuda.so", "libnvidia-opencl.so")
 INDEX: Final = "index"
 _DIGIT: Final = regex("[0-9a-f]")
 _SHAPE: Final = Shape((_DIGIT, _DIGIT, regex("[0-9a-f]{14}")), folders=False)
@@ -126,7 +126,7 @@ class ComputeIndex(Index):
         self, store: Files, root: Root, folder: int, index: compute_cache.SizeIndex | None
     ) -> list[tuple[int, int]]:
         """Return the records that the index should have. Entries that cannot be read keep their records."""
-        old = () if index is None else index.records
+        old = index or ()
         standing = _standing(store, root, folder)
         sizes = dict(standing.sizes)
         for identifier, size in old if standing.unread else ():
@@ -253,7 +253,7 @@ def _is_entry(leaf: Leaf, index: bytes | None) -> bool:
     if header is not None and header.known:
         return True
     listed = None if index is None else compute_cache.read_index(index)
-    if listed is not None and compute_cache.identifier_of(leaf.key) in dict(listed.records):
+    if listed is not None and compute_cache.identifier_of(leaf.key) in dict(listed):
         return True
     return index is not None and compute_cache.has_version_of(index, leaf.head)
 
@@ -304,4 +304,4 @@ def _index_complaint(data: bytes | None, sizes: Mapping[int, int]) -> str | None
     if index is None:
         state = "is not whole" if data else "is empty or missing"
         return f"the index {state}: the driver drops every entry when it next stores one" if sizes or data else None
-    return None if dict(index.records) == sizes else "the index does not list the entries that are there"
+    return None if dict(index) == sizes else "the index does not list the entries that are there"

@@ -1,15 +1,20 @@
-"""Atomic writes: files are staged beside their place, synced, and renamed."""
+"""Changes of files: they are staged beside their place, synced and renamed; and every removal of a file or folder.
+
+Nothing else removes, renames or cuts a file, except :mod:`cachectl.layers.stores.tree`, which moves entries in and out
+of their places. Rows are deleted in :mod:`cachectl.layers.stores.rows`. ``tests/test_rooms.py`` holds that.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from cachectl.layers.disk.handles import opened, walk
 from cachectl.layers.disk.locking import is_same_file, take_flock
 from cachectl.layers.disk.plain import STAGE, open_plain, own_name
 from cachectl.layers.disk.presence import status_at
@@ -64,14 +69,12 @@ def create(name: str, folder: int | None = None, mode: int = 0o600) -> int:
     return os.open(name, _NEW, mode, dir_fd=folder)
 
 
-def write_synced(
-    folder: int | None, name: str, content: bytes, mode: int = 0o600, *, sync: Callable[[int], None] = os.fsync
-) -> None:
-    """Write a new file, and sync it to the disk by ``sync``."""
+def write_synced(folder: int, name: str, content: bytes, mode: int = 0o600) -> None:
+    """Write a new file, and sync it to the disk."""
     handle = create(name, folder, mode)
     try:
         write_all(handle, (content,))
-        sync(handle)
+        os.fsync(handle)
     finally:
         os.close(handle)
 
@@ -141,8 +144,7 @@ def _stage(folder: int | None, above: str, name: str) -> tuple[str, int]:
             return stage, handle
         # It cannot be locked, or another command took it for an abandoned one.
         os.close(handle)
-        with suppress(FileNotFoundError):
-            os.unlink(stage, dir_fd=folder)
+        remove_file(stage, folder)
     # Another command is writing to the same place, or the file belongs to another user.
     stage = os.path.join(above, own_name())
     return stage, create(stage, folder, 0o666)
@@ -182,5 +184,89 @@ def new_file(path: str | Path, chunks: Iterable[bytes]) -> None:
         replace_file(stage, chunks)
         place_new(stage, path)
     finally:
+        remove_file(stage)
+
+
+# ---------------------------------------------------------------------- removal
+
+
+def remove_file(path: str | Path, folder: int | None = None) -> None:
+    """Remove a file or a link, in an open folder if one is given. Nothing happens if it has gone."""
+    with suppress(FileNotFoundError):
+        os.unlink(path, dir_fd=folder)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder of cachectl's own with all that is in it, as far as this user may. Links are not followed."""
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+    if not folder.exists():
+        return
+    # Some programs make their cache folders read-only.
+    for above, names, _ in os.walk(folder):
+        for path in (os.path.join(above, name) for name in names):
+            if not os.path.islink(path):
+                with suppress(OSError):
+                    os.chmod(path, stat.S_IRWXU)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_remote(system: Any, paths: Sequence[str], *, together: bool) -> None:  # noqa: ANN401 - of fsspec
+    """Remove files of a service, by one request if it takes them ``together``; those that have gone do not matter."""
+    if together:
         with suppress(FileNotFoundError):
-            os.unlink(stage)
+            system.rm(list(paths))
+        return
+    for path in paths:
+        with suppress(FileNotFoundError):
+            system.rm_file(path)
+
+
+class Freed:
+    """Counts the bytes that deletions freed, including those of a deletion that failed halfway."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
+def delete(handle: int, name: str, freed: Freed | None = None, *, first: Collection[str] = ()) -> None:
+    """Delete a file or a whole folder relative to a handle, and add the freed bytes to ``freed``.
+
+    The files that ``first`` names are deleted before the others. Links are unlinked, never followed. A failed deletion
+    does not stop the others, unless ``first`` names the file; at the end the first :class:`OSError` is raised.
+    """
+    errors: list[OSError] = []
+    for folder, child, path, status in walk(handle, name, errors, first=first):
+        try:
+            if stat.S_ISDIR(status.st_mode):
+                os.rmdir(child, dir_fd=folder)
+                continue
+            os.unlink(child, dir_fd=folder)
+            if freed is not None and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+                freed.bytes += status.st_size
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if path in first:
+                raise
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+@contextmanager
+def own_folder(handle: int, prefix: str, freed: Freed | None = None) -> Iterator[int]:
+    """Make a folder for this process alone, locked during the block, and delete it afterwards unless it was renamed.
+
+    Yields its descriptor. ``freed`` counts the bytes that the deletion frees.
+    """
+    name = own_name(prefix)
+    os.mkdir(name, 0o700, dir_fd=handle)
+    try:
+        with opened(name, handle) as folder:
+            # Another cachectl may be checking briefly whether it is held.
+            take_flock(folder, wait=True)
+            yield folder
+    finally:
+        delete(handle, name, freed)

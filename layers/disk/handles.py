@@ -8,11 +8,9 @@ import stat
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from cachectl.layers.disk.atomic import write_all
 from cachectl.layers.disk.locking import take_flock
-from cachectl.layers.disk.plain import own_name
 from cachectl.layers.disk.presence import means_absent, status_at
 
 #: Errors of a full file system, or one that does not let a file grow.
@@ -29,8 +27,9 @@ def probe_room(folder: Path, size: int = _PROBE) -> None:
     """Write and remove a file of ``size`` bytes, because no call reports quotas reliably. Raises :class:`OSError`."""
     import tempfile
 
-    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        write_all(file.fileno(), (bytes(size),))
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(size))
+        file.flush()
         os.fsync(file.fileno())
 
 
@@ -97,21 +96,40 @@ def descend(stack: ExitStack, handle: int, parts: Sequence[str], *, make: bool =
     return handle
 
 
-@contextmanager
-def own_folder(handle: int, prefix: str, freed: Freed | None = None) -> Iterator[tuple[int, str]]:
-    """Make a folder for this process alone, locked during the block, and delete it afterwards unless it was renamed.
+class Step(NamedTuple):
+    """Something that :func:`walk` meets: its name in an open folder, its path below the start, and its status."""
 
-    Yields its descriptor and its name. ``freed`` counts the bytes that the deletion frees.
+    folder: int
+    name: str
+    path: str
+    status: os.stat_result
+
+
+def walk(
+    handle: int, name: str, errors: list[OSError] | None = None, *, first: Collection[str] = (), path: str = ""
+) -> Iterator[Step]:
+    """Yield everything in a file or folder, itself included, which has the path ``""``; a folder after its content.
+
+    Links are not followed. The names in ``first`` come before the others of their folder. With ``errors`` an
+    :class:`OSError` is added there, unless it means that something has vanished, and the walk goes on after it; else it
+    is raised. An error about one of ``first`` ends the walk of its folder.
     """
-    name = own_name(prefix)
-    os.mkdir(name, 0o700, dir_fd=handle)
     try:
-        with opened(name, handle) as folder:
-            # Another cachectl may be checking briefly whether it is held.
-            take_flock(folder, wait=True)
-            yield folder, name
-    finally:
-        delete(handle, name, freed)
+        status = os.stat(name, dir_fd=handle, follow_symlinks=False)
+        if stat.S_ISDIR(status.st_mode):
+            if path.count("/") > DEEP:
+                raise OSError(errno.ELOOP, "nested deeper than any entry", name)
+            with opened(name, handle) as folder:
+                for child in sorted(os.listdir(folder), key=lambda child: child not in first):
+                    below = f"{path}/{child}" if path else child
+                    yield from walk(folder, child, errors, first=first, path=below)
+    except OSError as error:
+        if errors is None or path in first:
+            raise
+        if not isinstance(error, FileNotFoundError):
+            errors.append(error)
+        return
+    yield Step(handle, name, path, status)
 
 
 def is_trusted(root: int, status: os.stat_result) -> bool:
@@ -133,47 +151,6 @@ def is_held(handle: int, name: str) -> bool:
             return True
         # Shared, so that several checks do not block each other, and the owner only briefly.
         return not take_flock(folder, shared=True)
-
-
-class Freed:
-    """Counts the bytes that deletions freed, including those of a deletion that failed halfway."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-
-def delete(
-    handle: int | None, name: str, freed: Freed | None = None, depth: int = 0, *, first: Collection[str] = ()
-) -> None:
-    """Delete a file or a whole folder relative to a handle, and add the freed bytes to ``freed``.
-
-    The files that ``first`` names are deleted before the others. Links are unlinked, never followed. A failed deletion
-    does not stop the others, unless ``first`` names the file; at the end the first :class:`OSError` is raised.
-    """
-    status = None if handle is None else status_of(handle, name)
-    if handle is None or status is None:
-        return
-    if not stat.S_ISDIR(status.st_mode):
-        with suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=handle)
-            if freed is not None and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
-                freed.bytes += status.st_size
-        return
-    if depth > DEEP:
-        raise OSError(errno.ELOOP, "nested deeper than any entry", name)
-    failure: OSError | None = None
-    with suppress(FileNotFoundError), opened(name, handle) as folder:
-        for child in sorted(os.listdir(folder), key=lambda child: child not in first):
-            try:
-                delete(folder, child, freed, depth + 1)
-            except OSError as error:  # noqa: PERF203 - one must not end the rest
-                if child in first:
-                    raise
-                failure = failure or error
-    if failure is not None:
-        raise failure
-    with suppress(FileNotFoundError):
-        os.rmdir(name, dir_fd=handle)
 
 
 def blocks_of(status: os.stat_result) -> int | None:

@@ -1,4 +1,4 @@
-"""``flock``, and polling for a lock with a timeout."""
+"""``flock`` and record locks, and polling for a lock with a timeout."""
 
 from __future__ import annotations
 
@@ -45,6 +45,23 @@ def take_flock(handle: int, *, shared: bool = False, wait: bool = False) -> bool
         return try_flock(handle, shared=shared, wait=wait)
     except OSError:
         return False
+
+
+def try_record_lock(handle: int, length: int = 0, start: int = 0) -> bool:
+    """Take a POSIX record lock on an open file, or a part of it; return ``False`` if another process holds it.
+
+    Raises :class:`OSError` if the platform or the file system has no such locks.
+    """
+    try:
+        import fcntl
+    except ImportError as error:
+        raise OSError(errno.ENOTSUP, "this platform has no record locks") from error
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
+    except (BlockingIOError, PermissionError):
+        # POSIX allows either error for a refused record lock.
+        return False
+    return True
 
 
 def release_flock(handle: int) -> None:

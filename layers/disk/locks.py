@@ -1,4 +1,4 @@
-"""The two kinds of lock that libraries take on their caches, with a timeout and never broken."""
+"""The kinds of lock that libraries take on their caches, with a timeout and never broken."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachectl.layers.base.errors import Busy, Refused, Unreachable
-from cachectl.layers.disk.handles import status_of
-from cachectl.layers.disk.locking import take_flock, wait_until
+from cachectl.layers.base.errors import Busy, Unreachable
+from cachectl.layers.disk.atomic import remove_file
+from cachectl.layers.disk.handles import opened, status_of
+from cachectl.layers.disk.locking import is_same_file, take_flock, try_flock, try_record_lock, wait_until
 from cachectl.layers.disk.plain import open_plain, release
 
 #: Seconds to wait for a lock that another process holds.
 LOCK_TIMEOUT: Final = 5.0
-_FOLDER: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 @contextmanager
@@ -32,19 +33,39 @@ def record_lock(
     :class:`Unreachable` if the file cannot be opened or is no plain file.
     """
     try:
-        import fcntl
-    except ImportError as error:
-        raise Refused(layer, "this platform has no record locks", path) from error
-    try:
         handle = open_plain(path.name, dir_fd=folder, flags=os.O_RDWR | (os.O_CREAT if create else 0))
     except OSError as error:
         raise Unreachable(layer, f"cannot open: {error.strerror}", path) from error
     try:
-        if not wait_until(lambda: _try(lambda: fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)), lock_timeout):
+        if not wait_until(partial(try_record_lock, handle), lock_timeout):
             raise Busy(layer, f"locked by another process for more than {lock_timeout:g} s", path)
         yield handle
     finally:
         release(handle)
+
+
+@contextmanager
+def file_lock(layer: str, path: Path, *, lock_timeout: float = LOCK_TIMEOUT) -> Iterator[int | None]:
+    """Hold ``flock`` on a plain file, as Intel's driver does; yield its descriptor, ``None`` if there is no such file.
+
+    If the file was replaced during the wait, the new one is locked instead. Raises as :func:`record_lock`.
+    """
+    while True:
+        try:
+            handle = open_plain(path, flags=os.O_RDWR)
+        except FileNotFoundError:
+            yield None
+            return
+        except OSError as error:
+            raise Unreachable(layer, f"cannot open: {error.strerror}", path) from error
+        try:
+            if not wait_until(partial(try_flock, handle), lock_timeout):
+                raise Busy(layer, f"locked by another process for more than {lock_timeout:g} s", path)
+            if is_same_file(path, handle):
+                yield handle
+                return
+        finally:
+            os.close(handle)
 
 
 @contextmanager
@@ -67,72 +88,64 @@ def presence_lock(
     """
     with ExitStack() as stack:
         try:
-            handle = folder if folder is not None else stack.enter_context(_opened(os.open(path.parent, _FOLDER)))
+            if folder is None:
+                folder = stack.enter_context(opened(str(path.parent)))
+            place = _Place(folder, path.name)
+
+            def is_made() -> bool:
+                while place.status() is not None or not _make_lock(place, stack):
+                    if not _take_over(place, abandoned):
+                        return False
+                return True
+
+            is_held = wait_until(is_made, lock_timeout)
         except OSError as error:
             raise Unreachable(layer, f"cannot lock: {error.strerror}", path) from error
-        place = _Place(handle, path)
-
-        def is_made() -> bool:
-            while not (made := place.status() is None and _make_lock(layer, place, stack)):
-                if not _take_over(place, abandoned):
-                    break
-            return made
-
-        if not wait_until(is_made, lock_timeout):
-            raise _locked_too_long(layer, path, lock_timeout)
+        if not is_held:
+            message = f"locked for more than {lock_timeout:g} s; if no program is running, remove the lock"
+            raise Busy(layer, message, path)
         yield
 
 
 def is_abandoned(path: Path, abandoned: Callable[[float], bool]) -> bool:
     """Return whether :func:`presence_lock` would consider a lock abandoned."""
-    with suppress(OSError), _opened(os.open(path.parent, _FOLDER)) as folder:
-        return _nobody_holds(_Place(folder, path), time.time() - path.lstat().st_mtime, abandoned)
+    with suppress(OSError), opened(str(path.parent)) as folder:
+        return _nobody_holds(_Place(folder, path.name), time.time() - path.lstat().st_mtime, abandoned)
     return False
 
 
 def remove_abandoned(path: Path, abandoned: Callable[[float], bool]) -> bool:
     """Remove a lock if it is abandoned; return whether it was removed."""
-    with suppress(OSError), _opened(os.open(path.parent, _FOLDER)) as folder:
-        return _take_over(_Place(folder, path), abandoned)
+    with suppress(OSError), opened(str(path.parent)) as folder:
+        return _take_over(_Place(folder, path.name), abandoned)
     return False
 
 
-def _locked_too_long(layer: str, path: Path, lock_timeout: float) -> Busy:
-    return Busy(layer, f"locked for more than {lock_timeout:g} s; if no program is running, remove the lock", path)
-
-
 class _Place(NamedTuple):
-    """The place of a lock: an open folder, and the path for messages."""
+    """The place of a lock: an open folder, and a name in it."""
 
     folder: int
-    path: Path
-
-    @property
-    def name(self) -> str:
-        return self.path.name
+    name: str
 
     def status(self) -> os.stat_result | None:
         return status_of(self.folder, self.name)
 
 
-def _let_go(place: _Place, handle: int) -> None:
-    # The user may have removed it by hand, as PyOpenCL's warning advises, and another program may have made a new one.
-    with suppress(FileNotFoundError):
-        if os.path.samestat(os.fstat(handle), os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)):
-            os.unlink(place.name, dir_fd=place.folder)
-
-
-def _make_lock(layer: str, place: _Place, stack: ExitStack) -> bool:
+def _make_lock(place: _Place, stack: ExitStack) -> bool:
     """Make the lock, to be removed when the stack ends; return ``False`` if it exists already."""
     try:
         handle = _create_lock(place)
     except FileExistsError:
         return False
-    except OSError as error:
-        raise Unreachable(layer, f"cannot lock: {error.strerror}", place.path) from error
     stack.callback(os.close, handle)
     stack.callback(_let_go, place, handle)
     return True
+
+
+def _let_go(place: _Place, handle: int) -> None:
+    # The user may have removed it by hand, as PyOpenCL's warning advises, and another program may have made a new one.
+    if is_same_file(place.name, handle, dir_fd=place.folder):
+        remove_file(place.name, place.folder)
 
 
 def _create_lock(place: _Place) -> int:
@@ -152,7 +165,7 @@ def _create_lock(place: _Place) -> int:
     take_flock(handle)
     with suppress(OSError):
         # On a full disk the lock stays empty like PyOpenCL's own, and is still valid.
-        os.write(handle, _owner())
+        os.write(handle, b"cachectl %d %s\n" % (os.getpid(), os.fsencode(node())))
     try:
         if not is_named:
             os.link(f"/proc/self/fd/{handle}", place.name, dst_dir_fd=place.folder, follow_symlinks=True)
@@ -170,7 +183,7 @@ def _take_over(place: _Place, abandoned: Callable[[float], bool]) -> bool:
     with the process. Only cachectl removes abandoned locks; the comparison detects one that was removed by hand.
     """
     # Opened again, because flock belongs to the open folder and others use the given one.
-    with suppress(OSError), _opened(os.open(".", _FOLDER, dir_fd=place.folder)) as folder:
+    with suppress(OSError), opened(".", place.folder) as folder:
         if not take_flock(folder):
             return False
         judged = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
@@ -178,7 +191,7 @@ def _take_over(place: _Place, abandoned: Callable[[float], bool]) -> bool:
         if _nobody_holds(place, age, abandoned):
             standing = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
             if _marks(standing) == _marks(judged):
-                os.unlink(place.name, dir_fd=place.folder)
+                remove_file(place.name, place.folder)
                 return True
     return False
 
@@ -188,17 +201,12 @@ def _nobody_holds(place: _Place, age: float, abandoned: Callable[[float], bool])
 
     A file that is neither empty nor one of ours is no lock.
     """
-    with _opened(open_plain(place.name, dir_fd=place.folder)) as handle:
+    handle = open_plain(place.name, dir_fd=place.folder)
+    try:
         match = re.fullmatch(rb"(?:cachectl \d+ (.*)\n)?", os.read(handle, 300))
         if match is None:
             return False
         return take_flock(handle) if match[1] == os.fsencode(node()) else abandoned(age)
-
-
-@contextmanager
-def _opened(handle: int) -> Iterator[int]:
-    try:
-        yield handle
     finally:
         os.close(handle)
 
@@ -208,10 +216,6 @@ def _marks(status: os.stat_result) -> tuple[int, ...]:
     return (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def _owner() -> bytes:
-    return b"cachectl %d %s\n" % (os.getpid(), os.fsencode(node()))
-
-
 def node() -> str:
     """Return the name of this machine, without an import where the system gives it."""
     if sys.platform != "win32":
@@ -219,12 +223,3 @@ def node() -> str:
     import platform
 
     return platform.node()
-
-
-def _try(lock: Callable[[], None]) -> bool:
-    try:
-        lock()
-    except (BlockingIOError, PermissionError):
-        # POSIX allows either error for a refused record lock.
-        return False
-    return True

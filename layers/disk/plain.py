@@ -85,23 +85,13 @@ def release(handle: int) -> None:
 
 
 def _open_otherwise(handle: int) -> bool:
-    return any(number not in _PARKED for number in open_again(handle) or ())
-
-
-def open_again(handle: int) -> list[int] | None:
-    """Return the descriptors in this process of the file that a descriptor has open, itself included.
-
-    ``None`` if the system does not show them.
-    """
+    """Return whether this process has the file of a descriptor open elsewhere, as far as the system shows that."""
     mine = os.fstat(handle)
-    if not os.path.isdir(_DESCRIPTORS):
-        return None
-    found = []
-    for number in map(int, os.listdir(_DESCRIPTORS)):
+    for number in map(int, os.listdir(_DESCRIPTORS) if os.path.isdir(_DESCRIPTORS) else ()):
         with suppress(OSError):
-            if os.path.samestat(os.fstat(number), mine):
-                found.append(number)
-    return found
+            if number not in _PARKED and os.path.samestat(os.fstat(number), mine):
+                return True
+    return False
 
 
 def read_locked(path: str | Path, *, limit: int = -1) -> bytes:

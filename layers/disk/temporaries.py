@@ -8,14 +8,17 @@ was started with the folder's path in its environment or has a file in it open.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from cachectl.layers.base.facts import Orphan
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.disk.atomic import create, write_all
+from cachectl.layers.disk.atomic import create, cut, remove_file, remove_tree, write_all
+from cachectl.layers.disk.handles import opened, walk
 from cachectl.layers.disk.locking import is_same_file, try_flock
 from cachectl.layers.disk.locks import node
 from cachectl.layers.disk.plain import open_plain, read_plain
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 TEMPORARY: Final = "cachectl-"
 _NAME: Final = regex(TEMPORARY + r"(?:stage-)?[0-9a-f]{16}")
 _LOCK: Final = ".lock"
+_KILLED: Final = "a temporary folder left by a cachectl that was killed"
 #: Limit on the size of a record, in bytes.
 _LARGEST: Final = 16 << 20
 
@@ -65,14 +69,14 @@ class Owned:
     def _write(self) -> None:
         import json
 
-        os.ftruncate(self._handle, 0)
+        cut(self._handle, 0)
         write_all(self._handle, (json.dumps(self.record).encode(),), 0)
 
     def forget(self) -> None:
         """Release the lock, and remove its file if the folder has gone."""
         with suppress(OSError):
             if not self.folder.exists():
-                os.unlink(_lock_of(self.folder))
+                remove_file(_lock_of(self.folder))
         with suppress(OSError):
             os.close(self._handle)
 
@@ -85,9 +89,6 @@ def temporary_folder(environment: Environment | None = None) -> Iterator[Path]:
     temporary folders are. Raises :class:`CachectlError` if there is no private folder, :class:`OSError` if nothing can
     be made in it.
     """
-    # Most commands need no temporary folder.
-    import shutil
-
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.disk.private_folders import temporary_parent
 
@@ -96,7 +97,7 @@ def temporary_folder(environment: Environment | None = None) -> Iterator[Path]:
     try:
         yield owned.folder
     finally:
-        shutil.rmtree(owned.folder, ignore_errors=True)
+        remove_tree(owned.folder)
         owned.forget()
 
 
@@ -121,11 +122,29 @@ def abandoned_in(parent: Path, environment: Environment, *, look: bool = False) 
                 if os.path.lexists(folder):
                     yield folder
                 if not look and not os.path.lexists(folder):
-                    with suppress(FileNotFoundError):
-                        os.unlink(_lock_of(folder))
+                    remove_file(_lock_of(folder))
         finally:
             if handle >= 0:
                 os.close(handle)
+
+
+def abandoned_temporaries(environment: Environment) -> tuple[Orphan, ...]:
+    """Return the temporary folders of killed commands, measured. Removes nothing."""
+    from cachectl.layers.disk.private_folders import temporary_parents
+
+    return tuple(
+        _measured(parent, folder.name)
+        for parent in temporary_parents(environment)
+        for folder in abandoned_in(parent, environment, look=True)
+    )
+
+
+def _measured(parent: Path, name: str) -> Orphan:
+    with opened(str(parent)) as handle:
+        steps = [step.status for step in walk(handle, name, [])]
+    files = [status.st_size for status in steps if stat.S_ISREG(status.st_mode)]
+    newest = max((status.st_mtime for status in steps), default=0.0)
+    return Orphan(name, parent, sum(files), len(files), newest, _KILLED, idle_only=False)
 
 
 def _names(parent: Path) -> set[str]:

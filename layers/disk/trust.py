@@ -49,11 +49,8 @@ def shared_because(folder: Path, names: tuple[str, ...] = (), *, sticky: bool = 
         entered = step.entered and _can_enter(step.place, step.status)
     for file in (real / name for name in names):
         with suppress(FileNotFoundError):
-            status = file.lstat()
-            if status.st_uid not in trusted:
-                return f"{file} belongs to {user_name(status.st_uid)}"
-            if entered and not stat.S_ISLNK(status.st_mode) and _can_write(file, status):
-                return f"other users can write to {file}"
+            if (reason := _others_reason(file, file.lstat(), trusted, entered=entered)) is not None:
+                return reason
     return None
 
 
@@ -72,13 +69,19 @@ def shared_within(folder: Path) -> str | None:
         for place in map(above.joinpath, _names_in(above)):
             with suppress(FileNotFoundError):
                 status = place.lstat()
-                if status.st_uid not in trusted:
-                    return f"{place} belongs to {user_name(status.st_uid)}"
-                if entered and not stat.S_ISLNK(status.st_mode) and _can_write(place, status):
-                    return f"other users can write to {place}"
+                if (reason := _others_reason(place, status, trusted, entered=entered)) is not None:
+                    return reason
                 if stat.S_ISDIR(status.st_mode):
                     todo.append((place, entered and _can_enter(place, status)))
     return None
+
+
+def _others_reason(place: Path, status: os.stat_result, trusted: frozenset[int], *, entered: bool) -> str | None:
+    """Return why another user could change something in a folder, which others can have ``entered``."""
+    if status.st_uid not in trusted:
+        return f"{place} belongs to {user_name(status.st_uid)}"
+    is_writable = entered and not stat.S_ISLNK(status.st_mode) and _can_write(place, status)
+    return f"other users can write to {place}" if is_writable else None
 
 
 def _names_in(folder: Path) -> list[str]:

@@ -51,11 +51,6 @@ class _Block(NamedTuple):
     end: int
 
 
-class _Function(NamedTuple):
-    name: str
-    is_kernel: bool
-
-
 def complaint(data: bytes) -> str | None:
     """Return how bitcode was cut or emptied; ``None`` if its blocks fill it. Their records are not checked."""
     if not data.startswith((MAGIC, _WRAPPER_MAGIC)):
@@ -78,12 +73,12 @@ def names(data: bytes, function: str) -> bool:
 
 def kernels(data: bytes) -> tuple[str, ...] | None:
     """Return the kernels that bitcode defines; ``None`` if it cannot be read, or defines none."""
-    return tuple(sorted({function.name for function in _functions(data) if function.is_kernel})) or None
+    return tuple(sorted({name for name, is_kernel in _functions(data) if is_kernel})) or None
 
 
 def function_names(data: bytes) -> tuple[str, ...]:
     """Return the names of all functions that bitcode defines or declares; none if it cannot be read."""
-    return tuple(sorted({function.name for function in _functions(data)}))
+    return tuple(sorted({name for name, _ in _functions(data)}))
 
 
 def _unwrapped(data: bytes) -> bytes | None:
@@ -124,7 +119,8 @@ def _lacks_block(stream: bytes, blocks: list[_Block]) -> bool:
     return code == _VERSION and operands[:1] == [_WITH_STRING_TABLE]
 
 
-def _functions(data: bytes) -> Iterator[_Function]:
+def _functions(data: bytes) -> Iterator[tuple[str, bool]]:
+    """Yield the name of each function, and whether it is a kernel that is defined."""
     stream = _unwrapped(data)
     if stream is None or len(data) > _LARGEST:
         return
@@ -145,7 +141,7 @@ def _functions(data: bytes) -> Iterator[_Function]:
         if len(operands) >= _FIELDS and 0 < operands[1] <= _LONGEST:
             begin, length, _, convention, declared = operands[:_FIELDS]
             name = table[begin : begin + length].decode(errors="replace")
-            yield _Function(name, convention in _KERNELS and not declared)
+            yield name, convention in _KERNELS and not declared
 
 
 class _Bits:

@@ -27,7 +27,15 @@ _TARGET: Final = regex(rb"\xadamdhsa\.target(?:[\xa0-\xbf]|\xd9.)[\w-]*?--([\w:+
 _BUNDLE: Final = b"__CLANG_OFFLOAD_BUNDLE__"
 
 _INTEGER: Final = regex(r"0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO]?[0-7]+|0|[1-9][0-9]*", re.ASCII)
-_DURATIONS: Final = frozenset({"prune_interval", "prune_after"})
+#: The unit behind the integer of each key (a pattern), and what a value is that is none.
+_DURATION: Final = "[smh]", "not an integer of s, m or h"
+_VALUES: Final = {
+    "prune_interval": _DURATION,
+    "prune_after": _DURATION,
+    "cache_size": ("%", "not an integer with %"),
+    "cache_size_bytes": ("[kmgKMG]?", "no number of bytes, k, m or g"),
+    "cache_size_files": ("", "not an integer"),
+}
 _MOST: Final = 1 << 64
 
 
@@ -90,26 +98,22 @@ def policy_complaint(policy: str) -> str | None:
     """Return why LLVM cannot read a policy, which leaves comgr without a cache; ``None`` where it can."""
     rest = policy
     while rest:
-        one, _, rest = rest.partition(":")
-        key, _, value = one.partition("=")
+        setting, _, rest = rest.partition(":")
+        key, _, value = setting.partition("=")
         if (wrong := _value_complaint(key, value)) is not None:
             return wrong
     return None
 
 
 def _value_complaint(key: str, value: str) -> str | None:
-    if key in _DURATIONS:
-        good = value[-1:] in ("s", "m", "h") and _is_integer(value[:-1])
-        return None if good else f"{key}={value} is not an integer of s, m or h"
-    if key == "cache_size":
-        good = value.endswith("%") and _is_integer(value[:-1]) and _number(value[:-1]) <= 100  # noqa: PLR2004 - percent
-        return None if good else f"{key}={value} is not an integer with %"
-    if key == "cache_size_bytes":
-        number = value[:-1] if value[-1:].lower() in ("k", "m", "g") else value
-        return None if _is_integer(number) else f"{key}={value} is no number of bytes, k, m or g"
-    if key == "cache_size_files":
-        return None if _is_integer(value) else f"{key}={value} is not an integer"
-    return f"it knows no {key!r}"
+    unit, what = _VALUES.get(key, ("", ""))
+    if not what:
+        return f"it knows no {key!r}"
+    match = re.fullmatch(f"(.*?){unit}", value, re.DOTALL)
+    good = match is not None and _is_integer(match[1])
+    if good and key == "cache_size":
+        good = _number(value[:-1]) <= 100  # noqa: PLR2004 - percent
+    return None if good else f"{key}={value} is {what}"
 
 
 def _is_integer(text: str) -> bool:

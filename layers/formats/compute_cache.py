@@ -161,28 +161,21 @@ def parts(key: bytes) -> dict[str, str]:
     }
 
 
-class SizeIndex(NamedTuple):
-    """The index: ids with their sizes (bytes without the header), in the order in which they were stored."""
-
-    records: tuple[tuple[int, int], ...]
-
-    @property
-    def total(self) -> int:
-        """The sum of the sizes, which the driver compares with its limit."""
-        return sum(size for _, size in self.records)
+#: The records of an index: ids with their sizes (bytes without the header), in the order in which they were stored.
+SizeIndex = tuple[tuple[int, int], ...]
 
 
 def read_index(data: bytes) -> SizeIndex | None:
     """Read an index; ``None`` where it is incomplete, or of another version. An empty file is an empty index."""
     if not data:
-        return SizeIndex(())
+        return ()
     if len(data) < _INDEX_HEADER.size:
         return None
     version, count, total = _INDEX_HEADER.unpack_from(data)
     if version != VERSION or len(data) != _INDEX_HEADER.size + count * _INDEX_RECORD.size:
         return None
-    index = SizeIndex(tuple(_INDEX_RECORD.iter_unpack(data[_INDEX_HEADER.size :])))
-    return index if index.total == total else None
+    records = tuple(_INDEX_RECORD.iter_unpack(data[_INDEX_HEADER.size :]))
+    return records if sum(size for _, size in records) == total else None
 
 
 def is_index(data: bytes) -> bool:

@@ -17,8 +17,8 @@ _HELD: Final = {".ocl.ir": (bitcode.MAGIC, spirv.MAGIC), ".ocl.obj": (elf.MAGIC,
 _INTERMEDIATE: Final = ".ocl.ir"
 #: Drivers that return only known kinds, as :mod:`cachectl.layers.host.drivers` names them.
 KNOWN_DRIVERS: Final = frozenset({"Intel CPU"})
-#: The first bytes of known kinds of binaries.
-_KNOWN: Final = (elf.MAGIC, bitcode.MAGIC, spirv.MAGIC)
+#: The checks of known kinds of files, by their first bytes.
+_CHECKS: Final = {elf.MAGIC: elf.complaint, bitcode.MAGIC: bitcode.complaint, spirv.MAGIC: spirv.complaint}
 
 
 class BinaryDamage(NamedTuple):
@@ -30,25 +30,21 @@ class BinaryDamage(NamedTuple):
 
 def is_known(data: bytes) -> bool:
     """Return whether a binary is of a kind that :func:`damage` checks."""
-    return data.startswith(_KNOWN)
+    return data[:4] in _CHECKS
 
 
 def damage(data: bytes) -> BinaryDamage | None:
     """Return what is wrong with a binary; ``None`` where nothing is, and for unknown kinds."""
+    if (wrong := complaint(data)) is not None:
+        return BinaryDamage(wrong)
     found = elf.read_elf(data)
-    if found is not None:
-        wrong = elf.complaint(data)
-        return _damage_inside(found) if wrong is None else BinaryDamage(wrong)
-    wrong = _complaint(data) if is_known(data) else None
-    return None if wrong is None else BinaryDamage(wrong)
+    return None if found is None else _damage_inside(found)
 
 
-def _complaint(data: bytes) -> str | None:
-    if data.startswith(elf.MAGIC):
-        return elf.complaint(data)
-    if data.startswith(bitcode.MAGIC):
-        return bitcode.complaint(data)
-    return spirv.complaint(data) if data.startswith(spirv.MAGIC) else None
+def complaint(data: bytes) -> str | None:
+    """Return what is wrong with a file of a known kind; ``None`` where nothing is, and for unknown kinds."""
+    check = _CHECKS.get(data[:4])
+    return None if check is None else check(data)
 
 
 def _damage_inside(found: Elf) -> BinaryDamage | None:
@@ -60,7 +56,7 @@ def _damage_inside(found: Elf) -> BinaryDamage | None:
         for section in found.sections
         if section.name in _HELD and (wrong := _section_complaint(found, section)) is not None
     ]
-    return min(damages, key=lambda one: one.runs, default=None)
+    return min(damages, key=lambda damage: damage.runs, default=None)
 
 
 def _section_complaint(found: Elf, section: Section) -> str | None:
@@ -70,4 +66,4 @@ def _section_complaint(found: Elf, section: Section) -> str | None:
     inner = elf.read_elf(content)
     if inner is not None and inner.machine != found.machine:
         return "is for another machine"
-    return _complaint(content)
+    return complaint(content)

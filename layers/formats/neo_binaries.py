@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from cachectl.layers.formats import bitcode, elf, spirv
+from cachectl.layers.formats import bitcode, device_binaries, elf, spirv
 from cachectl.layers.formats.details import Details
 from cachectl.layers.formats.elf import Elf, read_elf
 
@@ -34,12 +34,8 @@ _KERNEL: Final = struct.Struct("<IQ7I")
 
 def complaint(data: bytes) -> str | None:
     """Return what is wrong with an entry, which must be complete and of a kind that the driver stores."""
-    if data.startswith(elf.MAGIC):
-        return elf.complaint(data)
-    if data.startswith(spirv.MAGIC):
-        return spirv.complaint(data)
-    if data.startswith(bitcode.MAGIC):
-        return bitcode.complaint(data)
+    if device_binaries.is_known(data):
+        return device_binaries.complaint(data)
     if data.startswith(_PATCH_TOKENS):
         return None if _patch_tokens(data) is not None else f"is cut short at {len(data)} bytes"
     if data.startswith(_ARCHIVE):

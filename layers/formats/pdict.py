@@ -14,6 +14,8 @@ from typing import Final, NamedTuple
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.formats.pickles import Thing, attributes, things, walk
 
+#: What loopy writes for a package that does not say its version.
+UNKNOWN: Final = "_UNKNOWN_"
 _VERSION: Final = r"\d+\.\d+\.\d+\.(?:alpha|beta|candidate|final)\.\d+"
 _SQLITE: Final = regex(rf"pdict-v5-(?P<identifier>.+?)(?P<dash>-?)(?P<python>{_VERSION})\.sqlite", re.DOTALL)
 _FOLDER: Final = regex(rf"pdict-v(?P<generation>[234])-(?P<identifier>.+)-py(?P<python>{_VERSION})", re.DOTALL)

@@ -23,8 +23,12 @@ from cachectl.layers.host.listings import names_in
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+    from pathlib import Path
 
 _INFORMATION: Final = ".dist-info"
+#: The fact about that folder, which is added with ``-I`` to the options of every build (``pyopencl/__init__.py``,
+#: ``_DEFAULT_INCLUDE_OPTIONS``), and so to every key that is made from options.
+PYOPENCL_INCLUDES: Final = "pyopencl include path"
 #: Characters of a version that is not in normal form.
 _ODD: Final = regex("[-_]")
 #: Names of metadata beside modules.
@@ -34,33 +38,36 @@ _EGG: Final = (".egg-info", ".egg-link", ".egg")
 
 def version_of(distribution: str) -> str | None:
     """Return the version of an installed distribution, ``None`` if it is not installed."""
-    folders = tuple(sys.path)
-    if _names_suffice(folders):
-        wanted = normal(distribution)
-        for folder in folders:
-            versions, doubtful = _offered_by(names_in(folder))
-            if wanted in doubtful:
-                break
-            if wanted in versions:
-                name, version = versions[wanted]
-                return (
-                    version if os.path.exists(os.path.join(folder, name, "METADATA")) else _asked_version(distribution)
-                )
-        else:
-            return None
-    return _asked_version(distribution)
+    folders, wanted = tuple(sys.path), normal(distribution)
+    if not _names_suffice(folders):
+        return _asked_version(distribution)
+    for folder in folders:
+        versions, doubtful = _offered_by(names_in(folder))
+        if wanted in versions and wanted not in doubtful:
+            name, version = versions[wanted]
+            if os.path.exists(os.path.join(folder, name, "METADATA")):
+                return version
+        if wanted in versions or wanted in doubtful:
+            return _asked_version(distribution)
+    return None
+
+
+def pyopencl_includes(site: Sequence[Path]) -> str | None:
+    """Return the folder of PyOpenCL in folders of packages that it names in every build; ``None`` if there is none."""
+    folders = (folder / "pyopencl" / "cl" for folder in site)
+    return next((str(folder) for folder in folders if folder.is_dir()), None)
 
 
 def versions_in(folder: str) -> dict[str, str]:
     """Return the versions of all distributions in one folder of packages, by their normal names."""
-    versions, doubtful = _offered_by(names_in(folder))
+    names = names_in(folder)
+    versions, doubtful = _offered_by(names)
     found = {name: version for name, (_, version) in versions.items() if name not in doubtful}
-    if doubtful:
-        for name in filter(_PLAIN.search, names_in(folder)):
-            headers = _headers(os.path.join(folder, name))
-            # A folder without metadata has no name.
-            if headers.get("name") and headers.get("version"):
-                found.setdefault(normal(headers["name"]), headers["version"])
+    for name in filter(_PLAIN.search, names) if doubtful else ():
+        headers = _headers(os.path.join(folder, name))
+        # A folder without metadata has no name.
+        if headers.get("name") and headers.get("version"):
+            found.setdefault(normal(headers["name"]), headers["version"])
     return found
 
 
@@ -119,11 +126,9 @@ def _mentions(group: str, folder: str, names: tuple[str, ...]) -> bool:
 
 
 def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read()
+    return b""
 
 
 def normal(name: str) -> str:

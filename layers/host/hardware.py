@@ -43,11 +43,7 @@ def amd_gpus(environment: Environment) -> tuple[Gpu, ...]:
 
 
 def _gpu(environment: Environment, file: Path) -> Gpu | None:
-    try:
-        lines = file.read_text().splitlines()
-    except (OSError, UnicodeError):
-        return None
-    pairs = (line.split() for line in lines)
+    pairs = (line.split() for line in _text(file).splitlines())
     numbers = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and _NUMBER.fullmatch(pair[1])}  # noqa: PLR2004
     version, simds, per_unit = (numbers.get(name, 0) for name in ("gfx_target_version", "simd_count", "simd_per_cu"))
     if not version or not simds or not per_unit:

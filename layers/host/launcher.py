@@ -10,7 +10,6 @@ job does not get the variables of the job itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,16 +28,11 @@ RANKS: Final = (
     ("PMIX_SIZE", "PMIX_RANK"),
     ("MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
 )
-#: SLURM_NTASKS also describes the allocation of a batch script, which is one process; these describe a step of srun.
-_SLURM: Final = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
-#: The same variables in the order in which they count: an ``mpiexec`` may run within a step of Flux or Slurm, and may
-#: pass the step's variables on.
-_BY_WEIGHT: Final = (
-    tuple(pair for pair in RANKS if pair[0] not in {"FLUX_JOB_SIZE", "SLURM_NTASKS", "MPI_LOCALNRANKS"}),
-    (("MPI_LOCALNRANKS", "MPI_LOCALRANKID"),),
-    (("FLUX_JOB_SIZE", "FLUX_TASK_RANK"),),
-    (_SLURM,),
-)
+#: SLURM_NTASKS also describes the allocation of a batch script, which is one process; this describes a step of srun.
+_STEP_TASKS: Final = "SLURM_STEP_NUM_TASKS"
+#: The variables that count less than the others, in this order: an ``mpiexec`` may run within a step of Flux or Slurm,
+#: and may pass the step's variables on.
+_LATER: Final = ("MPI_LOCALNRANKS", "FLUX_JOB_SIZE", _STEP_TASKS)
 #: Slurm numbers the batch script, the interactive shell and other steps of its own from here upward.
 _FIRST_SPECIAL_STEP: Final = 0xFFFFFFF0
 #: Limit on the digits of a number of ranks.
@@ -59,38 +53,28 @@ class Launch:
 
 def launched(environment: Environment) -> Launch | None:
     """Return the launch of this job; ``None`` if there is no launcher, or if it started a single rank."""
-    for pairs in _BY_WEIGHT:
-        if pairs == (_SLURM,) and not _in_slurm_step(environment):
+    step = number_of(environment, "SLURM_STEP_ID")
+    in_step = step is not None and step < _FIRST_SPECIAL_STEP
+    counted: dict[tuple[int, int], Launch] = {}
+    later: list[Launch] = []
+    for name, rank in RANKS:
+        size = _STEP_TASKS if name == "SLURM_NTASKS" else name
+        if size == _STEP_TASKS and not in_step:
             continue
-        found = list(_launches(environment, pairs))
-        if found:
-            # Variables of an outer launcher are passed on, so they do not show which of two is the inner one.
-            least = min(found, key=lambda launch: launch.ranks or 0)
-            return least if (least.ranks or 0) > 1 else None
-    return next(_later_ranks(environment), None)
+        ranks, own = number_of(environment, size), number_of(environment, rank)
+        if ranks is not None:
+            weight = _LATER.index(size) + 1 if size in _LATER else 0
+            counted.setdefault((weight, ranks), Launch(f"{size}={ranks}", ranks, own))
+        elif own:
+            later.append(Launch(f"{rank}={own}", None, own))
+    if not counted:
+        return later[0] if later else None
+    # Variables of an outer launcher are passed on, so they do not show which of two is the inner one.
+    (_, ranks), least = min(counted.items(), key=lambda item: item[0])
+    return least if ranks > 1 else None
 
 
 def number_of(environment: Environment, variable: str) -> int | None:
     """Return the number in a variable; ``None`` if it is not set or no number."""
     value = environment.get(variable) or ""
     return int(value) if value.isascii() and value.isdigit() and len(value) <= _DIGITS else None
-
-
-def _launches(environment: Environment, pairs: Iterable[tuple[str, str]]) -> Iterator[Launch]:
-    for size, rank in pairs:
-        ranks = number_of(environment, size)
-        if ranks is not None:
-            yield Launch(f"{size}={ranks}", ranks, number_of(environment, rank))
-
-
-def _later_ranks(environment: Environment) -> Iterator[Launch]:
-    """Yield a launch for each rank above zero; Slurm's rank counts only within a step."""
-    for _, variable in RANKS:
-        rank = number_of(environment, variable)
-        if rank and (variable != _SLURM[1] or _in_slurm_step(environment)):
-            yield Launch(f"{variable}={rank}", None, rank)
-
-
-def _in_slurm_step(environment: Environment) -> bool:
-    step = number_of(environment, "SLURM_STEP_ID")
-    return step is not None and step < _FIRST_SPECIAL_STEP

@@ -7,6 +7,7 @@ import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ from cachectl.layers.base.environment import Environment, user_name
 
 #: Limit on the files counted in one place.
 MOST: Final = 200_000
+_TSFC: Final = "FIREDRAKE_TSFC_KERNEL_CACHE_DIR"
 _LOGINS: Final = ("LOGNAME", "USER", "LNAME", "USERNAME")
 
 
@@ -33,21 +35,17 @@ class Neighbour:
 #: a variable (of several places in one text, the first whose variable is set counts), the home (~) or the folder of
 #: temporary files (TMP).
 _ROWS: Final = (
-    # By triton/knobs.py (cache_knobs).
+    # By triton/knobs.py (cache_knobs)
     ("Triton", "TRITON_CACHE_DIR", ("$TRITON_HOME/.triton/cache ~/.triton/cache",)),
-    # By cupy/cuda/compiler.py (get_cache_dir).
+    # By cupy/cuda/compiler.py (get_cache_dir)
     ("CuPy", "CUPY_CACHE_DIR", ("~/.cupy/kernel_cache",)),
     # numba/core/caching.py: beside the source, in __pycache__, and here where that is not writable
     ("Numba", "NUMBA_CACHE_DIR", ("$XDG_CACHE_HOME/numba ~/.cache/numba",)),
     # pyop2/configuration.py (cache_dir); Firedrake's own environment names a folder of it
     ("PyOP2", "PYOP2_CACHE_DIR", ("$VIRTUAL_ENV/.cache/pyop2", "TMP/pyop2-cache-uid{uid}")),
-    # By firedrake/tsfc_interface.py (TSFCKernel._cachedir).
-    (
-        "TSFC",
-        "FIREDRAKE_TSFC_KERNEL_CACHE_DIR",
-        ("$VIRTUAL_ENV/.cache/tsfc", "TMP/firedrake-tsfc-kernel-cache-uid{uid}"),
-    ),
-    # By torch/_inductor/runtime/cache_dir_utils.py (default_cache_dir).
+    # By firedrake/tsfc_interface.py (TSFCKernel._cachedir)
+    ("TSFC", _TSFC, ("$VIRTUAL_ENV/.cache/tsfc", "TMP/firedrake-tsfc-kernel-cache-uid{uid}")),
+    # By torch/_inductor/runtime/cache_dir_utils.py (default_cache_dir)
     ("torch inductor", "TORCHINDUCTOR_CACHE_DIR", ("TMP/torchinductor_{login}",)),
     # jax/_src/config.py (jax_compilation_cache_dir): none until one is named
     ("JAX", "JAX_COMPILATION_CACHE_DIR", ()),
@@ -90,15 +88,11 @@ def _default(text: str, environment: Environment) -> tuple[Path, str] | None:
 
 
 def _measured(name: str, path: Path, source: str, most: int) -> Neighbour:
-    files: int | None = 0
-    total: int | None = 0
     try:
-        for number, size in enumerate(_sizes(path), 1):
-            files, total = (number, (total or 0) + size) if number <= most else (None, None)
-            if files is None:
-                break
+        sizes = list(islice(_sizes(path), most + 1))
     except OSError:
-        files = total = None
+        return Neighbour(name, path, source, path.exists(), None, None)
+    files, total = (None, None) if len(sizes) > most else (len(sizes), sum(sizes))
     return Neighbour(name, path, source, path.exists(), files, total)
 
 

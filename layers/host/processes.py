@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cachectl.layers.base.texts import printable
+from cachectl.layers.host.mounts import network_file_system
+
+if TYPE_CHECKING:
+    from cachectl.layers.base.environment import Environment
 
 _PROC: Final = Path("/proc")
 
@@ -24,28 +29,36 @@ def using(libraries: tuple[str, ...], *, processes: Path = _PROC) -> tuple[int, 
     """
     if not (processes / "self" / "maps").exists():
         return None
-    return tuple(sorted(pid for pid in _concerned(processes) if _maps_one(processes / str(pid), libraries)))
+    maps = ((pid, libraries_here(pid, processes=processes)) for pid in _concerned(processes))
+    return tuple(pid for pid, loaded in maps if loaded.has(libraries))
 
 
-def holding(path: Path, *, processes: Path = _PROC) -> tuple[int, ...] | None:
-    """Return the ids of processes that have a file open; ``None`` if unknown, as in :func:`using`."""
-    if not (processes / "self" / "fd").is_dir():
+def open_elsewhere(environment: Environment, path: Path) -> str | None:
+    """Return who has a file open, or may have; ``None`` if surely nobody has, or there is no file."""
+    if not os.path.lexists(path):
         return None
+    if (kind := network_file_system(path)) is not None:
+        return f"lies on {kind}, where a program of another machine may have it open: end those, and move it by hand"
     status = path.lstat()
-    wanted = (status.st_dev, status.st_ino)
-    return tuple(sorted(pid for pid in _concerned(processes) if wanted in _open_files(processes / str(pid) / "fd")))
+    # Processes of other users are not visible.
+    may_write = bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)) or status.st_uid != os.geteuid()
+    if may_write and not environment.superuser:
+        return "may be open in a program of another user, who can write to it: do it as the superuser, or by hand"
+    processes = environment.processes
+    if not (processes / "self" / "fd").is_dir():
+        users = None
+    else:
+        open_in = ((pid, _open_files(processes / str(pid) / "fd")) for pid in _concerned(processes))
+        users = tuple(pid for pid, files in open_in if any(os.path.samestat(status, file) for file in files))
+    return None if users == () else f"is open in {process_names(users)}, which must end first"
 
 
-def _open_files(descriptors: Path) -> Iterator[tuple[int, int]]:
-    try:
-        numbers = os.listdir(descriptors)
-    except OSError:
-        # It has ended, or is not readable.
-        return
-    for number in numbers:
-        with suppress(OSError):
-            status = (descriptors / number).stat()
-            yield status.st_dev, status.st_ino
+def _open_files(descriptors: Path) -> Iterator[os.stat_result]:
+    # It may have ended, or is not readable.
+    with suppress(OSError):
+        for number in os.listdir(descriptors):
+            with suppress(OSError):
+                yield (descriptors / number).stat()
 
 
 def mentioning(folder: Path, *, processes: Path = _PROC) -> bool | None:
@@ -59,18 +72,15 @@ def mentioning(folder: Path, *, processes: Path = _PROC) -> bool | None:
 
 
 def _mentions(process: Path, folder: Path) -> bool:
-    try:
+    # It may have ended, or is not readable.
+    with suppress(OSError):
         if os.fsencode(folder) in (process / "environ").read_bytes():
             return True
-        links = [process / "cwd", *(process / "fd").iterdir()]
-    except OSError:
-        # It has ended, or is not readable.
-        return False
-    for link in links:
-        with suppress(OSError):
-            opened = Path(os.readlink(link))
-            if folder in (opened, *opened.parents):
-                return True
+        for link in (process / "cwd", *(process / "fd").iterdir()):
+            with suppress(OSError):
+                opened = Path(os.readlink(link))
+                if folder in (opened, *opened.parents):
+                    return True
     return False
 
 
@@ -80,10 +90,14 @@ def start_of(pid: int, *, processes: Path = _PROC) -> int | None:
     Source: field 22 of ``/proc/PID/stat`` in proc(5).
     """
     try:
-        fields = (processes / str(pid) / "stat").read_bytes().rpartition(b") ")[2].split()
+        fields = _fields_of(pid, processes)
         return None if fields[0] == b"Z" else int(fields[19])
     except (OSError, IndexError, ValueError):
         return None
+
+
+def _fields_of(pid: int, processes: Path) -> list[bytes]:
+    return (processes / str(pid) / "stat").read_bytes().rpartition(b") ")[2].split()
 
 
 def process_names(users: tuple[int, ...] | None, *, processes: Path = _PROC) -> str:
@@ -114,7 +128,7 @@ def age_of(pid: int, *, processes: Path = _PROC) -> float | None:
 
 
 class Loaded(NamedTuple):
-    """The libraries of this process at one moment; ``maps`` is ``None`` if unknown."""
+    """The libraries of a process at one moment; ``maps`` is ``None`` if unknown."""
 
     maps: bytes | None
 
@@ -123,10 +137,10 @@ class Loaded(NamedTuple):
         return None if self.maps is None else any(b"/" + library.encode() in self.maps for library in libraries)
 
 
-def libraries_here(*, processes: Path = _PROC) -> Loaded:
-    """Read the loaded libraries of this process, once, because it is slow."""
+def libraries_here(number: int | str = "self", *, processes: Path = _PROC) -> Loaded:
+    """Read the loaded libraries of a process, once, because it is slow."""
     try:
-        return Loaded((processes / "self" / "maps").read_bytes())
+        return Loaded((processes / str(number) / "maps").read_bytes())
     except OSError:
         return Loaded(None)
 
@@ -183,25 +197,13 @@ def maps_below(number: int, folder: Path, *, processes: Path = _PROC) -> bool:
     return False
 
 
-def _concerned(processes: Path) -> Iterator[int]:
-    user = os.geteuid()
-    for name in os.listdir(processes):
-        if name.isdigit():
-            try:
-                owner = (processes / name).stat().st_uid
-            except OSError:
-                continue
-            if user in (0, owner):
-                yield int(name)
-
-
-def _maps_one(process: Path, libraries: tuple[str, ...]) -> bool:
-    try:
-        maps = (process / "maps").read_bytes()
-    except OSError:
-        # It has ended, or is not readable.
-        return False
-    return any(b"/" + library.encode() in maps for library in libraries)
+def _concerned(processes: Path) -> list[int]:
+    user, found = os.geteuid(), []
+    for name in filter(str.isdigit, os.listdir(processes)):
+        with suppress(OSError):
+            if user in (0, (processes / name).stat().st_uid):
+                found.append(int(name))
+    return sorted(found)
 
 
 def has_ended(pid: int, *, processes: Path = _PROC) -> bool:
@@ -212,7 +214,6 @@ def has_ended(pid: int, *, processes: Path = _PROC) -> bool:
         return True
     except OSError:
         return False
-    try:
-        return (processes / str(pid) / "stat").read_bytes().rpartition(b") ")[2][:1] == b"Z"
-    except OSError:
-        return False
+    with suppress(OSError):
+        return _fields_of(pid, processes)[:1] == [b"Z"]
+    return False

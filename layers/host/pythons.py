@@ -141,25 +141,20 @@ def _known_pythons(environment: Environment) -> tuple[Python, ...]:
             own = replace(own, seen=record.seen)
         found = {identity(own.path): own}
         named = environment.python_paths
-        for path in _paths(environment, records):
+        places: tuple[Iterable[str | Path], ...] = (named, candidates(environment.variables), records)
+        # Looking at one may add to the records.
+        for path in (Path(place) for group in places for place in tuple(group)):
             key = identity(path)
             if key not in found and (python := look(path, records, named=path in named)) is not None:
                 found[key] = python
     return tuple(found.values())
 
 
-def _paths(environment: Environment, records: Mapping[str, PythonRecord]) -> Iterator[Path]:
-    yield from environment.python_paths
-    yield from candidates(environment.variables)
-    # Looking at the others may have added to the records.
-    yield from map(Path, tuple(records))
-
-
 def note_own(environment: Environment) -> None:
     """Record the packages of the environment's own interpreter if they have changed since the record was written."""
     if environment.searches_pythons and not environment.memo.setdefault("noted", False):
         environment.memo["noted"] = True
-        if _time_of(_record_file(environment)) < max(_times(environment.site)):
+        if _time_of(user_state_folder(environment) / RECORD) < max(_times(environment.site)):
             pythons_of(environment)
 
 
@@ -199,14 +194,11 @@ def candidates(variables: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _programs(folder: Path) -> Iterator[Path]:
-    try:
-        names = sorted(name for name in os.listdir(folder) if _NAME.fullmatch(name))
-    except OSError:
-        return
-    for path in (folder / name for name in names):
-        with suppress(OSError):
-            if _is_safe(path):
-                yield path
+    with suppress(OSError):
+        for path in (folder / name for name in sorted(filter(_NAME.fullmatch, os.listdir(folder)))):
+            with suppress(OSError):
+                if _is_safe(path):
+                    yield path
 
 
 def _is_safe(path: Path) -> bool:
@@ -366,16 +358,12 @@ def _stop(child: Popen[bytes]) -> None:
 # ---------------------------------------------------------------------- the record
 
 
-def _record_file(environment: Environment) -> Path:
-    return user_state_folder(environment) / RECORD
-
-
 @contextmanager
 def _records_of(environment: Environment) -> Iterator[dict[str, PythonRecord]]:
     """Yield the recorded interpreters by path; if the block succeeds and has changed them, write them."""
     import json
 
-    file = _record_file(environment)
+    file = user_state_folder(environment) / RECORD
     records = _read_records(file)
     before = dict(records)
     yield records

@@ -9,24 +9,26 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.facts import Condition, Hazard, Root, Scope, Severity, State
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.lazy import later, regex
 from cachectl.layers.base.parts import EntryFiles, Lookups
-from cachectl.layers.base.switches import misread, off
+from cachectl.layers.base.switches import Setting, diagnosed_settings, misread, nearly_full
 from cachectl.layers.host.drivers import driver_files
-from cachectl.layers.mesa.store import (
-    DATABASE,
-    FOLDERS,
-    MULTI_FILE,
-    OPENED,
-    SINGLE_FILE,
-    ShaderCache,
-)
 
+#: What every process maps that has one of the stores open, whichever driver it uses.
+OPENED: Final = ("mesa_shader_cache",)
+MULTI_FILE: Final = "multi-file"
+SINGLE_FILE: Final = "single-file"
+DATABASE: Final = "database"
+FOLDERS: Final = {
+    MULTI_FILE: "mesa_shader_cache",
+    SINGLE_FILE: "mesa_shader_cache_sf",
+    DATABASE: "mesa_shader_cache_db",
+}
 _DRIVERS: Final = ("Rusticl", "Mesa Clover")
 _SELECTORS: Final = {SINGLE_FILE: "MESA_DISK_CACHE_SINGLE_FILE", DATABASE: "MESA_DISK_CACHE_DATABASE"}
 #: Of each group the first variable that is set counts, even if it is empty; the second names are old.
@@ -34,18 +36,26 @@ _PLACES: Final = ("MESA_SHADER_CACHE_DIR", "MESA_GLSL_CACHE_DIR", "XDG_CACHE_HOM
 _SWITCHES: Final = ("MESA_SHADER_CACHE_DISABLE", "MESA_GLSL_CACHE_DISABLE")
 _SIZES: Final = ("MESA_SHADER_CACHE_MAX_SIZE", "MESA_GLSL_CACHE_MAX_SIZE")
 _DEFAULT_CAP: Final = 1 << 30
-_NEARLY: Final = 0.9
 _LIMIT: Final = regex(r"\s*([+-]?\d{1,18})(.?)", re.ASCII | re.DOTALL)
 _UNITS: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_TRUE: Final = frozenset({"1", "t", "true", "y", "yes"})
-_FALSE: Final = frozenset({"0", "f", "false", "n", "no"})
+#: Booleans, in capitals as well.
+_TRUE: Final = "1|t|true|y|yes"
+_FALSE: Final = "0|f|false|n|no"
 _ALSO_READ: Final = "names files that programs also take entries from: they are neither listed nor purged"
-#: Settings with an effect that few expect: variable, values that have it (none: all), severity, effect. The first two
-#: name read-only files of a single-file store beside its own (``src/util/fossilize_db.c``).
+_IGNORED: Final = "is not a boolean that Mesa knows, so it does nothing"
+_SETTINGS: Final = tuple(Setting(name, _TRUE, _FALSE, Severity.HARMLESS, _IGNORED) for name in _SWITCHES)
+#: Settings with an effect that few expect. The first two name read-only files of a single-file store beside its own
+#: (``src/util/fossilize_db.c``).
 _SURPRISES: Final = (
-    ("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS", frozenset[str](), Severity.HARMLESS, _ALSO_READ),
-    ("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS_DYNAMIC_LIST", frozenset[str](), Severity.HARMLESS, _ALSO_READ),
-    ("MESA_GLSL_DISABLE_IO_OPT", _TRUE, Severity.RECOMPILES, "switches the cache off in releases since 2025"),
+    Setting("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS", "(?!)", "", Severity.HARMLESS, _ALSO_READ),
+    Setting("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS_DYNAMIC_LIST", "(?!)", "", Severity.HARMLESS, _ALSO_READ),
+    Setting(
+        "MESA_GLSL_DISABLE_IO_OPT",
+        "(?!)",
+        f"(?!(?:{_TRUE})\\Z).*",
+        Severity.RECOMPILES,
+        "switches the cache off in releases since 2025",
+    ),
 )
 
 
@@ -71,7 +81,7 @@ class MesaShaderCache(Layer):
         Severity.HARMLESS,
         "of those that compile the same at once, one stores it; a single file or a database they lock",
     )
-    store = ShaderCache()
+    store: Any = later("cachectl.layers.mesa.store", "ShaderCache")
 
     @property
     def lookups(self) -> Lookups:
@@ -108,7 +118,7 @@ class MesaShaderCache(Layer):
         return next(((variable, value) for variable, value in values if value is not None), (None, ""))
 
     def _store(self) -> str:
-        selected = (store for store, variable in _SELECTORS.items() if self._first((variable,))[1].lower() in _TRUE)
+        selected = (store for store, variable in _SELECTORS.items() if _is_true(self.environment.get(variable)))
         return next(selected, MULTI_FILE)
 
     def state(self) -> State:
@@ -116,7 +126,7 @@ class MesaShaderCache(Layer):
         environment, (switch, value), (place, folder) = self.environment, self._first(_SWITCHES), self._first(_PLACES)
         if environment.platform == "win32":
             return State(Condition.ABSENT, "Mesa keeps no cache on Windows")
-        if value.lower() in _TRUE:
+        if _is_true(value):
             return State(Condition.DISABLED, f"{switch}={value}")
         if place is not None and not folder:
             return State(Condition.DISABLED, f"{place} is set but empty: Mesa finds no place for a cache; unset it")
@@ -142,17 +152,11 @@ class MesaShaderCache(Layer):
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables and the place, and a cache that is nearly full."""
-        switch, value = self._first(_SWITCHES)
-        if switch is not None and value.lower() in _TRUE:
-            yield off(self, switch)
-        elif switch is not None and value.lower() not in _FALSE:
-            yield misread(self, switch, Severity.HARMLESS, "is not a boolean that Mesa knows, so it does nothing")
+        switch, _ = self._first(_SWITCHES)
+        yield from diagnosed_settings(self, (setting for setting in _SETTINGS if setting.variable == switch))
         yield from self._placed()
         yield from self._limited()
-        for variable, values, severity, outcome in _SURPRISES:
-            value = self._first((variable,))[1].lower()
-            if value in values if values else value:
-                yield misread(self, variable, severity, outcome)
+        yield from diagnosed_settings(self, _SURPRISES)
 
     def _placed(self) -> Iterator[facts.Finding]:
         environment, (variable, value) = self.environment, self._first(_PLACES)
@@ -180,11 +184,14 @@ class MesaShaderCache(Layer):
             outcome = f"is taken for {limit:,} bytes: any unit but K or M counts as gigabytes"
             yield misread(self, variable, Severity.HARMLESS, outcome, f"export {variable}=1G")
         for root in self.roots():
-            counted = self.store.indexed_bytes(root) if root.role == MULTI_FILE else None
-            if counted is not None and counted >= _NEARLY * limit:
-                message = f"counts {counted:,} of at most {limit:,} bytes: Mesa drops entries to make room"
-                fix = f"export {_SIZES[0]}={max(2, 2 * (limit >> 30))}G"
-                yield facts.Finding(self.name, root.path, None, Severity.RECOMPILES, "cap", message, fix)
+            counted = (self.store.indexed_bytes(root) if root.role == MULTI_FILE else None) or 0
+            message = f"counts {counted:,} of at most {limit:,} bytes: Mesa drops entries to make room"
+            fix = f"export {_SIZES[0]}={max(2, 2 * (limit >> 30))}G"
+            yield from nearly_full(self, counted, limit, message, fix, root=root.path)
+
+
+def _is_true(value: str | None) -> bool:
+    return re.fullmatch(_TRUE, value or "", re.IGNORECASE) is not None
 
 
 def read_limit(value: str) -> tuple[int, bool]:

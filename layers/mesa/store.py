@@ -11,39 +11,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Refused, Unreachable
 from cachectl.layers.base.facts import Entry, Found, Orphan, Problem, Root, Severity
-from cachectl.layers.base.lazy import module, regex
-from cachectl.layers.base.store import Store, counting, each_part, remove_counted, unreadable
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.store import counting, each_part, remove_counted, unreadable
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import means_no_file, status_at
 from cachectl.layers.disk.trust import belonging_to, owner_of
 from cachectl.layers.host.processes import process_names, using
+from cachectl.layers.mesa import entries
+from cachectl.layers.mesa.cache import DATABASE, FOLDERS, MULTI_FILE, OPENED, SINGLE_FILE
+from cachectl.layers.mesa.entries import Owners, Raw, kernels_in, raw_of
+from cachectl.layers.mesa.pairs import Blob, Database, Format, Fossilize, Pair, key_of
 from cachectl.layers.stores.tree import Leaf, Shape, Tree, always, scan_each
 from cachectl.layers.stores.tree_store import TreeStore
-
-if TYPE_CHECKING:
-    from cachectl.layers.mesa import entries, owners
-    from cachectl.layers.mesa.formats import Blob, Format
-    from cachectl.layers.mesa.owners import Raw
-    from cachectl.layers.mesa.pairs import Pair
-else:
-    entries, owners = (module(f"cachectl.layers.mesa.{name}") for name in ("entries", "owners"))
-
-#: What every process maps that has one of the stores open, whichever driver it uses.
-OPENED: Final = ("mesa_shader_cache",)
-
-MULTI_FILE: Final = "multi-file"
-SINGLE_FILE: Final = "single-file"
-DATABASE: Final = "database"
-FOLDERS: Final = {
-    MULTI_FILE: "mesa_shader_cache",
-    SINGLE_FILE: "mesa_shader_cache_sf",
-    DATABASE: "mesa_shader_cache_db",
-}
 
 _ENTRIES: Final = Shape((regex("[0-9a-f]{2}"), regex("[0-9a-f]{38}")), folders=False)
 _TEMPORARIES: Final = Shape((regex("[0-9a-f]{2}"), regex(r"[0-9a-f]{38}\.tmp")), folders=False)
@@ -89,11 +73,11 @@ class ShaderCache(TreeStore):
         """Yield entries, each with its owner; only ``contents`` unpacks kernel names."""
         raws: list[Raw] = []
         for found in self._raws(root):
-            if isinstance(found, owners.Raw):
+            if isinstance(found, Raw):
                 raws.append(found)
             else:
                 yield found
-        whose = owners.Owners(raws)
+        whose = Owners(raws)
         for raw in raws:
             if raw.header is None:
                 yield Problem(root.path / raw.entry.key, "damaged", f"has no header of an entry: {_NEVER}")
@@ -103,7 +87,7 @@ class ShaderCache(TreeStore):
 
     def _raws(self, root: Root) -> Iterator[Raw | Found]:
         """Yield the entries of any form, and everything else in a root."""
-        for tree, leaf in scan_each(self.tree(root, shape) for shape in _SHAPES[root.role]):
+        for tree, leaf in self._trees(root):
             if isinstance(leaf, Problem):
                 yield leaf
             elif leaf.orphan_rule is not None:
@@ -116,7 +100,7 @@ class ShaderCache(TreeStore):
             else:
                 try:
                     if tree.shape is _ENTRIES:
-                        yield owners.raw_of(leaf.entry(self.name, root.path), partial(tree.read_file, leaf.key))
+                        yield raw_of(leaf.entry(self.name, root.path), partial(tree.read_file, leaf.key))
                     else:
                         yield from self._packed(root, leaf)
                 except LayerError as error:
@@ -133,32 +117,32 @@ class ShaderCache(TreeStore):
             entry = Entry(
                 self.name, key_of(blob.name), root.path, blob.length, 0, written_before=leaf.modified, stamp=blob.stamp
             )
-            yield owners.raw_of(entry, partial(_read_blob, pair, blob), blob.checksum)
+            yield raw_of(entry, partial(pair.read, blob), blob.checksum)
         yield facts.Housekeeping(leaf.key, root.path, rest, 1, leaf.modified, disk=leaf.disk)
 
-    def tree(self, root: Root, shape: Shape = _ENTRIES) -> Tree:
+    def tree_of(self, root: Root, key: str = "", shape: Shape = _ENTRIES) -> Tree:
         """Return the tree of the files of one shape."""
+        del key
         return Tree(self.name, root.path, shape)
 
-    def _form(self, root: Root) -> Format:
-        from cachectl.layers.mesa import formats
+    def _trees(self, root: Root) -> Iterator[tuple[Tree, Leaf | Problem]]:
+        return scan_each(self.tree_of(root, shape=shape) for shape in _SHAPES[root.role])
 
-        return formats.Fossilize() if root.role == SINGLE_FILE else formats.Database()
+    def _form(self, root: Root) -> Format:
+        return Fossilize() if root.role == SINGLE_FILE else Database()
 
     def _is_data(self, root: Root, key: str) -> bool:
         return root.role != MULTI_FILE and key.rpartition("/")[2] == self._form(root).data_name
 
     def pair_of(self, root: Root, key: str) -> Pair:
         """Return the pair of files that a file belongs to."""
-        from cachectl.layers.mesa.pairs import Pair
-
         folder = tuple(key.split("/")[:-1])
         return Pair(self._form(root), self.name, root.path, folder, lock_timeout=self.environment.lock_timeout)
 
     def pairs(self, root: Root) -> list[Pair]:
         """Return every pair of files in a root. Raises :class:`Unreachable` if one may have been overlooked."""
         found = []
-        for _, leaf in scan_each(self.tree(root, shape) for shape in _SHAPES[root.role]):
+        for _, leaf in self._trees(root):
             if isinstance(leaf, Problem):
                 if leaf.hides:
                     raise Unreachable(self.name, leaf.message, leaf.path)
@@ -182,7 +166,7 @@ class ShaderCache(TreeStore):
         if not _ENTRIES.accepts(key):
             return None
         if root.role == MULTI_FILE:
-            data = self.tree(root).read(key)
+            data = self.tree_of(root).read(key)
         else:
             found = self.located(root, name_of(key))
             data = None if found is None else found[0].read(found[1])
@@ -191,13 +175,8 @@ class ShaderCache(TreeStore):
         header = entries.read_header(data)
         if (complaint := entries.complaint(data)) is not None or header is None:
             raise Damaged(self.name, f"{complaint}; {_NEVER}", root.path / key)
-        about = {"kernels": " ".join(owners.kernels_in(data) or ()), "device": header.device, "driver": header.driver}
+        about = {"kernels": " ".join(kernels_in(data) or ()), "device": header.device, "driver": header.driver}
         return facts.Artifact(self.name, key, self.forms[0], data, about)
-
-    def tree_of(self, root: Root, key: str) -> Tree:
-        """Return the tree of entries that are files."""
-        del key
-        return self.tree(root)
 
     def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
         """Check the checksum. Nothing can check the name."""
@@ -225,11 +204,11 @@ class ShaderCache(TreeStore):
         owner = owner_of(pair.path.parent, pair.path.name) if self.environment.superuser else 0
         return belonging_to(owner) if owner else None
 
-    def write_new(self, root: Root, artifacts: Sequence[facts.Artifact]) -> list[bool | LayerError | OSError]:
-        """Place files together, and entries of larger files one by one."""
-        if root.role == MULTI_FILE:
-            return super().write_new(root, artifacts)
-        return Store.write_new(self, root, artifacts)
+    def _write_together(
+        self, root: Root, artifacts: Sequence[facts.Artifact]
+    ) -> Mapping[str, bool | LayerError | OSError]:
+        # Entries of larger files are placed one by one.
+        return super()._write_together(root, artifacts) if root.role == MULTI_FILE else {}
 
     def pair_for(self, root: Root, data: bytes, name: str) -> Pair:
         """Return the pair of files that has an entry, else that in which Mesa would look for it."""
@@ -280,8 +259,8 @@ class ShaderCache(TreeStore):
             found = list(self._raws(Root(path, facts.Scope.USER, "", role)))
             # A kernel that cannot be read may remain.
             if not any(isinstance(thing, Problem) and thing.hides for thing in found):
-                raws = (raw for raw in found if isinstance(raw, owners.Raw))
-                yield from owners.Owners(raws).without_kernel(keys)
+                raws = (raw for raw in found if isinstance(raw, Raw))
+                yield from Owners(raws).without_kernel(keys)
 
     def remove(self, root: Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Unlink entries and count the size again; in larger files, remove them under the lock of their file."""
@@ -299,18 +278,11 @@ class ShaderCache(TreeStore):
                     trouble = reason
                     continue
                 stamps = {blob.name: wanted[blob.name] for blob in pair.blobs() if blob.name in wanted}
-                removed = pair.remove(stamps) if stamps else None
+                if stamps:
+                    outcome = outcome.plus(pair.remove(stamps))
+                    left -= stamps.keys()
             except LayerError as error:
                 trouble = error.message
-                continue
-            if removed is not None:
-                left -= stamps.keys()
-                notes = tuple(facts.Note(key_of(name), why) for name, why in removed.stay.items())
-                failed = () if removed.failed is None else notes or (facts.Note(str(pair.path), removed.failed),)
-                skipped = notes if removed.failed is None else ()
-                outcome = outcome.plus(
-                    facts.Outcome(self.name, removed.entries, removed.freed, skipped=skipped, failed=failed)
-                )
         notes = tuple(facts.Note(key_of(name), trouble or "already gone") for name in sorted(left))
         return outcome.plus(
             facts.Outcome(self.name, failed=notes) if trouble else facts.Outcome(self.name, skipped=notes)
@@ -322,8 +294,8 @@ class ShaderCache(TreeStore):
         Without a kernel nothing shows whose they are, so after an interruption no purge would remove them.
         """
         keys = {target.key for target in targets}
-        raws = (found for found in self._raws(root) if isinstance(found, owners.Raw) and found.entry.key in keys)
-        last = owners.Owners(raws).last_kernels()
+        raws = (found for found in self._raws(root) if isinstance(found, Raw) and found.entry.key in keys)
+        last = Owners(raws).last_kernels()
         outcome = self._remove_files(root, [target for target in targets if target.key not in last])
         if outcome.failed or outcome.skipped:
             return outcome.plus(facts.Outcome(self.name, skipped=tuple(facts.Note(key, _KEPT) for key in sorted(last))))
@@ -336,7 +308,7 @@ class ShaderCache(TreeStore):
         for target in targets:
             groups.setdefault(shape_of(root, target.key), []).append(target)
         removals = (
-            (str(root.path), own, partial(self.tree(root, shape).remove, own, tidy=tidy))
+            (str(root.path), own, partial(self.tree_of(root, shape=shape).remove, own, tidy=tidy))
             for shape, own in groups.items()
         )
         return each_part(self.name, removals)
@@ -358,7 +330,7 @@ class ShaderCache(TreeStore):
     def _held(self, root: Root) -> int:
         """Return the bytes that the entries take on the disk, as Mesa counts them. Raises :class:`Unreachable`."""
         total = 0
-        for leaf in self.tree(root).scan():
+        for leaf in self.tree_of(root).scan():
             if isinstance(leaf, Leaf):
                 status = status_at(root.path / leaf.key) if leaf.orphan_rule is None else None
                 total += 0 if status is None else status.st_blocks * _BLOCK
@@ -375,7 +347,7 @@ class ShaderCache(TreeStore):
             if isinstance(found, Problem):
                 whole = found.code == "damaged" and root.role != MULTI_FILE
                 yield from self._broken(root, found) if whole else [self.to_finding(root, found)]
-            elif isinstance(found, owners.Raw):
+            elif isinstance(found, Raw):
                 try:
                     data = found.read()
                     if data is not None and entries.is_foreign(data):
@@ -404,7 +376,7 @@ class ShaderCache(TreeStore):
         form = self._form(root)
         for name in (form.index_name, form.data_name):
             key = str(folder / name)
-            leaf = self.tree(root, shape_of(root, key)).find(key)
+            leaf = self.tree_of(root, shape=shape_of(root, key)).find(key)
             thing = None if leaf is None else leaf.orphan(root.path, problem.message)
             fix = f"cachectl purge --damaged {self.name}"
             yield facts.Finding(self.name, root.path, key, Severity.RECOMPILES, "file", problem.message, fix, thing)
@@ -432,10 +404,6 @@ class ShaderCache(TreeStore):
         return _INDEX.unpack(data)[0] if len(data) == _INDEX.size else None
 
 
-def _read_blob(pair: Pair, blob: Blob, *, limit: int = -1) -> bytes | None:
-    return pair.read(blob, limit)
-
-
 def shape_of(root: Root, key: str) -> Shape:
     """Return the shape of a file by its key."""
     shapes = _SHAPES[root.role]
@@ -445,8 +413,3 @@ def shape_of(root: Root, key: str) -> Shape:
 def name_of(key: str) -> str:
     """Return the name of an entry in a larger file."""
     return key.replace("/", "")
-
-
-def key_of(name: str) -> str:
-    """Return the key of an entry of a larger file."""
-    return f"{name[:2]}/{name[2:]}"

@@ -5,10 +5,9 @@ Sources: ``src/kern_db.cpp``, ``src/include/miopen/kern_db.hpp`` (columns), ``sr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
-from cachectl.layers.stores.rows import Schema
+from cachectl.layers.stores.rows import Schema, Values
 
 _TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,"
@@ -29,12 +28,7 @@ _LEVEL: Final = 9
 #: More than any kernel has, in bytes: larger blobs are bombs.
 _LARGEST: Final = 1 << 30
 #: The first bytes of code objects: an ELF file, or a bundle of several.
-_CODE: Final = (b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
-
-
-def is_code(head: bytes) -> bool:
-    """Return whether bytes begin a code object."""
-    return head.startswith(_CODE)
+CODE: Final = (b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
 
 
 def digest(data: bytes) -> str:
@@ -44,7 +38,7 @@ def digest(data: bytes) -> str:
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
-def encode(data: bytes) -> tuple[object, ...]:
+def encode(data: bytes) -> Values:
     """Return the values of a row as MIOpen packs a kernel; a size of 0 means that the blob is not packed."""
     import bz2
 
@@ -67,7 +61,7 @@ def split_kernel_key(text: str) -> tuple[str, str]:
     return name.replace("%3A", ":").replace("%25", "%"), args
 
 
-def decode(values: Sequence[object]) -> bytes:
+def decode(values: Values) -> bytes:
     """Return the kernel of a row, as ``KernDb::FindRecordUnsafe`` does.
 
     Raises :class:`ValueError` with the reason if MIOpen could not use the row.
@@ -94,8 +88,7 @@ def decompress(blob: bytes, size: int) -> bytes:
 
     most = min(size, _LARGEST)
     if most <= 0:
-        message = f"a size of {size} bytes, which is no size"
-        raise ValueError(message)
+        raise ValueError(f"a size of {size} bytes, which is no size")
     decompressor = bz2.BZ2Decompressor()
     try:
         data = decompressor.decompress(blob, most + 1)

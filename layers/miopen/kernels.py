@@ -15,13 +15,13 @@ from typing import ClassVar, Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import EnvSwitch, at_load
-from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, not_a_key
+from cachectl.layers.base.errors import Damaged, LayerError, Refused, not_a_key
 from cachectl.layers.base.facts import Entry, Found, Hazard, Problem, Root, Severity
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.parts import Lookups
-from cachectl.layers.base.store import Part, attempt
+from cachectl.layers.base.store import Part
 from cachectl.layers.host.mounts import network_file_system
-from cachectl.layers.miopen import kernel_db, places
+from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen.databases import (
     SEPARATOR,
     DatabaseFile,
@@ -29,13 +29,22 @@ from cachectl.layers.miopen.databases import (
     MIOpenLayer,
     MIOpenLookups,
     stale_because,
+    versions_of,
 )
 from cachectl.layers.miopen.names import VERSION_FOLDER, program_names
-from cachectl.layers.miopen.places import LIBRARIES, TEMPORARY
+from cachectl.layers.miopen.places import (
+    KERNELS,
+    LIBRARIES,
+    SYSTEM_KERNELS,
+    TEMPORARY,
+    SystemPlace,
+    UserPlace,
+    libraries,
+    temporary_folder,
+)
 from cachectl.layers.stores.rows import Row, RowFile, Values
 from cachectl.layers.stores.tree import Shape, Tree, always, scan_each
 
-SWITCH: Final = "MIOPEN_DISABLE_CACHE"
 ROW_FORM: Final = "miopen-kernel/1"
 _OBJECT_FORM: Final = "miopen-object/1"
 _OBJECT: Final = (regex("[0-9a-f]{32}"), regex(r".+\.o(?:bj)?"))
@@ -66,12 +75,12 @@ class KernelDatabases(MIOpenDatabases):
 
     def row_file(self, root: Root, file: str) -> RowFile | None:
         """Return a database of kernels."""
-        named = self.databases(root).name(file)
+        named = self.named(root.path, file)
         return None if named is None else self.rows(named)
 
     def row_files(self, root: Root) -> Iterator[RowFile]:
         """Return the databases of kernels."""
-        return map(self.rows, self.databases(root).present())
+        return map(self.rows, self.present(root))
 
     def key_of(self, text: str) -> tuple[str, ...]:
         """Return name and arguments."""
@@ -80,7 +89,7 @@ class KernelDatabases(MIOpenDatabases):
     def is_key(self, key: str) -> bool:
         """Check the name of the database and the parts after it."""
         file, _, rest = key.partition(SEPARATOR)
-        return SEPARATOR in rest and self.names_file(file)
+        return SEPARATOR in rest and self.named(Path(), file) is not None
 
     def list_file(self, file: DatabaseFile, template: Entry) -> Iterator[Found]:
         """Yield the rows."""
@@ -103,66 +112,46 @@ class KernelDatabases(MIOpenDatabases):
             raise Refused(self.name, "has the columns of MIOpen 2.3.0, which newer ones cannot use", file.path)
         return bool(columns)
 
-    def read(self, root: Root, key: str) -> facts.Artifact | None:
-        """Read a kernel, unpacked and checked as MIOpen does."""
-        return self.read_row(root, key)
+    def load(self, file: DatabaseFile, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError]:
+        """Read kernels, unpacked and checked as MIOpen does."""
+        if not self.is_made(file):
+            return {}
+        rows = self.rows(file).read_many(list(map(_name_and_args, keys)))
+        values_of = {key: values for key, values in zip(keys, rows, strict=True) if values is not None}
+        return {key: self._unpacked(file, key, values) for key, values in values_of.items()}
 
-    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError] | None:
-        """Read kernels of one database."""
-        located = self.databases(root).find(file)
-        if located is None or not self.is_made(located):
-            return None
-        rows = self.rows(located).read_many([_name_and_args(key) for key in keys])
-        return {
-            key: self._unpacked(located, key, values)
-            for key, values in zip(keys, rows, strict=True)
-            if values is not None
-        }
-
-    def _unpacked(self, file: DatabaseFile, key: str, values: Sequence[object]) -> facts.Artifact | Damaged:
+    def _unpacked(self, file: DatabaseFile, key: str, values: Values) -> facts.Artifact | Damaged:
         try:
             data = kernel_db.decode(values)
         except ValueError as error:
             return Damaged(self.name, str(error), file.path)
         name, args = _name_and_args(key)
         detail = {"kernel_name": name, "kernel_args": args, "md5": kernel_db.digest(data)}
-        return facts.Artifact(self.name, key, ROW_FORM, data, {**file.detail, **file.versions, **detail})
+        return facts.Artifact(self.name, key, ROW_FORM, data, {**file.detail, **versions_of(file.version), **detail})
 
     def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
         """Pack and insert a kernel as MIOpen does."""
-        rows = self._writable(root, key)
-        self._require_storable(artifact)
-        rows.insert(_name_and_args(key), kernel_db.encode(artifact.data), replace=replace)
+        rows = self._changeable(root, self.writable(root, key))
+        if (complaint := _complaint(artifact)) is not None:
+            raise Damaged(self.name, complaint, key)
+        rows.insert(*_packed(artifact), replace=replace)
 
-    def write_rows(self, root: Root, file: str, artifacts: Sequence[facts.Artifact]) -> Mapping[str, bool | LayerError]:
-        """Pack and insert kernels into one database; leave existing ones."""
-        del file
-        fit = [artifact for artifact in artifacts if artifact.form == ROW_FORM and self.is_key(artifact.key)]
-        fit = [artifact for artifact in fit if attempt(partial(self._require_storable, artifact)) is None]
-        if not fit:
-            return {}
-        rows = self._writable(root, fit[0].key)
-        packed = [(_name_and_args(artifact.key), kernel_db.encode(artifact.data)) for artifact in fit]
-        new = rows.insert_new(packed)
-        exists = EntryExists(self.name, rows.path)
-        return {artifact.key: exists if done is None else done for artifact, done in zip(fit, new, strict=True)}
+    def is_usable(self, artifact: facts.Artifact) -> bool:
+        """Return whether MIOpen could load a kernel."""
+        return artifact.form == ROW_FORM and _complaint(artifact) is None
 
-    def _require_storable(self, artifact: facts.Artifact) -> None:
-        """Raise :class:`Damaged` for a kernel that MIOpen could not use."""
-        complaint = kernel_db.store_complaint(*_name_and_args(artifact.key), artifact.data)
-        promised = artifact.detail.get("md5")
-        if complaint is None and promised not in (None, kernel_db.digest(artifact.data)):
-            complaint = "the kernel does not have the md5 that the artifact states"
-        if complaint is not None:
-            raise Damaged(self.name, complaint, artifact.key)
+    def insert_new(
+        self, root: Root, file: DatabaseFile, artifacts: Sequence[facts.Artifact]
+    ) -> Sequence[bool | LayerError | None]:
+        """Pack and insert kernels."""
+        return self._changeable(root, file).insert_new(list(map(_packed, artifacts)))
 
-    def _writable(self, root: Root, key: str) -> RowFile:
-        """Return the rows of a key's file."""
-        file = self.writable(root, key)
-        if self.databases(root).find(file.relative) is not None:
-            self.rows(file).recover()
+    def _changeable(self, root: Root, file: DatabaseFile) -> RowFile:
+        rows = self.rows(file)
+        if self.locate(root, file.relative) is not None:
+            rows.recover()
             self.is_made(file)
-        return self.rows(file)
+        return rows
 
     def verify_file(self, root: Root, file: DatabaseFile) -> Iterator[facts.Finding]:
         """Unpack and check every row as MIOpen does when it loads it; no run repairs a row on which it throws."""
@@ -214,7 +203,7 @@ class UserKernelDatabases(KernelDatabases):
                     yield leaf
                 elif leaf.orphan_rule is not None:
                     yield leaf.orphan(root.path)
-                elif not kernel_db.is_code(tree.read_file(leaf.key, limit=32) or b""):
+                elif not (tree.read_file(leaf.key, limit=32) or b"").startswith(kernel_db.CODE):
                     message = "has the name of a kernel, but is no code; left alone"
                     yield Problem(root.path / leaf.key, "unrecognised", message)
                 else:
@@ -246,7 +235,7 @@ class UserKernelDatabases(KernelDatabases):
         trees = self._trees(root, key)
         if not trees:
             raise not_a_key(self.name, key)
-        if not kernel_db.is_code(artifact.data):
+        if not artifact.data.startswith(kernel_db.CODE):
             raise Damaged(self.name, "the object file is no code object", key)
         trees[0].write(key, artifact.data, replace=replace)
 
@@ -254,9 +243,8 @@ class UserKernelDatabases(KernelDatabases):
         """Remove object files, and what an interrupted cachectl left."""
         trees = self._trees(root)
         for tree in trees:
-            keys = {target.key for target in targets if tree.shape.accepts(target.key)}
-            other = {target.key for target in targets if not any(one.shape.accepts(target.key) for one in trees)}
-            planned = [target for target in targets if target.key in (keys | other if tree is trees[0] else keys)]
+            accepting = ((target, [one for one in trees if one.shape.accepts(target.key)]) for target in targets)
+            planned = [target for target, fit in accepting if tree in (fit or trees[:1])]
             if planned:
                 yield str(root.path), planned, partial(tree.remove, planned, tidy=always)
 
@@ -293,10 +281,9 @@ class MIOpenKernels(MIOpenLayer):
 
     name = "miopen"
     title = "MIOpen user kernels"
-    place = places.KERNELS
-    variable = SWITCH
+    places: ClassVar[UserPlace | SystemPlace] = KERNELS
     # It hides user and system kernels alike.
-    switch = EnvSwitch(SWITCH, off="1", read=at_load(*LIBRARIES))
+    switch = EnvSwitch("MIOPEN_DISABLE_CACHE", off="1", read=at_load(*LIBRARIES))
     on_network: ClassVar[Hazard | None] = Hazard(
         Severity.RISKS,
         "sqlite's WAL mode fails there, and databases were damaged; MIOpen since ROCm 5.7 uses the temporary folder "
@@ -311,23 +298,22 @@ class MIOpenKernels(MIOpenLayer):
     @property
     def lookups(self) -> Lookups:
         """How the lookups and stores of a run are observed."""
-        return KernelLookups(places.system_roots(self.environment, places.SYSTEM_KERNELS))
+        return KernelLookups(SYSTEM_KERNELS.roots(self.environment))
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch, and a place where anybody can write."""
-        yield from places.diagnosed_flag(self, SWITCH)
-        environment = self.environment
-        named = environment.get(self.place.variable) or environment.platform == "win32"
-        if named or not places.libraries(environment):
+        yield from super().diagnose()
+        environment, variable = self.environment, KERNELS.variable
+        if environment.get(variable) or environment.platform == "win32" or not libraries(environment):
             return
         # MIOpen takes kernels from a temporary folder because it cannot use the home folder.
         first = self.roots()[0]
         kind = network_file_system(first.path, mounts=environment.mounts)
-        folder = places.temporary_folder(environment)
+        folder = temporary_folder(environment)
         if (first.role == TEMPORARY or kind is not None) and _is_open_to_all(folder):
             why = "HOME names no folder" if kind is None else f"the home is on {kind}"
             message = f"as {why}, MIOpen up to 3.3 takes kernels from {folder} itself, where anybody may have put them"
-            fix = f'export {self.place.variable}="$(mktemp -d)"'
+            fix = f'export {variable}="$(mktemp -d)"'
             yield facts.Finding(self.name, folder, None, Severity.UNSAFE, "fallback", message, fix)
 
 
@@ -338,7 +324,7 @@ def _is_open_to_all(folder: Path) -> bool:
         return False
 
 
-def _flaws(row: Row, values: Sequence[object], seen: set[tuple[str, ...]]) -> Iterator[tuple[str, str]]:
+def _flaws(row: Row, values: Values, seen: set[tuple[str, ...]]) -> Iterator[tuple[str, str]]:
     """Yield code and message of each fault of a row; add its key to ``seen``."""
     if row.key in seen:
         yield "duplicate", "a second row has this key: MIOpen cannot make its index, and throws"
@@ -353,3 +339,15 @@ def _flaws(row: Row, values: Sequence[object], seen: set[tuple[str, ...]]) -> It
 
 def _name_and_args(key: str) -> tuple[str, str]:
     return kernel_db.split_kernel_key(key.partition(SEPARATOR)[2])
+
+
+def _packed(artifact: facts.Artifact) -> tuple[tuple[str, str], Values]:
+    return _name_and_args(artifact.key), kernel_db.encode(artifact.data)
+
+
+def _complaint(artifact: facts.Artifact) -> str | None:
+    """Return why MIOpen could not use a kernel; ``None`` where it could."""
+    complaint = kernel_db.store_complaint(*_name_and_args(artifact.key), artifact.data)
+    if complaint is None and artifact.detail.get("md5") not in (None, kernel_db.digest(artifact.data)):
+        return "the kernel does not have the md5 that the artifact states"
+    return complaint

@@ -48,36 +48,21 @@ _IN_NAME: Final = regex(r"\.\d+_\d+_\d+(?:_[^.]*)?(?=\.)|_\d+\.\d+\.\d+(?=\.udb$
 _BACKEND: Final = regex(r"\.(?:HIPNOGPU|HIP|OpenCL)(?=\.)")
 
 
-class Base(NamedTuple):
-    """A device and its compute units, ``None`` for unknown architectures; ``raw`` is the whole text.
-
-    ``device`` is the architecture with its sramecc and xnack modes: the name of databases for all compute units.
-    """
-
-    raw: str
-    arch: str | None = None
-    device: str | None = None
-    units: int | None = None
-
-
 class DatabaseName(NamedTuple):
-    """The facts in the name of a database file. ``kind`` is its ending; ``version`` has dots."""
+    """The facts in the name of a database file. ``kind`` is its ending; ``version`` has dots.
+
+    ``base`` names the device and its compute units, which are unknown without a known architecture. ``device`` is the
+    architecture with its sramecc and xnack modes: the name of databases for all compute units.
+    """
 
     file: str
     kind: str
-    base: Base
+    base: str
+    arch: str | None = None
+    device: str | None = None
+    units: int | None = None
     backend: str | None = None
     version: str | None = None
-
-
-def parse_base(raw: str) -> Base:
-    """Split ``gfx90a6e`` or ``gfx906_60``; a text without a known architecture stays whole."""
-    match = _BASE.fullmatch(raw)
-    if match is None:
-        return Base(raw)
-    decimal, hexadecimal = match["decimal"], match["hexadecimal"]
-    units = int(decimal) if decimal else int(hexadecimal, 16) if hexadecimal else None
-    return Base(raw, match["arch"], match["arch"] + match["modes"], units)
 
 
 def parse_name(file: str) -> DatabaseName | None:
@@ -91,7 +76,13 @@ def parse_name(file: str) -> DatabaseName | None:
     parts = match.groupdict()
     version = parts.get("version")
     dotted = version.replace("_", ".", 3) if version else None
-    return DatabaseName(file, match["kind"], parse_base(match["base"]), parts.get("backend"), dotted)
+    name = DatabaseName(file, match["kind"], match["base"], backend=parts.get("backend"), version=dotted)
+    base = _BASE.fullmatch(name.base)
+    if base is None:
+        return name
+    decimal, hexadecimal = base["decimal"], base["hexadecimal"]
+    units = int(decimal) if decimal else int(hexadecimal, 16) if hexadecimal else None
+    return name._replace(arch=base["arch"], device=base["arch"] + base["modes"], units=units)
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
@@ -121,4 +112,4 @@ def installed_names(name: DatabaseName) -> tuple[str, ...]:
     if name.kind in ("udb.txt", "cd.updb.txt", "udb"):
         plain = _BACKEND.sub("", plain)
     installed = plain + _INSTALLED[name.kind]
-    return tuple(dict.fromkeys((installed, installed.replace(name.base.raw, name.base.device or name.base.raw, 1))))
+    return tuple(dict.fromkeys((installed, installed.replace(name.base, name.device or name.base, 1))))

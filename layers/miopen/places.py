@@ -7,40 +7,28 @@ Sources: ``src/db_path.cpp.in``, ``src/binary_cache.cpp``, ``src/expanduser.cpp`
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from cachectl.layers.base import facts
+from cachectl.layers.base.declarations import Places
 from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import Refused
 from cachectl.layers.base.facts import Condition, Root, Scope, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.switches import misread, off
-from cachectl.layers.host.listings import lines_of, names_in
+from cachectl.layers.disk.plain import read_installed
+from cachectl.layers.host.listings import names_in
 
 #: MIOpen reads each variable once, when it first needs it.
 LIBRARIES: Final = ("libMIOpen",)
+PACKAGED: Final = "these files belong to the package that MIOpen came with"
 #: The role of roots in a temporary folder, which other users write to as well.
 TEMPORARY: Final = "temporary"
 
-
-class Place(NamedTuple):
-    """A folder of MIOpen: the variable that names it, and its default below the home folder of each platform."""
-
-    variable: str
-    default: str = ""
-    windows: str = ""
-    #: Whether every ``~`` in the variable means the home folder (except on Windows).
-    expands: bool = True
-    #: The folder of it that is moved below another one.
-    moved: str = ""
-
-
-#: Up to MIOpen 3.3 the variable names the folder itself; MIOpen 3.5 makes its version folder in it.
-KERNELS: Final = Place("MIOPEN_CUSTOM_CACHE_DIR", ".cache/miopen", ".miopen/cache", moved="miopen")
-TUNING: Final = Place("MIOPEN_USER_DB_PATH", ".config/miopen", ".miopen/db", moved="miopen-db")
-SYSTEM_KERNELS: Final = Place("MIOPEN_SYSTEM_DB_PATH")
-SYSTEM_TUNING: Final = Place("MIOPEN_SYSTEM_DB_PATH", expands=False)
 
 #: Boolean values in lower case, since ROCm 6.1; MIOpen throws for any other, also for the empty text.
 _VALUES: Final = {
@@ -56,44 +44,76 @@ _LINKER_FOLDERS: Final = "/etc/ld.so.conf.d"
 _LIBRARY_FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
 
 
-# ---------------------------------------------------------------------- places
+@dataclass(frozen=True)
+class UserPlace(Places):
+    """A folder of the user: the variable that names it, its default below the home, and the folder of a moved one."""
+
+    variable: str
+    default: str
+    windows: str
+    below: str
+
+    def roots(self, environment: Environment) -> tuple[Root, ...]:
+        """Return the folder, and those that MIOpen uses instead of a network home, or without a home."""
+        if named := environment.get(self.variable):
+            return (Root(expand(environment, named), Scope.USER, self.variable),)
+        if environment.platform == "win32":
+            home = environment.get("USERPROFILE") or environment.home
+            return (Root(Path(home, self.windows), Scope.USER, "default (USERPROFILE)"),)
+        temporary = temporary_folder(environment)
+        home = environment.get("HOME") or "/"
+        why = "HOME is not set, empty or /" if home == "/" else "where the home is on a network file system"
+        fallbacks = (
+            Root(temporary / self.default, Scope.USER, f"MIOpen 3.5's fallback ({why})", TEMPORARY),
+            Root(temporary, Scope.USER, f"the fallback of MIOpen up to 3.3 ({why})", TEMPORARY),
+        )
+        if home == "/":
+            return fallbacks
+        first = Root(environment.absolute(home) / self.default, Scope.USER, "default")
+        return (first, *(root for root in fallbacks if root.path != first.path))
+
+    def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
+        """Return MIOpen's own variable; MIOpen makes the folder."""
+        del layer
+        return {self.variable: str(folder / self.below)}
 
 
-def user_roots(environment: Environment, place: Place) -> tuple[Root, ...]:
-    """Resolve a folder of the user, and those that MIOpen uses instead of a network home, or without a home."""
-    named = environment.get(place.variable)
-    if named:
-        return (Root(expand(environment, named), Scope.USER, place.variable),)
-    if environment.platform == "win32":
-        home = environment.get("USERPROFILE") or environment.home
-        return (Root(Path(home, place.windows), Scope.USER, "default (USERPROFILE)"),)
-    temporary = temporary_folder(environment)
-    home = environment.get("HOME") or "/"
-    why = "HOME is not set, empty or /" if home == "/" else "where the home is on a network file system"
-    fallbacks = (
-        Root(temporary / place.default, Scope.USER, f"MIOpen 3.5's fallback ({why})", TEMPORARY),
-        Root(temporary, Scope.USER, f"the fallback of MIOpen up to 3.3 ({why})", TEMPORARY),
-    )
-    if home == "/":
-        return fallbacks
-    first = Root(environment.absolute(home) / place.default, Scope.USER, "default")
-    return (first, *(root for root in fallbacks if root.path != first.path))
+@dataclass(frozen=True)
+class SystemPlace(Places):
+    """The databases that came with MIOpen; ``expands`` says whether every ``~`` in the variable means the home."""
+
+    expands: bool
+    variable: str = "MIOPEN_SYSTEM_DB_PATH"
+
+    def roots(self, environment: Environment) -> tuple[Root, ...]:
+        """Return the named folder, or one relative to each library that is found."""
+        if named := environment.get(self.variable):
+            path = expand(environment, named) if self.expands else environment.absolute(named)
+            literal = "" if "~" not in named or self.expands else " (its ~ is taken as it stands)"
+            return (Root(path, Scope.SYSTEM, self.variable + literal),)
+        sources: dict[str, str] = {}
+        for library in libraries(environment):
+            sources.setdefault(os.path.realpath(library.parent.parent / _DATABASES[0]), f"beside {library}")
+        for folder in (Path(prefix, below) for prefix in (*_prefixes(environment), "/usr") for below in _DATABASES):
+            if folder.is_dir():
+                sources.setdefault(os.path.realpath(folder), "a usual place, without a library beside it")
+        return tuple(Root(Path(path), Scope.SYSTEM, source) for path, source in sources.items())
+
+    @property
+    def reason(self) -> str:
+        """Why the databases are not moved."""
+        return f"{PACKAGED}; MIOpen finds them beside its library, or through {self.variable}"
+
+    def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
+        """Refuse to move a package's files."""
+        raise Refused(layer, f"cannot relocate: {self.reason}", folder)
 
 
-def system_roots(environment: Environment, place: Place) -> tuple[Root, ...]:
-    """Resolve the databases that came with MIOpen, relative to each library that is found."""
-    named = environment.get(place.variable)
-    if named:
-        path = expand(environment, named) if place.expands else environment.absolute(named)
-        literal = "" if "~" not in named or place.expands else " (its ~ is taken as it stands)"
-        return (Root(path, Scope.SYSTEM, place.variable + literal),)
-    sources: dict[str, str] = {}
-    for library in libraries(environment):
-        sources.setdefault(os.path.realpath(library.parent.parent / _DATABASES[0]), f"beside {library}")
-    for folder in (Path(prefix, below) for prefix in (*_prefixes(environment), "/usr") for below in _DATABASES):
-        if folder.is_dir():
-            sources.setdefault(os.path.realpath(folder), "a usual place, without a library beside it")
-    return tuple(Root(Path(path), Scope.SYSTEM, source) for path, source in sources.items())
+#: Up to MIOpen 3.3 the variable names the folder itself; MIOpen 3.5 makes its version folder in it.
+KERNELS: Final = UserPlace("MIOPEN_CUSTOM_CACHE_DIR", ".cache/miopen", ".miopen/cache", "miopen")
+TUNING: Final = UserPlace("MIOPEN_USER_DB_PATH", ".config/miopen", ".miopen/db", "miopen-db")
+SYSTEM_KERNELS: Final = SystemPlace(expands=True)
+SYSTEM_TUNING: Final = SystemPlace(expands=False)
 
 
 def expand(environment: Environment, text: str) -> Path:
@@ -138,7 +158,9 @@ def _library_folders(environment: Environment) -> Iterator[str]:
     yield from (f"{prefix}/lib" for prefix in _prefixes(environment))
     for name in names_in(_LINKER_FOLDERS):
         if name.endswith(".conf"):
-            yield from (line.strip() for line in lines_of(f"{_LINKER_FOLDERS}/{name}") if line.startswith("/"))
+            with suppress(OSError):
+                lines = read_installed(f"{_LINKER_FOLDERS}/{name}").decode(errors="replace").splitlines()
+                yield from (line.strip() for line in lines if line.startswith("/"))
     yield from _LIBRARY_FOLDERS
 
 

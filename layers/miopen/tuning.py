@@ -23,25 +23,30 @@ from typing import ClassVar, Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import EnvSwitch, at_load
-from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
+from cachectl.layers.base.errors import Damaged, LayerError, Refused, Unreachable
 from cachectl.layers.base.facts import Entry, Found, Hazard, Orphan, Problem, Root, Severity
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Part
 from cachectl.layers.base.switches import first_place, misread
-from cachectl.layers.disk.atomic import replace_file
+from cachectl.layers.disk.atomic import remove_file, replace_file
 from cachectl.layers.disk.handles import blocks_of, opened
 from cachectl.layers.disk.locks import record_lock
 from cachectl.layers.disk.presence import status_at
 from cachectl.layers.host.processes import process_names, using
-from cachectl.layers.miopen import places
-from cachectl.layers.miopen.databases import SEPARATOR, DatabaseFile, MIOpenDatabases, MIOpenLayer, owned_file
-from cachectl.layers.miopen.places import LIBRARIES, lock_files
+from cachectl.layers.miopen.databases import (
+    SEPARATOR,
+    DatabaseFile,
+    MIOpenDatabases,
+    MIOpenLayer,
+    is_own_file,
+    versions_of,
+)
+from cachectl.layers.miopen.places import LIBRARIES, TUNING, SystemPlace, UserPlace, lock_files, read_flag
+from cachectl.layers.stores.database import disk_usage
 from cachectl.layers.stores.records import Fault, Record, RecordFile, record_complaint
-from cachectl.layers.stores.rows import CHANGED, RowFile, Schema, disk_usage
+from cachectl.layers.stores.rows import CHANGED, RowFile, Schema
 from cachectl.layers.stores.tree import OWN_TEMPORARY, OrphanRule, Shape, Tree
 
-SWITCH: Final = "MIOPEN_DEBUG_DISABLE_FIND_DB"
-FIND_DB: Final = "MIOpen's find-db"
 _FORM: Final = "miopen-record/1"
 _NO_KERNELS: Final = "a record has a problem and its solvers, not the kernels they run"
 _LISTED_ONLY: Final = "an sqlite perf-db is read, never changed; MIOpen's own tools edit it"
@@ -66,24 +71,8 @@ _PROBLEM: Final = (
     *("pad_h", "pad_w", "pad_d", "conv_stride_h", "conv_stride_w", "conv_stride_d"),
     *("dilation_h", "dilation_w", "dilation_d", "bias", "group_count", "layout", "data_type", "direction"),
 )
-_TEXTS: Final = ("layout", "data_type", "direction")
-_PERF_TABLE: Final = (
-    "CREATE TABLE IF NOT EXISTS `perf_db` (`id` INTEGER PRIMARY KEY ASC,`solver` TEXT NOT NULL,"
-    "`config` INTEGER NOT NULL,`params` TEXT NOT NULL)"
-)
-_CONFIG_TABLE: Final = (
-    "CREATE TABLE IF NOT EXISTS `config` (`id` INTEGER PRIMARY KEY ASC,"
-    + ",".join(f"`{column}` TEXT NOT NULL" for column in _TEXTS)
-    + "".join(f",`{column}` INT NOT NULL" for column in _PROBLEM if column not in _TEXTS)
-    + ")"
-)
-#: The two tables of a perf-db in sqlite and their indexes, as MIOpen makes them.
-_PERF_DB_CREATE: Final = (
-    _CONFIG_TABLE,
-    f"CREATE UNIQUE INDEX IF NOT EXISTS `idx_config` ON config( {','.join((*_TEXTS, *_PROBLEM[:-3]))} )",
-    _PERF_TABLE,
-    "CREATE UNIQUE INDEX IF NOT EXISTS `idx_perf_db` ON perf_db(solver, config)",
-)
+_TEXTS: Final = _PROBLEM[-3:]
+_INTEGERS: Final = _PROBLEM[:-3]
 # A query can replace the table, since it is only read. It writes the problem as a text record does.
 _PERF_DB: Final = Schema(
     table=(
@@ -95,7 +84,20 @@ _PERF_DB: Final = Schema(
     key=("config", "solver"),
     values=("problem", "params"),
     size="length(params)",
-    others=_PERF_DB_CREATE,
+    # The two tables and their indexes, as MIOpen makes them.
+    others=(
+        "CREATE TABLE IF NOT EXISTS `config` (`id` INTEGER PRIMARY KEY ASC,"
+        + ",".join(
+            [f"`{column}` TEXT NOT NULL" for column in _TEXTS] + [f"`{name}` INT NOT NULL" for name in _INTEGERS]
+        )
+        + ")",
+        f"CREATE UNIQUE INDEX IF NOT EXISTS `idx_config` ON config( {','.join((*_TEXTS, *_INTEGERS))} )",
+        (
+            "CREATE TABLE IF NOT EXISTS `perf_db` (`id` INTEGER PRIMARY KEY ASC,`solver` TEXT NOT NULL,"
+            "`config` INTEGER NOT NULL,`params` TEXT NOT NULL)"
+        ),
+        "CREATE UNIQUE INDEX IF NOT EXISTS `idx_perf_db` ON perf_db(solver, config)",
+    ),
 )
 #: The values of ``MIOPEN_FIND_ENFORCE``, and their effects on every run.
 _ACTIONS: Final = {"NONE": 1, "DB_UPDATE": 2, "SEARCH": 3, "SEARCH_DB_UPDATE": 4, "DB_CLEAN": 5}
@@ -110,14 +112,16 @@ _LEFT_SET: Final = {
     "MIOPEN_DEBUG_FIND_ONLY_SOLVER": "no other solver is used, also while tuning",
     "MIOPEN_DEBUG_PERFDB_OVERRIDE": "tuning results are ignored",
 }
-_HARM: Final = {
-    "malformed": Severity.RECOMPILES,
-    "newline": Severity.RECOMPILES,
+_DELETED: Final = "while nothing uses MIOpen, delete line {number} of {path}"
+#: The effect of each fault of a record, and its fix.
+_FAULTS: Final = {
+    "malformed": (Severity.RECOMPILES, _DELETED),
+    "newline": (Severity.RECOMPILES, "while nothing uses MIOpen: echo >> {quoted}"),
     # The finding of the line that hides it says what that costs.
-    "hidden": Severity.HARMLESS,
-    "item": Severity.HARMLESS,
-    "duplicate": Severity.WASTES,
-    "duplicate-id": Severity.WASTES,
+    "hidden": (Severity.HARMLESS, "delete the earlier line, while nothing uses MIOpen"),
+    "item": (Severity.HARMLESS, "none needed; cachectl leaves line {number} as it is"),
+    "duplicate": (Severity.WASTES, _DELETED),
+    "duplicate-id": (Severity.WASTES, _DELETED),
 }
 #: Faults of records that MIOpen still reads.
 _READ: Final = frozenset({"item", "duplicate-id"})
@@ -146,7 +150,7 @@ class TuningDatabases(MIOpenDatabases):
     def is_key(self, key: str) -> bool:
         """Check the name of the database and that a record follows."""
         file, _, rest = key.partition(SEPARATOR)
-        return bool(rest) and self.names_file(file)
+        return bool(rest) and self.named(Path(), file) is not None
 
     def row_file(self, root: Root, file: str) -> None:
         """Return nothing: no row is removed."""
@@ -154,12 +158,14 @@ class TuningDatabases(MIOpenDatabases):
 
     def table_of(self, file: DatabaseFile) -> RowFile | None:
         """Return the rows of a perf-db in sqlite; ``None`` for records of a text file."""
-        if file.name.kind not in self.tables:
-            return None
-        return self.opened(file.path, _PERF_DB)
+        return self.opened(file.path, _PERF_DB) if file.name.kind in self.tables else None
+
+    def readable(self, file: DatabaseFile) -> RecordFile:
+        """Return the records of a text file, to be read."""
+        return RecordFile(self.name, file.path, nullcontext)
 
     def records(self, root: Root, file: DatabaseFile) -> RecordFile:
-        """Return the records of a text file."""
+        """Return the records of a text file, to be changed under MIOpen's locks."""
         return RecordFile(self.name, file.path, partial(self.editing, root, file.path))
 
     # ------------------------------------------------------------------ listing
@@ -171,7 +177,7 @@ class TuningDatabases(MIOpenDatabases):
                 key = SEPARATOR.join((file.relative, *row.key))
                 yield changed(template, key=key, bytes=row.bytes, stamp=(row.rowid,))
             return
-        for found in RecordFile(self.name, file.path, nullcontext).scan():
+        for found in self.readable(file).scan():
             if isinstance(found, Record):
                 key, stamp = SEPARATOR.join((file.relative, found.key)), (found.checksum,)
                 yield changed(template, key=key, bytes=len(found.line) + 1, stamp=stamp)
@@ -194,28 +200,20 @@ class TuningDatabases(MIOpenDatabases):
 
     # ------------------------------------------------------------------ get and put
 
-    def read(self, root: Root, key: str) -> facts.Artifact | None:
-        """Read the line of a record as it stands, or a row of an sqlite file as such a line."""
-        return self.read_row(root, key)
-
-    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError] | None:
-        """Read records of one file."""
-        located = self.databases(root).find(file)
-        if located is None:
-            return None
-        detail = {**located.detail, **located.versions, "database": located.name.kind}
-        named = {key.partition(SEPARATOR)[2]: key for key in keys}
+    def load(self, file: DatabaseFile, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError]:
+        """Read the lines of records as they stand, or rows of an sqlite file as such lines."""
+        detail = {**file.detail, **versions_of(file.version), "database": file.name.kind}
+        lines = self._lines(file, [key.partition(SEPARATOR)[2] for key in keys])
+        read = {key: line for key in keys if (line := lines.get(key.partition(SEPARATOR)[2])) is not None}
         return {
-            named[name]: facts.Artifact(self.name, named[name], _FORM, line, detail)
-            if isinstance(line, bytes)
-            else line
-            for name, line in self._lines(root, located, tuple(named)).items()
+            key: facts.Artifact(self.name, key, _FORM, line, detail) if isinstance(line, bytes) else line
+            for key, line in read.items()
         }
 
-    def _lines(self, root: Root, file: DatabaseFile, names: Sequence[str]) -> Mapping[str, bytes | LayerError]:
+    def _lines(self, file: DatabaseFile, names: Sequence[str]) -> Mapping[str, bytes | LayerError]:
         """Return the lines of records of a file, by their keys in it."""
         if (rows := self.table_of(file)) is None:
-            read = self.records(root, file).read_many(names)
+            read = self.readable(file).read_many(names)
             return {name: found.line if isinstance(found, Record) else found for name, found in read.items()}
         pairs = [(config, solver) for config, _, solver in (name.partition(SEPARATOR) for name in names)]
         return {
@@ -226,27 +224,25 @@ class TuningDatabases(MIOpenDatabases):
 
     def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
         """Insert a line into a text file under MIOpen's locks. The line contains its key."""
-        file = self._writable(root, key)
+        records = self._changeable(root, self.writable(root, key))
         if not _is_of(artifact):
             raise Damaged(self.name, "the line contains another key than the one it is put under", key)
-        self.records(root, file).put(artifact.data, replace=replace)
+        records.put(artifact.data, replace=replace)
 
-    def write_rows(self, root: Root, file: str, artifacts: Sequence[facts.Artifact]) -> Mapping[str, bool | LayerError]:
-        """Insert lines into one text file, in one rewrite."""
-        del file
-        fit = [artifact for artifact in artifacts if _is_of(artifact) and record_complaint(artifact.data) is None]
-        if not fit:
-            return {}
-        located = self._writable(root, fit[0].key)
-        new = self.records(root, located).put_new([artifact.data for artifact in fit])
-        exists = EntryExists(self.name, located.path)
-        return {artifact.key: exists if done is None else done for artifact, done in zip(fit, new, strict=True)}
+    def is_usable(self, artifact: facts.Artifact) -> bool:
+        """Return whether a line is a record of its key."""
+        return _is_of(artifact) and record_complaint(artifact.data) is None
 
-    def _writable(self, root: Root, key: str) -> DatabaseFile:
-        file = self.writable(root, key)
+    def insert_new(
+        self, root: Root, file: DatabaseFile, artifacts: Sequence[facts.Artifact]
+    ) -> Sequence[bool | LayerError | None]:
+        """Insert lines in one rewrite."""
+        return self._changeable(root, file).put_new([artifact.data for artifact in artifacts])
+
+    def _changeable(self, root: Root, file: DatabaseFile) -> RecordFile:
         if self.table_of(file) is not None:
             raise Refused(self.name, f"cannot put: {_LISTED_ONLY}", file.path)
-        return file
+        return self.records(root, file)
 
     # ------------------------------------------------------------------ locks
 
@@ -269,8 +265,8 @@ class TuningDatabases(MIOpenDatabases):
             yield
             if status_at(path) is not None:
                 replace_file(marks, [str(time.monotonic_ns()).encode()])
-            elif owned_file(root, marks):
-                os.unlink(marks)
+            elif is_own_file(root, marks):
+                remove_file(marks)
 
     def _lock_folder(self, folder: Path, stack: ExitStack) -> int:
         """Open a folder of locks, or make it; no link is followed."""
@@ -292,30 +288,29 @@ class TuningDatabases(MIOpenDatabases):
 
     def in_use(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
         """Skip rows of sqlite files, and leftovers while a program has MIOpen loaded."""
-        endings = tuple(f".{kind}" for kind in self.tables)
         users = using(LIBRARIES, processes=self.environment.processes)
         for target in targets:
             if isinstance(target, Orphan):
                 yield target, None if users == () else f"MIOpen is loaded in {process_names(users)}"
             else:
-                is_row = target.key.partition(SEPARATOR)[0].endswith(endings)
-                yield target, _LISTED_ONLY if is_row else None
+                file = self.named(target.root, target.key.partition(SEPARATOR)[0])
+                yield target, None if file is None or self.table_of(file) is None else _LISTED_ONLY
 
     def remove_others(self, root: Root, targets: Sequence[facts.Removable]) -> Iterator[Part]:
         """Delete lines, and useless files. Running programs keep the records that they have read."""
         by_file: dict[str, dict[str, facts.Removable]] = {}
-        leftovers = [target for target in targets if SEPARATOR not in target.key]
         for target in targets:
             relative, separator, record = target.key.partition(SEPARATOR)
-            if separator:
-                by_file.setdefault(relative, {})[record] = target
+            # A leftover is a file of the root.
+            by_file.setdefault(relative if separator else "", {})[record or relative] = target
+        leftovers = tuple(by_file.pop("", {}).values())
         for relative, planned in by_file.items():
             yield relative, tuple(planned.values()), partial(self._remove_records, root, relative, planned)
         if leftovers:
             yield str(root.path), leftovers, partial(self._leftovers(root).remove, leftovers)
 
     def _remove_records(self, root: Root, relative: str, planned: Mapping[str, facts.Removable]) -> facts.Outcome:
-        file = self.databases(root).find(relative)
+        file = self.locate(root, relative)
         if file is None:
             gone = tuple(facts.Note(target.key, "already gone") for target in planned.values())
             return facts.Outcome(self.name, skipped=gone)
@@ -344,7 +339,7 @@ class TuningDatabases(MIOpenDatabases):
                 # Listing the rows proves that both tables have their columns.
                 rows.rows()
                 return
-            for fault in RecordFile(self.name, file.path, nullcontext).scan():
+            for fault in self.readable(file).scan():
                 if isinstance(fault, Fault):
                     yield self._finding(root, file, fault)
         except LayerError as error:
@@ -354,15 +349,10 @@ class TuningDatabases(MIOpenDatabases):
             yield changed(finding, thing=None, fix=self.fix(file.path, moved) if is_damaged else finding.fix)
 
     def _finding(self, root: Root, file: DatabaseFile, fault: Fault) -> facts.Finding:
-        fixes = {
-            "newline": f"while nothing uses MIOpen: echo >> {shlex.quote(str(file.path))}",
-            "item": f"none needed; cachectl leaves line {fault.number} as it is",
-            "hidden": "delete the earlier line, while nothing uses MIOpen",
-        }
-        delete = f"while nothing uses MIOpen, delete line {fault.number} of {file.path}"
-        fix = self.fix(file.path, fixes.get(fault.code, delete))
-        message = f"line {fault.number}: {fault.message}"
-        return facts.Finding(self.name, root.path, file.relative, _HARM[fault.code], fault.code, message, fix)
+        severity, fix = _FAULTS[fault.code]
+        own = fix.format(number=fault.number, path=file.path, quoted=shlex.quote(str(file.path)))
+        message, fix = f"line {fault.number}: {fault.message}", self.fix(file.path, own)
+        return facts.Finding(self.name, root.path, file.relative, severity, fault.code, message, fix)
 
 
 class MIOpenTuning(MIOpenLayer):
@@ -370,10 +360,10 @@ class MIOpenTuning(MIOpenLayer):
 
     name = "miopen-tuning"
     title = "MIOpen user tuning results"
-    place = places.TUNING
-    variable = SWITCH
-    # It turns the find-db off. The perf-db stays on.
-    switch = EnvSwitch(SWITCH, off="1", read=at_load(*LIBRARIES))
+    places: ClassVar[UserPlace | SystemPlace] = TUNING
+    switch = EnvSwitch("MIOPEN_DEBUG_DISABLE_FIND_DB", off="1", read=at_load(*LIBRARIES))
+    # The perf-db stays on.
+    switched_part = "MIOpen's find-db"
     precious = True
     on_network: ClassVar[Hazard | None] = Hazard(
         Severity.RISKS,
@@ -388,7 +378,7 @@ class MIOpenTuning(MIOpenLayer):
         """Read the switch of the find-db; the perf-db stays on."""
         state = super().state()
         hints = []
-        if places.read_flag(self.environment.get(SWITCH) or ""):
+        if read_flag(self.environment.get(self.switch.variable) or ""):
             hints.append("the find-db is off, the perf-db stays on")
         enforce = self.environment.get("MIOPEN_FIND_ENFORCE")
         if enforce in ("5", "DB_CLEAN"):
@@ -397,7 +387,7 @@ class MIOpenTuning(MIOpenLayer):
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch, and variables of a past tuning session."""
-        yield from places.diagnosed_flag(self, SWITCH, FIND_DB)
+        yield from super().diagnose()
         yield from self._enforced()
         for variable, outcome in _LEFT_SET.items():
             if self.environment.get(variable):

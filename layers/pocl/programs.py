@@ -1,13 +1,14 @@
 """The store of PoCL's cache: a folder for each program, folders of failed builds, and leaked temporaries.
 
-The files of one program are described in :mod:`cachectl.layers.formats.pocl_programs`. Source:
-``lib/CL/pocl_cache.c``.
+The files of one program are described in :mod:`cachectl.layers.formats.pocl_programs`. Files and folders with other
+names are left alone. Sources: ``lib/CL/pocl_cache.c``, ``lib/CL/pocl_file_util.c``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Final
 
@@ -18,13 +19,12 @@ from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.store import unreadable
 from cachectl.layers.formats import pocl_programs
-from cachectl.layers.formats.pocl_programs import BITCODE, MEMBERS, NO_PROGRAM
+from cachectl.layers.formats.pocl_programs import BITCODE, DRAWN, MEMBERS, NO_PROGRAM
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.host.processes import age_of, process_names
-from cachectl.layers.pocl.orphans import LEVELS, NAMED, UNCACHED, shape_of
-from cachectl.layers.pocl.roots import users_of
+from cachectl.layers.pocl import users_of
 from cachectl.layers.stores.archive import pack, unpack
-from cachectl.layers.stores.tree import Leaf, Tree
+from cachectl.layers.stores.tree import Leaf, OrphanRule, Shape, Tree
 from cachectl.layers.stores.tree_store import TreeStore
 
 #: Seconds without change after which no compile can be using an entry: longer than any one compile.
@@ -33,6 +33,50 @@ ENTRY_REST: Final = 600.0
 ORPHAN_REST: Final = 3600.0
 #: Seconds by which the clocks of files and processes may differ.
 _CLOCK_ERROR: Final = 5.0
+
+#: Drawn characters that are no word, for folders that may contain files of others: one draw in ninety is a word, and a
+#: word is more likely somebody's own name.
+_NO_WORD: Final = f"(?=.*[0-9]|.+[A-Z]){DRAWN}"
+#: Begins the name of a program's folder that is built with the cache off.
+UNCACHED: Final = "_UNCACHED_"
+_SUFFIX: Final = r"\.(?:cl|preproc\.cl|so|so\.o|spirv|spv|bc|s|binary|map)"
+
+
+def _leaked(drawn: str) -> tuple[OrphanRule, OrphanRule]:
+    """Return the rules for leaked temporaries with these random characters in their names."""
+    leaked, uncached = regex(f"tempfile_{drawn}"), regex(f"{UNCACHED}{drawn}")
+    return (
+        OrphanRule(leaked, "leaked by a PoCL process", idle_only=False, empty=True, private=True),
+        OrphanRule(uncached, "a program built with the cache off", private=True, members=MEMBERS),
+    )
+
+
+def _compiling(drawn: str) -> OrphanRule:
+    """Return the rule for a compile's temporaries, which is safe only in a folder with PoCL's name."""
+    return OrphanRule(regex(f"tempfile_{drawn}{_SUFFIX}"), "a compile's temporary file", private=True)
+
+
+#: Headers handed to a compile may have any name, so they are recognised only in a folder that belongs to PoCL alone.
+_HEADERS: Final = OrphanRule(
+    regex(f"tempdir_{DRAWN}"), "a compile's temporary folder", private=True, members=regex(".*", re.DOTALL)
+)
+LEVELS: Final = (regex("[A-P]{2}"), regex("[A-P]{37}"))
+#: A purge beside a running PoCL leaves these: PoCL makes one if it is missing, then a program's folder in it, and the
+#: build fails if it vanishes between the two (``pocl_mkdir_p`` in ``lib/CL/pocl_file_util.c``).
+_EMPTY: Final = OrphanRule(LEVELS[0], "an empty folder of programs", members=regex("(?!)"))
+#: Shapes of three kinds of root: any folder, one whose name contains ``pocl``, and one that PoCL alone uses.
+NAMED: Final = Shape(LEVELS, folders=True, members=MEMBERS, orphans=_leaked(_NO_WORD), first=(BITCODE, "program.spv"))
+_BEARING: Final = NAMED._replace(
+    orphans=(*_leaked(_NO_WORD), _compiling(_NO_WORD)), empty=_EMPTY._replace(private=True)
+)
+_OWN: Final = NAMED._replace(orphans=(*_leaked(DRAWN), _compiling(DRAWN), _HEADERS), empty=_EMPTY)
+
+
+def shape_of(root: Root) -> Shape:
+    """Return the shape of a root: the less certain it is that PoCL alone uses it, the fewer temporaries it has."""
+    if root.path.name == root.role:
+        return _OWN
+    return _BEARING if "pocl" in root.path.name.lower() else NAMED
 
 
 class Programs(TreeStore):
@@ -49,8 +93,8 @@ class Programs(TreeStore):
         With ``contents=False`` the kernels of a program with a shortened kernel name are unknown: only its files hold
         the whole name.
         """
-        for leaf in self.tree(root).scan():
-            yield from self._found(root, leaf, contents=contents)
+        for leaf in self.tree_of(root).scan():
+            yield from self._described(root, leaf, contents=contents)
 
     def find(self, root: Root, selection: Selection) -> Iterator[facts.Found]:
         """Compare the names of kernel folders; read only programs with shortened names."""
@@ -62,47 +106,43 @@ class Programs(TreeStore):
         shortened = f"(?={pocl_programs.SHORTENED.pattern}\\Z){re.escape(prefix)}.*"
         child = regex(f"(?:{pattern.pattern})|(?s:{shortened})", pattern.flags)
         for leaf in Tree(self.name, root.path, shape_of(root), child=child).scan():
-            yield from self._found(root, leaf, contents=True)
+            yield from self._described(root, leaf, contents=True)
 
-    def iter_usage(self, root: Root) -> Iterator[facts.Counted]:
+    def iter_usage(self, root: Root) -> Iterator[facts.Found]:
         """Yield programs without the names of their kernels."""
-        for leaf in self.tree(root).scan():
+        for leaf in self.tree_of(root).scan():
             if isinstance(leaf, Problem):
                 yield leaf
             else:
                 yield self._orphan(root, leaf) or leaf.entry(self.name, root.path)
 
-    def _found(self, root: Root, leaf: Leaf | Problem, *, contents: bool) -> Iterator[facts.Found]:
+    def _described(self, root: Root, leaf: Leaf | Problem, *, contents: bool) -> Iterator[facts.Found]:
         """Yield the entry or orphan of a leaf, and a problem for each of its files that could not be read."""
-        unread: dict[str, LayerError] = {}
-        yield leaf if isinstance(leaf, Problem) else self._describe(root, leaf, unread, contents=contents)
-        for key, error in unread.items():
-            yield Problem(root.path / key, "unreadable", error.message)
-
-    def _describe(self, root: Root, leaf: Leaf, unread: dict[str, LayerError], *, contents: bool) -> Removable:
+        if isinstance(leaf, Problem):
+            yield leaf
+            return
         if (orphan := self._orphan(root, leaf)) is not None:
-            return orphan
+            yield orphan
+            return
+        unread: dict[str, LayerError] = {}
         paths = [member.path for member in leaf.members]
-        names = pocl_programs.kernel_names(paths, partial(self._content, root, leaf, unread) if contents else _unread)
+        names = pocl_programs.kernel_names(
+            paths, partial(self._content, root, leaf, unread) if contents else lambda _: None
+        )
         # A kernel has a folder once it was launched.
         kernels = sorted(name for name in names.values() if name is not None)
         variants = pocl_programs.variants(paths)
         program, used = leaf.member(BITCODE), leaf.member("last_accessed")
-        return facts.Entry(
-            layer=self.name,
-            key=leaf.key,
-            root=root.path,
-            bytes=leaf.bytes,
-            disk=leaf.disk,
-            files=len(leaf.members),
+        yield replace(
+            leaf.entry(self.name, root.path),
             created=None if program is None else program.modified,
-            modified=leaf.modified,
             used=None if used is None else used.modified,
             # An incomplete list would hide kernels from a selection.
             kernels=tuple(kernels) if kernels and len(kernels) == len(names) else None,
             detail={names[folder] or folder: " ".join(found) for folder, found in variants.items()},
-            stamp=leaf.stamp,
         )
+        for key, error in unread.items():
+            yield Problem(root.path / key, "unreadable", error.message)
 
     def _orphan(self, root: Root, leaf: Leaf) -> facts.Orphan | None:
         """Return a leaf that is no program."""
@@ -115,17 +155,18 @@ class Programs(TreeStore):
     def _content(self, root: Root, leaf: Leaf, unread: dict[str, LayerError], path: str) -> bytes | None:
         """Read a file of a program; ``None`` where it is missing, or unreadable, which is added to ``unread``."""
         try:
-            return self.tree(root).read_file(leaf.key, path)
+            return self.tree_of(root).read_file(leaf.key, path)
         except LayerError as error:
             unread[f"{leaf.key}/{path}"] = error
             return None
 
     def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
         """Compare with the names of programs and temporaries."""
-        return self.tree(root).shape.owns(parts)
+        return self.tree_of(root).shape.owns(parts)
 
-    def tree(self, root: Root) -> Tree:
+    def tree_of(self, root: Root, key: str = "") -> Tree:
         """Return the tree of programs of a root."""
+        del key
         return Tree(self.name, root.path, shape_of(root))
 
     # ------------------------------------------------------------------ get and put
@@ -139,7 +180,7 @@ class Programs(TreeStore):
 
         Raises :class:`Damaged` where PoCL could not use the program, for example while it is being built.
         """
-        members = self.tree(root).read_members(key)
+        members = self.tree_of(root).read_members(key)
         if members is None:
             return None
         kept = {
@@ -150,11 +191,6 @@ class Programs(TreeStore):
             return None
         kernels = sorted(name or folder for folder, name in pocl_programs.kernel_names(kept, kept.get).items())
         return facts.Artifact(self.name, key, self.forms[0], pack(kept), {"kernels": " ".join(kernels)})
-
-    def tree_of(self, root: Root, key: str) -> Tree:
-        """Return the only tree."""
-        del key
-        return self.tree(root)
 
     def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
         """Check every file, since PoCL tests only whether they exist."""
@@ -172,14 +208,11 @@ class Programs(TreeStore):
 
     def demand_replaceable(self, root: Root, key: str, files: Mapping[str, bytes]) -> None:
         """Refuse to replace a program that PoCL may be using."""
-        if self.tree(root).standing(key) not in (None, files):
-            self._demand_unused(root, key)
-
-    def _demand_unused(self, root: Root, key: str) -> None:
-        """Raise :class:`Busy` while a process of this user may use PoCL with this root."""
-        if (users := users_of(root.path, self.environment)) != ():
-            named = process_names(users, processes=self.environment.processes)
-            raise Busy(self.name, f"is not replaced while PoCL is in use by {named}", key)
+        if self.tree_of(root).standing(key) not in (None, files):
+            users = users_of(root.path, self.environment)
+            if users != ():
+                named = process_names(users, processes=self.environment.processes)
+                raise Busy(self.name, f"is not replaced while PoCL is in use by {named}", key)
 
     # ------------------------------------------------------------------ clear
 
@@ -222,7 +255,7 @@ class Programs(TreeStore):
 
     def remove(self, root: Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Rename programs away, then delete them; never the top folder."""
-        return self.tree(root).remove(targets, tidy=partial(self._is_unused, root))
+        return self.tree_of(root).remove(targets, tidy=partial(self._is_unused, root))
 
     def _is_unused(self, root: Root) -> bool:
         """Return whether no process can be using a root: other machines may use it on a network file system."""
@@ -234,7 +267,7 @@ class Programs(TreeStore):
 
     def verify(self, root: Root) -> Iterator[facts.Finding]:
         """Check that bitcode and native files are whole: PoCL checks nothing, and fails with a damaged one."""
-        tree = self.tree(root)
+        tree = self.tree_of(root)
         for leaf in tree.scan():
             if isinstance(leaf, Problem):
                 yield self.to_finding(root, leaf)
@@ -243,7 +276,13 @@ class Programs(TreeStore):
                 continue
             unread: dict[str, LayerError] = {}
             for path, message in self._damage(tree, leaf, unread):
-                yield self._damaged(root, leaf, path, message)
+                severity, effect = Severity.FAILS, ""
+                if path.endswith(pocl_programs.OBJECT):
+                    # PoCL links these itself, and compiles the kernel again, once, if that fails.
+                    severity, effect = Severity.HEALS, "; PoCL compiles the kernel again"
+                fix, thing = f"cachectl purge --damaged {self.name}", leaf.entry(self.name, root.path)
+                text = f"{path}: {message}{effect}"
+                yield facts.Finding(self.name, root.path, leaf.key, severity, "magic", text, fix, thing)
             for path, error in unread.items():
                 yield self.to_finding(root, unreadable(root.path / f"{leaf.key}/{path}", error))
 
@@ -264,18 +303,27 @@ class Programs(TreeStore):
                     contents[member.path] = data
         yield from pocl_programs.damage(contents)
 
-    def _damaged(self, root: Root, leaf: Leaf, path: str, message: str) -> facts.Finding:
-        severity = Severity.FAILS
-        if path.endswith(pocl_programs.OBJECT):
-            # PoCL links these itself, and compiles the kernel again, once, if that fails.
-            severity, message = Severity.HEALS, f"{message}; PoCL compiles the kernel again"
-        fix = f"cachectl purge --damaged {self.name}"
-        thing = leaf.entry(self.name, root.path)
-        return facts.Finding(self.name, root.path, leaf.key, severity, "magic", f"{path}: {message}", fix, thing)
+    # ------------------------------------------------------------------ tagged builds
 
+    def find_tagged(
+        self, root: Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[Removable, str]]:
+        """Yield what tagged builds left, as :meth:`Tagging.find_tagged` says.
 
-def _unread(path: str) -> bytes | None:  # noqa: ARG001 - the signature of a reader
-    return None
+        A kernel launched in a new work-group shape after its program was removed leaves a folder without bitcode.
+        """
+        tree = self.tree_of(root)
+        for leaf in tree.scan():
+            if isinstance(leaf, Problem) or leaf.modified < since:
+                continue
+            if leaf.orphan_rule is not None:
+                # The source of a build that failed in the preprocessor.
+                if (found := tag.search(leaf.key.encode())) is not None:
+                    yield leaf.orphan(root.path), found[0].decode()
+                continue
+            found = tag.search(b"".join(tree.read_file(leaf.key, file) or b"" for file in (BITCODE, "build.log")))
+            if found is not None or leaf.key in known:
+                yield leaf.entry(self.name, root.path), "" if found is None else found[0].decode()
 
 
 def _demand_whole(layer: str, contents: Mapping[str, bytes], key: str) -> None:

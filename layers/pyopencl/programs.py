@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.environment import Environment, release_of
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import Problem, Root, Severity
 from cachectl.layers.base.lazy import module, regex
@@ -23,12 +24,13 @@ from cachectl.layers.disk.handles import blocks_of, opened
 from cachectl.layers.disk.locks import is_abandoned, presence_lock, remove_abandoned
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import means_no_file
+from cachectl.layers.formats import source_info
 from cachectl.layers.formats.opencl_source import kernel_names
 from cachectl.layers.host.drivers import opencl_drivers
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.host.processes import process_names, using
-from cachectl.layers.pyopencl import info as pyopencl_info
-from cachectl.layers.pytools import Staleness, staleness
+from cachectl.layers.pyopencl import bypassed_on
+from cachectl.layers.pytools.dictionaries import Staleness, staleness
 from cachectl.layers.stores.archive import unpack
 from cachectl.layers.stores.tree import Guard, Leaf, Shape, Tree
 from cachectl.layers.stores.tree_store import TreeStore
@@ -38,11 +40,6 @@ if TYPE_CHECKING:
 else:
     device_binaries = module("cachectl.layers.formats.device_binaries")
 
-#: Platforms whose drivers cache source builds, so that PyOpenCL leaves its own cache alone
-#: (``pyopencl/characterize/__init__.py``, ``has_src_build_cache``).
-_BYPASSED_ON: Final = frozenset({"PoCL", "NVIDIA"})
-#: The first release that does: 2024.2.2 still keeps the programs of every driver.
-_BYPASSES_SINCE: Final = (2024, 2, 3)
 _BASE: Final = regex(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
 _FILES: Final = frozenset({"source.cl", "binary", "info"})
 _MEMBERS: Final = regex("source\\.cl|binary|info")
@@ -55,20 +52,6 @@ STALE_LOCK: Final = 120.0
 _LOCK: Final = "lock"
 #: The largest header that is read, in bytes.
 _HEADER: Final = 1 << 26
-
-
-def bypassed_on(environment: Environment) -> frozenset[str]:
-    """Return the makers of the drivers whose programs PyOpenCL does not keep, by its release here.
-
-    Where an environment's own Python has no PyOpenCL, another known one may.
-    """
-    versions = [environment.installed("pyopencl")]
-    if versions == [None]:
-        from cachectl.layers.host.pythons import pythons_of
-
-        versions = [python.installed("pyopencl") for python in pythons_of(environment) if python.present]
-    releases = filter(None, map(release_of, versions))
-    return frozenset() if any(release < _BYPASSES_SINCE for release in releases) else _BYPASSED_ON
 
 
 class ProgramFolders(TreeStore):
@@ -89,16 +72,36 @@ class ProgramFolders(TreeStore):
             return "a program of another machine"
         return None if users == () else process_names(users)
 
+    def stale_locks(self, root: Root, *, consulted: bool) -> Iterator[facts.Finding]:
+        """Yield a finding for each lock that was held too long; ``consulted`` says whether programs wait for it."""
+        for lock in self.locks(root):
+            try:
+                age = self.environment.clock() - lock.lstat().st_mtime
+            except OSError:
+                # It was released meanwhile.
+                continue
+            if age <= STALE_LOCK:
+                continue
+            outcome = (
+                "every build waits a minute for it, and fails" if consulted else "no build of this set-up asks for it"
+            )
+            severity, fix = Severity.FAILS, f"rm {shlex.quote(str(lock))}"
+            if (holder := self.possible_holder(lock)) is None:
+                message = f"an abandoned lock, {age:.0f} s old; PyOpenCL holds it for milliseconds"
+            else:
+                message = f"a lock has been held for {age:.0f} s, perhaps by {holder} (stopped?)"
+                severity, fix = Severity.RISKS, f"end {holder}, then: {fix}"
+            severity = severity if consulted else Severity.HARMLESS
+            key, text = str(lock.relative_to(root.path)), f"{message}: {outcome}"
+            yield facts.Finding(self.name, root.path, key, severity, "lock", text, fix)
+
     # ------------------------------------------------------------------ listing
 
     def scan(self, root: Root, *, contents: bool = True) -> Iterator[facts.Found]:
         """Yield programs, with a problem for each missing or empty half."""
-        tree = self.tree(root)
+        tree = self.tree_of(root)
         for leaf in tree.scan():
-            if isinstance(leaf, Problem):
-                yield leaf
-            else:
-                yield from self._found(root, tree, leaf, contents=contents)
+            yield from self._described(root, tree, leaf, contents=contents)
         yield from self._abandoned_locks(root)
 
     def _abandoned_locks(self, root: Root) -> Iterator[facts.Orphan]:
@@ -118,53 +121,44 @@ class ProgramFolders(TreeStore):
         found = sorted(root.path.glob(f"*/{_LOCK}"))
         return [lock for lock in found if _BASE.fullmatch(lock.parent.name) and not lock.parent.is_symlink()]
 
-    def _found(self, root: Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[facts.Found]:
+    def _described(self, root: Root, tree: Tree, leaf: Leaf | Problem, *, contents: bool) -> Iterator[facts.Found]:
+        if isinstance(leaf, Problem):
+            yield leaf
+            return
         if leaf.orphan_rule is not None or not leaf.members:
             yield leaf.orphan(root.path, None if leaf.orphan_rule is not None else "an empty program folder")
-        else:
-            yield from self._describe(root, tree, leaf, contents=contents)
-
-    def _describe(self, root: Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[facts.Found]:
+            return
         for half in ("info", "binary"):
             member = leaf.member(half)
             if member is None or not member.bytes:
                 yield Problem(root.path / leaf.key, "half", f"{half} is {'missing' if member is None else 'empty'}")
-        staleness = self._staleness(leaf.key)
-        source = None
+        # The key has only the version of Python.
+        python, source = _python_of(leaf.key), None
+        stale = staleness(self.environment, "built under", python, lambda _: None, lambda _: True)
         try:
             if contents:
                 # PyOpenCL rebuilds an entry whose header has changed, under any Python.
-                staleness = _staleness_by_headers(tree.read_file(leaf.key, "info") or b"") or staleness
+                stale = _staleness_by_headers(tree.read_file(leaf.key, "info") or b"") or stale
                 source = tree.read_file(leaf.key, "source.cl")
         except LayerError as error:
             yield Problem(root.path / leaf.key, "unreadable", error.message)
-            staleness = Staleness(stale=None, because="unknown: the entry could not be read")
-        yield facts.Entry(
-            layer=self.name,
-            key=leaf.key,
-            root=root.path,
-            bytes=leaf.bytes,
-            disk=leaf.disk,
-            files=len(leaf.members),
-            modified=leaf.modified,
+            stale = Staleness(stale=None, because="unknown: the entry could not be read")
+        yield replace(
+            leaf.entry(self.name, root.path),
             kernels=None if source is None else kernel_names(source),
-            versions={"python": _python_of(leaf.key)},
-            stale=staleness.stale,
-            stale_because=staleness.because,
-            stamp=leaf.stamp,
+            versions={"python": python},
+            stale=stale.stale,
+            stale_because=stale.because,
         )
-
-    def _staleness(self, key: str) -> Staleness:
-        """Return whether a known Python could still load the program: the key has only the version of Python."""
-        return staleness(self.environment, "built under", _python_of(key), lambda _: None, lambda _: True)
 
     def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
         """Compare with the name of the folders of each Python."""
         del root
         return _BASE.fullmatch(parts[0]) is not None
 
-    def tree(self, root: Root) -> Tree:
+    def tree_of(self, root: Root, key: str = "") -> Tree:
         """Return the tree of programs of a root."""
+        del key
         return Tree(self.name, root.path, _SHAPE)
 
     # ------------------------------------------------------------------ get and put
@@ -175,15 +169,10 @@ class ProgramFolders(TreeStore):
 
     def read(self, root: Root, key: str) -> facts.Artifact | None:
         """Read source, binary and info as a deterministic tar."""
-        data = self.tree(root).read(key)
+        data = self.tree_of(root).read(key)
         return (
             None if data is None else facts.Artifact(self.name, key, self.forms[0], data, {"python": _python_of(key)})
         )
-
-    def tree_of(self, root: Root, key: str) -> Tree:
-        """Return the only tree."""
-        del key
-        return self.tree(root)
 
     def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
         """Check binary and info, since a damaged one fails its program in every run."""
@@ -229,8 +218,8 @@ class ProgramFolders(TreeStore):
 
     def _remove_from(self, root: Root, base: str, planned: tuple[facts.Removable, ...]) -> facts.Outcome:
         if not _BASE.fullmatch(base):
-            return self.tree(root).remove(planned)
-        return self.tree(root).remove(planned, guard=partial(self._locked, root, base))
+            return self.tree_of(root).remove(planned)
+        return self.tree_of(root).remove(planned, guard=partial(self._locked, root, base))
 
     @contextmanager
     def _locked(self, root: Root, base: str, handle: int) -> Iterator[None]:
@@ -256,7 +245,7 @@ class ProgramFolders(TreeStore):
 
     def verify(self, root: Root) -> Iterator[facts.Finding]:
         """Check that info is the pickle that PyOpenCL stores, and that the binary is whole if its kind is known."""
-        tree = self.tree(root)
+        tree = self.tree_of(root)
         for leaf in tree.scan():
             if isinstance(leaf, Problem):
                 yield self.to_finding(root, leaf)
@@ -288,7 +277,7 @@ class ProgramFolders(TreeStore):
         return None
 
     def _damage(self, binary: bytes, info: bytes) -> device_binaries.BinaryDamage | None:
-        damage, complaint = self._binary_damage(binary), pyopencl_info.complaint(info)
+        damage, complaint = self._binary_damage(binary), source_info.complaint(info)
         return device_binaries.BinaryDamage(complaint) if damage is None and complaint is not None else damage
 
     def _binary_damage(self, binary: bytes) -> device_binaries.BinaryDamage | None:
@@ -335,7 +324,7 @@ def _staleness_by_headers(info: bytes) -> Staleness | None:
     """
     import hashlib
 
-    for path, changed, digest in pyopencl_info.dependencies(info):
+    for path, changed, digest in source_info.dependencies(info):
         try:
             if os.stat(path).st_mtime == changed:
                 continue

@@ -23,8 +23,9 @@ from cachectl.layers.disk.presence import is_plain_file, means_absent
 from cachectl.layers.formats import pdict
 from cachectl.layers.formats.pickles import complaint as pickle_complaint
 from cachectl.layers.formats.pickles import is_foreign, is_framed
+from cachectl.layers.stores.database import disk_usage, without_companion
 from cachectl.layers.stores.row_store import Rows
-from cachectl.layers.stores.rows import RowFile, Schema, disk_usage, without_companion
+from cachectl.layers.stores.rows import RowFile, Schema
 from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree, always, scan_each
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ SCHEMA: Final = Schema(
     values=("key_value",),
     size="length(key_value)",
 )
-#: What loopy writes for a package that does not say its version.
-UNKNOWN: Final = "_UNKNOWN_"
 #: Entries of generations before v5: folders.
 _FOLDERS = (
     Shape(pdict.V4_LEVELS, folders=True, members=pdict.V4_MEMBERS),
@@ -55,7 +54,7 @@ class Staleness(NamedTuple):
 
 
 #: Takes a dictionary, and what its entries have in common; yields its rows, one by one or together.
-_Look = Callable[[RowFile, Entry], Iterator["Entry | facts.Bulk"]]
+_Look = Callable[[RowFile, Entry], Iterator["Entry | facts.Housekeeping"]]
 
 
 class Dictionaries(Rows):
@@ -115,23 +114,19 @@ class Dictionaries(Rows):
 
     def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
         """Yield rows of v5 dictionaries and folders of older ones; without contents no pickle is read."""
-        for found in self._scan(root, partial(_list, contents=contents)):
-            if not isinstance(found, facts.Bulk):
-                yield found
+        yield from self._scan(root, partial(_list, contents=contents))
 
     def find(self, root: Root, selection: Selection) -> Iterator[Found]:
         """Read only rows whose bytes contain the kernel's name: pickles store text as it is."""
         # Text that cannot be encoded is in no row; the selection reports that.
         part = selection.kernel_part.encode() if selection.kernel_part.isprintable() else b""
-        for found in self._scan(root, partial(_list, contents=True, part=part)):
-            if not isinstance(found, facts.Bulk):
-                yield found
+        yield from self._scan(root, partial(_list, contents=True, part=part))
 
-    def iter_usage(self, root: Root) -> Iterator[facts.Counted]:
+    def iter_usage(self, root: Root) -> Iterator[Found]:
         """Yield the rows of each v5 dictionary together, summed by sqlite."""
         yield from self._scan(root, _weigh)
 
-    def _scan(self, root: Root, look: _Look) -> Iterator[facts.Counted]:
+    def _scan(self, root: Root, look: _Look) -> Iterator[Found]:
         for name in self.dictionaries(root):
             if name.generation == "v5":
                 yield from self._scan_file(root, name, look)
@@ -142,18 +137,15 @@ class Dictionaries(Rows):
                 yield found.orphan(root.path)
             else:
                 template = self._template(root, name_of_folder)
-                files, modified = len(found.members), found.modified
                 yield replace(
-                    template,
-                    key=found.key,
-                    bytes=found.bytes,
-                    files=files,
-                    modified=modified,
-                    disk=found.disk,
-                    stamp=found.stamp,
+                    found.entry(self.name, root.path),
+                    versions=template.versions,
+                    stale=template.stale,
+                    stale_because=template.stale_because,
+                    detail=template.detail,
                 )
 
-    def _scan_file(self, root: Root, name: pdict.DictionaryName, look: _Look) -> Iterator[facts.Counted]:
+    def _scan_file(self, root: Root, name: pdict.DictionaryName, look: _Look) -> Iterator[Found]:
         """Yield the rows that a look into a dictionary gives, then the rest of its files."""
         path = root.path / name.file
         template = self._template(root, name)
@@ -308,10 +300,12 @@ def _list(rows: RowFile, template: Entry, *, contents: bool, part: bytes = b"") 
         yield replace(template, key=key, bytes=row.bytes, kernels=kernels, stamp=stamp)
 
 
-def _weigh(rows: RowFile, template: Entry) -> Iterator[facts.Bulk]:
+def _weigh(rows: RowFile, template: Entry) -> Iterator[facts.Housekeeping]:
     weight, moment = rows.sum(), template.written_before
     if weight.rows:
-        yield facts.Bulk(weight.rows, 0, weight.bytes, moment, moment, template.stale)
+        yield facts.Housekeeping(
+            template.key, template.root, weight.bytes, 0, moment, template.stale, entries=weight.rows
+        )
 
 
 def staleness(
@@ -368,16 +362,16 @@ def _miss(name: pdict.DictionaryName, is_real: bool, python: Python) -> str | No
         return f"pytools {pytools} names and stores its dictionaries differently"
     for package, version in name.packages.items():
         installed = python.installed(package)
-        if installed is not None and version not in (installed, UNKNOWN):
+        if installed is not None and version not in (installed, pdict.UNKNOWN):
             return f"written with {package} {version}, {installed} is installed"
-    needed = ("pytools", *(package for package, version in name.packages.items() if version != UNKNOWN))
+    needed = ("pytools", *(package for package, version in name.packages.items() if version != pdict.UNKNOWN))
     absent = next((one for one in needed if python.installed(one) is None), None)
     return f"{absent} is not installed for {python.path}" if absent and is_real else None
 
 
 def _has_made(name: pdict.DictionaryName, python: Python) -> bool:
     """Return whether the versions of packages in a dictionary's name have been seen at a Python."""
-    packages = {package: version for package, version in name.packages.items() if version != UNKNOWN}
+    packages = {package: version for package, version in name.packages.items() if version != pdict.UNKNOWN}
     generations = {_generation(version) for version in python.seen.get("pytools", ())}
     return (name.generation, name.dash) in generations and all(starmap(python.has_had, packages.items()))
 

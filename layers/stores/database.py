@@ -25,14 +25,15 @@ import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from cachectl.layers.base.errors import Busy, Refused, Unreachable
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.disk.locking import wait_until
+from cachectl.layers.disk.handles import blocks_of
+from cachectl.layers.disk.locking import try_record_lock, wait_until
 from cachectl.layers.disk.plain import borrow, open_plain, plain_identity, read_locked, release
 from cachectl.layers.disk.presence import nearest, status_at
 from cachectl.layers.disk.trust import shared_because
@@ -51,6 +52,7 @@ _OPEN_LOCK: Final = 128
 _FLOCK: Final = "hhqqi4x"
 #: Characters of a foreign name shown in messages.
 _LONGEST: Final = 80
+_CHUNK: Final = 1 << 20
 _QUOTES: Final = regex(r'[`"\[\]]')
 _TOKEN: Final = regex(r"\w+|[^\w\s]")
 
@@ -58,6 +60,51 @@ _TOKEN: Final = regex(r"\w+|[^\w\s]")
 def companion(path: Path, suffix: str) -> Path:
     """Return the path of the file that sqlite keeps next to a database."""
     return path.with_name(path.name + suffix)
+
+
+def without_companion(name: str) -> str:
+    """Return the name of the database to which a sqlite companion file belongs; any other name unchanged."""
+    return next((name.removesuffix(ending) for ending in COMPANIONS if name.endswith(ending)), name)
+
+
+class DiskUsage(NamedTuple):
+    """Files of a database, their bytes, and their disk blocks in bytes, ``None`` if the system does not say."""
+
+    files: int
+    bytes: int
+    disk: int | None
+
+
+def disk_usage(path: Path) -> DiskUsage:
+    """Count a database and the files that sqlite keeps next to it."""
+    found = []
+    for suffix in ("", *COMPANIONS):
+        with suppress(FileNotFoundError):
+            found.append(companion(path, suffix).stat())
+    blocks = [size for size in map(blocks_of, found) if size is not None]
+    return DiskUsage(
+        len(found), sum(status.st_size for status in found), sum(blocks) if len(blocks) == len(found) else None
+    )
+
+
+def file_stamp(path: Path) -> tuple[int, ...]:
+    """Return the version stamp of a plain file (inode, bytes, last change). Raises :class:`OSError` for others."""
+    plain_identity(path)
+    status = path.lstat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def require_readable(layer: str, path: Path) -> None:
+    """Raise :class:`Unreachable` if a file cannot be read to its end: sqlite takes that for damage too."""
+    try:
+        handle = open_plain(path)
+        try:
+            while os.read(handle, _CHUNK):
+                pass
+        finally:
+            release(handle)
+    except OSError as error:
+        raise Unreachable(layer, f"cannot be read: {error.strerror or error}", path) from error
 
 
 def is_wal(header: bytes) -> bool:
@@ -191,21 +238,9 @@ def exclusively_locked(layer: str, path: Path, lock_timeout: float) -> Iterator[
 
     Raises :class:`Busy` after ``lock_timeout`` seconds, and :class:`OSError` for anything but a plain file.
     """
-    try:
-        import fcntl
-    except ImportError as error:
-        raise Refused(layer, "this platform has no record locks", path) from error
     handle = open_plain(path, flags=os.O_RDWR)
-
-    def is_locked() -> bool:
-        try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, _LOCKED_BYTES, _FIRST_LOCKED)
-        except (BlockingIOError, PermissionError):
-            return False
-        return True
-
     try:
-        if not wait_until(is_locked, lock_timeout):
+        if not wait_until(partial(try_record_lock, handle, _LOCKED_BYTES, _FIRST_LOCKED), lock_timeout):
             raise locked_too_long(layer, path, lock_timeout)
         yield
     finally:

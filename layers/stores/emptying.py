@@ -23,6 +23,8 @@ import struct
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from cachectl.layers.disk.atomic import cut
+
 #: Sizes of a page of the empty database, the smaller first: sqlite allows no smaller one.
 _PAGE_SIZES: Final = (512, 1024)
 _HEADER: Final = 100
@@ -124,7 +126,7 @@ def write_empty(handle: int, image: Image) -> None:
     """
     _write(handle, image.prepared, len(image.commit))
     _write(handle, image.commit, 0)
-    os.ftruncate(handle, image.size)
+    cut(handle, image.size)
 
 
 def _write(handle: int, data: bytes, place: int) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
 from cachectl.layers.base.limits import LARGEST_RECORDS, too_large
-from cachectl.layers.disk.atomic import replace_file
+from cachectl.layers.disk.atomic import remove_file, replace_file
 from cachectl.layers.disk.plain import open_plain, read_plain
 
 
@@ -96,34 +96,29 @@ class RecordFile:
         """
         if complaint := record_complaint(line):
             raise Damaged(self.layer, complaint, self.path)
-        if _place_of(line, split_lines(self._content()))[1] == line:
-            return
-        with self._translated("write"), self.lock():
-            lines = split_lines(self._content())
-            index, standing = _place_of(line, lines)
-            if standing not in (None, line) and not replace:
-                raise EntryExists(self.layer, self.path)
-            lines[index : index + 1] = [line]
-            self._rewrite(lines)
+        (result,) = self.put_new([line], replace=replace)
+        if isinstance(result, LayerError):
+            raise result
+        if result is None:
+            raise EntryExists(self.layer, self.path)
 
-    def put_new(self, lines: Sequence[bytes]) -> Sequence[bool | LayerError | None]:
-        """Insert the records whose keys are free, in one rewrite.
+    def put_new(self, lines: Sequence[bytes], *, replace: bool = False) -> Sequence[bool | LayerError | None]:
+        """Insert the records whose keys are free, in one rewrite; with ``replace`` all, in the places of others.
 
         Returns for each: ``True`` if it was inserted, or the error; ``False`` if the same record is present, ``None``
         if a different one is. Raises :class:`LayerError` if the file cannot be read.
         """
-        new, done = _free_lines(lines, split_lines(self._content()))
-        if not new:
+        _, done = _with_lines(lines, split_lines(self._content()), replace=replace)
+        if True not in done:
             return done
         try:
             with self._translated("write"), self.lock():
-                standing = split_lines(self._content())
-                new, done = _free_lines(lines, standing)
-                if new:
-                    self._rewrite([*standing, *new])
+                content, done = _with_lines(lines, split_lines(self._content()), replace=replace)
+                if True in done:
+                    self._rewrite(content)
         except LayerError as error:
             # The record may be in the file already: a retry would find it and take it for an older one.
-            return [error if one else one for one in done]
+            return [error if is_new else is_new for is_new in done]
         return done
 
     def delete(self, checksums: Mapping[str, int]) -> set[str]:
@@ -146,8 +141,7 @@ class RecordFile:
         if any(lines):
             replace_file(self.path, [b"".join(line + b"\n" for line in lines)])
         else:
-            with suppress(FileNotFoundError):
-                os.unlink(self.path)
+            remove_file(self.path)
 
     def _content(self) -> bytes:
         with self._translated("read"), suppress(FileNotFoundError):
@@ -188,21 +182,26 @@ def items_of(line: bytes) -> dict[bytes, bytes]:
     return items
 
 
-def _free_lines(lines: Sequence[bytes], standing: Sequence[bytes]) -> tuple[list[bytes], list[bool | None]]:
-    """Return the lines with free keys, and for each line the result of :meth:`put_new`."""
+def _with_lines(
+    lines: Sequence[bytes], standing: list[bytes], *, replace: bool
+) -> tuple[list[bytes], list[bool | None]]:
+    """Return the lines of a file with these inserted, and for each the result of :meth:`RecordFile.put_new`."""
     # Filled from the end, so that the first of equal keys wins.
-    first = {_key(line): line for line in reversed(standing)}
-    new: list[bytes] = []
+    places = {_key(line): place for place, line in reversed(list(enumerate(standing)))}
     done: list[bool | None] = []
     for line in lines:
-        before = first.get(_key(line))
-        if before is None:
-            new.append(line)
-            first[_key(line)] = line
+        place = places.setdefault(_key(line), len(standing))
+        if place == len(standing):
+            standing.append(line)
+            done.append(True)
+        elif standing[place] == line:
+            done.append(False)
+        elif replace:
+            standing[place] = line
             done.append(True)
         else:
-            done.append(False if before == line else None)
-    return new, done
+            done.append(None)
+    return standing, done
 
 
 def _judge(number: int, line: bytes, seen: dict[str, bool]) -> Iterator[Record | Fault]:
@@ -239,12 +238,6 @@ def _judge(number: int, line: bytes, seen: dict[str, bool]) -> Iterator[Record |
 def _key(line: bytes) -> str:
     key, equals, _ = line.partition(b"=")
     return _text(key) if equals else ""
-
-
-def _place_of(line: bytes, lines: Sequence[bytes]) -> tuple[int, bytes | None]:
-    """Return the index for a record among lines, and the line that has its key now."""
-    found = ((index, standing) for index, standing in enumerate(lines) if _key(standing) == _key(line))
-    return next(found, (len(lines), None))
 
 
 def _text(data: bytes) -> str:

@@ -15,8 +15,9 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused, reason_of
 from cachectl.layers.base.facts import Entry, Problem, Root, Severity
 from cachectl.layers.base.store import Part, Store, each_part
-from cachectl.layers.host.open_files import open_elsewhere
-from cachectl.layers.stores.rows import CHANGED, Row, RowFile, Schema, disk_usage
+from cachectl.layers.host.processes import open_elsewhere
+from cachectl.layers.stores.database import disk_usage
+from cachectl.layers.stores.rows import CHANGED, Row, RowFile, Schema
 
 T = TypeVar("T")
 
@@ -193,23 +194,19 @@ class Rows(Store):
                 found.update(read)
         return {**found, **super().read_many(root, alone)}
 
-    def write_new(self, root: Root, artifacts: Sequence[facts.Artifact]) -> list[bool | LayerError | OSError]:
-        """Insert the rows of each file in one transaction, and repeated keys after that."""
-        first: dict[str, int] = {}
-        for number, artifact in enumerate(artifacts):
-            first.setdefault(artifact.key, number)
-        done: dict[int, bool | LayerError | OSError] = {}
-        for file, listed in self._by_file((key, artifacts[number]) for key, number in first.items()).items():
+    def _write_together(
+        self, root: Root, artifacts: Sequence[facts.Artifact]
+    ) -> Mapping[str, bool | LayerError | OSError]:
+        done: dict[str, bool | LayerError | OSError] = {}
+        for file, listed in self._by_file((artifact.key, artifact) for artifact in artifacts).items():
             try:
-                written = self.write_rows(root, file, listed)
-            except Busy as error:
-                written = {artifact.key: error for artifact in listed}
+                done.update(self.write_rows(root, file, listed))
+            except Busy as error:  # noqa: PERF203 - one must not end the rest
+                done.update((artifact.key, error) for artifact in listed)
             except (LayerError, OSError, UnicodeError):
-                written = {}
-            done.update((first[key], result) for key, result in written.items())
-        alone = [number for number in range(len(artifacts)) if number not in done]
-        done.update(zip(alone, super().write_new(root, [artifacts[number] for number in alone]), strict=True))
-        return [done[number] for number in range(len(artifacts))]
+                # One by one, each gets an error of its own.
+                pass
+        return done
 
     def _by_file(self, things: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
         """Group things by the file that their key begins with."""

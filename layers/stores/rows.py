@@ -18,14 +18,16 @@ from typing import Final, NamedTuple
 
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Unreachable
 from cachectl.layers.base.facts import Orphan
-from cachectl.layers.disk.handles import NO_ROOM, blocks_of, lacks_room
+from cachectl.layers.disk.atomic import remove_file
+from cachectl.layers.disk.handles import NO_ROOM, lacks_room
 from cachectl.layers.disk.locks import LOCK_TIMEOUT
-from cachectl.layers.disk.plain import open_plain, plain_identity, release
+from cachectl.layers.disk.plain import open_plain, release
 from cachectl.layers.disk.presence import is_there
 from cachectl.layers.stores.database import (
     COMPANIONS,
     companion,
     exclusively_locked,
+    file_stamp,
     has_journal,
     has_log,
     locked_too_long,
@@ -34,6 +36,7 @@ from cachectl.layers.stores.database import (
     pending,
     require_made_by,
     require_private,
+    require_readable,
 )
 from cachectl.layers.stores.emptying import empty_image, write_empty
 
@@ -42,18 +45,12 @@ _ASKED_AT_ONCE: Final = 200
 #: Rows with their values that are read before writers may continue.
 _READ_AT_ONCE: Final = 50
 _FIRST: Final = -(1 << 63)
-_CHUNK: Final = 1 << 20
 _MAKE_ROOM: Final = "; make room and try again"
 #: The page size of a new file, in bytes.
 _PAGE_SIZE: Final = 4096
 CHANGED: Final = "changed since it was planned"
 
 Values = tuple[object, ...]
-
-
-def without_companion(name: str) -> str:
-    """Return the name of the database to which a sqlite companion file belongs; any other name unchanged."""
-    return next((name.removesuffix(ending) for ending in COMPANIONS if name.endswith(ending)), name)
 
 
 class Schema(NamedTuple):
@@ -89,33 +86,6 @@ class Weight(NamedTuple):
 
     rows: int
     bytes: int
-
-
-class DiskUsage(NamedTuple):
-    """Files of a database, their bytes, and their disk blocks in bytes, ``None`` if the system does not say."""
-
-    files: int
-    bytes: int
-    disk: int | None
-
-
-def disk_usage(path: Path) -> DiskUsage:
-    """Count a database and the files that sqlite keeps next to it."""
-    found = []
-    for suffix in ("", *COMPANIONS):
-        with suppress(FileNotFoundError):
-            found.append(companion(path, suffix).stat())
-    blocks = [size for size in map(blocks_of, found) if size is not None]
-    return DiskUsage(
-        len(found), sum(status.st_size for status in found), sum(blocks) if len(blocks) == len(found) else None
-    )
-
-
-def file_stamp(path: Path) -> tuple[int, ...]:
-    """Return the version stamp of a plain file (inode, bytes, last change). Raises :class:`OSError` for others."""
-    plain_identity(path)
-    status = path.lstat()
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _row(rowid: object, key: Sequence[object], size: object) -> Row:
@@ -205,23 +175,18 @@ class RowFile:
         with self._reading() as connection:
             return frozenset(str(row[1]) for row in connection.execute(f"pragma table_info({self.schema.table})"))
 
-    def check(self) -> str | None:
-        """Run sqlite's integrity check; return its complaint, or ``None`` if the file is sound."""
+    def require_sound(self) -> None:
+        """Raise :class:`Damaged` for a file that sqlite's own check complains about."""
         with self._reading() as connection:
             (page_size,) = connection.execute("pragma page_size").fetchone()
             # Sqlite fills the rest of the last page with zeros.
             if (size := self.path.stat().st_size) % page_size:
-                return f"{size} bytes are no whole number of pages: the file was cut"
+                message = f"{size} bytes are no whole number of pages: the file was cut"
+                raise Damaged(self.layer, message, self.path)
             verdict = str(connection.execute("pragma quick_check(1)").fetchone()[0])
-        if verdict == "ok":
-            return None
-        self._require_readable()
-        return verdict
-
-    def require_sound(self) -> None:
-        """Raise :class:`Damaged` for a file that sqlite's own check complains about."""
-        if (complaint := self.check()) is not None:
-            raise Damaged(self.layer, complaint, self.path)
+        if verdict != "ok":
+            require_readable(self.layer, self.path)
+            raise Damaged(self.layer, verdict, self.path)
 
     # ------------------------------------------------------------------ writing
 
@@ -236,46 +201,36 @@ class RowFile:
         """
         if not _spellable(key):
             raise Damaged(self.layer, "the key holds characters that a database cannot store", self.path)
-        with self._writing(create=True) as connection:
-            statement = self._begin_insert(connection, "replace" if replace else "abort")
-            standing = self._rows_in(connection, [key]).get(tuple(key))
-            if standing is None or (replace and not self.same(standing, tuple(values))):
-                connection.execute(statement, (*key, *values))
-            elif not self.same(standing, tuple(values)):
-                connection.execute("rollback")
-                raise EntryExists(self.layer, self.path)
-            connection.execute("commit")
+        if self.insert_new([(key, values)], replace=replace) == [None]:
+            raise EntryExists(self.layer, self.path)
 
-    def insert_new(self, rows: Sequence[tuple[Sequence[str], Sequence[object]]]) -> list[bool | None]:
-        """Insert the rows with free keys in one transaction.
+    def insert_new(
+        self, rows: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
+    ) -> list[bool | None]:
+        """Insert the rows with free keys in one transaction; with ``replace`` those too whose row is a different one.
 
         Returns for each: ``True`` if it was inserted, ``False`` if the same row was present, ``None`` if a different
         one is, which stays.
         """
+        places = ", ".join("?" for _ in self.schema.columns)
+        names = ", ".join(f'"{column}"' for column in self.schema.columns)
+        otherwise = "replace" if replace else "ignore"
+        insertion = f"insert or {otherwise} into {self.schema.table} ({names}) values ({places})"
         done: list[bool | None] = []
         with self._writing(create=True) as connection:
-            statement = self._begin_insert(connection, "ignore")
+            connection.execute("begin immediate")
+            for statement in self.schema.create if self._is_new(connection) else ():
+                connection.execute(statement)
             present = self._rows_in(connection, [key for key, _ in rows])
             for key, values in ((tuple(key), tuple(values)) for key, values in rows):
-                is_new = key not in present and connection.execute(statement, (*key, *values)).rowcount == 1
+                is_free = key not in present or (replace and not self.same(present[key], values))
+                is_new = is_free and connection.execute(insertion, (*key, *values)).rowcount == 1
                 # A row inserted just now may be in the way, if the table considers two keys equal.
                 standing = values if is_new else present.get(key) or self._rows_in(connection, [key]).get(key, ())
                 present[key] = standing
                 done.append(True if is_new else False if self.same(standing, values) else None)
             connection.execute("commit")
         return done
-
-    def _begin_insert(self, connection: sqlite3.Connection, otherwise: str) -> str:
-        """Begin a transaction, make what is missing, and return the statement that inserts a row.
-
-        ``otherwise`` is sqlite's conflict action if another row is in the way.
-        """
-        places = ", ".join("?" for _ in self.schema.columns)
-        names = ", ".join(f'"{column}"' for column in self.schema.columns)
-        connection.execute("begin immediate")
-        for statement in self.schema.create if self._is_new(connection) else ():
-            connection.execute(statement)
-        return f"insert or {otherwise} into {self.schema.table} ({names}) values ({places})"
 
     def delete(self, rows: Iterable[Row]) -> frozenset[Row]:
         """Delete exactly these rows in one transaction, each only if it is still the same; return those.
@@ -355,8 +310,7 @@ class RowFile:
             if has_journal(self.path):
                 connection.execute("begin exclusive")
                 # Sqlite leaves a journal that has no content yet. The lock ensures that nobody else uses it.
-                with suppress(FileNotFoundError):
-                    os.unlink(companion(self.path, "-journal"))
+                remove_file(companion(self.path, "-journal"))
                 connection.execute("rollback")
 
     def vacuum(self) -> str | None:
@@ -394,7 +348,8 @@ class RowFile:
         with suppress(Damaged):
             # An interrupted write may hold the pages that are damaged now.
             self.recover()
-        if self._is_sound():
+        with suppress(Damaged):
+            self.require_sound()
             return CHANGED
         with self._translated("remove"):
             self._require_private()
@@ -406,15 +361,8 @@ class RowFile:
                 return CHANGED
             # The file goes first: sqlite ignores a log without a database, and would apply one to the next database.
             for suffix in ("", *COMPANIONS):
-                with suppress(FileNotFoundError):
-                    os.unlink(companion(self.path, suffix))
+                remove_file(companion(self.path, suffix))
         return None
-
-    def _is_sound(self) -> bool:
-        try:
-            return self.check() is None
-        except Damaged:
-            return False
 
     # ------------------------------------------------------------------ connections
 
@@ -476,25 +424,13 @@ class RowFile:
         except sqlite3.OperationalError as error:
             raise self._operational(error) from error
         except sqlite3.DatabaseError as error:
-            self._require_readable()
+            require_readable(self.layer, self.path)
             raise Damaged(self.layer, f"not a usable database: {error}", self.path) from error
         except OSError as error:
             message = f"cannot {verb}: {error.strerror or error}"
             if error.errno in NO_ROOM:
                 raise NoRoom(self.layer, message + _MAKE_ROOM, self.path) from error
             raise Unreachable(self.layer, message, self.path) from error
-
-    def _require_readable(self) -> None:
-        """Raise :class:`Unreachable` if the file cannot be read to its end: sqlite takes that for damage too."""
-        try:
-            handle = open_plain(self.path)
-            try:
-                while os.read(handle, _CHUNK):
-                    pass
-            finally:
-                release(handle)
-        except OSError as error:
-            raise Unreachable(self.layer, f"cannot be read: {error.strerror or error}", self.path) from error
 
     def _operational(self, error: sqlite3.OperationalError) -> LayerError:
         text = str(error)
@@ -505,7 +441,7 @@ class RowFile:
         if self._lacks_room(error):
             return NoRoom(self.layer, f"sqlite cannot write: {text}{_MAKE_ROOM}", self.path)
         if "no such column" in text or "malformed" in text:
-            self._require_readable()
+            require_readable(self.layer, self.path)
             return Damaged(self.layer, f"not a usable database: {text}", self.path)
         advice = "; make the file and its folder writable" if "readonly" in text else ""
         return Unreachable(self.layer, f"sqlite cannot use it: {text}{advice}", self.path)

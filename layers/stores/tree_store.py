@@ -63,29 +63,21 @@ class TreeStore(Store):
                 key, files, replace=replace, file_mode=self.file_mode, guard=self.guard(root, key)
             )
 
-    def write_new(self, root: Root, artifacts: Sequence[facts.Artifact]) -> list[bool | LayerError | OSError]:
-        """Place the entries with free keys together, synced to the disk at once, and the others one by one."""
-        first: dict[str, int] = {}
-        for number, artifact in enumerate(artifacts):
-            first.setdefault(artifact.key, number)
-        done: dict[int, bool | LayerError | OSError] = {}
+    def _write_together(
+        self, root: Root, artifacts: Sequence[facts.Artifact]
+    ) -> Mapping[str, bool | LayerError | OSError]:
+        done: dict[str, bool | LayerError | OSError] = {}
         groups: dict[Hashable, dict[str, Mapping[str, bytes]]] = {}
-        for key, number in first.items() if len(first) > 1 else ():
-            files = self._files_if_free(root, artifacts[number])
+        for artifact in artifacts if len(artifacts) > 1 else ():
+            key = artifact.key
+            if self.tree_of(root, key).standing(key) is not None:
+                continue
+            files = attempt(partial(self.files_of, key, artifact))
             if isinstance(files, (LayerError, OSError)):
-                done[number] = files
-            elif files is not None:
+                done[key] = files
+            else:
                 groups.setdefault(self.group(key), {})[key] = files
-        done.update((first[key], one) for key, one in self._write_groups(root, list(groups.values())).items())
-        alone = [number for number in range(len(artifacts)) if number not in done]
-        done.update(zip(alone, super().write_new(root, [artifacts[number] for number in alone]), strict=True))
-        return [done[number] for number in range(len(artifacts))]
-
-    def _files_if_free(self, root: Root, artifact: facts.Artifact) -> Mapping[str, bytes] | LayerError | OSError | None:
-        """Return the files of an artifact, or the reason why it is refused; ``None`` if an entry has its key."""
-        if self.tree_of(root, artifact.key).standing(artifact.key) is not None:
-            return None
-        return attempt(partial(self.files_of, artifact.key, artifact))
+        return {**done, **self._write_groups(root, list(groups.values()))}
 
     def _write_groups(
         self, root: Root, groups: Sequence[Mapping[str, Mapping[str, bytes]]]

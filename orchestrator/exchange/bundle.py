@@ -21,11 +21,11 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from cachectl.exchange.format import is_name
-from cachectl.exchange.place import BadStore, Changed, Missing, Stored, TransferFailed
+from cachectl.exchange.place import BadStore, Changed, Missing, Stored, StorePlace, TransferFailed
 from cachectl.layers.base.errors import BadRequest, CachectlError
 from cachectl.layers.base.limits import LARGEST_BUNDLE, SPARED_ROOM
 from cachectl.layers.base.texts import printable
-from cachectl.layers.disk.atomic import move_in, new_file, replace_file, write_all
+from cachectl.layers.disk.atomic import move_in, new_file, remove_file, replace_file, write_all
 from cachectl.layers.disk.locking import is_same_file, take_flock
 from cachectl.layers.disk.plain import own_name
 
@@ -74,7 +74,7 @@ class _NewBundle(zipfile.ZipFile):
         self.fp = None
 
 
-class BundlePlace:
+class BundlePlace(StorePlace):
     """A bundle in a file; without a path in standard input or, if it ``writes``, in standard output.
 
     Everything is read through one descriptor. A pipe is read once, into an unnamed file. With ``force`` a file that is
@@ -283,8 +283,7 @@ class BundlePlace:
             # A first push was faster.
             raise Changed(self.shown) from error
         finally:
-            with suppress(FileNotFoundError):
-                os.unlink(stage)
+            remove_file(stage)
 
 
 def _link(file: BinaryIO, path: Path, stage: Path | None) -> None:

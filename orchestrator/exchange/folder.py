@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Final
 
 from cachectl.exchange.format import MOST_NAMES
-from cachectl.exchange.place import FOLDERS, BadStore, Missing, Stored, TransferFailed, is_stage
+from cachectl.exchange.place import FOLDERS, BadStore, Missing, Stored, StorePlace, TransferFailed, is_stage
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.texts import printable
-from cachectl.layers.disk.atomic import replace_file
+from cachectl.layers.disk.atomic import remove_file, replace_file
 from cachectl.layers.disk.handles import open_folder
 from cachectl.layers.disk.plain import open_plain
 from cachectl.layers.disk.presence import means_absent, means_no_file
@@ -32,10 +32,8 @@ _READABLE: Final = 0o444
 _WRITTEN: Final = regex(r"[a-z0-9.-]*[0-9a-f]{16}")
 
 
-class FolderPlace:
+class FolderPlace(StorePlace):
     """A folder with the folders ``index``, ``packs`` and ``objects``, which are made by the first write."""
-
-    is_bundle = False
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -102,7 +100,7 @@ class FolderPlace:
                 with suppress(OSError):
                     # A link in the place would be replaced; its mode must not be taken over.
                     if not stat.S_ISREG(os.stat(file, dir_fd=folder, follow_symlinks=False).st_mode):
-                        os.unlink(file, dir_fd=folder)
+                        remove_file(file, folder)
                 chunks = [data[at : at + _CHUNK] for at in range(0, len(data), _CHUNK)]
                 try:
                     replace_file(file, chunks, folder=folder, mode=mode & _READABLE)
@@ -117,18 +115,12 @@ class FolderPlace:
         except CachectlError:
             return False
 
-    def finish(self) -> None:
-        """Do nothing: every file is complete."""
-
-    def digest(self) -> None:
-        """Return ``None``: the names of the index pin the content."""
-
     def remove(self, names: Sequence[str]) -> None:
         """Remove files."""
         for name in names:
             part, _, file = name.partition("/")
             with self._reached("remove", name), suppress(FileNotFoundError), self._opened(part) as folder:
-                os.unlink(file, dir_fd=folder)
+                remove_file(file, folder)
 
     @contextmanager
     def _opened(self, part: str) -> Iterator[int]:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from cachectl.exchange.format import is_index_name
 from cachectl.layers.base.environment import Environment, user_state_folder
-from cachectl.layers.disk.atomic import replace_file
+from cachectl.layers.disk.atomic import remove_file, replace_file
 from cachectl.layers.disk.handles import opened, status_of
 from cachectl.layers.disk.plain import read_plain
 from cachectl.layers.disk.presence import nearest
@@ -138,7 +138,7 @@ class IndexCache:
             for name in set(filter(is_index_name, os.listdir(folder))) - set(listed):
                 status = status_of(folder, name)
                 if status is not None and stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
-                    os.unlink(name, dir_fd=folder)
+                    remove_file(name, folder)
                     gone.append(name)
         self._new.clear()
         return tuple(gone)

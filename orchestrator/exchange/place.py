@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Final, Protocol, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from cachectl.layers.base.errors import BadRequest, CachectlError
@@ -60,44 +60,45 @@ class Stored:
     modified: float | None
 
 
-class StorePlace(Protocol):
+class StorePlace:
     """A folder, a bucket or a bundle that holds a store.
 
-    Every method raises :class:`TransferFailed` or :class:`OSError` if the place cannot be reached.
+    Every method raises :class:`TransferFailed` or :class:`OSError` if the place cannot be reached. :meth:`read` raises
+    :class:`Missing`, and :class:`BadStore` for more than ``most`` bytes. A name is written whole or not at all, also
+    over the same name; removing a missing one is no error.
     """
 
     #: The address, without a password.
     shown: str
     #: Whether it is one file, which one push rewrites: no name in it may depend on the clock.
-    is_bundle: bool
+    is_bundle: bool = False
 
     def names(self) -> Sequence[Stored]:
         """List the names under ``index/``, with one request for each 1,000 names; empty if there is no store."""
-        ...
+        raise NotImplementedError
 
     def contents(self) -> Sequence[Stored]:
         """List all names, and the stages that killed writers left."""
-        ...
+        raise NotImplementedError
 
     def read(self, name: str, most: int) -> bytes:
-        """Return the bytes of a name. Raises :class:`Missing`, and :class:`BadStore` for more than ``most`` bytes."""
-        ...
+        """Return the bytes of a name."""
+        raise NotImplementedError
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a name whole or not at all, also over the same name."""
-        ...
+        """Write a name."""
+        raise NotImplementedError
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove names; a missing one is no error."""
-        ...
+        """Remove names."""
+        raise NotImplementedError
 
     def finish(self) -> None:
-        """Do what is done once after all writing."""
-        ...
+        """Do what is done once after all writing: nothing, where every file is complete."""
 
     def digest(self) -> str | None:
         """Return the SHA-256 of a bundle; ``None`` for other places, which the names of their index pin."""
-        ...
+        return None
 
 
 def is_stage(name: str) -> bool:
@@ -185,38 +186,20 @@ class Deadline:
 
 
 class TimelyPlace:
-    """A place every request to which ends before a deadline."""
+    """A place every request to which ends before a deadline. A request that was given up may still take effect."""
 
     def __init__(self, place: Callable[[], StorePlace], deadline: Deadline) -> None:
-        self._wait_for = deadline.wait_for
-        self._place = self._wait_for(place)
-        self.shown = self._place.shown
-        self.is_bundle = self._place.is_bundle
+        self._deadline = deadline
+        self._place = deadline.wait_for(place)
 
-    def names(self) -> Sequence[Stored]:
-        """List the names under ``index/``."""
-        return self._wait_for(self._place.names)
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as the method of the place
+        member = getattr(self._place, name)
+        return partial(self._wait, member) if callable(member) else member
 
-    def contents(self) -> Sequence[Stored]:
-        """List all names."""
-        return self._wait_for(self._place.contents)
+    def _wait(self, request: Callable[..., _T], *arguments: object) -> _T:
+        return self._deadline.wait_for(partial(request, *arguments))
 
-    def read(self, name: str, most: int) -> bytes:
-        """Return the bytes of a name."""
-        return self._wait_for(partial(self._place.read, name, most))
 
-    def write(self, name: str, data: bytes) -> None:
-        """Write a name; given up, it is written later, or not."""
-        self._wait_for(partial(self._place.write, name, data))
-
-    def remove(self, names: Sequence[str]) -> None:
-        """Remove names."""
-        self._wait_for(partial(self._place.remove, names))
-
-    def finish(self) -> None:
-        """Do what is done once after all writing."""
-        self._wait_for(self._place.finish)
-
-    def digest(self) -> str | None:
-        """Return the SHA-256 of a bundle; ``None`` for other places."""
-        return self._wait_for(self._place.digest)
+def timely(place: Callable[[], StorePlace], deadline: Deadline | None) -> StorePlace:
+    """Return the place that a function connects to, used before a deadline if there is one."""
+    return place() if deadline is None else cast("StorePlace", TimelyPlace(place, deadline))

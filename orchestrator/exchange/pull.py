@@ -30,7 +30,7 @@ from cachectl.exchange.copying import (
 from cachectl.exchange.format import Item, Part, PartName, StoreKey, are_twins, artifact_of
 from cachectl.exchange.index import Gone, StoreIndex, place_of
 from cachectl.exchange.memory import Remembered, forget, recall, remember
-from cachectl.exchange.place import STREAM, TimelyPlace, TransferFailed, is_url, local_path
+from cachectl.exchange.place import STREAM, TransferFailed, is_url, local_path, timely
 from cachectl.exchange.portability import Difference, differences, outlook, portability_key
 from cachectl.exchange.trust import UNTRUSTED, Trust, Untrusted, judges
 from cachectl.layers.base.as_json import AsJson, total
@@ -254,8 +254,7 @@ class _Pulling:
     def _from_store(self, name: str) -> Pull:
         if self.trust is None:
             raise BadRequest(UNTRUSTED)
-        reach = partial(place_of, name, self.own)
-        place = reach() if self.deadline is None else TimelyPlace(reach, self.deadline)
+        place = timely(partial(place_of, name, self.own), self.deadline)
         with judges(self.own, None, self.trust.allowed_signers) as trusted:
             index = StoreIndex(place, self.own, trusted)
             for _ in range(_AGAIN):

@@ -48,7 +48,7 @@ from cachectl.exchange.format import (
     part_file,
 )
 from cachectl.exchange.index import Gone, StoreIndex, place_of
-from cachectl.exchange.place import Changed, Deadline, TimelyPlace, TransferFailed, is_url, local_path
+from cachectl.exchange.place import Changed, Deadline, TransferFailed, is_url, local_path, timely
 from cachectl.exchange.portability import portability_key
 from cachectl.exchange.trust import judges, sign
 from cachectl.layers.base.as_json import AsJson, total
@@ -172,8 +172,7 @@ def push(
         def push_once() -> Push:
             if of_file is not None:
                 return _push_to_file(stack, here.expand(local_path(name)), *of_file, selection)
-            reach = partial(place_of, target, here, writes=True, force=force)
-            place = reach() if deadline is None else TimelyPlace(reach, deadline)
+            place = timely(partial(place_of, target, here, writes=True, force=force), deadline)
             writer = Writer(StoreIndex(place, here, trusted), sign)
             done = push_layers(stack, writer, selection, chosen, besides, named=bool(named))
             writer.finish()

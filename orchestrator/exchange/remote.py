@@ -15,6 +15,7 @@ from cachectl.exchange.place import (
     BadStore,
     Missing,
     Stored,
+    StorePlace,
     TransferFailed,
     is_stage,
     redacted,
@@ -22,6 +23,7 @@ from cachectl.exchange.place import (
 )
 from cachectl.layers.base.errors import BadRequest, CachectlError
 from cachectl.layers.base.texts import printable
+from cachectl.layers.disk.atomic import remove_remote
 from cachectl.layers.disk.plain import own_name
 
 #: Stores of objects, in which an upload appears whole or not at all. Elsewhere a file is renamed into its place.
@@ -41,10 +43,8 @@ _ATTEMPTS: Final = 3
 _LONGEST_REASON: Final = 300
 
 
-class RemotePlace:
+class RemotePlace(StorePlace):
     """The folders ``index``, ``packs`` and ``objects`` below a URL."""
-
-    is_bundle = False
 
     def __init__(self, url: str) -> None:
         if url.lower().startswith(_WEB):
@@ -98,7 +98,7 @@ class RemotePlace:
                 self._system.mv(stage, path)
             except BaseException:
                 with suppress(Exception):
-                    self._system.rm_file(stage)
+                    remove_remote(self._system, [stage], together=False)
                 raise
 
     def _make(self, folder: str) -> None:
@@ -113,23 +113,12 @@ class RemotePlace:
                 break
         self._made.add(folder)
 
-    def finish(self) -> None:
-        """Do nothing: every file is complete."""
-
-    def digest(self) -> None:
-        """Return ``None``: the names of the index pin the content."""
-
     def remove(self, names: Sequence[str]) -> None:
         """Remove files, up to 1,000 with one request where the service has such a request."""
         with self._reached("remove from"):
-            if self._is_atomic:
-                for at in range(0, len(names), 1000):
-                    with suppress(FileNotFoundError):
-                        self._system.rm([f"{self._root}/{name}" for name in names[at : at + 1000]])
-                return
-            for name in names:
-                with suppress(FileNotFoundError):
-                    self._system.rm_file(f"{self._root}/{name}")
+            paths = [f"{self._root}/{name}" for name in names]
+            for at in range(0, len(paths), 1000):
+                remove_remote(self._system, paths[at : at + 1000], together=self._is_atomic)
 
     def _listed(self, part: str) -> list[Stored]:
         try:

@@ -394,6 +394,7 @@ function step(by) {
 // ---------------------------------------------------------------- search
 
 const search = byId("search");
+const sized = (bytes) => (bytes === null ? "" : formatBytes(bytes));
 const LISTED = [
   number("begins", (span) => span.start, formatSeconds),
   number("takes", (span) => span.seconds, formatSeconds),
@@ -423,7 +424,6 @@ function describe(span) {
 }
 
 const staged = (stage) => element("span", {}, swatch(`var(--stage-${stage})`), stage);
-const sized = (bytes) => (bytes === null ? "" : formatBytes(bytes));
 const outcome = (name) => (name === null ? "" : element("span", { className: name }, `${MARKS[name] ?? ""} ${name}`));
 
 function find() {

@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -126,10 +126,9 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
     moved = relocations(stack, root)
     process = os.getpid()
     try:
-        loaded = libraries_here()
-        late = {name: why for name, switch in moved.items() if (why := _latched(switch, loaded)) is not None}
+        late = too_late(stack, root)
         if late and strict:
-            raise StillOn(late, "move", _instead_of_isolated(stack, loaded))
+            raise StillOn(late, "move", _instead_of_isolated(stack))
         _warn_of(late)
         root.mkdir(parents=True, exist_ok=True)
         make_folders(moved.values())
@@ -145,8 +144,7 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
         if folder is None and os.getpid() == process:
             # A library that keeps a database open goes on using it.
             opened = any((root / "xdg").glob("*/*.sqlite"))
-            loaded = libraries_here()
-            if opened or any(_latched(switch, loaded) for switch in moved.values()):
+            if opened or too_late(stack, root):
                 atexit.register(_remove_in, process, root)
             else:
                 remove_isolated_root(root)
@@ -227,20 +225,17 @@ def _judge_latched(layer: Layer, loaded: Loaded, why: str) -> Held:
     )
 
 
+_first_variables = cache(first_variables)
+
+
 def _began(layer: Layer) -> Layer | None:
     """Return the layer in the environment in which the process began; ``None`` where that is unknown."""
-    first = _first_variables()
-    if first is None:
+    if (first := _first_variables()) is None:
         return None
     try:
-        return layer.elsewhere(replace(layer.environment, variables=first))
+        return type(layer)(replace(layer.environment, variables=first))
     except LayerError:
         return None
-
-
-@cache
-def _first_variables() -> dict[str, str] | None:
-    return first_variables()
 
 
 def _keeping(stack: LayerSet, salted: Iterable[Layer], held: Mapping[str, Held]) -> Iterator[Layer]:
@@ -259,12 +254,9 @@ def _switched_along(stack: LayerSet, switches: Iterable[Switch]) -> dict[str, He
     """Return the layers that another layer's switch turns off too: PyOpenCL has one switch for both of its caches."""
     ours = {name for switch in switches for name in switch.set}
     named = {switch.layer for switch in switches}
+    held = Held("off", f"shares the switch of {', '.join(sorted(named))}")
     others = [layer for layer in stack if layer.name not in named and can_switch(layer)]
-    return {
-        layer.name: Held("off", f"shares the switch of {', '.join(sorted(named))}")
-        for layer in others
-        if ours & layer.disable().set.keys()
-    }
+    return {layer.name: held for layer in others if ours & layer.disable().set.keys()}
 
 
 def _latched(switch: Switch, loaded: Loaded) -> str | None:
@@ -287,16 +279,16 @@ def _named(stack: LayerSet, layers: Iterable[str | Iterable[str]]) -> tuple[Laye
     """
     names: list[str] = []
     for argument in layers:
-        listed = [argument] if isinstance(argument, str) or not isinstance(argument, Iterable) else argument
-        for name in listed:
-            if not isinstance(name, str):
-                raise BadRequest(f"layers are named by str, not by {type(name).__name__}")
-            names.append(name)
+        names += [argument] if isinstance(argument, str) or not isinstance(argument, Iterable) else argument
+    for name in names:
+        if not isinstance(name, str):
+            raise BadRequest(f"layers are named by str, not by {type(name).__name__}")
     return stack.named(names) if names or not layers else ()
 
 
-def _instead_of_isolated(stack: LayerSet, loaded: Loaded) -> str:
+def _instead_of_isolated(stack: LayerSet) -> str:
     """Return advice for layers that cannot be moved; it names ``disabled()`` only if that would work."""
+    loaded = libraries_here()
     statuses = (_judge(layer, layer.disable(), loaded).status for layer in stack if can_switch(layer))
     off = "" if "on" in statuses else "; cachectl.disabled() works here"
     return f"enter isolated() before these libraries start, or run: cachectl run --isolated -- COMMAND{off}"
@@ -307,40 +299,34 @@ def _warn_of(still_on: Mapping[str, str]) -> None:
         warnings.warn(f"{name} stays as it is: {why}", RuntimeWarning, stacklevel=4)
 
 
-def _settings(switches: Iterable[Switch], salts: Iterable[Patch] = ()) -> dict[Slot, object]:
+def _settings(switches: Sequence[Switch], salts: Iterable[Patch] = ()) -> dict[Slot, object]:
     settings: dict[Slot, object] = {}
     for switch in switches:
         settings.update({Variable(name): value for name, value in switch.set.items()})
         settings.update({Variable(name): None for name in switch.unset})
-        settings.update({Attribute(flag.module, None, flag.attribute): flag.value for flag in switch.flags})
-        _stand_in((*switch.patches, *switch.memo_patches), settings)
-    _stand_in(salts, settings)
-    return settings
-
-
-def _stand_in(patches: Iterable[Patch], settings: dict[Slot, object]) -> None:
-    """Add a wrapper for each patch, around the method or an earlier wrapper of it.
-
-    Libraries that are not loaded get none.
-    """
-    for patch in dict.fromkeys(patches):
+        settings.update(_flags(switch))
+    patches = [patch for switch in switches for patch in dict.fromkeys((*switch.patches, *switch.memo_patches))]
+    for patch in (*patches, *salts):
+        # A wrapper goes around the method, or around an earlier wrapper of it. A library that is not loaded gets none.
         module = sys.modules.get(patch.module)
         owner = module if patch.owner is None else getattr(module, patch.owner, None)
         slot = Attribute(patch.module, patch.owner, patch.method)
         method = settings.get(slot, getattr(owner, patch.method, None))
         if callable(method):
             settings[slot] = patch.replacement(method)
+    return settings
+
+
+def _flags(switch: Switch) -> dict[Slot, object]:
+    return {Attribute(flag.module, None, flag.attribute): flag.value for flag in switch.flags}
 
 
 def _flags_left_behind(layers: Iterable[Layer]) -> dict[Slot, object]:
     """Return the flags that modules imported in the block would have without it."""
     left: dict[Slot, object] = {}
     for layer in layers:
-        off = layer.disable()
-        if not off.flags:
-            continue
-        switch = off if _is_off(layer, off) else layer.enable()
-        left.update({Attribute(flag.module, None, flag.attribute): flag.value for flag in switch.flags})
+        if (off := layer.disable()).flags:
+            left.update(_flags(off if _is_off(layer, off) else layer.enable()))
     return left
 
 
@@ -353,8 +339,7 @@ def _drop_copies(switch: Switch) -> None:
 
 def _reload_modules(switch: Switch) -> None:
     """Reload modules that made no dictionary because their first import happened while their layer was off."""
-    off = {Attribute(flag.module, None, flag.attribute): flag.value for flag in switch.flags}
-    if any(slot.read() == value for slot, value in off.items()):
+    if any(slot.read() == value for slot, value in _flags(switch).items()):
         return
     for module, attribute in switch.reloads:
         loaded = sys.modules.get(module)

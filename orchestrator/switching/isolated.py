@@ -23,6 +23,7 @@ from cachectl.layers.base.environment import Environment, user_cache_folder
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.facts import Ability, Switch
 from cachectl.layers.base.texts import printable
+from cachectl.layers.disk.atomic import remove_file, remove_tree
 from cachectl.layers.disk.private_folders import temporary_parent, temporary_parents
 from cachectl.layers.disk.temporaries import TEMPORARY, Owned, abandoned_in
 
@@ -99,7 +100,7 @@ def make_isolated_root_in(parent: Path, environment: Environment, prefix: str = 
 
 def remove_isolated_root(root: Path) -> None:
     """Delete an isolated root."""
-    _remove(root)
+    remove_tree(root)
     owned = _OWNED.pop(root, None)
     if owned is not None:
         owned.forget()
@@ -113,22 +114,9 @@ def remove_abandoned(environment: Environment, parents: Iterable[Path] | None = 
     removed = 0
     for parent in temporary_parents(environment) if parents is None else parents:
         for folder in abandoned_in(parent, environment):
-            _remove(folder)
+            remove_tree(folder)
             removed += not folder.exists()
     return removed
-
-
-def _remove(root: Path) -> None:
-    shutil.rmtree(root, ignore_errors=True)
-    if not root.exists():
-        return
-    # Some programs make their cache folders read-only.
-    for folder, names, _ in os.walk(root):
-        for path in (os.path.join(folder, name) for name in names):
-            if not os.path.islink(path):
-                with suppress(OSError):
-                    os.chmod(path, stat.S_IRWXU)
-    shutil.rmtree(root, ignore_errors=True)
 
 
 def can_switch(layer: Layer) -> bool:
@@ -173,8 +161,7 @@ def link_cache_home(environment: Environment, layers: Iterable[Layer], folder: P
     for name in _names(links):
         # Links of an earlier run that are broken or now hidden.
         if _leads_to(links / name, real / name) and (name in hidden or not os.path.lexists(real / name)):
-            with suppress(FileNotFoundError):
-                (links / name).unlink()
+            remove_file(links / name)
     for name in _names(real):
         # A root within the real folder must not link to itself.
         if name not in hidden and (real / name) not in (links, *links.parents):

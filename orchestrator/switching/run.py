@@ -147,11 +147,9 @@ def variables_isolated(layers: Iterable[Layer], folder: Path) -> dict[str, str |
     Makes the folders there that a library would not make itself.
     """
     chosen = tuple(layers)
-    changes = _merged(layer.enable() for layer in chosen if can_switch(layer))
     moved = relocations(chosen, folder).values()
     make_folders(moved)
-    changes.update(_merged(moved))
-    return changes
+    return _merged([*(layer.enable() for layer in chosen if can_switch(layer)), *moved])
 
 
 def environment_below(environment: Environment, folder: str) -> Environment:
@@ -168,14 +166,8 @@ def environment_below(environment: Environment, folder: str) -> Environment:
 def environment_of(environment: Environment, root: Path) -> Environment:
     """Return the environment of a program whose layers are all below a root, as its path is written."""
     layers = LayerSet(environment)
-    changes = _merged(layer.enable() for layer in layers if can_switch(layer))
-    changes.update(_merged(relocations(layers, root).values()))
-    return _changed(environment, changes)
-
-
-def _changed(environment: Environment, changes: Mapping[str, str | None]) -> Environment:
-    unset = frozenset(name for name, value in changes.items() if value is None)
-    return environment.with_variables({name: value for name, value in changes.items() if value is not None}, unset)
+    enabled = [layer.enable() for layer in layers if can_switch(layer)]
+    return environment.with_variables(_merged([*enabled, *relocations(layers, root).values()]))
 
 
 def left_alone(layers: Iterable[Layer], *, off: bool) -> dict[str, str]:
@@ -245,7 +237,7 @@ def run(
     With ``quiet`` its standard input is empty, its standard output is dropped, and its standard error goes to that
     file. Raises :class:`CannotStart` if there is no such command.
     """
-    variables = dict(_changed(environment, changes).variables)
+    variables = dict(environment.with_variables(changes).variables)
     if signals.early:
         return 128 + signals.early[0]
     try:

@@ -14,7 +14,7 @@ from cachectl.layers.base.facts import Condition, Orphan, Problem, Root, Scope, 
 from cachectl.layers.base.registry import Broken
 from cachectl.layers.base.store import unknown_usage
 from cachectl.layers.base.texts import plural, printable
-from cachectl.layers.disk.leftovers import abandoned_temporaries
+from cachectl.layers.disk.temporaries import abandoned_temporaries
 from cachectl.options import FORCE, FORM, LAYERS, PLACES, PYTHON, VERBOSE, Option, Request
 from cachectl.table import DASH, Column, Table, age, count, counts, numbers, size, sizes
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
 
+from cachectl.layers.base.errors import BadRequest
 from cachectl.options import FORCE_BUNDLE, SIGN, TRUST, Option, Request
+
+if TYPE_CHECKING:
+    from cachectl.layers.base.environment import Environment
+    from cachectl.stage import Job, Ranks
+    from cachectl.switching.run import Signals
 
 OPTIONS: Final = (
     Option(
@@ -31,7 +39,7 @@ mpiexec -n N cachectl stage
 
 def run(request: Request) -> int:
     """Carry out ``cachectl stage``."""
-    from cachectl.stage import Job, run_staged
+    from cachectl.stage import Job
 
     options = request.options
     request.demand_command()
@@ -39,3 +47,52 @@ def run(request: Request) -> int:
     scratch = None if options.scratch is None else environment.expand(options.scratch)
     job = Job(options.source, request.trust(), options.out, options.sign, scratch, options.force)
     return run_staged(request.command, environment, job, request.notice)
+
+
+def run_staged(command: Sequence[str], environment: Environment, job: Job, notice: Callable[[str], None]) -> int:
+    """Run a command on every rank, as its child, with staged caches; return the highest exit status of all.
+
+    A command killed by signal n gives 128+n, and the other ranks go on. For an invalid request, raises
+    :class:`BadRequest` on rank 0 and returns 2 on the others. If MPI does not connect the ranks, raises
+    :class:`NotConnected` on the launcher's rank 0, and ends the others.
+    """
+    from cachectl.stage import FAILING_WAIT, NotConnected, Ranks
+    from cachectl.switching.run import signals_held
+
+    try:
+        ranks = Ranks(environment, job, notice=notice, inform=notice)
+    except NotConnected as error:
+        if error.first:
+            raise
+        # Some launchers end a job as soon as one rank fails, before rank 0 has said why.
+        time.sleep(FAILING_WAIT)
+        raise SystemExit(1) from None
+    with signals_held() as signals:
+        try:
+            return _run(command, ranks, signals)
+        except BadRequest:
+            if ranks.rank == 0:
+                raise
+            return 2
+        except BaseException as error:
+            notice(f"rank {ranks.rank}: {type(error).__name__}: {error}")
+            ranks.abort()
+            raise
+
+
+def _run(command: Sequence[str], ranks: Ranks, signals: Signals) -> int:
+    from cachectl.switching.run import CannotStart
+    from cachectl.switching.run import run as run_child
+
+    changes = ranks.stage_in()
+    try:
+        status = run_child(command, changes, ranks.environment, signals)
+    except CannotStart as error:
+        ranks.notice(f"rank {ranks.rank}: {error}")
+        status = error.status
+    if status > 128:  # noqa: PLR2004 - what a shell gives for a signal
+        ranks.notice(f"rank {ranks.rank}: the command was ended by signal {status - 128}")
+    ranks.stage_out()
+    status = ranks.highest(status)
+    ranks.close()
+    return status

@@ -28,6 +28,7 @@ from cachectl.layers.base.parts import EntryFiles
 from cachectl.layers.disk.presence import nearest
 
 if TYPE_CHECKING:
+    from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
 
 # sys/inotify.h
@@ -307,6 +308,12 @@ class Seen:
     doubts: list[str] = field(default_factory=list)
 
 
+def everybodys_folders(environment: Environment) -> set[Path]:
+    """Return the home and temporary folders themselves, in which everybody keeps files, with links resolved."""
+    common = (environment.home, environment.home_folder, environment.temporary)
+    return {Path(os.path.realpath(folder)) for folder in common}
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """A root of a layer, and its folder with links resolved."""
@@ -317,13 +324,6 @@ class _Place:
     files: EntryFiles
     #: Whether the layer stores new entries here.
     stores: bool
-
-    @property
-    def is_everybodys(self) -> bool:
-        """Whether the place is a home or temporary folder itself."""
-        environment = self.layer.environment
-        common = (environment.home, environment.home_folder, environment.temporary)
-        return self.path in {Path(os.path.realpath(folder)) for folder in common}
 
     def holds(self, path: Path) -> bool:
         """Return whether a path is the place, or lies below it."""
@@ -350,8 +350,8 @@ class EntryEvents:
         self._doubts: dict[str, list[str]] = {}
         places = list(self._resolved(layers))
         # Too much happens in a folder where everybody keeps files.
-        self._unwatched = [place for place in places if place.is_everybodys]
-        self._places = [place for place in places if not place.is_everybodys]
+        self._unwatched = [place for place in places if place.path in everybodys_folders(place.layer.environment)]
+        self._places = [place for place in places if place not in self._unwatched]
         self._histories: dict[Path, History] = {}
         self._recorded = 0
         self._events: FileEvents | None = None

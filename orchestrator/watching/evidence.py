@@ -101,8 +101,7 @@ class Listed(NamedTuple):
     guest: bool
 
 
-@dataclass
-class Before:
+class Before(NamedTuple):
     """What was known of one layer before the run: its entries by root and key, and its own counters.
 
     ``entries`` is ``None`` if the layer cannot be listed, or is watched in the programs.
@@ -156,7 +155,7 @@ class Evidence:
         modules = modules_of(part)
         misfits = self.misfits
         if unfit := [misfits[module] for module in sorted(modules & misfits.keys())]:
-            return LayerTrace(name, None, None, None, None, NONE, unfit[0])
+            return _unseen(name, unfit[0])
         if modules and any(event["event"] == "started" for event in self.events):
             own = [event for event in self.events if event["event"] in _COUNTED and self.owns(name, event)]
             return _counted(name, own, f"{part.by} in each Python of the run that could be watched")
@@ -165,16 +164,16 @@ class Evidence:
             own = [event for event in self.events if event["event"] == "messages" and event["layer"] == name]
             return _heard(name, part, own)
         if modules:
-            return LayerTrace(name, None, None, None, None, NONE, _NO_PYTHON)
+            return _unseen(name, _NO_PYTHON)
         return self._by_comparison(layer, part)
 
     def _by_comparison(self, layer: Layer, part: Lookups) -> LayerTrace:
         before, after = self.before[layer.name], list_entries(layer, part)
         if before.entries is None or after is None:
             why = "it is only read, which leaves no trace" if layer.scope is Scope.SYSTEM else "it cannot be listed"
-            return LayerTrace(layer.name, None, None, None, None, NONE, why)
+            return _unseen(layer.name, why)
         if not before.entries and not after and not part.keeps_use:
-            return LayerTrace(layer.name, None, None, None, None, NONE, "it keeps no entry, and no lookup shows")
+            return _unseen(layer.name, "it keeps no entry, and no lookup shows")
         new = after.keys() - before.entries.keys()
         times = [entry.used for key, entry in after.items() if key not in new and entry.used is not None]
         hits = sum(moment >= self.began for moment in times) if times or part.keeps_use else None
@@ -247,6 +246,10 @@ class Evidence:
         return LayerTrace(layer.name, hits, misses, len(new), total, INFERRED, "; ".join([why, *others]))
 
 
+def _unseen(name: str, why: str) -> LayerTrace:
+    return LayerTrace(name, None, None, None, None, NONE, why)
+
+
 def modules_of(lookups: Lookups) -> set[str]:
     """Return the modules that must be watched for a layer's numbers to be exact."""
     return {*lookups.modules, *(call.module for call in lookups.calls)}
@@ -278,14 +281,13 @@ def list_entries(layer: Layer, lookups: Lookups) -> dict[str, Listed] | None:
 def _described(layer: Layer, use: EntryUse, size: int | None) -> EntryTrace:
     detail: Mapping[str, str] = {}
     broken = False
-    try:
-        artifact = layer.store.read(use.root, use.key)
-        detail = {} if artifact is None else artifact.detail
-    except Damaged:
-        broken = True
-    except FAILURES:
-        # It shows what is known without its content.
-        pass
+    # An entry that cannot be read shows what is known without its content.
+    with suppress(*FAILURES):
+        try:
+            artifact = layer.store.read(use.root, use.key)
+            detail = {} if artifact is None else artifact.detail
+        except Damaged:
+            broken = True
     return EntryTrace(
         layer=layer.name,
         key=use.key,
@@ -324,15 +326,14 @@ def _judged(layer: Layer, counted: LayerTrace) -> LayerTrace:
     """Add why a layer took no part. What was counted counts more: a program may switch a layer itself."""
     with suppress(*FAILURES):
         state = layer.state()
-        if state.condition is Condition.DISABLED:
-            return counted if counted.hits else replace(counted, state="disabled", state_why=state.why)
-        if state.condition is Condition.BYPASSED:
-            return counted if counted.was_used else replace(counted, state="bypassed", state_why=state.why)
+        if state.condition is Condition.DISABLED and not counted.hits:
+            return replace(counted, state="disabled", state_why=state.why)
+        if state.condition is Condition.BYPASSED and not counted.was_used:
+            return replace(counted, state="bypassed", state_why=state.why)
         if state.condition in (Condition.ENABLED, Condition.UNKNOWN) and layer.when_closed and not counted.stores:
-            for root in layer.roots():
-                why = storing_refused(root.path) if root.scope is Scope.USER else None
-                if why is not None:
-                    return replace(counted, state="closed", state_why=why)
+            refused = (storing_refused(root.path) for root in layer.roots() if root.scope is Scope.USER)
+            if why := next(filter(None, refused), None):
+                return replace(counted, state="closed", state_why=why)
     return counted
 
 
@@ -341,34 +342,27 @@ def _judged(layer: Layer, counted: LayerTrace) -> LayerTrace:
 
 def with_files(events: Sequence[Event], entries: Sequence[EntryTrace]) -> list[Event]:
     """Return the events, with what the files of entries say of builds whose driver says nothing."""
-    silent = [at for at, event in enumerate(events) if _is_silent(event) and event.get("binary") != "hit"]
     completed = list(events)
-    for place, (layer, compiled) in _served([events[at] for at in silent], entries).items():
-        completed[silent[place]] = {**events[silent[place]], "driver": layer, "compiled": compiled, "by_files": True}
+    begun = sorted(
+        (float(event.get("at") or 0) - float(event["seconds"]), place)
+        for place, event in enumerate(events)
+        if _is_silent(event) and event.get("binary") != "hit"
+    )
+    for entry in entries:
+        names = set() if entry.broken else set(entry.kernels or ())
+        alike = [(start, place) for start, place in begun if names & set(events[place].get("kernels") or ())]
+        for at in entry.at:
+            # Builds of kernels of one name are distinguished by time: an entry counts for the last that had begun.
+            if places := [place for start, place in alike if start <= at + _LATE]:
+                build = completed[places[-1]]
+                compiled = bool(build.get("compiled") or entry.stores)
+                layer = build.get("driver") or entry.layer
+                completed[places[-1]] = {**build, "driver": layer, "compiled": compiled, "by_files": True}
     return completed
 
 
 def _is_silent(event: Event) -> bool:
     return event["event"] == "build" and not event.get("driver")
-
-
-def _served(builds: Sequence[Event], used: Iterable[EntryTrace]) -> dict[int, tuple[str, bool]]:
-    """Map builds, by their places in the list, to the layer of the driver and whether it compiled them.
-
-    Builds that are not known to have been served otherwise, and whose kernels an entry names, are mapped. Builds of
-    kernels of one name are distinguished by time: an entry counts for the last build that had begun.
-    """
-    begun = sorted((float(build.get("at") or 0) - float(build["seconds"]), place) for place, build in enumerate(builds))
-    served: dict[int, tuple[str, bool]] = {}
-    for entry in used:
-        names = set() if entry.broken else set(entry.kernels or ())
-        alike = [(start, place) for start, place in begun if names & set(builds[place].get("kernels") or ())]
-        for at in entry.at:
-            places = [place for start, place in alike if start <= at + _LATE]
-            if places:
-                layer, compiled = served.get(places[-1], (entry.layer, False))
-                served[places[-1]] = layer, compiled or bool(entry.stores)
-    return served
 
 
 def _silent(layer: Layer, used: Sequence[EntryTrace], events: Iterable[Event]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -24,7 +25,7 @@ from cachectl.layers.base.errors import FAILURES, reason_of
 from cachectl.layers.disk.plain import STAGE
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.watching import events
-from cachectl.watching.events import LOST, FileEvents
+from cachectl.watching.events import LOST, FileEvents, everybodys_folders
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
@@ -158,9 +159,9 @@ class Watch:
     def _note(self, path: Path, mask: int) -> None:
         """Record an event, unless it is of a file that is no layer's."""
         missing = [place for place in self._places if not place.before]
-        if not any(path in place.path.parents for place in missing) and not any(
-            place.owners_of(path) for place in self._places
-        ):
+        names = ((place, place.relative(path)) for place in self._places)
+        owned = any(name is not None and place.owners(name) for place, name in names)
+        if not owned and not any(path in place.path.parents for place in missing):
             return
         for bit, word in _WORDS.items():
             if mask & bit & ~(_LISTING if mask & events.FOLDER else 0):
@@ -207,15 +208,20 @@ class Watch:
 # ---------------------------------------------------------------------- places
 
 
-def _places(claims: list[tuple[Layer, Root]], environment: Environment) -> Iterator[_Place]:
+def _places(claims: Iterable[tuple[Layer, Root]], environment: Environment) -> Iterator[_Place]:
     """Group the roots of all layers by their resolved folders; several layers may keep entries in one."""
     by_path: dict[Path, list[tuple[Layer, Root]]] = {}
     for layer, root in claims:
         by_path.setdefault(Path(os.path.realpath(root.path)), []).append((layer, root))
-    common = (environment.home, environment.home_folder, environment.temporary)
-    everybodys = {Path(os.path.realpath(folder)) for folder in common}
+    common = everybodys_folders(environment)
+    names = {path: {layer.name for layer, _ in claimants} for path, claimants in by_path.items()}
     for path, claimants in by_path.items():
-        mixed = _holds_others(path, everybodys, by_path) or any(_is_mixed(*claim, path) for claim in claimants)
+        holds_others = (
+            path == Path(path.anchor)
+            or any(path in (folder, *folder.parents) for folder in common)
+            or any(path in other.parents and not names[other] <= names[path] for other in by_path)
+        )
+        mixed = holds_others or any(_is_mixed(*claim, path) for claim in claimants)
         yield _Place(path, tuple(claimants), everybodys=mixed)
 
 
@@ -230,17 +236,6 @@ def _is_mixed(layer: Layer, root: Root, path: Path) -> bool:
     except OSError:
         return False
     return any(_owns(layer, root, (name,)) is False for name in folders if not name.startswith(_OWN))
-
-
-def _holds_others(path: Path, everybodys: Iterable[Path], by_path: Mapping[Path, list[tuple[Layer, Root]]]) -> bool:
-    """Return whether a folder is, or contains, a home, a temporary folder, or the root of another layer."""
-    if path == Path(path.anchor) or any(path in (folder, *folder.parents) for folder in everybodys):
-        return True
-    ours = {layer.name for layer, _ in by_path[path]}
-    return any(
-        path in other.parents and not {layer.name for layer, _ in claimants} <= ours
-        for other, claimants in by_path.items()
-    )
 
 
 def _owns(layer: Layer, root: Root, parts: tuple[str, ...]) -> bool | None:
@@ -260,8 +255,8 @@ class _Place:
         self.layers = frozenset(layer.name for layer, _ in claimants)
         self.before: dict[str, _Stamp] = {}
         self.folders = 0
-        self._claimants = claimants
         self.is_everybodys = everybodys
+        self._claimants = claimants
         self._owners: dict[str, frozenset[str]] = {}
         #: Why something could not be observed, with the name below the place.
         self._unknown: dict[tuple[str, str], None] = {}
@@ -292,12 +287,8 @@ class _Place:
                 self._owners[relative] = owners
         return owners
 
-    def owners_of(self, path: Path) -> frozenset[str]:
-        """Return the names of the layers that own a path; none of one elsewhere."""
-        relative = self._relative(path)
-        return frozenset() if relative is None else self.owners(relative)
-
-    def _relative(self, path: Path) -> str | None:
+    def relative(self, path: Path) -> str | None:
+        """Return the name of a path below the place; ``None`` for a path elsewhere."""
         if path == self.path:
             return ""
         return str(path)[len(str(self.path)) + 1 :] if str(path).startswith(f"{self.path}/") else None
@@ -308,7 +299,7 @@ class _Place:
         return sum(layer in self.owners(relative) for relative in files)
 
     def unknown_of(self, layer: str) -> Iterator[str]:
-        """Return why something of a layer could not be observed here."""
+        """Yield why something of a layer could not be observed here."""
         yield from (why for relative, why in self._unknown if layer in self.owners(relative))
         claims = [claim for claim in self._claimants if self.is_everybodys and claim[0].name == layer]
         if any(_owns(*claim, ("?",)) is None for claim in claims):
@@ -318,10 +309,9 @@ class _Place:
 
     def begin(self, reader: FileEvents) -> None:
         """Record the present content, and watch it. A file made in between shows, because it was not there before."""
-        look = _Look(self)
-        self.before = look.stamps
-        self.folders = look.folders
-        for relative in look.watch if reader.why_not is None else ():
+        self.before, watched = self._look()
+        self.folders = sum(relative in self.before and stat.S_ISDIR(self.before[relative][0]) for relative in watched)
+        for relative in watched if reader.why_not is None else ():
             path = self.path / relative
             # Of a folder that everybody uses, most events concern others.
             mask = _ON_THE_WAY if not relative and self.is_everybodys else _EVERYTHING
@@ -343,18 +333,21 @@ class _Place:
         ]
 
     def _changes(self) -> Iterator[tuple[str, str]]:
-        after = _Look(self).stamps
+        after, _ = self._look()
         for relative in (*self.before, *(after.keys() - self.before.keys())):
-            word = _change(self.before.get(relative), after.get(relative))
-            if word is not None:
-                yield relative, word
+            old, new = self.before.get(relative), after.get(relative)
+            if old is None or new is None:
+                yield relative, _APPEARED if old is None else _VANISHED
+            elif old != new:
+                both_folders = stat.S_ISDIR(old[0]) and stat.S_ISDIR(new[0])
+                yield relative, _CHANGED if both_folders else _TOUCHED if old[:-1] == new[:-1] else _WRITTEN
         if any(os.path.realpath(root.path) != str(self.path) for _, root in self._claimants):
             # A link on the path leads elsewhere now.
             yield "", _MOVED
 
     def _events_of(self, seen: Iterable[tuple[Path, str]]) -> Iterator[tuple[str, str]]:
         for path, word in seen:
-            relative = self._relative(path)
+            relative = self.relative(path)
             if relative is None:
                 if not self.before and word in (_VANISHED, _MOVED) and path in self.path.parents:
                     # The place may have come and gone in it.
@@ -363,16 +356,56 @@ class _Place:
                 # A program may read what it wrote itself; no cache served that.
                 yield relative, word
 
+    def _look(self) -> tuple[dict[str, _Stamp], list[str]]:
+        """Return the names here with their stamps, and the paths to watch; nothing is opened or hashed.
 
-def _change(before: _Stamp | None, after: _Stamp | None) -> str | None:
-    """Return in words what happened to a name; ``None`` if nothing did."""
-    if before == after:
-        return None
-    if before is None or after is None:
-        return _APPEARED if before is None else _VANISHED
-    if stat.S_ISDIR(before[0]) and stat.S_ISDIR(after[0]):
-        return _CHANGED
-    return _TOUCHED if before[:-1] == after[:-1] else _WRITTEN
+        All files are covered by watching folders, and files with several names, because a read by another name causes
+        no event in the folder. In a place where most files belong to others, files of the top folder are watched one
+        by one.
+        """
+        stamps: dict[str, _Stamp] = {}
+        watched: list[str] = []
+        try:
+            top = _stamp(os.lstat(self.path))
+        except OSError:
+            return stamps, watched
+        # Of a folder that several owners share, only its existence counts.
+        stamps[""] = (*top[:2], 0, 0, 0) if len(self.layers) > 1 or self.is_everybodys else top
+        waiting = [""]
+        while waiting:
+            folder = waiting.pop()
+            watched.append(folder)
+            for entry in self._entries(folder):
+                relative = f"{folder}/{entry.name}" if folder else entry.name
+                with suppress(OSError):
+                    if not self.owners(relative):
+                        continue
+                    status = entry.stat(follow_symlinks=False)
+                    stamps[relative] = _stamp(status)
+                    if stat.S_ISDIR(status.st_mode):
+                        waiting.append(relative)
+                    elif stat.S_ISLNK(status.st_mode):
+                        # A dangling or circular link leads nowhere.
+                        behind = os.stat(entry.path)
+                        if stat.S_ISDIR(behind.st_mode):
+                            why = "is a link to a folder elsewhere, which is not watched"
+                            self.doubt(f"{self.shown / relative} {why}", relative)
+                        else:
+                            stamps[f"{relative}{_LEADS_TO}{os.path.realpath(entry.path)}"] = _stamp(behind)
+                            watched.append(relative)
+                    elif status.st_nlink > 1 or (self.is_everybodys and not folder):
+                        watched.append(relative)
+        return stamps, watched
+
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(self.path / folder) as entries:
+                return sorted(entries, key=lambda entry: entry.name)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            self.doubt(f"{self.shown / folder} cannot be listed: {error.strerror}", folder)
+            return []
 
 
 def _worded(words: Iterable[str]) -> tuple[str, ...]:
@@ -381,78 +414,6 @@ def _worded(words: Iterable[str]) -> tuple[str, ...]:
     implied = {_OPENED} if observed & {_READ, _WRITTEN} else set()
     implied |= {_TOUCHED} if observed & {_WRITTEN, _APPEARED, _VANISHED} else set()
     return tuple(word for word in words if word not in implied)
-
-
-class _Look:
-    """The names in a place with their stamps. Nothing is opened or hashed.
-
-    ``watch`` lists the paths to watch so that all files are covered: folders, and files with several names, because a
-    read by another name causes no event in the folder. In a place where most files belong to others, files of the top
-    folder are watched one by one.
-    """
-
-    def __init__(self, place: _Place) -> None:
-        self.stamps: dict[str, _Stamp] = {}
-        self.watch: list[str] = []
-        self.folders = 0
-        self._place = place
-        try:
-            top = _stamp(os.lstat(place.path))
-        except OSError:
-            return
-        shared = len(place.layers) > 1 or place.is_everybodys
-        # Of a folder that several owners share, only its existence counts.
-        self.stamps[""] = (*top[:2], 0, 0, 0) if shared else top
-        waiting = [""]
-        while waiting:
-            folder = waiting.pop()
-            self.watch.append(folder)
-            self.folders += 1
-            for entry in self._entries(folder):
-                relative = f"{folder}/{entry.name}" if folder else entry.name
-                if place.owners(relative) and self._note(entry, relative):
-                    waiting.append(relative)
-
-    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
-        try:
-            with os.scandir(self._place.path / folder) as entries:
-                return sorted(entries, key=lambda entry: entry.name)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            self._doubt(folder, f"cannot be listed: {error.strerror}")
-            return []
-
-    def _doubt(self, relative: str, why: str) -> None:
-        self._place.doubt(f"{self._place.shown / relative} {why}", relative)
-
-    def _note(self, entry: os.DirEntry[str], relative: str) -> bool:
-        """Record one name; return whether it is a folder."""
-        try:
-            status = entry.stat(follow_symlinks=False)
-        except OSError:
-            return False
-        self.stamps[relative] = _stamp(status)
-        if stat.S_ISLNK(status.st_mode):
-            self._note_behind(entry.path, relative)
-        elif not stat.S_ISDIR(status.st_mode) and (
-            status.st_nlink > 1 or (self._place.is_everybodys and "/" not in relative)
-        ):
-            self.watch.append(relative)
-        return stat.S_ISDIR(status.st_mode)
-
-    def _note_behind(self, path: str, relative: str) -> None:
-        """Record the file that a link leads to. A folder elsewhere is not searched, which makes the proof unknown."""
-        try:
-            status = os.stat(path)
-        except OSError:
-            # It is dangling or circular.
-            return
-        if stat.S_ISDIR(status.st_mode):
-            self._doubt(relative, "is a link to a folder elsewhere, which is not watched")
-            return
-        self.stamps[f"{relative}{_LEADS_TO}{os.path.realpath(path)}"] = _stamp(status)
-        self.watch.append(relative)
 
 
 def _stamp(status: os.stat_result) -> _Stamp:

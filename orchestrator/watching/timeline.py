@@ -66,8 +66,7 @@ class Timeline:
 
     def own(self) -> Iterator[tuple[Span, float, str | None]]:
         """Yield each span with its seconds without the spans inside it, and its kernel, or that of a span around."""
-        outer = parents(self.spans)
-        return zip(self.spans, self_seconds(self.spans), kernels_of(self.spans, outer), strict=True)
+        return iter(own_times(self.spans))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,43 +215,28 @@ class _Reader:
         return epoch - (clock.epoch - clock.monotonic + clock.shift_from(self._began)) / 1e9
 
 
-def self_seconds(spans: Sequence[Span]) -> list[float]:
-    """Return the seconds of each span without those of the spans inside it.
+def own_times(spans: Sequence[Span]) -> list[tuple[Span, float, str | None]]:
+    """Return each span with its seconds without the spans inside it, and its kernel, or that of a span around it.
 
-    Spans must be in the order of a timeline: by start, longer ones first.
+    Spans must be in the order of a timeline: by start, longer ones first. A wait for several kernels that were launched
+    before it belongs to none of them.
     """
     own = [span.seconds for span in spans]
-    for index, outer in enumerate(parents(spans)):
-        if outer is not None:
-            # Parts of spans that overlap without nesting count once, in the later one.
-            inside = min(spans[index].start + spans[index].seconds, spans[outer].start + spans[outer].seconds)
-            own[outer] -= inside - spans[index].start
-    return [max(0.0, seconds) for seconds in own]
-
-
-def parents(spans: Sequence[Span]) -> list[int | None]:
-    """Return for each span the index of the innermost span of its thread that is open when it starts."""
+    kernels: list[str | None] = []
     open_spans: dict[tuple[int, int], list[int]] = {}
-    found: list[int | None] = []
     for index, span in enumerate(spans):
         stack = open_spans.setdefault((span.process, span.thread), [])
         while stack and spans[stack[-1]].start + spans[stack[-1]].seconds <= span.start:
             stack.pop()
-        found.append(stack[-1] if stack else None)
+        kernel = None if span.stage == "launch" and " " in (span.kernel or "") else span.kernel
+        if stack:
+            outer = stack[-1]
+            # Parts of spans that overlap without nesting count once, in the later one.
+            own[outer] -= min(span.start + span.seconds, spans[outer].start + spans[outer].seconds) - span.start
+            kernel = kernel or kernels[outer]
+        kernels.append(kernel)
         stack.append(index)
-    return found
-
-
-def kernels_of(spans: Sequence[Span], outer: Sequence[int | None]) -> list[str | None]:
-    """Return the kernel of each span: its own, else that of the nearest span around it that has one.
-
-    A wait for several kernels that were launched before it belongs to none of them.
-    """
-    found: list[str | None] = []
-    for span, parent in zip(spans, outer, strict=True):
-        own = None if span.stage == "launch" and " " in (span.kernel or "") else span.kernel
-        found.append(own or (None if parent is None else found[parent]))
-    return found
+    return [(span, max(0.0, seconds), kernel) for span, seconds, kernel in zip(spans, own, kernels, strict=True)]
 
 
 # ---------------------------------------------------------------------- sums
@@ -296,24 +280,11 @@ class Summary:
     slowest: tuple[KernelTime, ...]
 
 
-@dataclass
-class _Kernel:
-    by_stage: dict[str, float] = field(default_factory=dict)
-    outcomes: set[str | None] = field(default_factory=set)
-
-    @property
-    def seconds(self) -> float:
-        return sum(self.by_stage.values())
-
-    @property
-    def warm(self) -> bool | None:
-        return "miss" not in self.outcomes if self.outcomes & {"hit", "miss"} else None
-
-
 def summarize(timeline: Timeline) -> Summary:
     """Sum a timeline up."""
     stages = {stage: [0.0, 0.0, 0.0] for stage in STAGES}
-    kernels: dict[str, _Kernel] = {}
+    kernels: dict[str, dict[str, float]] = {}
+    outcomes: dict[str, set[str | None]] = {}
     threads: dict[tuple[int, int], list[Span]] = {}
     for span, seconds, name in timeline.own():
         times = stages[span.stage]
@@ -322,18 +293,23 @@ def summarize(timeline: Timeline) -> Summary:
         times[2] += seconds * (span.outcome == "miss")
         threads.setdefault((span.process, span.thread), []).append(span)
         if name is not None:
-            kernel = kernels.setdefault(name, _Kernel())
-            kernel.by_stage[span.stage] = kernel.by_stage.get(span.stage, 0.0) + seconds
-            kernel.outcomes.add(span.outcome)
-    slowest = sorted(kernels.items(), key=lambda item: -item[1].seconds)[:_SLOWEST]
+            by_stage = kernels.setdefault(name, dict.fromkeys(STAGES, 0.0))
+            by_stage[span.stage] += seconds
+            outcomes.setdefault(name, set()).add(span.outcome)
+    slowest = [
+        KernelTime(
+            name,
+            sum(by_stage.values()),
+            max(by_stage, key=by_stage.__getitem__),
+            "miss" not in outcomes[name] if outcomes[name] & {"hit", "miss"} else None,
+        )
+        for name, by_stage in kernels.items()
+    ]
     return Summary(
         tuple(StageTime(stage, *times) for stage, times in stages.items() if times[0]),
         max(map(_missed, threads.values()), default=0.0),
         any(span.stage == "compile" and span.outcome is None for span in timeline.spans),
-        tuple(
-            KernelTime(name, kernel.seconds, max(kernel.by_stage, key=kernel.by_stage.__getitem__), kernel.warm)
-            for name, kernel in slowest
-        ),
+        tuple(sorted(slowest, key=lambda kernel: -kernel.seconds)[:_SLOWEST]),
     )
 
 

@@ -255,7 +255,8 @@ def test_ls_reports_problems_and_goes_on(cuda: Home) -> None:
 def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     stack = Stack(Environment({}, home=tmp_path), plugins=False)
-    monkeypatch.setattr(stack["pocl"].store, "scan", refuse)
+    for name in ("scan", "find"):
+        monkeypatch.setattr(stack["pocl"].store, name, refuse)
     monkeypatch.setattr(stack["pocl"].store, "iter_usage", refuse)
     monkeypatch.setattr(stack["cuda"], "roots", refuse)
     pocl, cuda, _ = stack.report(layers=("pocl", "cuda", "loopy")).layers

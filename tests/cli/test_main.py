@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 KEY = "3/f/433a72c95049e7"
 HEAVY = {"pyopencl", "loopy", "numpy", "mpi4py", "json", "hashlib", "base64", "tarfile", "platform", "bz2"}
+#: Modules that a report of an empty home does not need; most define classes, which takes long.
+UNUSED = {
+    "cachectl.layers.pocl.programs",
+    "cachectl.layers.pytools.dictionaries",
+    "cachectl.layers.mesa.store",
+}
 
 
 @pytest.mark.parametrize("command", [["-c", "import cachectl"], ["-m", "cachectl", "report"]])
@@ -33,6 +39,13 @@ def test_nothing_heavy_is_imported(home: Home, command: list[str]) -> None:
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in said.splitlines() if "|" in line}
     assert "cachectl" in imported
     assert imported.isdisjoint(HEAVY)
+
+
+def test_a_report_loads_only_what_it_needs(home: Home) -> None:
+    program = "import sys; from cachectl.cli.main import main; main(['report']); print(*sys.modules)"
+    loaded = home.run(sys.executable, "-c", program).stdout.split()
+    assert "cachectl.layers.mesa.cache" in loaded
+    assert UNUSED.isdisjoint(loaded)
 
 
 def test_layers_may_stand_behind_options(home: Home) -> None:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 import pytest
 from support.bundles import TRUSTED
 from support.kernels import add_kernels, kernels_in
-from support.miopen_files import ARGS, CODE, FIND, RAW, environment_of, packed, store, stored, user_file
+from support.miopen_files import FIND, RAW, store, stored
+from support.miopen_kernels import ARGS, CODE, environment_of, packed, user_file
 
 from cachectl.exchange.trust import Untrusted
 from cachectl.layers.base.conformance import snapshot
@@ -27,7 +28,7 @@ from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.miopen.databases import SEPARATOR
 from cachectl.layers.miopen.kernel_db import kernel_key
 from cachectl.layers.miopen.names import installed_names, parse_name
-from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels
+from cachectl.layers.miopen.system import MIOpenSystemKernels
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,11 +21,6 @@ pytest.importorskip("fsspec")
 
 pytestmark = pytest.mark.usefixtures("no_proxy")
 KERNELS = 10_000
-
-
-@pytest.fixture
-def other(tmp_path: Path, new_home: Callable[[Path], Home]) -> Home:
-    return new_home(tmp_path / "other")
 
 
 @pytest.fixture

@@ -6,12 +6,11 @@ import hashlib
 import json
 import random
 import shutil
-import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.bundles import TRUSTED
@@ -22,6 +21,7 @@ from cachectl.exchange.folder import FolderPlace
 from cachectl.exchange.format import canonical, open_part, part_file, sort_names
 from cachectl.exchange.place import BadStore
 from cachectl.exchange.trust import Trust, Untrusted, sign
+from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.formats import zstd
 from cachectl.stack import Stack
 
@@ -32,22 +32,9 @@ if TYPE_CHECKING:
 RANDOM = amount(12, 250)
 
 
-def files(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Read every file of a folder, with its time."""
-    found = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in found}
-
-
 @pytest.fixture(scope="module")
-def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a private key; beside it lies ``allowed``, a list that allows it."""
-    if shutil.which("ssh-keygen") is None:
-        pytest.skip("needs ssh-keygen")
-    path = tmp_path_factory.mktemp("keys") / "key"
-    for name in (path, path.with_name("stranger")):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(name)], check=True)
-    path.with_name("allowed").write_text(f"ann@example.org {path.with_suffix('.pub').read_text()}")
-    return path
+def key(keygen: Callable[[str], str]) -> Path:
+    return Path(keygen("ann"))
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +70,17 @@ def signed(key: Path) -> Trust:
     return Trust(allowed_signers=str(key.with_name("allowed")))
 
 
+def stamped(folder: Path) -> dict[str, str]:
+    """Describe every file of a folder, with its time."""
+    return {name: what for name, what in snapshot(folder, times=True).items() if not what.startswith("folder")}
+
+
 def refused(home: Home, store: Path, trust: Trust = TRUSTED) -> str:
     """See that nothing of a store is taken and nothing is written, and return the message."""
-    before = files(home.path)
+    before = stamped(home.path)
     with pytest.raises((BadStore, Untrusted)) as raised:
         Stack(home.environment()).pull(str(store), trust)
-    assert files(home.path) == before
+    assert stamped(home.path) == before
     assert len(str(raised.value).splitlines()) == 1
     return str(raised.value)
 
@@ -106,29 +98,16 @@ def rewritten(store: Path, change: Callable[[bytes], bytes], key: Path | None = 
     text = change(text)
     file = part_file(text, signature if key is None else sign(text, str(key)))
     path.unlink()
-    _write(path.with_name(f"{name.made}-{name.key}-{hashlib.sha256(file).hexdigest()}"), file)
+    path.with_name(f"{name.made}-{name.key}-{hashlib.sha256(file).hexdigest()}").write_bytes(file)
 
 
-def _write(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
-
-
-def line_changed(**changes: object) -> Callable[[bytes], bytes]:
-    """Return what changes members of the first entry in an index part."""
+def changed(at: int, **changes: object) -> Callable[[bytes], bytes]:
+    """Return what changes members of a line in an index part: 0 is the first line, 1 the first entry."""
 
     def change(text: bytes) -> bytes:
-        head, first, *rest = text.split(b"\n")
-        return b"\n".join((head, canonical({**json.loads(first), **changes}), *rest))
-
-    return change
-
-
-def head_changed(**changes: object) -> Callable[[bytes], bytes]:
-    """Return what changes members of the first line of an index part."""
-
-    def change(text: bytes) -> bytes:
-        head, *rest = text.split(b"\n")
-        return b"\n".join((canonical({**json.loads(head), **changes}), *rest))
+        lines = text.split(b"\n")
+        lines[at] = canonical({**json.loads(lines[at]), **changes})
+        return b"\n".join(lines)
 
     return change
 
@@ -177,66 +156,55 @@ def test_random_changes_of_any_file_are_refused(
 
 
 def test_an_index_part_that_was_written_anew_needs_a_new_signature(home: Home, store: Path, signed: Trust) -> None:
-    rewritten(store, line_changed(key="3.3.0.a85ca8a54/gfx90a6e.ukdb/evil"))
+    rewritten(store, changed(1, key="3.3.0.a85ca8a54/gfx90a6e.ukdb/evil"))
     assert "its signature is not of this content" in refused(home, store, signed)
 
 
 @pytest.mark.thorough
-def test_strangers_and_unsigned_parts_are_left_out_and_named(home: Home, store: Path, key: Path, signed: Trust) -> None:
-    rewritten(store, lambda text: text, key.with_name("stranger"))
+def test_strangers_and_unsigned_parts_are_left_out_and_named(
+    home: Home, store: Path, key: Path, signed: Trust, keygen: Callable[[str], str]
+) -> None:
+    rewritten(store, lambda text: text, Path(keygen("stranger")))
     done = Stack(home.environment()).pull(str(store), signed)
     assert done.total.placed == 7
     assert [note.because for note in done.left_out] == [f"signed by nobody in {key.with_name('allowed')}"]
 
 
-def test_no_trusted_signer_means_no_entry_taken(home: Home, store: Path, key: Path) -> None:
-    strangers = key.with_name("strangers")
-    strangers.write_text(f"eve@example.org {key.with_name('stranger.pub').read_text()}")
+def test_no_trusted_signer_means_no_entry_taken(home: Home, store: Path, keygen: Callable[[str], str]) -> None:
+    strangers = Path(keygen("eve")).with_name("allowed")
     assert "no part of its index" in refused(home, store, Trust(allowed_signers=str(strangers)))
     assert "its digest is" in refused(home, store, Trust(sha256="0" * 64))
+
+
+#: Changed members of the first entry of a part, and of its first line.
+ENTRIES: Sequence[dict[str, Any]] = (
+    *({"bytes": True}, {"form": []}, {"detail": {"a": 1}}, {"versions": []}, {"more": 1}, {"kernels": "k"}),
+    *({"modified": 1e300}, {"offset": 1 << 30}, {"offset": -1}, {"sha256": "0" * 64}, {"sha256": "../" * 20}),
+    *({"pack": "../../../etc/passwd"}, {"pack": "0" * 64}, {"pack": None}),
+)
+HEADS: Sequence[dict[str, Any]] = (
+    *({"store": "0" * 32}, {"store": "../x"}, {"made": 0}, {"layer": "pocl"}, {"facts": {}}, {"exposed": 1}),
+    *({"packs": {}}, {"packs": {"..": [1, 1]}}, {"schema": "cachectl/store-index/2"}),
+)
+#: What stands in the place of the whole text.
+TEXTS = (
+    *(b"", b"\xff\xfe\n", b"[" * 100_000 + b"\n", b'{"a":' * 50_000 + b"\n", b"\n" * (1 << 20)),
+    b"0" * (8 << 20) + b"\n",
+)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        line_changed(key="/etc/passwd"),
-        line_changed(key="../../evil"),
-        line_changed(key="a\nb"),
-        line_changed(bytes=-1),
-        line_changed(bytes=1 << 40),
+        *(changed(1, key=key) for key in ("/etc/passwd", "../../evil", "a\nb")),
+        *(changed(1, bytes=size) for size in (-1, 1 << 40)),
         *thorough(
-            line_changed(bytes=True),
-            line_changed(offset=1 << 30),
-            line_changed(offset=-1),
-            line_changed(pack="../../../etc/passwd"),
-            line_changed(pack="0" * 64),
-            line_changed(pack=None),
-            line_changed(sha256="0" * 64),
-            line_changed(sha256="../" * 20),
-            line_changed(form=[]),
-            line_changed(detail={"a": 1}),
-            line_changed(versions=[]),
-            line_changed(kernels="k"),
-            line_changed(modified=1e300),
-            line_changed(more=1),
-            head_changed(store="0" * 32),
-            head_changed(store="../x"),
-            head_changed(made=0),
-            head_changed(layer="pocl"),
-            head_changed(facts={}),
-            head_changed(exposed=1),
-            head_changed(packs={}),
-            head_changed(packs={"..": [1, 1]}),
-            head_changed(schema="cachectl/store-index/2"),
+            *(changed(1, **lie) for lie in ENTRIES),
+            *(changed(0, **lie) for lie in HEADS),
+            *((lambda _text, other=other: other) for other in TEXTS),
             lambda text: text + text.split(b"\n")[1] + b"\n",
             lambda text: text.replace(b",", b", "),
             lambda text: text[:-1],
-            lambda _text: b"[" * 100_000 + b"\n",
-            lambda _text: b"\xff\xfe\n",
-            lambda _text: b'{"a":' * 50_000 + b"\n",
-            lambda _text: b"",
-            lambda _text: b"\n" * (1 << 20),
-            lambda _text: b"0" * (8 << 20) + b"\n",
         ),
     ],
 )

@@ -1,6 +1,6 @@
 """Every verb under every fault: the effects of a command whose call fails, compared with its output.
 
-``python tests/faults/sweep.py`` prints the table; ``--every 1`` tries each call, as the hazard tier does. The rules:
+``tests/test_faults.py`` runs it. The rules:
 
 - no traceback; a failure is one line for each thing that failed, and status 1;
 - status 0 means that the result is the one of a run without faults: in the cache, in what was printed, and in the file
@@ -25,26 +25,21 @@ program drops every entry. A ``prune`` after an interrupted one finds fewer entr
 
 from __future__ import annotations
 
-import argparse
 import errno
 import hashlib
-import re
 import shutil
 import sys
-import tempfile
 import zlib
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import closing
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
-from injector import KILL, LOCKS, READS, WRITES, Ended, Fault, Injector, compiled_shim  # noqa: E402
+from injector import KILL, LOCKS, READS, WRITES, Ended, Fault, Injector  # noqa: E402
 from rules import TRUTHS, miscounted, timeless, without_moments  # noqa: E402
-from worlds import WORLDS, World, bystanders, damage, disk_bytes, filled_world, leftovers  # noqa: E402
+from worlds import World, bystanders, damage, disk_bytes, leftovers  # noqa: E402
 
 from cachectl.exchange.bundle import BundlePlace  # noqa: E402
 from cachectl.exchange.index import StoreIndex  # noqa: E402
@@ -131,25 +126,6 @@ def put_cases(world: World) -> Iterator[Case]:
         yield Case(f"put {layer}", ("put", layer, "{kept}", "{home}/artifact"), _take_out(layer))
 
 
-@dataclass
-class Row:
-    """The result of one kind of fault in one command."""
-
-    case: str
-    fault: str
-    calls: int = 0
-    tried: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter)
-    broken: list[str] = field(default_factory=list)
-
-    @property
-    def line(self) -> str:
-        """Format the row for a table."""
-        outcomes = ", ".join(f"{count}x {status}" for status, count in sorted(self.outcomes.items()))
-        held = "held" if not self.broken else f"BROKEN {len(self.broken)}"
-        return f"{self.case:16} {self.fault:28} {self.tried:4} of {self.calls:5}  {outcomes:24} {held}"
-
-
 class Sweep:
     """The faults of one world, tried in copies of it."""
 
@@ -160,7 +136,6 @@ class Sweep:
         folder: Path,
         *,
         every: int | None,
-        kinds: Collection[str] = (),
         faults: Collection[tuple[int, int, bool]] = FAULTS,
     ) -> None:
         """Prepare to try each ``every``-th call under some faults, and with ``None`` one call under each fault."""
@@ -172,11 +147,10 @@ class Sweep:
         self._calls: dict[int, int] = {}
         self._written: bytes | None = None
         self._unreadable: set[str] = set()
-        self._kinds = kinds or _KINDS.values()
         self._faults = faults
 
-    def case(self, case: Case) -> Iterator[Row]:
-        """Try one command under every kind of fault."""
+    def case(self, case: Case) -> Iterator[str]:
+        """Try one command under every kind of fault; yield each rule that it broke."""
         self._copy(self._world.path, self._prepared)
         # Paths in what is prepared are those of the copy that the command sees.
         self._copy(self._prepared, self._home)
@@ -191,8 +165,8 @@ class Sweep:
             self._listed = _bundled(self._home / case.output)
         self._calls.clear()
         for kinds, error, sticky in self._faults:
-            if (case.writes or kinds != WRITES) and _KINDS[kinds] in self._kinds:
-                yield self._row(case, arguments, (kinds, error, sticky), good, complete)
+            if case.writes or kinds != WRITES:
+                yield from self._under(case, arguments, (kinds, error, sticky), good, complete)
 
     def _arguments(self, case: Case) -> tuple[str, ...]:
         layer = max(keys := self._world.keys(self._home), key=lambda name: len(keys[name]), default="")
@@ -207,32 +181,30 @@ class Sweep:
         # Keys may have braces of their own.
         return tuple(words.get(part[1:-1], part.replace("{home}", words["home"])) for part in case.arguments)
 
-    def _row(
+    def _under(
         self,
         case: Case,
         arguments: tuple[str, ...],
         kind: tuple[int, int, bool],
         good: Ended,
         complete: Mapping[str, set[str]],
-    ) -> Row:
+    ) -> Iterator[str]:
         kinds, error, sticky = kind
         if kinds not in self._calls:
             self._copy(self._prepared, self._home)
             self._calls[kinds] = self._run(arguments, Fault(kinds)).seen
         calls = self._calls[kinds]
-        row = Row(case.name, f"{_KINDS[kinds]} {str(Fault(kinds, 0, error, sticky)).replace(' at 0', '')}", calls)
         every = self._every or calls or 1
         # Another fault, and another case, meets other calls.
-        first = 1 + zlib.crc32(f"{case.name} {row.fault}".encode()) % min(every, calls or 1)
-        for nth in range(first, calls + 1, every):
+        first = 1 + zlib.crc32(f"{case.name} {kind}".encode()) % min(every, calls or 1)
+        tried = range(first, calls + 1, every)
+        assert tried or not calls
+        for nth in tried:
             self._copy(self._prepared, self._home)
             fault = Fault(kinds, nth, error, sticky)
             done = self._run(arguments, fault)
-            row.tried += 1
-            row.outcomes[str(done.status)] += 1
             for complaint in self._judge(case, arguments, done, good, complete):
-                row.broken.append(f"{fault} ({done.where}): {complaint}")
-        return row
+                yield f"{case.name}: {fault} ({done.where}): {complaint}"
 
     def _run(self, arguments: tuple[str, ...], fault: Fault) -> Ended:
         return self._injector.run(*arguments, home=self._home, fault=fault, variables=self._world.variables)
@@ -256,7 +228,7 @@ class Sweep:
             yield f"status {done.status}: {done.stderr[-300:]}"
         if not all(line.startswith("cachectl: ") for line in done.stderr.splitlines()):
             yield f"not one line: {done.stderr!r}"
-        before, after = self._world.keys(self._prepared_as_home()), self._world.keys(self._home)
+        before, after = self._world.keys(self._prepared), self._world.keys(self._home)
         if bystanders(self._home) != bystanders(self._prepared):
             yield "a file that is no entry was changed"
         for layer, keys in after.items():
@@ -319,9 +291,6 @@ class Sweep:
         if said not in (before - after, before - after + staged) and not unknown_usage:
             yield f"says {said} bytes freed, {before - after} have gone"
 
-    def _prepared_as_home(self) -> Path:
-        return self._prepared
-
     def _again(
         self, case: Case, arguments: tuple[str, ...], good: Ended, complete: Mapping[str, set[str]]
     ) -> Iterator[str]:
@@ -376,75 +345,3 @@ def _bundled(file: Path) -> dict[tuple[str, str], str]:
     wanted = [(part, one) for part in parts for one in part.entries]
     found = index.contents(wanted)
     return {(one.layer, one.key): hashlib.sha256(data).hexdigest() for one, data in found}
-
-
-_KINDS: Final = {READS: "read", WRITES: "write", LOCKS: "lock"}
-
-
-#: A printed row: home, case, kind and error, "and after", tried, calls, outcomes, broken.
-_LINE: Final = re.compile(
-    r"(\S+) +(\S+(?: \S+)?) +(read|write|lock) (\w+)(?: and after)? +(\d+) of +(\d+) .*?(?:held|BROKEN (\d+))"
-)
-
-
-def table(lines: Iterable[str]) -> str:
-    """Sum printed rows up as Markdown: verb by fault, how often it was tried, and how often a rule was broken."""
-    tried: Counter[tuple[str, str]] = Counter()
-    broken: Counter[tuple[str, str]] = Counter()
-    calls: dict[tuple[str, str, str], int] = {}
-    for found in filter(None, map(_LINE.match, lines)):
-        home, case, kind, error, count, seen, bad = found.groups()
-        place = case.split()[0].removesuffix("-key"), f"{kind} {error}"
-        tried[place] += int(count)
-        broken[place] += int(bad or 0)
-        # Every fault of a kind can meet the same calls.
-        calls[f"{home} {case}", place[0], kind] = int(seen)
-    verbs = dict.fromkeys(verb for verb, _ in tried)
-    errors = dict.fromkeys(f"{_KINDS[kinds]} {str(Fault(kinds, 0, error)).split()[0]}" for kinds, error, _ in FAULTS)
-    rows = [["verb", "calls", *errors], ["---"] * (2 + len(errors))]
-    for verb in verbs:
-        cells = [
-            f"{tried[verb, error]:,}" + (f" ({broken[verb, error]} broken)" if broken[verb, error] else "")
-            for error in errors
-        ]
-        seen_by_verb = sum(seen for (_, name, _), seen in calls.items() if name == verb)
-        rows.append([f"`{verb}`", f"{seen_by_verb:,}", *cells])
-    total = [f"{sum(tried[verb, error] for verb in verbs):,}" for error in errors]
-    rows.append(["all", f"{sum(calls.values()):,}", *total])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def main() -> int:
-    """Print the table of a sweep over homes; status 1 where a rule was broken."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("home", type=Path, nargs="?", help="a home full of caches (default: synthetic ones)")
-    parser.add_argument("--every", type=int, default=10, metavar="N", help="try each Nth call")
-    parser.add_argument("--case", action="append", default=[], help="only these")
-    parser.add_argument("--world", action="append", default=[], choices=WORLDS, help="only these synthetic homes")
-    parser.add_argument("--kind", action="append", default=[], choices=_KINDS.values(), help="only faults of these")
-    parser.add_argument("--table", action="store_true", help="sum up the rows on standard input, and try nothing")
-    options = parser.parse_args()
-    if options.table:
-        print(table(sys.stdin))
-        return 0
-    broken = 0
-    with tempfile.TemporaryDirectory() as name, closing(Injector(compiled_shim(Path(name)), Path(name))) as injector:
-        worlds = {"filled": lambda folder: filled_world(folder, options.home)} if options.home else WORLDS
-        for called, make in worlds.items():
-            if options.world and called not in options.world:
-                continue
-            folder = Path(name, called)
-            world = make(folder / "world")
-            for case in (*CASES.values(), *put_cases(world)):
-                if options.case and case.name not in options.case:
-                    continue
-                for row in Sweep(injector, world, folder, every=options.every, kinds=options.kind).case(case):
-                    broken += len(row.broken)
-                    print(f"{called:16} {row.line}", flush=True)
-                    for line in row.broken[:3]:
-                        print(f"    {line}")
-    return int(broken > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

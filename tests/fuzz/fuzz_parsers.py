@@ -31,11 +31,11 @@ from cachectl.layers.formats import (
     pdict,
     pickles,
 )
+from cachectl.layers.formats import source_info as pyopencl_info
 from cachectl.layers.mesa import entries as mesa_entries
-from cachectl.layers.mesa.formats import Database, Fossilize
+from cachectl.layers.mesa.pairs import Database, Fossilize
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen import names as miopen_names
-from cachectl.layers.pyopencl import info as pyopencl_info
 from cachectl.layers.stores.archive import artifact_from_bytes, unpack
 from cachectl.layers.stores.records import Record, RecordFile
 
@@ -74,7 +74,7 @@ def _compute_entry(data: bytes) -> None:
 def _compute_index(data: bytes) -> None:
     index = compute_cache.read_index(data)
     if index is not None and data:
-        assert compute_cache.write_index(index.records) == data
+        assert compute_cache.write_index(index) == data
     compute_cache.has_version_of(data, data[:40])
 
 

@@ -25,9 +25,8 @@ from support.doctor import (
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Finding, Found, Hazard, Root, Scope, Severity, State
-from cachectl.layers.base.guard import guarded
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.registry import Broken
+from cachectl.layers.base.registry import Broken, guarded
 from cachectl.layers.comgr import ComgrCodec
 from cachectl.layers.stores.files import Files
 from cachectl.stack import Stack

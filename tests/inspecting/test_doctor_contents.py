@@ -27,10 +27,10 @@ from support.doctor import (
 )
 from support.drivers import register_driver
 
+from cachectl.layers import cuda as cuda_compute_cache
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Severity
-from cachectl.layers.cuda import cache as cuda_compute_cache
 from cachectl.layers.disk.locks import presence_lock
 from cachectl.layers.host.hardware import amd_gpus
 

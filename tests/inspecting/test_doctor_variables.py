@@ -25,8 +25,8 @@ from support.doctor import (
 from support.drivers import register_driver
 from tiers import thorough
 
+from cachectl.layers import cuda as cuda_compute_cache
 from cachectl.layers.base.facts import Severity
-from cachectl.layers.cuda import cache as cuda_compute_cache
 from cachectl.verbs.doctor import job_of
 
 # ---------------------------------------------------------------------- variables

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import struct
-import subprocess
 import tarfile
 from dataclasses import replace
 from functools import cache
@@ -14,13 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.drivers import register_driver
-from support.tracing import no_file_events
 
 from cachectl.layers.base.conformance import LayerConformance, nobody
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Damaged
-from cachectl.layers.base.facts import Condition, Finding, Orphan, Problem, Severity
+from cachectl.layers.base.facts import Condition, Orphan, Problem, Severity
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.comgr import ComgrCache
 from cachectl.layers.formats import bitcode, comgr_entries
@@ -145,58 +141,6 @@ def test_the_policy_is_read_as_llvm_reads_it(policy: str, wrong: str | None) -> 
 # ---------------------------------------------------------------------- places and states
 
 
-@pytest.mark.parametrize(
-    ("variables", "path", "source"),
-    [
-        ({}, ".cache/comgr", "default (HOME)"),
-        ({"XDG_CACHE_HOME": "/x"}, "/x/comgr", "XDG_CACHE_HOME"),
-        ({"XDG_CACHE_HOME": ""}, "cwd/comgr", "XDG_CACHE_HOME"),
-        ({"XDG_CACHE_HOME": "x"}, "cwd/x/comgr", "XDG_CACHE_HOME"),
-        ({"HOME": ""}, "cwd/.cache/comgr", "default (HOME)"),
-        ({"AMD_COMGR_CACHE_DIR": "/n", "XDG_CACHE_HOME": "/x"}, "/n", "AMD_COMGR_CACHE_DIR"),
-        ({"AMD_COMGR_CACHE_DIR": "n"}, "cwd/n", "AMD_COMGR_CACHE_DIR"),
-        ({"AMD_COMGR_CACHE_DIR": ""}, ".cache/comgr", "default (HOME)"),
-    ],
-)
-def test_places(tmp_path: Path, variables: dict[str, str], path: str, source: str) -> None:
-    (root,) = ComgrCache(environment_of(tmp_path, **variables)).roots()
-    assert (root.path, root.source) == (tmp_path / path, source)
-
-
-def test_places_elsewhere(tmp_path: Path) -> None:
-    assert ComgrCache(Environment({}, tmp_path)).roots()[0].path == tmp_path / ".cache" / "comgr"
-    assert ComgrCache(Environment({}, tmp_path, platform="darwin")).roots() == ()
-    windows = Environment({"LOCALAPPDATA": "/l"}, tmp_path, platform="win32")
-    assert ComgrCache(windows).roots()[0].path == Path("/l/comgr")
-
-
-@pytest.mark.parametrize(
-    ("variables", "condition", "words"),
-    [
-        ({}, Condition.ENABLED, "default"),
-        ({"AMD_COMGR_CACHE": "0"}, Condition.DISABLED, "AMD_COMGR_CACHE=0"),
-        ({"AMD_COMGR_CACHE": "false"}, Condition.ENABLED, "'false' is not 0"),
-        ({"AMD_COMGR_CACHE": "00"}, Condition.ENABLED, "is not 0"),
-        ({"AMD_COMGR_CACHE_POLICY": "keep=all"}, Condition.DISABLED, "it knows no 'keep'"),
-        ({"AMD_COMGR_CACHE_POLICY": "prune_after=1h"}, Condition.ENABLED, "default"),
-    ],
-)
-def test_the_state_knows_what_switches_off(
-    tmp_path: Path, variables: dict[str, str], condition: Condition, words: str
-) -> None:
-    state = ComgrCache(
-        environment_of(tmp_path, OCL_ICD_VENDORS=register_driver(tmp_path, "libamdocl64.so"), **variables)
-    ).state()
-    assert (state.condition, words in state.why) == (condition, True), state.why
-
-
-def test_absent_without_driver_gpu_and_cache(tmp_path: Path) -> None:
-    environment = environment_of(tmp_path, OCL_ICD_VENDORS=str(tmp_path / "none.icd"))
-    assert ComgrCache(environment).state().condition is Condition.ABSENT
-    (tmp_path / "gpus").mkdir()
-    assert ComgrCache(replace(environment, topology=tmp_path / "gpus")).state().condition is Condition.ENABLED
-
-
 def on_nfs(environment: Environment) -> Environment:
     """Have everything on a network file system."""
     environment.mounts.write_text("1 1 0:1 / / rw - nfs4 server:/ rw\n")
@@ -215,44 +159,6 @@ def test_a_network_file_system_is_a_hazard_named_once(tmp_path: Path, layer: Com
 
 
 # ---------------------------------------------------------------------- what is wrong
-
-
-def examine(home: Path, **variables: str) -> list[Finding]:
-    return list(diagnosis(Stack(environment_of(home, **variables), plugins=False).named(["comgr"])).findings)
-
-
-@pytest.mark.parametrize(
-    ("variables", "code", "severity"),
-    [
-        ({"AMD_COMGR_CACHE": "0"}, "off", Severity.RECOMPILES),
-        ({"AMD_COMGR_CACHE": "off"}, "variable", Severity.HARMLESS),
-        ({"AMD_COMGR_CACHE_POLICY": "prune_expiration=1h"}, "variable", Severity.RECOMPILES),
-        ({"AMD_COMGR_CACHE_POLICY": "big"}, "variable", Severity.RECOMPILES),
-        ({"AMD_COMGR_CACHE_DIR": ""}, "variable", Severity.RECOMPILES),
-        ({"AMD_COMGR_CACHE_DIR": "here"}, "variable", Severity.RECOMPILES),
-        ({"XDG_CACHE_HOME": ""}, "variable", Severity.RECOMPILES),
-        ({"XDG_CACHE_HOME": "here"}, "variable", Severity.RECOMPILES),
-        ({"HOME": "here"}, "variable", Severity.RECOMPILES),
-        ({"AMD_COMGR_EMIT_VERBOSE_LOGS": "1"}, "variable", Severity.RECOMPILES),
-    ],
-)
-def test_each_wrong_value_is_reported_and_its_fix_works(
-    tmp_path: Path, variables: dict[str, str], code: str, severity: Severity
-) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    given = {"OCL_ICD_VENDORS": register_driver(tmp_path, "libamdocl64.so"), **variables}
-    (found,) = examine(home, **given)
-    assert (found.layer, found.code, found.severity) == ("comgr", code, severity)
-    script = f"{found.fix}; env -0"
-    done = subprocess.run(["sh", "-c", script], env={"PATH": os.defpath, **given}, capture_output=True, check=True)
-    after = dict(pair.split("=", 1) for pair in done.stdout.decode().split("\0") if pair)
-    assert examine(home, **{name: after[name] for name in given if name in after}) == []
-
-
-def test_no_finding_without_such_a_gpu(tmp_path: Path) -> None:
-    icd = str(tmp_path / "none.icd")
-    assert examine(tmp_path, OCL_ICD_VENDORS=icd, AMD_COMGR_CACHE_POLICY="big", AMD_COMGR_CACHE="off") == []
 
 
 # ---------------------------------------------------------------------- damage, strangers, temporaries
@@ -318,30 +224,3 @@ def test_a_left_temporary_goes_once_nobody_compiles(layer: ComgrCache, tmp_path:
 
 
 # ---------------------------------------------------------------------- the command
-
-
-def test_the_command_carries_and_names(home: Home) -> None:
-    fill(home.path / ".cache" / "comgr")
-    (reported,) = home.json("report", "comgr")["layers"]
-    assert (reported["state"], reported["entries"], reported["roots"][0]["files"]) == ("enabled", 4, 5)
-    (listed,) = (one for one in home.json("ls", "comgr", "--kernel", "scale")["entries"] if one["device"] == "gfx90a")
-    home.cachectl("get", "comgr", listed["key"], "-o", "entry")
-    assert home.json("purge", "--all")["total"]["removed"] == 4
-    home.cachectl("put", "comgr", listed["key"], "entry")
-    (back,) = home.json("ls", "comgr")["entries"]
-    assert {**back, "modified": None} == {**listed, "modified": None}
-    off = home.cachectl("run", "--no-cache", "--", "sh", "-c", 'echo "$AMD_COMGR_CACHE"')
-    assert off.stdout == "0\n"
-
-
-def test_a_trace_infers_from_entries_that_appear(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where file events cannot be had."""
-    monkeypatch.setattr("cachectl.watching.events._Inotify", no_file_events)
-    fill(home.path / ".cache" / "comgr")
-    key = name_of("new")
-    copy = f'cp "$HOME/.cache/comgr/{name_of("spirv")}" "$HOME/.cache/comgr/{key}"'
-    script = f'test -z "$AMD_COMGR_EMIT_VERBOSE_LOGS" && {copy}'
-    home.cachectl("trace", "--json", "trace.json", "--", "sh", "-c", script)
-    layers = json.loads((home.path / "trace.json").read_text())["layers"]
-    (traced,) = (one for one in layers if one["layer"] == "comgr")
-    assert (traced["hits"], traced["misses"], traced["stores"], traced["evidence"]) == (None, None, 1, "inferred")

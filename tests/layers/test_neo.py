@@ -8,7 +8,6 @@ import os
 import shutil
 import struct
 import subprocess
-import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +19,10 @@ from support.tracing import no_file_events
 from cachectl.layers.base.conformance import LayerConformance, nobody
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Busy, Damaged, LayerError
-from cachectl.layers.base.facts import Ability, Artifact, Condition, Entry, Finding, Orphan, Severity
+from cachectl.layers.base.facts import Artifact, Entry, Orphan, Severity
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.formats import neo_binaries
 from cachectl.layers.neo import NeoCompilerCache
-from cachectl.stack import Stack
-from cachectl.verbs.doctor import diagnosis
 
 if TYPE_CHECKING:
     from homes import Home
@@ -153,128 +150,7 @@ def test_a_zebin_names_kernels_device_and_version(tmp_path: Path, kind: int, val
 # ---------------------------------------------------------------------- places and states
 
 
-def driver(tmp_path: Path, release: str | None = None) -> str:
-    """Register a driver of Intel's, whose library contains its release as a real one does."""
-    library = tmp_path / "libigdrcl.so"
-    head = Path(sys.executable).read_bytes()[:64]
-    library.write_bytes(head + bytes(100) + b"NEO \x00" + (release or "none").encode() + b"\x00unk\x00")
-    (tmp_path / "intel.icd").write_text(str(library))
-    return str(tmp_path / "intel.icd")
-
-
-@pytest.mark.parametrize(
-    ("variables", "path", "source"),
-    [
-        ({}, "home/.cache/neo_compiler_cache", "default (HOME)"),
-        ({"XDG_CACHE_HOME": ""}, "home/.cache/neo_compiler_cache", "default (HOME)"),
-        ({"XDG_CACHE_HOME": "{tmp}/x"}, "x/neo_compiler_cache", "XDG_CACHE_HOME"),
-        ({"XDG_CACHE_HOME": "x"}, "cwd/x/neo_compiler_cache", "XDG_CACHE_HOME"),
-        ({"NEO_CACHE_DIR": "{tmp}/n"}, "n", "NEO_CACHE_DIR"),
-        ({"NEO_CACHE_DIR": "n", "XDG_CACHE_HOME": "{tmp}/x"}, "cwd/n", "NEO_CACHE_DIR"),
-        ({"NEO_CACHE_DIR": ""}, "home/.cache/neo_compiler_cache", "default (HOME)"),
-    ],
-)
-def test_places(tmp_path: Path, variables: dict[str, str], path: str, source: str) -> None:
-    given = {name: value.format(tmp=tmp_path) for name, value in variables.items()}
-    environment = Environment({"HOME": str(tmp_path / "home"), **given}, tmp_path / "home", cwd=tmp_path / "cwd")
-    (root,) = NeoCompilerCache(environment).roots()
-    assert (root.path, root.source) == (tmp_path / path, source)
-
-
-def test_places_without_a_home_and_elsewhere(tmp_path: Path) -> None:
-    assert NeoCompilerCache(Environment({}, tmp_path)).roots() == ()
-    assert NeoCompilerCache(Environment({"HOME": str(tmp_path)}, tmp_path, platform="darwin")).roots() == ()
-    windows = Environment({"LOCALAPPDATA": "/l"}, tmp_path, platform="win32")
-    assert NeoCompilerCache(windows).roots()[0].path == Path("/l/NEO/neo_compiler_cache")
-
-
-@pytest.mark.parametrize(
-    ("variables", "release", "condition", "words"),
-    [
-        ({}, None, Condition.ENABLED, "default"),
-        ({"NEO_CACHE_PERSISTENT": "1"}, None, Condition.ENABLED, "=1"),
-        ({"NEO_CACHE_PERSISTENT": "0"}, None, Condition.DISABLED, "NEO_CACHE_PERSISTENT=0"),
-        ({"NEO_CACHE_PERSISTENT": "true"}, None, Condition.DISABLED, "takes it for 0"),
-        ({"NEO_CACHE_PERSISTENT": ""}, None, Condition.DISABLED, "takes it for 0"),
-        ({"NEO_CACHE_DIR": "{tmp}/nowhere"}, None, Condition.DISABLED, "nowhere is not there (NEO_CACHE_DIR)"),
-        ({"XDG_CACHE_HOME": "{tmp}/nowhere"}, None, Condition.DISABLED, "nowhere is not there (XDG_CACHE_HOME)"),
-        ({"HOME": ""}, None, Condition.DISABLED, "HOME is not set"),
-        ({"IGC_ShaderDumpEnable": "1"}, None, Condition.UNKNOWN, "IGC_ShaderDumpEnable is set"),
-        ({"IGC_ShaderDumpEnable": "1"}, "25.31.34666", Condition.DISABLED, "compute-runtime 25.31 then keeps no cache"),
-        ({"IGC_ShaderDumpEnable": "1"}, "26.31.39395", Condition.DISABLED, "compute-runtime 26.31 then keeps no cache"),
-        ({"IGC_ShaderDumpEnable": "1"}, "25.27.34303", Condition.ENABLED, "ignores"),
-        ({"IGC_ShaderDumpEnable": "1"}, "26.35.40000", Condition.ENABLED, "ignores"),
-        ({"MIGC_": "1"}, "25.31.34666", Condition.ENABLED, "default"),
-    ],
-)
-def test_the_state_knows_what_switches_off(
-    tmp_path: Path, variables: dict[str, str], release: str | None, condition: Condition, words: str
-) -> None:
-    given = {name: value.format(tmp=tmp_path) for name, value in variables.items()}
-    given = {"HOME": str(tmp_path), "OCL_ICD_VENDORS": driver(tmp_path, release), **given}
-    state = NeoCompilerCache(Environment(given, tmp_path)).state()
-    assert (state.condition, words in state.why) == (condition, True), state.why
-
-
-def test_of_two_drivers_neither_release_counts(tmp_path: Path) -> None:
-    for number, release in enumerate(("25.31.34666", "26.35.40000")):
-        (tmp_path / str(number)).mkdir()
-        file = driver(tmp_path / str(number), f"{release}{number * ' '}")
-        (tmp_path / f"{number}.icd").symlink_to(file)
-    given = {"HOME": str(tmp_path), "OCL_ICD_VENDORS": str(tmp_path), "IGC_ShaderDumpEnable": "1"}
-    layer = NeoCompilerCache(Environment(given, tmp_path))
-    assert layer.state().condition is Condition.UNKNOWN
-    assert [finding.code for finding in layer.diagnose()].count("drivers") == 1
-
-
-def test_absent_without_driver_and_cache(tmp_path: Path) -> None:
-    variables = {"HOME": str(tmp_path), "OCL_ICD_VENDORS": str(tmp_path / "none.icd")}
-    state = NeoCompilerCache(Environment(variables, tmp_path)).state()
-    assert state.condition is Condition.ABSENT
-
-
 # ---------------------------------------------------------------------- what is wrong
-
-
-def examine(home: Path, **variables: str) -> list[Finding]:
-    environment = Environment(
-        {"HOME": str(home), **variables}, home, processes=nobody(home / "processes"), mounts=home / "no-mounts"
-    )
-    return list(diagnosis(Stack(environment, plugins=False).named(["neo"])).findings)
-
-
-@pytest.mark.parametrize(
-    ("variables", "release", "code", "severity"),
-    [
-        ({"NEO_CACHE_PERSISTENT": "0"}, None, "off", Severity.RECOMPILES),
-        ({"NEO_CACHE_PERSISTENT": "yes"}, None, "variable", Severity.RECOMPILES),
-        ({"NEO_CACHE_DIR": "{tmp}/new/er"}, None, "folder", Severity.RECOMPILES),
-        ({"XDG_CACHE_HOME": "{tmp}/new"}, None, "folder", Severity.RECOMPILES),
-        ({"NEO_CACHE_MAX_SIZE": "1G"}, None, "variable", Severity.RECOMPILES),
-        ({"NEO_CACHE_MAX_SIZE": "big"}, None, "variable", Severity.WASTES),
-        ({"NEO_CACHE_MAX_SIZE": "30000"}, None, "cap", Severity.RECOMPILES),
-        ({"IGC_OptDisable": "1"}, None, "variable", Severity.RECOMPILES),
-        ({"IGC_OptDisable": "1"}, "25.40.1234", "variable", Severity.RECOMPILES),
-        ({"IGC_OptDisable": "1"}, "24.13.29138", "variable", Severity.RISKS),
-    ],
-)
-def test_each_off_condition_is_reported_and_its_fix_works(
-    tmp_path: Path, variables: dict[str, str], release: str | None, code: str, severity: Severity
-) -> None:
-    unpack(tmp_path / ".cache" / "neo_compiler_cache")
-    given = {name: value.format(tmp=tmp_path) for name, value in variables.items()}
-    given["OCL_ICD_VENDORS"] = driver(tmp_path, release)
-    (found,) = examine(tmp_path, **given)
-    assert (found.layer, found.code, found.severity) == ("neo", code, severity)
-    script = f"{found.fix}; env -0"
-    done = subprocess.run(["sh", "-c", script], env={"PATH": os.defpath, **given}, capture_output=True, check=True)
-    after = dict(pair.split("=", 1) for pair in done.stdout.decode().split("\0") if pair)
-    assert examine(tmp_path, **{name: after[name] for name in after if name in given}) == []
-
-
-def test_no_finding_without_such_a_driver(tmp_path: Path) -> None:
-    icd = str(tmp_path / "none.icd")
-    assert examine(tmp_path, OCL_ICD_VENDORS=icd, NEO_CACHE_DIR="/nowhere", IGC_X="1", NEO_CACHE_MAX_SIZE="1G") == []
 
 
 # ---------------------------------------------------------------------- account
@@ -460,11 +336,6 @@ def test_a_move_makes_the_folder_without_which_nothing_is_kept(home: Home) -> No
     assert (home.path / "moved" / "neo").is_dir()
     off = home.cachectl("run", "--no-cache", "--", "sh", "-c", 'echo "$NEO_CACHE_PERSISTENT"')
     assert off.stdout == "0\n"
-
-
-def test_every_ability_is_there(layer: NeoCompilerCache) -> None:
-    assert {ability: reason for ability, reason in layer.abilities().items() if reason} == {}
-    assert set(layer.abilities()) == set(Ability)
 
 
 DRIVER = """

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 from tiers import needing
 
+from cachectl.layers import pocl as pocl_roots
 from cachectl.layers.host.processes import age_of, process_names
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pocl import programs as pocl_kernels
-from cachectl.layers.pocl import roots as pocl_roots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -12,8 +12,11 @@ import pytest
 from support.browser import Browser
 from support.hostile_names import HOSTILE
 from support.reports import make_report
+from support.timelines import make_timeline
 
 from cachectl.verbs.report import draw
+from cachectl.watching.timeline import Timeline
+from cachectl.watching.timeline_files import page
 
 if TYPE_CHECKING:
     from homes import Home
@@ -22,9 +25,9 @@ ENTER, ESCAPE, RIGHT = "\ue007", "\ue00c", "\ue014"
 DASH, BELOW = "\N{EN DASH}", "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"
 
 
-def data_of(page: str) -> Any:  # noqa: ANN401 - JSON
+def data_of(text: str) -> Any:  # noqa: ANN401 - JSON
     """Read the data of a page."""
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     assert found is not None
     return json.loads(found[1])
 
@@ -89,10 +92,13 @@ def test_it_is_about_one_user(home: Home) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
-def test_it_is_drawn_without_a_word_or_a_request(browser: Browser, tmp_path: Path, width: int, scheme: str) -> None:
-    drawn = draw(*make_report())
+@pytest.mark.parametrize("canvas", ["map", "chart"])
+def test_both_pages_are_drawn_without_a_word_or_a_request(
+    browser: Browser, tmp_path: Path, canvas: str, width: int, scheme: str
+) -> None:
+    drawn = draw(*make_report()) if canvas == "map" else page(make_timeline())
     browser.open(drawn, tmp_path / "page.html", width=width, scheme=scheme)
-    assert browser.colours("map") > 8
+    assert browser.colours(canvas) > 8
     assert (browser.messages, browser.requests) == ([], [])
     assert not browser.is_wider_than_the_screen()
     assert browser.background() == {"light": "rgb(246, 247, 249)", "dark": "rgb(18, 21, 26)"}[scheme]
@@ -181,6 +187,9 @@ def test_an_empty_home_is_a_page_too(browser: Browser, home: Home) -> None:
     browser.press("map", RIGHT, ENTER, ESCAPE)
     assert (browser.messages, browser.requests) == ([], [])
     assert "No problem was found." in browser.find("findings").text
+    browser.open(page(Timeline(("true",), 0.0, 0.01, (), ())), file)
+    browser.press("chart", "+n0")
+    assert (browser.messages, browser.requests) == ([], [])
 
 
 def test_a_hundred_thousand_entries_are_drawn_in_two_seconds(browser: Browser, tmp_path: Path) -> None:

@@ -17,16 +17,6 @@ from cachectl.watching.timeline_files import page
 ENTER, HOME, END, ESCAPE, RIGHT = "\ue007", "\ue011", "\ue010", "\ue00c", "\ue014"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
-def test_it_is_drawn_without_a_word_or_a_request(browser: Browser, tmp_path: Path, width: int, scheme: str) -> None:
-    browser.open(page(make_timeline()), tmp_path / "page.html", width=width, scheme=scheme)
-    assert browser.colours("chart") > 8
-    assert (browser.messages, browser.requests) == ([], [])
-    assert not browser.is_wider_than_the_screen()
-    assert browser.background() == {"light": "rgb(246, 247, 249)", "dark": "rgb(18, 21, 26)"}[scheme]
-
-
 def test_the_keyboard_zooms_moves_and_searches(browser: Browser, tmp_path: Path) -> None:
     browser.open(page(make_timeline()), tmp_path / "page.html")
     whole = browser.evaluate("view.seconds")
@@ -138,12 +128,6 @@ def test_hostile_names_are_only_shown(browser: Browser, tmp_path: Path) -> None:
     assert browser.chrome.title == "cachectl trace: timeline"
     assert HOSTILE[0] in browser.find("tip").text
     assert (browser.messages, browser.requests) == ([], [])
-
-
-def test_an_empty_run_is_a_page_too(browser: Browser, tmp_path: Path) -> None:
-    browser.open(page(Timeline(("true",), 0.0, 0.01, (), ())), tmp_path / "page.html")
-    browser.press("chart", "+n0")
-    assert browser.messages == []
 
 
 def test_twenty_thousand_spans_are_drawn_smoothly(browser: Browser, tmp_path: Path) -> None:

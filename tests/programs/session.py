@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import threading
 import warnings
@@ -28,11 +29,21 @@ def compile_kernels(*indices):
         compile_and_check(context, queue, index)
 
 
+def pocl_status(**options):
+    with cachectl.disabled(**options) as layers:
+        return layers["pocl"].status
+
+
+def my_dictionary():
+    from pytools.persistent_dict import WriteOncePersistentDict
+
+    return WriteOncePersistentDict("mine", safe_sync=False)
+
+
 def before_first_use():
     with cachectl.disabled() as layers:
         compile_kernels(0, 1)
-        SEEN["status"] = {name: held.status for name, held in layers.items()}
-        SEEN["inside"] = counted()
+        SEEN.update(status=sorted({held.status for held in layers.values()}), inside=counted())
     compile_kernels(0, 1)
     SEEN["after"] = counted()
 
@@ -47,14 +58,11 @@ def after_first_use():
     SEEN["after"] = counted()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with cachectl.disabled() as layers:
-            SEEN["pocl"] = layers["pocl"].status
+        SEEN["pocl"] = pocl_status()
     SEEN["warned"] = [str(warning.message) for warning in caught]
 
 
 def children():
-    import subprocess
-
     command = [sys.executable, os.path.join(os.path.dirname(__file__), "kernels.py"), "2"]
     with cachectl.disabled():
         subprocess.run(command, check=True, capture_output=True)
@@ -67,32 +75,24 @@ def isolated():
     outside = counted()
     with cachectl.isolated() as root:
         compile_kernels(0, 1)
-        SEEN["inside"] = counted()
-        SEEN["under_root"] = all(
-            str(root) in str(r.path) for name in ("loopy", "pocl") for r in cachectl.Stack()[name].roots()[:1]
-        )
-    SEEN["outside"] = [outside, counted()]
-    SEEN["root"] = str(root)
+        roots = [cachectl.Stack()[name].roots()[0] for name in ("loopy", "pocl")]
+        SEEN.update(inside=counted(), under_root=all(str(root) in str(own.path) for own in roots))
+    SEEN.update(outside=[outside, counted()], root=str(root))
 
 
 def kernels_after_isolated():
     with cachectl.isolated() as root:
         compile_kernels(0)
     compile_kernels(0, 1, 2)
-    SEEN["root"] = str(root)
-    SEEN["goes_on"] = os.path.isdir(root)
-    SEEN["outside"] = counted()
+    SEEN.update(root=str(root), goes_on=os.path.isdir(root), outside=counted()["pocl"])
 
 
 def dictionary_after_isolated():
-    from pytools.persistent_dict import WriteOncePersistentDict
-
     with cachectl.isolated() as root:
-        mine = WriteOncePersistentDict("mine", safe_sync=False)
+        mine = my_dictionary()
         mine.store_if_not_present(1, "one")
     mine.store_if_not_present(2, "two")
-    SEEN["root"] = str(root)
-    SEEN["found"] = [mine[1], mine[2]]
+    SEEN.update(root=str(root), found=[mine[1], mine[2]])
 
 
 def forked():
@@ -108,30 +108,24 @@ def forked():
 def too_late_a_variable():
     compile_kernels(0)
     os.environ["POCL_KERNEL_CACHE"] = "0"
-    with cachectl.disabled(strict=False) as layers:
-        SEEN["pocl"] = layers["pocl"].status
+    SEEN["pocl"] = pocl_status(strict=False)
 
 
 def off_from_the_first():
     compile_kernels(0)
-    with cachectl.disabled() as layers:
-        SEEN["pocl"] = layers["pocl"].status
+    SEEN["pocl"] = pocl_status()
 
 
 def isolated_too_late():
     compile_kernels(0)
     before = dict(os.environ)
-    try:
-        with cachectl.isolated():
-            SEEN["entered"] = True
-    except cachectl.switching.disabled.StillOn as error:
-        SEEN["still_on"] = sorted(error.layers)
-        SEEN["said"] = str(error)
-    try:
-        with cachectl.isolated("named"):
-            SEEN["entered"] = True
-    except cachectl.switching.disabled.StillOn:
-        SEEN["made"] = os.path.exists("named")
+    for folder in (None, "named"):
+        try:
+            with cachectl.isolated(folder):
+                SEEN["entered"] = True
+        except cachectl.StillOn as error:
+            SEEN.update(still_on=sorted(error.layers), said=str(error))
+    SEEN["made"] = os.path.exists("named")
     with cachectl.disabled() as layers:
         SEEN["instead"] = sorted({held.status for held in layers.values()})
     SEEN["restored"] = dict(os.environ) == before
@@ -139,7 +133,6 @@ def isolated_too_late():
 
 def lists():
     """Name layers in every way that there is."""
-    from cachectl.layers.base.errors import CachectlError
 
     def switched(*names):
         with cachectl.disabled(*names) as layers:
@@ -152,16 +145,14 @@ def lists():
         "mixed": ("loopy", ("pocl",), {"loopy"}),
         "one": ("loopy",),
         "none": ([],),
-        "all": (),
     }
-    for way, names in ways.items():
-        SEEN[way] = switched(*names)
-    SEEN["refused"] = []
+    SEEN.update({way: switched(*names) for way, names in ways.items()})
+    SEEN.update(all={"loopy", "pocl", "cuda"} < set(switched()), refused=[])
     for names in ((["loopy", "no-such-layer"],), (None,), ([b"loopy"],), (["loopy", ["pocl"]],)):
         try:
             switched(*names)
-        except CachectlError as error:
-            SEEN["refused"].append(str(error))
+        except cachectl.CachectlError as error:
+            SEEN["refused"].append(str(error).partition(";")[0])
 
 
 def threads():
@@ -202,16 +193,14 @@ def nested_and_raising():
 
 
 def user_dictionary():
-    from pytools.persistent_dict import WriteOncePersistentDict
-
-    mine = WriteOncePersistentDict("mine", safe_sync=False)
+    mine = my_dictionary()
     mine.store_if_not_present(1, "one")
-    methods = dict(vars(WriteOncePersistentDict))
+    methods = dict(vars(type(mine)))
     with cachectl.disabled("pytools"):
         mine.store_if_not_present(2, "two")
         SEEN["inside"] = [1 in mine, 2 in mine]
     SEEN["outside"] = [1 in mine, 2 in mine]
-    SEEN["restored"] = dict(vars(WriteOncePersistentDict)) == methods
+    SEEN["restored"] = dict(vars(type(mine))) == methods
 
 
 if __name__ == "__main__":

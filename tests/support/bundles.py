@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,12 +26,42 @@ def keys(home: Home) -> set[tuple[str, str]]:
     return {(entry.layer, entry.key) for entry in Stack(home.environment()).entries()}
 
 
+def files(folder: Path) -> dict[str, bytes]:
+    """Read every file of a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def programs(home: Home) -> set[Path]:
+    """Return the programs in PoCL's caches of a home."""
+    return {path.relative_to(home.path) for path in home.path.rglob("program.bc")}
+
+
 def listed(bundle: Path) -> list[tuple[str, str]]:
     """Return layer and key of every entry in a bundle."""
     here = Environment.here()
     index = StoreIndex(BundlePlace(bundle, here), here)
     found = [one for name in index.names.parts for one in index.read(name).part.entries]
     return sorted((item.layer, item.key) for item in found)
+
+
+@pytest.fixture
+def other(tmp_path: Path, new_home: Callable[[Path], Home]) -> Home:
+    return new_home(tmp_path / "other")
+
+
+@pytest.fixture(scope="session")
+def keygen(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """Return what makes a key of a name and returns its path; beside it lies ``allowed``, a list that allows it."""
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("needs ssh-keygen")
+
+    def make(name: str) -> str:
+        path = tmp_path_factory.mktemp("keys") / name
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
+        path.with_name("allowed").write_text(f"{name}@example.org {path.with_suffix('.pub').read_text()}")
+        return str(path)
+
+    return make
 
 
 @pytest.fixture(scope="session")

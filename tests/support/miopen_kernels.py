@@ -13,28 +13,33 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Artifact, Problem, Severity
 from cachectl.layers.base.layer import Layer
 
-TABLE = (
-    "CREATE TABLE IF NOT EXISTS `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,"
-    "`kernel_args` TEXT NOT NULL,`kernel_blob` BLOB NOT NULL,`kernel_hash` TEXT NOT NULL,"
-    "`uncompressed_size` INT NOT NULL);"
-    "CREATE UNIQUE INDEX IF NOT EXISTS `idx_kern_db` ON kern_db(kernel_name, kernel_args);"
-)
 TABLE_2_3 = (
     "CREATE TABLE `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,"
     "`kernel_args` TEXT NOT NULL,`kernel_blob` BLOB NOT NULL);"
 )
+TABLE = (
+    TABLE_2_3.removesuffix(");").replace("TABLE", "TABLE IF NOT EXISTS")
+    + ",`kernel_hash` TEXT NOT NULL,`uncompressed_size` INT NOT NULL);"
+    "CREATE UNIQUE INDEX IF NOT EXISTS `idx_kern_db` ON kern_db(kernel_name, kernel_args);"
+)
+COLUMNS = "kernel_name, kernel_args, kernel_blob, kernel_hash, uncompressed_size"
+INSERT = f"INSERT OR REPLACE INTO kern_db({COLUMNS}) VALUES(?, ?, ?, ?, ?)"
 NAME = "MIOpenConvUni.cl.o"
 ARGS = " -DMLO_HW_WAVE_SZ=64 -mcpu=gfx90a"
 CODE = b"\x7fELF" + b"some code that packs well " * 400
 VERSION = "3.3.0.a85ca8a54"
+
+Values = tuple[bytes, str, int]
 
 
 def environment_of(home: Path, **variables: str) -> Environment:
     return Environment({"HOME": str(home), **variables}, home=home, cwd=home, temporary=home / "tmp")
 
 
-def packed(code: bytes) -> tuple[bytes, str, int]:
-    return bz2.compress(code, 9), hashlib.md5(code).hexdigest(), len(code)  # noqa: S324 - MIOpen's choice
+def packed(code: bytes, level: int = 9) -> Values:
+    blob = bz2.compress(code, level)
+    digest = hashlib.md5(code).hexdigest()  # noqa: S324 - MIOpen's choice
+    return (blob, digest, len(code)) if len(blob) < len(code) else (code, digest, 0)
 
 
 def store(path: Path, rows: Mapping[tuple[str, str], tuple[object, ...]], *, wal: bool = False) -> Path:
@@ -44,19 +49,14 @@ def store(path: Path, rows: Mapping[tuple[str, str], tuple[object, ...]], *, wal
         if wal:
             connection.execute("PRAGMA journal_mode=WAL")
         connection.executescript(TABLE)
-        statement = (
-            "INSERT OR REPLACE INTO kern_db(kernel_name, kernel_args, kernel_blob, kernel_hash, uncompressed_size)"
-        )
-        for key, values in rows.items():
-            connection.execute(statement + " VALUES(?, ?, ?, ?, ?)", (*key, *values))
+        connection.executemany(INSERT, [(*key, *values) for key, values in rows.items()])
         connection.commit()
     return path
 
 
 def stored(path: Path) -> list[tuple[object, ...]]:
     with closing(sqlite3.connect(path)) as connection:
-        columns = "kernel_name, kernel_args, kernel_blob, kernel_hash, uncompressed_size"
-        return connection.execute(f"SELECT {columns} FROM kern_db ORDER BY id").fetchall()
+        return connection.execute(f"SELECT {COLUMNS} FROM kern_db ORDER BY id").fetchall()
 
 
 def user_file(home: Path, base: str = "gfx90a6e", version: str = VERSION) -> Path:
@@ -67,11 +67,11 @@ def artifact(key: str, data: bytes = CODE, layer: str = "miopen", form: str = "m
     return Artifact(layer, key, form, data)
 
 
-def key_of(file: str, name: str = NAME, args: str = ARGS) -> str:
+def key_of(file: str = f"{VERSION}/gfx90a6e.ukdb", name: str = NAME, args: str = ARGS) -> str:
     return f"{file}::{name}::{args}"
 
 
-KEY = key_of(f"{VERSION}/gfx90a6e.ukdb")
+KEY = key_of()
 
 
 def problems(layer: Layer) -> list[str]:

@@ -29,12 +29,6 @@ MISSES = ("Writing program.bc", "Built a ")
 HITS = ("Using a cached",)
 
 
-def run_scene(home: Home, scene: str) -> dict[str, Any]:
-    """Run a scene, and return its output."""
-    seen: dict[str, Any] = home.python("salted.py", scene)
-    return {name: value for name, value in seen.items() if name != "stderr"}
-
-
 def log_parts(log: str) -> dict[str, Counter[str]]:
     """Count PoCL's misses and hits in each part of its debug log, by the mark that begins the part."""
     parts: dict[str, Counter[str]] = {}
@@ -67,30 +61,56 @@ def test_a_kernel_built_before_is_rebuilt_in_the_block_and_the_cache_is_as_it_wa
     assert seen["methods"]
 
 
-@pytest.mark.thorough
-def test_a_kernel_built_in_the_block_goes_on_running_in_any_shape(home: Home) -> None:
-    seen = home.python("salted.py", "kernel_lives_on")
-    assert seen["same"]
-    assert seen["sums"] == [64.0] * 3
-    assert seen["from_program"] == 64.0
+#: What scenes of ``salted.py`` show, and how many programs PoCL keeps after them. All are of longer tiers.
+SCENES: dict[str, dict[str, Any]] = {
     # PoCL compiles new shapes into the folder that has gone; the next block takes that away too.
-    assert seen["came_back"]
-    assert seen["swept"]
-    assert seen["once_more"] == 64.0
+    "kernel_lives_on": {
+        "same": True,
+        "sums": [64.0] * 3,
+        "from_program": 64.0,
+        "came_back": True,
+        "swept": True,
+        "once_more": 64.0,
+    },
+    # Programs that a waiting command may compile are removed at the end.
+    "command_in_flight": {"stays": True, "programs": 0},
+    "never_done": {"stays": True, "programs": 1},
+    "others_entries_stay": {"kept": 2, "removed": 1},
+    "threads_and_exceptions": {"sums": [64.0] * 3, "same": True, "restored": True},
+    # Touched, built again, compiled, linked, and the grain of salt that is linked along.
+    "ways_to_build": {"sums": [64.0] * 3, "stored": 5, "left": [], "sources": []},
+    # PyOpenCL's own cache does not answer either.
+    "binary_cache": {
+        "status": {"pocl": "salted"},
+        "how": ["source build resulting from a binary cache miss", False],
+        "stored": True,
+        "same": True,
+    },
+    "spawned": {"status": "salted", "sums": [64.0] * 2, "new": [], "rows": {"loopy": 0, "pyopencl-invoker": 0}},
+    # A forked child goes on salting, and its parent cleans up; one that starts the driver itself finds it off.
+    "forked": {"ended": 0, "stored": 2, "same": True},
+    "fork_before_start": {"status": "off", "sums": [64.0] * 2, "new": []},
+    # No way to hold a program is taken for a command. The program is the one from before the block.
+    "another_holder": {"same": True, "sums": [64.0] * 4, "programs": 1},
+}
 
 
-@pytest.mark.thorough
-def test_programs_that_a_waiting_command_may_compile_are_removed_at_the_end(home: Home) -> None:
-    assert home.python("salted.py", "command_in_flight")["stays"]
-    assert programs(home) == []
-
-
-@pytest.mark.thorough
-def test_entries_that_cannot_be_removed_at_the_end_are_reported(home: Home) -> None:
-    seen = home.python("salted.py", "never_done")
-    assert seen["stays"]
-    assert len(programs(home)) == 1
-    assert "entries of 1 salted build stay" in seen["stderr"]
+@pytest.mark.parametrize(
+    "scene",
+    [
+        pytest.param(scene, marks=pytest.mark.hazard if scene == "others_entries_stay" else pytest.mark.thorough)
+        for scene in SCENES
+    ],
+)
+def test_a_block_misses_and_leaves_nothing(home: Home, scene: str) -> None:
+    seen = home.python("salted.py", scene)
+    seen["programs"] = len(programs(home))
+    assert {name: seen[name] for name in SCENES[scene]} == SCENES[scene]
+    # Entries that cannot be removed at the end are reported.
+    assert ("entries of 1 salted build stay" in seen["stderr"]) == (scene == "never_done")
+    if scene == "ways_to_build":
+        assert "nonsense" in seen["failed"][0]
+        assert "on purpose" in seen["failed"][1]
 
 
 def programs(home: Home) -> list[str]:
@@ -113,28 +133,6 @@ def test_entries_that_a_kernel_stores_after_the_block_are_removed_at_the_end(hom
     }
     assert kept == {name: digest for name, digest in seen["before"].items() if name in kept}
     assert programs(home) == []
-
-
-@pytest.mark.hazard
-def test_entries_of_other_programs_stay(home: Home) -> None:
-    assert run_scene(home, "others_entries_stay") == {"kept": 2, "removed": 1}
-
-
-@pytest.mark.thorough
-def test_overlapping_threads_and_exceptions_leave_nothing(home: Home) -> None:
-    assert run_scene(home, "threads_and_exceptions") == {"sums": [64.0] * 3, "same": True, "restored": True}
-
-
-@pytest.mark.thorough
-def test_every_way_to_build_from_source_is_salted_and_cleaned_up(home: Home) -> None:
-    seen = home.python("salted.py", "ways_to_build")
-    assert seen["sums"] == [64.0] * 3
-    # Touched, built again, compiled, linked, and the grain of salt that is linked along.
-    assert seen["stored"] == 5
-    assert "nonsense" in seen["failed"][0]
-    assert "on purpose" in seen["failed"][1]
-    assert seen["left"] == []
-    assert seen["sources"] == []
 
 
 #: Warnings as errors, the oldest and the newest OpenCL C, and options that change what the compiler keeps.
@@ -206,37 +204,6 @@ def test_builds_for_rusticl_are_not_salted(home: Home) -> None:
     builds_for_another_platform(home, "rusticl", RUSTICL_ENABLE="llvmpipe")
 
 
-@pytest.mark.thorough
-def test_pyopencls_own_cache_does_not_answer_either(home: Home) -> None:
-    seen = home.python("salted.py", "binary_cache")
-    assert seen["status"] == {"pocl": "salted"}
-    assert seen["how"] == ["source build resulting from a binary cache miss", False]
-    assert seen["stored"]
-    assert seen["same"]
-
-
-@pytest.mark.thorough
-def test_children_of_a_salted_block_start_with_the_layer_off(home: Home) -> None:
-    seen = home.python("salted.py", "spawned")
-    assert seen["status"] == "salted"
-    assert seen["sums"] == [64.0] * 2
-    assert seen["new"] == []
-    assert seen["rows"] == {"loopy": 0, "pyopencl-invoker": 0}
-
-
-@pytest.mark.thorough
-def test_a_forked_child_goes_on_salting_and_its_parent_cleans_up(home: Home) -> None:
-    assert run_scene(home, "forked") == {"ended": 0, "stored": 2, "same": True}
-
-
-@pytest.mark.thorough
-def test_forked_workers_that_start_the_driver_themselves_find_it_off(home: Home) -> None:
-    seen = home.python("salted.py", "fork_before_start")
-    assert seen["status"] == "off"
-    assert seen["sums"] == [64.0] * 2
-    assert not [name for name in seen["new"] if "loopy" not in name]
-
-
 def test_a_driver_that_pyopencl_did_not_start_is_named(home: Home) -> None:
     seen = home.python("salted.py", "without_pyopencl")
     assert "entered" not in seen
@@ -245,28 +212,14 @@ def test_a_driver_that_pyopencl_did_not_start_is_named(home: Home) -> None:
     assert [line for line in seen["warned"] if line.startswith("pocl stays as it is")]
 
 
-def status_of(seen: Any) -> dict[str, str]:  # noqa: ANN401 - JSON
-    """Map each layer of a scene to its status."""
-    return {name: status for name, (status, _) in seen["status"].items()}
-
-
 @pytest.mark.thorough
 def test_binaries_taken_after_the_block_are_whole(home: Home) -> None:
     """PoCL makes them from the folder that has gone; without its bitcode they crash the program that loads them."""
-    assert run_scene(home, "binaries_after") == {"same": True, "sums": [64.0, 128.0]}
+    seen = home.python("salted.py", "binaries_after")
+    assert (seen["same"], seen["sums"]) == (True, [64.0, 128.0])
     # Not from the cache, but from the binary.
     shutil.rmtree(home.path / ".cache")
-    assert run_scene(home, "binaries_elsewhere") == {"sums": [64.0, 128.0]}
-
-
-@pytest.mark.thorough
-def test_no_way_to_hold_a_program_is_taken_for_a_command(home: Home) -> None:
-    seen = home.python("salted.py", "another_holder")
-    assert seen["same"]
-    assert seen["sums"] == [64.0] * 4
-    assert "not done" not in seen["stderr"]
-    # The one from before the block.
-    assert len(programs(home)) == 1
+    assert home.python("salted.py", "binaries_elsewhere")["sums"] == [64.0, 128.0]
 
 
 def bound(home: Home, held_to_modes: tuple[str, ...], scene: str) -> Any:  # noqa: ANN401 - JSON

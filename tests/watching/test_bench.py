@@ -61,12 +61,11 @@ def test_seconds_saved_are_differences_of_medians(home: Home) -> None:
     assert {len(one["seconds"]) for one in settings.values()} == {2}
     assert all(one["median"] == statistics.median(one["seconds"]) > 0 for one in settings.values())
     assert {one["layer"] for one in measured["saved_by_layer"]} == {"loopy", "pyopencl-invoker", "pocl"}
+    warm = settings["warm"]
     for one in measured["saved_by_layer"]:
         off = settings[f"{one['layer']} off"]
-        assert one["seconds"] == off["median"] - settings["warm"]["median"]
-        assert one["by_round"] == [
-            without - warm for without, warm in zip(off["seconds"], settings["warm"]["seconds"], strict=True)
-        ]
+        assert one["seconds"] == off["median"] - warm["median"]
+        assert one["by_round"] == [cold - hot for cold, hot in zip(off["seconds"], warm["seconds"], strict=True)]
         assert one["entries"] > 0
     unused = {one["layer"]: one["why"] for one in measured["not_used"]}
     assert unused["cuda"] == "the command stores nothing in it"

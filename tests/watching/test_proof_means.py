@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -143,44 +142,3 @@ def test_a_folder_put_in_the_place_of_the_one_above_a_root_does_not_pass(home: H
     assert status == 1
     # Whether the root in the new folder was seen depends on who is faster.
     assert lines[-1] in ("cachectl: proof cannot be given for cuda", "cachectl: proof fails for cuda")
-
-
-def test_a_place_that_is_made_and_unmade_for_ever_costs_no_recursion(home: Home) -> None:
-    top = home.path / ".nv"
-
-    def again_and_again() -> None:
-        for _ in range(3_000):
-            top.mkdir()
-            top.rmdir()
-
-    proof = watched(home, again_and_again)
-    assert proof.of(Verdict.UNKNOWN) == ("cuda",)
-
-
-# ---------------------------------------------------------------------- systems that run out
-
-DESCRIPTORS = """
-import os, sys
-from resource import RLIMIT_NOFILE, setrlimit
-from cachectl.watching.events import FileEvents
-setrlimit(RLIMIT_NOFILE, (64, 64))
-taken = []
-try:
-    while True:
-        taken.append(os.open(os.devnull, os.O_RDONLY))
-except OSError:
-    pass
-for _ in range(int(sys.argv[1])):
-    os.close(taken.pop())
-free = len(os.listdir("/proc/self/fd"))
-events = FileEvents(print)
-print(events.why_not)
-print(len(os.listdir("/proc/self/fd")) == free, events.stop())
-"""
-
-
-@pytest.mark.parametrize("free", [1, 2])
-def test_a_pipe_that_cannot_be_had_leaks_nothing(home: Home, free: int) -> None:
-    """The first descriptor goes to the watch, and there are none, or one, for the pipe."""
-    done = home.run(sys.executable, "-c", DESCRIPTORS, str(free))
-    assert done.stdout.splitlines() == [events._REASONS[errno.EMFILE], "True None"]

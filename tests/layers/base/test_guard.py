@@ -13,10 +13,9 @@ import pytest
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import BadRequest, LayerError, PluginFailed
 from cachectl.layers.base.facts import Ability, Artifact, Root, Scope, Switch
-from cachectl.layers.base.guard import guarded
 from cachectl.layers.base.layer import Declaration, Layer
 from cachectl.layers.base.parts import Lookups, Portability, Tagging
-from cachectl.layers.base.registry import Broken, plugged_in
+from cachectl.layers.base.registry import Broken, guarded, plugged_in
 from cachectl.layers.base.selection import ALL
 from cachectl.layers.base.store import Store
 
@@ -127,7 +126,7 @@ def test_answers_pass_and_the_declaration_is_unchanged(tmp_path: Path) -> None:
 
 def test_a_layer_in_another_environment_is_guarded_too(tmp_path: Path) -> None:
     kind = type("Mine", (notes(),), {"state": raising(ValueError("x"))})
-    moved = guarded(kind(Environment({"HOME": str(tmp_path)}, tmp_path))).elsewhere(ELSEWHERE)
+    moved = type(guarded(kind(Environment({"HOME": str(tmp_path)}, tmp_path))))(ELSEWHERE)
     assert moved.environment is moved.store.environment is ELSEWHERE
     assert moved.roots()[0].path == Path("/elsewhere/.cache/notes")
     with pytest.raises(PluginFailed):

@@ -7,12 +7,13 @@ import os
 import pwd
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tiers import thorough
 
 from cachectl.layers.base.environment import Environment, user_cache_folder, user_state_folder
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.loopy import LoopyDictionaries
 from cachectl.layers.pocl import PoclKernels
@@ -21,6 +22,13 @@ from cachectl.layers.pyopencl_invoker import PyOpenCLInvoker
 
 if TYPE_CHECKING:
     from homes import Home
+
+OVERRIDE = "WIN_PD_OVERRIDE_LOCAL_APPDATA"
+
+
+def pytools(environment: Environment) -> Path:
+    return user_cache_folder(environment, "pytools")[0]
+
 
 ODD = [
     {"XDG_CACHE_HOME": "{home}/moved", "POCL_CACHE_DIR": "{home}/pocl here"},
@@ -91,19 +99,6 @@ def test_platformdirs_itself_answers_for_this_process(value: str, monkeypatch: p
     assert user_cache_folder(elsewhere, "app")[0] == Path("/elsewhere/.cache/app")
 
 
-def test_the_state_folder_follows_its_own_variable_alone() -> None:
-    def state(**variables: str) -> Path:
-        return user_state_folder(Environment({"HOME": "/h", **variables}, Path("/h"), cwd=Path("/here")))
-
-    assert (
-        state()
-        == state(XDG_CACHE_HOME="/moved")
-        == state(XDG_STATE_HOME="relative")
-        == Path("/h/.local/state/cachectl")
-    )
-    assert state(XDG_STATE_HOME="/state") == Path("/state/cachectl")
-
-
 @pytest.mark.parametrize("value", ["/moved", "", None])
 def test_common_values_import_nothing(home: Home, value: str | None) -> None:
     program = "import sys; from cachectl.layers.base import environment as e;"
@@ -141,53 +136,39 @@ def test_an_empty_pocl_cache_dir_leaves_pocl_without_a_device(home: Home) -> Non
     assert home.python("devices.py", POCL_CACHE_DIR="")["devices"] == 0
 
 
-@pytest.mark.parametrize(
-    ("variables", "path"),
-    [
-        ({}, "/u/Library/Caches/pytools"),
-        ({"XDG_CACHE_HOME": "/x"}, "/x/pytools"),
-        ({"XDG_CACHE_HOME": "relative"}, "/here/relative/pytools"),
-        # pytools tests for None only: an empty value gives a path relative to where the program runs.
-        ({"XDG_CACHE_HOME": ""}, "/here/pytools"),
-    ],
-)
-def test_pytools_on_macos(variables: dict[str, str], path: str) -> None:
-    environment = Environment({"HOME": "/u", **variables}, Path("/account"), "darwin", cwd=Path("/here"))
-    assert user_cache_folder(environment, "pytools")[0] == Path(path)
+#: A layer, or a function that returns a folder; the platform; its variables; and the place, if there is one.
+PLACES: list[tuple[Any, str, dict[str, str], str | None]] = [
+    (pytools, "darwin", {"HOME": "/u"}, "/u/Library/Caches/pytools"),
+    (pytools, "darwin", {"HOME": "/u", "XDG_CACHE_HOME": "/x"}, "/x/pytools"),
+    (pytools, "darwin", {"HOME": "/u", "XDG_CACHE_HOME": "relative"}, "/here/relative/pytools"),
+    # pytools tests for None only: an empty value gives a path relative to where the program runs.
+    (pytools, "darwin", {"HOME": "/u", "XDG_CACHE_HOME": ""}, "/here/pytools"),
+    (pytools, "win32", {"LOCALAPPDATA": "C:/L"}, "C:/L/pytools/pytools/Cache"),
+    (pytools, "win32", {"LOCALAPPDATA": "C:/L", OVERRIDE: "D:/O"}, "D:/O/pytools/pytools/Cache"),
+    (CudaComputeCache, "linux", {"HOME": "/u"}, "/u/.nv/ComputeCache"),
+    (CudaComputeCache, "linux", {"HOME": "/u", "CUDA_CACHE_PATH": "/fast"}, "/fast"),
+    (CudaComputeCache, "linux", {"HOME": "/u", "CUDA_CACHE_PATH": "relative"}, None),
+    (CudaComputeCache, "linux", {"HOME": "/u", "CUDA_CACHE_PATH": ""}, None),
+    (CudaComputeCache, "linux", {}, None),
+    (CudaComputeCache, "win32", {"APPDATA": "C:/R"}, "C:/R/NVIDIA/ComputeCache"),
+    (PoclKernels, "win32", {"LOCALAPPDATA": "C:/L"}, "C:/L/pocl"),
+    (PoclKernels, "win32", {"TEMP": "C:/T"}, "C:/T/pocl"),
+    (PoclKernels, "win32", {}, None),
+    (user_state_folder, "linux", {"HOME": "/h"}, "/h/.local/state/cachectl"),
+    (user_state_folder, "linux", {"HOME": "/h", "XDG_CACHE_HOME": "/moved"}, "/h/.local/state/cachectl"),
+    (user_state_folder, "linux", {"HOME": "/h", "XDG_STATE_HOME": "relative"}, "/h/.local/state/cachectl"),
+    (user_state_folder, "linux", {"HOME": "/h", "XDG_STATE_HOME": "/state"}, "/state/cachectl"),
+]
 
 
-@pytest.mark.parametrize(
-    ("variables", "parts"),
-    [
-        ({"LOCALAPPDATA": "C:/L"}, ("C:/L", "pytools", "pytools", "Cache")),
-        ({"LOCALAPPDATA": "C:/L", "WIN_PD_OVERRIDE_LOCAL_APPDATA": "D:/O"}, ("D:/O", "pytools", "pytools", "Cache")),
-    ],
-)
-def test_pytools_on_windows(variables: dict[str, str], parts: tuple[str, ...]) -> None:
-    environment = Environment(variables, Path("C:/Users/u"), "win32")
-    assert user_cache_folder(environment, "pytools")[0] == Path(*parts)
-
-
-@pytest.mark.parametrize(
-    ("platform", "variables", "path"),
-    [
-        ("linux", {"HOME": "/u"}, "/u/.nv/ComputeCache"),
-        ("linux", {"HOME": "/u", "CUDA_CACHE_PATH": "/fast"}, "/fast"),
-        ("linux", {"HOME": "/u", "CUDA_CACHE_PATH": "relative"}, None),
-        ("linux", {"HOME": "/u", "CUDA_CACHE_PATH": ""}, None),
-        ("linux", {}, None),
-        ("win32", {"APPDATA": "C:/R"}, "C:/R/NVIDIA/ComputeCache"),
-    ],
-)
-def test_cuda(platform: str, variables: dict[str, str], path: str | None) -> None:
-    roots = CudaComputeCache(Environment(variables, Path("/account"), platform)).roots()
-    assert [str(root.path) for root in roots] == ([] if path is None else [path])
-
-
-@pytest.mark.parametrize(
-    ("variables", "path"),
-    [({"LOCALAPPDATA": "C:/L"}, "C:/L/pocl"), ({"TEMP": "C:/T"}, "C:/T/pocl"), ({}, None)],
-)
-def test_pocl_on_windows(variables: dict[str, str], path: str | None) -> None:
-    roots = PoclKernels(Environment(variables, Path("C:/Users/u"), "win32")).roots()
-    assert [str(root.path) for root in roots] == ([] if path is None else [path])
+@pytest.mark.parametrize(("what", "platform", "variables", "path"), PLACES)
+def test_a_place_follows_from_the_environment(
+    what: Any,  # noqa: ANN401 - a class, or a function
+    platform: str,
+    variables: dict[str, str],
+    path: str | None,
+) -> None:
+    environment = Environment(variables, Path("/account"), platform, cwd=Path("/here"))
+    answer = what(environment)
+    places = [root.path for root in answer.roots()] if isinstance(answer, Layer) else [answer]
+    assert places == ([] if path is None else [Path(path)])

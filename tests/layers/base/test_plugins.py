@@ -43,16 +43,6 @@ def plugged(home: Home) -> Home:
     return type(home)(home.path, {**home.variables, "PYTHONPATH": path})
 
 
-def test_a_plug_in_is_a_layer_like_any_other(plugged: Home) -> None:
-    (layer,) = plugged.json("report", "notes")["layers"]
-    assert (layer["entries"], layer["bytes"], layer["title"]) == (2, 6, "a third party's notes")
-    assert plugged.cachectl("ls", "notes", "-q").stdout == "00000001.note\n00000002.note\n"
-    purged = {layer["layer"]: layer["removed"] for layer in plugged.json("purge", "--all", check=False)["layers"]}
-    assert purged["notes"] == 2
-    assert [path.name for path in (plugged.path / ".cache" / "notes").iterdir()] == ["stranger.txt"]
-    assert "export NOTES_OFF=1" in plugged.cachectl("env", "--disable", "--shell", "sh").stdout
-
-
 def test_a_broken_plug_in_is_named_and_fatal_to_nothing(plugged: Home) -> None:
     done = plugged.cachectl("report", "-v", check=False)
     report = plugged.json("report", check=False)
@@ -114,14 +104,6 @@ def test_an_entry_that_no_bundle_can_hold_does_not_stop_other_layers(plugged: Ho
     assert "Telling: failed: 00000001.note: " in done.stderr
     assert "Traceback" not in done.stderr
     assert plugged.json("pull", bundle, "--trust", "--dry-run")["layers"][0]["layer"] == "notes"
-
-
-def test_a_layer_may_have_capitals_and_travel(plugged: Home) -> None:
-    bundle = str(plugged.path / "bundle.zip")
-    plugged.cachectl("push", bundle, "Telling", TELLING="text")
-    done = plugged.cachectl("pull", bundle, "--trust", "--dry-run", "--json", TELLING="text")
-    (layer,) = json.loads(done.stdout)["layers"]
-    assert (layer["layer"], layer["there"]) == ("Telling", 2)
 
 
 def test_the_first_of_an_entry_in_two_roots_is_reported_and_exported(plugged: Home) -> None:

@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tiers import thorough
-
-from cachectl.layers.base.layer import Layer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,74 +106,3 @@ def test_it_travels_with_all_others(
     # Without the plug-in it is named, and nothing else is lost.
     plain = new_home(tmp_path / "plain")
     assert "no layer of this name exists here" in plain.cachectl("pull", bundle, "--trust").stdout
-
-
-# ---------------------------------------------------------------------- versions of the interface
-
-MODULE = """
-import sys
-sys.path.insert(0, {sample!r})
-from toyc_cachectl import Toyc
-
-class Mine(Toyc):
-    {body}
-"""
-
-
-def offered(home: Home, tmp_path: Path, body: str) -> Home:
-    """Have a distribution beside the programs of a home that offers one layer, written here."""
-    site = tmp_path / "site"
-    (site / "mine-1.0.dist-info").mkdir(parents=True)
-    (site / "mine-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-    (site / "mine-1.0.dist-info" / "entry_points.txt").write_text("[cachectl.layers]\nmine = mine_cachectl:Mine\n")
-    (site / "mine_cachectl.py").write_text(MODULE.format(sample=str(SAMPLE), body=body))
-    return beside(home, site)
-
-
-@pytest.mark.parametrize("interface", ["2", *thorough("0", "'1'", "None")])
-def test_a_layer_for_another_interface_is_refused_with_both_numbers(home: Home, tmp_path: Path, interface: str) -> None:
-    plugged = offered(home, tmp_path, f"name, interface = 'mine', {interface}")
-    (broken,) = plugged.json("report")["broken"]
-    assert broken["why"].endswith(f"was written for version {interface} of the interface; this cachectl knows 1")
-
-
-def test_a_layer_that_does_not_say_was_written_for_the_first(home: Home, tmp_path: Path) -> None:
-    plugged = offered(home, tmp_path, "name = 'mine'")
-    assert plugged.json("report", "mine")["layers"][0]["state"] == "enabled"
-    assert Layer.interface == 1
-
-
-# ---------------------------------------------------------------------- what raises
-
-#: What the sample's store is made with.
-FILES = "r'[0-9a-f]{16}.toyc', codec=Toyc.store.codec"
-
-#: As a panic of Rust's and a skip of pytest's are: no Exception.
-PANIC = "class Panic(BaseException): pass\n    "
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("where", ["", "def __init__(self, environment): raise Mine.Panic('x')"])
-def test_a_base_exception_stops_no_verb_and_is_named_by_each(home: Home, tmp_path: Path, where: str) -> None:
-    plugged = offered(home, tmp_path, PANIC + (where or "raise Panic('x')"))
-    for arguments in (["report"], ["ls"], ["verify"], ["layers"], ["purge", "--all"], ["env", "--disable"], ["doctor"]):
-        done = plugged.cachectl(*arguments, check=False)
-        assert "Traceback" not in done.stderr
-        assert "plug-in mine" in done.stderr + done.stdout, arguments
-    assert "plug-in" not in plugged.cachectl("ls", "pocl").stderr
-
-
-@pytest.mark.parametrize(
-    "question", ["roots(self)", *thorough("scan(self, root, *, contents=True)", "remove(self, root, targets)")]
-)
-def test_nor_does_it_in_a_question(home: Home, tmp_path: Path, question: str) -> None:
-    raising = f"def {question}: raise Mine.Panic('x')"
-    if question != "roots(self)":
-        raising = f"class MineStore(type(Toyc.store)):\n        {raising}\n    store = MineStore({FILES})"
-    plugged = offered(home, tmp_path, f"{PANIC}name = 'mine'\n    {raising}")
-    plugged.run(*TOYC, "axpy")
-    done = plugged.cachectl("purge", "--all", check=False)
-    assert done.returncode == 1
-    assert "the plug-in failed: Panic: x" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == "10 layers: nothing to remove\n"

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachectl.layers.formats import opencl_source, pdict
+from cachectl.layers.formats import source_info as pyopencl_info
 from cachectl.layers.formats.pickles import Thing, attributes, is_framed, things, walk
-from cachectl.layers.pyopencl import info as pyopencl_info
 
 
 @dataclass

@@ -15,7 +15,7 @@ from support.drivers import register_driver
 import cachectl
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.drivers import driver_files, driver_libraries, only_library, opencl_drivers
-from cachectl.layers.pyopencl.parts import BinaryPortability
+from cachectl.layers.pyopencl import BinaryPortability
 
 if TYPE_CHECKING:
     from conftest import Driver
@@ -95,20 +95,27 @@ def test_the_activated_prefix_counts_beside_the_systems_folder(tmp_path: Path) -
     file = register_driver(vendors, "libnvidia-opencl.so.1")
     conda = Environment({"CONDA_PREFIX": str(tmp_path / "conda")}, home=tmp_path, prefix=tmp_path / "conda")
     assert set(opencl_drivers(conda)) == {*opencl_drivers(plain), "NVIDIA"}
+    for prefix in ("", "/nowhere"):
+        nothing = Environment({"CONDA_PREFIX": prefix}, home=tmp_path)
+        assert opencl_drivers(nothing) == opencl_drivers(plain)
     (vendors / "linked.icd").symlink_to(file)
     assert driver_libraries(conda, "NVIDIA") == (str(vendors / "libnvidia-opencl.so.1"),)
     assert driver_files(conda, ("NVIDIA",)) == (file, str(vendors / "linked.icd"))
-
-
-def test_a_folder_that_is_linked_into_the_folder_of_a_prefix_counts(tmp_path: Path) -> None:
-    """So does the package ``ocl-icd-system``; links in a circle end."""
-    register_driver(tmp_path / "system", "libnvidia-opencl.so.1")
-    vendors = tmp_path / "conda" / "etc" / "OpenCL" / "vendors"
-    vendors.mkdir(parents=True)
+    # So does the package ``ocl-icd-system``; links in a circle end.
+    folder = register_driver(tmp_path / "system", "libintelocl.so")
     (vendors / "ocl-icd-system").symlink_to(tmp_path / "system")
     (tmp_path / "system" / "again").symlink_to(tmp_path / "system")
-    conda = Environment({"CONDA_PREFIX": str(tmp_path / "conda")}, home=tmp_path)
-    assert driver_files(conda, ("NVIDIA",)) == (f"{vendors}/ocl-icd-system/libnvidia-opencl.so.1.icd",)
+    linked = Environment({"CONDA_PREFIX": str(tmp_path / "conda")}, home=tmp_path)
+    assert driver_files(linked, ("Intel CPU",)) == (f"{vendors}/ocl-icd-system/{Path(folder).name}",)
+
+
+def test_makers_are_named_by_the_library_alone(tmp_path: Path) -> None:
+    """Not by its folder; on another platform without a look at the library."""
+    icd = register_driver(tmp_path / "envs" / "pocl", "libintelocl.so")
+    assert opencl_drivers(Environment({"OCL_ICD_VENDORS": icd}, home=tmp_path)) == ("Intel CPU",)
+    (tmp_path / "nvidia.icd").write_text("nvopencl64.dll\n")
+    windows = Environment({"OCL_ICD_VENDORS": str(tmp_path)}, home=tmp_path, platform="win32")
+    assert opencl_drivers(windows) == ("nvopencl64.dll",)
 
 
 @pytest.mark.real
@@ -123,27 +130,6 @@ def test_pyopencl_of_another_python_counts(tmp_path: Path, how: str) -> None:
     # The folder of the variable replaces the system's, not the one in PyOpenCL's wheel.
     environment = Environment({"OCL_ICD_VENDORS": str(tmp_path), **variables}, home=tmp_path, python_paths=named)
     assert driver_files(environment, ("PoCL",)) == (str(packages / "pyopencl" / ".libs" / "pocl.icd"),)
-
-
-@pytest.mark.parametrize("prefix", ["", "/nowhere"])
-def test_a_prefix_that_is_not_there_registers_nothing(tmp_path: Path, prefix: str) -> None:
-    plain = opencl_drivers(Environment({}, home=tmp_path))
-    assert opencl_drivers(Environment({"CONDA_PREFIX": prefix}, home=tmp_path)) == plain
-
-
-def test_the_folder_of_a_library_does_not_name_its_maker(tmp_path: Path) -> None:
-    icd = register_driver(tmp_path / "envs" / "pocl", "libintelocl.so")
-    assert opencl_drivers(Environment({"OCL_ICD_VENDORS": icd}, home=tmp_path)) == ("Intel CPU",)
-
-
-def test_the_drivers_of_another_platform_count_without_a_look_at_their_libraries(tmp_path: Path) -> None:
-    (tmp_path / "nvidia.icd").write_text("nvopencl64.dll\n")
-    windows = Environment({"OCL_ICD_VENDORS": str(tmp_path)}, home=tmp_path, platform="win32")
-    assert opencl_drivers(windows) == ("nvopencl64.dll",)
-
-
-def test_here_gives_the_prefix_of_the_running_python() -> None:
-    assert Environment.here().prefix == Path(sys.prefix)
 
 
 @pytest.fixture

@@ -23,43 +23,41 @@ def places(variables: dict[str, str], home: Path) -> dict[str, tuple[str, str]]:
     return {one.name: (str(one.path), one.source) for one in neighbours(environment)}
 
 
-#: Variables, and the places that they give; the other libraries have their defaults.
-PLACES: list[tuple[dict[str, str], dict[str, tuple[str, str]]]] = [
-    (
-        {},
-        {
-            "Triton": ("{home}/.triton/cache", "default"),
-            "CuPy": ("{home}/.cupy/kernel_cache", "default"),
-            "Numba": ("{home}/.cache/numba", "default"),
-            "PyOP2": ("{home}/scratch/pyop2-cache-uid{uid}", "default"),
-            "TSFC": ("{home}/scratch/firedrake-tsfc-kernel-cache-uid{uid}", "default"),
-            "torch inductor": ("{home}/scratch/torchinductor_a_b", "default"),
-        },
-    ),
-    ({"TRITON_CACHE_DIR": "/t", "TRITON_HOME": "/x"}, {"Triton": ("/t", "TRITON_CACHE_DIR")}),
-    ({"TRITON_HOME": "/t"}, {"Triton": ("/t/.triton/cache", "TRITON_HOME")}),
-    ({"CUPY_CACHE_DIR": "/t"}, {"CuPy": ("/t", "CUPY_CACHE_DIR")}),
-    ({"NUMBA_CACHE_DIR": "/t"}, {"Numba": ("/t", "NUMBA_CACHE_DIR")}),
-    ({"XDG_CACHE_HOME": "/x"}, {"Numba": ("/x/numba", "XDG_CACHE_HOME")}),
-    ({"PYOP2_CACHE_DIR": "/t"}, {"PyOP2": ("/t", "PYOP2_CACHE_DIR")}),
-    ({"VIRTUAL_ENV": "{home}/venv"}, {"PyOP2": ("{home}/venv/.cache/pyop2", "VIRTUAL_ENV")}),
-    ({"FIREDRAKE_TSFC_KERNEL_CACHE_DIR": "/t"}, {"TSFC": ("/t", "FIREDRAKE_TSFC_KERNEL_CACHE_DIR")}),
-    ({"TORCHINDUCTOR_CACHE_DIR": "/t"}, {"torch inductor": ("/t", "TORCHINDUCTOR_CACHE_DIR")}),
-    ({"JAX_COMPILATION_CACHE_DIR": "/t"}, {"JAX": ("/t", "JAX_COMPILATION_CACHE_DIR")}),
-    ({"JAX_COMPILATION_CACHE_DIR": "gs://bucket/cache"}, {}),
+DEFAULTS = {
+    "Triton": "{home}/.triton/cache",
+    "CuPy": "{home}/.cupy/kernel_cache",
+    "Numba": "{home}/.cache/numba",
+    "PyOP2": "{home}/scratch/pyop2-cache-uid{uid}",
+    "TSFC": "{home}/scratch/firedrake-tsfc-kernel-cache-uid{uid}",
+    "torch inductor": "{home}/scratch/torchinductor_a_b",
+}
+#: The library, the variable that moves it, its value, and the place; the other libraries have their defaults.
+PLACES = [
+    ("Triton", "TRITON_CACHE_DIR", "/t", "/t"),
+    ("Triton", "TRITON_HOME", "/t", "/t/.triton/cache"),
+    ("CuPy", "CUPY_CACHE_DIR", "/t", "/t"),
+    ("Numba", "NUMBA_CACHE_DIR", "/t", "/t"),
+    ("Numba", "XDG_CACHE_HOME", "/x", "/x/numba"),
+    ("PyOP2", "PYOP2_CACHE_DIR", "/t", "/t"),
+    ("PyOP2", "VIRTUAL_ENV", "{home}/venv", "{home}/venv/.cache/pyop2"),
+    ("TSFC", "FIREDRAKE_TSFC_KERNEL_CACHE_DIR", "/t", "/t"),
+    ("torch inductor", "TORCHINDUCTOR_CACHE_DIR", "/t", "/t"),
+    ("JAX", "JAX_COMPILATION_CACHE_DIR", "/t", "/t"),
+    # A URL of another machine.
+    ("", "JAX_COMPILATION_CACHE_DIR", "gs://bucket/cache", ""),
 ]
 
 
-@pytest.mark.parametrize(("variables", "expected"), PLACES)
-def test_places(tmp_path: Path, variables: dict[str, str], expected: dict[str, tuple[str, str]]) -> None:
+@pytest.mark.parametrize(("library", "variable", "value", "place"), PLACES)
+def test_places(tmp_path: Path, library: str, variable: str, value: str, place: str) -> None:
     (tmp_path / "venv" / ".cache" / "pyop2").mkdir(parents=True)
-
-    def filled(text: str) -> str:
-        return text.format(home=tmp_path, uid=os.getuid())
-
-    defaults = PLACES[0][1]
-    found = places({name: filled(value) for name, value in variables.items()}, tmp_path)
-    assert found == {name: (filled(path), source) for name, (path, source) in {**defaults, **expected}.items()}
+    # Less than the variable of the cache.
+    variables = {"TRITON_HOME": "/x", variable: value.format(home=tmp_path)}
+    expected = {name: (path, "default") for name, path in DEFAULTS.items()}
+    expected["Triton"] = ("/x/.triton/cache", "TRITON_HOME")
+    expected |= {library: (place, variable)} if library else {}
+    filled = {name: (path.format(home=tmp_path, uid=os.getuid()), why) for name, (path, why) in expected.items()}
+    assert places(variables, tmp_path) == filled
 
 
 def test_sizes_are_counted_to_the_end_or_unknown(tmp_path: Path) -> None:
@@ -70,6 +68,7 @@ def test_sizes_are_counted_to_the_end_or_unknown(tmp_path: Path) -> None:
     (folder / "link").symlink_to("/usr")
     environment = Environment({"HOME": str(tmp_path)}, tmp_path, cwd=tmp_path, temporary=tmp_path / "tmp")
     triton, *others = neighbours(environment)
+    assert triton.source == "default"
     assert (triton.files, triton.bytes, triton.exists) == (2, 123, True)
     assert not any(one.exists for one in others)
     assert replace(triton, files=None, bytes=None) == neighbours(environment, most=1)[0]
@@ -82,14 +81,8 @@ def test_the_report_names_them_when_asked_and_touches_nothing(home: Home) -> Non
     before = snapshot(home.path, times=True)
     assert "neighbours" not in home.json("report")
     (cupy,) = (one for one in home.json("report", "--neighbours")["neighbours"] if one["name"] == "CuPy")
-    assert cupy == {
-        "name": "CuPy",
-        "path": str(folder),
-        "source": "default",
-        "exists": True,
-        "files": 1,
-        "bytes": 2048,
-    }
+    counted = {"source": "default", "exists": True, "files": 1, "bytes": 2048}
+    assert cupy == {"name": "CuPy", "path": str(folder), **counted}
     shown = home.cachectl("report", "--neighbours").stdout
     assert "neighbours" not in home.cachectl("report").stdout
     (line,) = (line for line in shown.splitlines() if line.startswith("CuPy"))

@@ -14,6 +14,7 @@ import pytest
 from support.miopen_kernels import (
     ARGS,
     CODE,
+    COLUMNS,
     KEY,
     NAME,
     TABLE_2_3,
@@ -31,13 +32,13 @@ from support.miopen_kernels import (
 )
 
 from cachectl.layers.base.conformance import snapshot
-from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused
+from cachectl.layers.base.errors import Damaged, EntryExists, Refused
 from cachectl.layers.base.facts import Ability, Artifact, Entry, Housekeeping, Problem, Root, Severity
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen.kernel_db import kernel_key, split_kernel_key
 from cachectl.layers.miopen.kernels import MIOpenKernels
-from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels
+from cachectl.layers.miopen.system import MIOpenSystemKernels
 
 
 def test_system_kernels_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
@@ -124,20 +125,16 @@ def test_rows_that_miopen_rejects_are_damaged(tmp_path: Path, values: tuple[obje
 NAMES = ("ns::name.cl.o", "ns", "a:b%3A.s.o", "::", ":", "100%.cl.o", "%25", "colon:", "plain.cl.o")
 
 
-def test_a_key_names_one_kernel() -> None:
+def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path) -> None:
     keys = {kernel_key(name, args): (name, args) for name in NAMES for args in ("", ":x", "::", ARGS, "ns::name.cl.o")}
     assert len(keys) == len(NAMES) * 5
     assert {key: split_kernel_key(key) for key in keys} == keys
-    assert kernel_key("plain.cl.o", ARGS) == f"plain.cl.o::{ARGS}"
-
-
-def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path) -> None:
     odd = {(name, ARGS): kernel_db.encode(CODE + name.encode()) for name in NAMES}
     path = store(user_file(tmp_path), odd)
     before = stored(path)
     layer = MIOpenKernels(environment_of(tmp_path))
     entries = {entry.detail["kernel_name"]: entry.key for entry in layer.entries()}
-    assert entries["ns::name.cl.o"] == key_of(f"{VERSION}/gfx90a6e.ukdb", "ns%3A%3Aname.cl.o")
+    assert entries["ns::name.cl.o"] == key_of(name="ns%3A%3Aname.cl.o")
     read = layer.get_many(list(entries.values()))
     artifacts = {name: one for name, key in entries.items() if isinstance(one := read[key], Artifact)}
     assert {name: one.data for name, one in artifacts.items()} == {name: CODE + name.encode() for name in NAMES}
@@ -148,17 +145,19 @@ def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path) -> None:
     assert layer.clear(layer.plan_clear()).removed == len(NAMES)
     whole = [one for name, one in artifacts.items() if name.endswith(".o")]
     assert layer.put_new(whole) == [True] * len(whole)
-
-
-def test_a_version_folder_with_a_colon_is_not_miopens(tmp_path: Path) -> None:
-    """Its files would have keys that mean another file."""
+    # Keys of files in such a folder would mean another file.
     store(tmp_path / ".cache" / "miopen" / "3.3.0.a::b" / "gfx90a6e.ukdb", {(NAME, ARGS): GOOD})
-    assert list(MIOpenKernels(environment_of(tmp_path)).entries()) == []
+    assert len(list(layer.entries())) == len(whole)
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
 def test_a_file_in_the_place_of_a_database_is_named(tmp_path: Path, kind: str) -> None:
-    """MIOpen throws at every lookup and every store."""
+    """MIOpen throws at every lookup and every store. That of a package is the package's to fix."""
+    (tmp_path / "db" / "gfx90a.kdb").mkdir(parents=True)
+    system = MIOpenSystemKernels(environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db")))
+    (finding,) = system.verify(system.roots()[0])
+    assert (finding.code, finding.severity) == ("no-file", Severity.FAILS)
+    assert "reinstall the package" in finding.fix
     path = user_file(tmp_path)
     path.parent.mkdir(parents=True)
     path.mkdir() if kind == "folder" else os.mkfifo(path)
@@ -174,62 +173,48 @@ def test_a_file_in_the_place_of_a_database_is_named(tmp_path: Path, kind: str) -
     assert list(layer.verify(layer.roots()[0])) == []
 
 
-def test_a_folder_in_the_place_of_a_packages_database_is_the_packages_to_fix(tmp_path: Path) -> None:
-    (tmp_path / "db" / "gfx90a.kdb").mkdir(parents=True)
-    layer = MIOpenSystemKernels(environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db")))
-    (finding,) = layer.verify(layer.roots()[0])
-    assert (finding.code, finding.severity) == ("no-file", Severity.FAILS)
-    assert "reinstall the package" in finding.fix
-    with pytest.raises(LayerError):
-        layer.put("gfx90a.kdb::k.cl.o::", Artifact("miopen-system", "gfx90a.kdb::k.cl.o::", "miopen-kernel/1", CODE))
-
-
-def test_a_quote_is_a_problem_of_its_row(tmp_path: Path) -> None:
-    store(user_file(tmp_path), {("it's.cl.o", ""): GOOD, (NAME, ARGS): GOOD})
+def test_rows_that_break_statements_or_the_index_are_found(tmp_path: Path) -> None:
+    path = store(user_file(tmp_path), {("it's.cl.o", ""): GOOD, (NAME, ARGS): GOOD})
     layer = MIOpenKernels(environment_of(tmp_path))
     assert len(list(layer.entries())) == 2
     assert findings(layer) == [("quote", Severity.FAILS)]
-    key = key_of(f"{VERSION}/gfx90a6e.ukdb", "it's.cl.o", "")
-    assert layer.clear(layer.plan_clear(Selection(key=key))).removed == 1
+    assert layer.clear(layer.plan_clear(Selection(key=key_of(name="it's.cl.o", args="")))).removed == 1
     assert findings(layer) == []
+    spoil(path, f"DROP INDEX idx_kern_db; INSERT INTO kern_db({COLUMNS}) SELECT {COLUMNS} FROM kern_db")
+    assert findings(layer) == [("duplicate", Severity.FAILS)]
+
+
+def test_an_empty_database_is_housekeeping_and_a_locked_one_a_problem(tmp_path: Path) -> None:
+    # A mere lookup makes MIOpen write such a file.
+    path = store(user_file(tmp_path), {})
+    layer = MIOpenKernels(replace(environment_of(tmp_path), lock_timeout=0.05))
+    (found,) = layer.scan(layer.roots()[0])
+    assert isinstance(found, Housekeeping)
+    assert found.bytes == path.stat().st_size
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+        assert (problems(layer), findings(layer)) == (["busy"], [("unreadable", Severity.HARMLESS)])
 
 
 def test_unusable_files_are_problems(tmp_path: Path) -> None:
     folder = user_file(tmp_path).parent
-    store(folder / "gfx900_56.ukdb", {})
-    spoil(folder / "gfx900_56.ukdb", "DROP TABLE kern_db; CREATE TABLE other(x)")
-    store(folder / "gfx906_60.ukdb", {})
-    spoil(folder / "gfx906_60.ukdb", "DROP TABLE kern_db; CREATE TABLE kern_db(kernel_name, kernel_hash)")
-    store(folder / "gfx90878.ukdb", {})
-    spoil(folder / "gfx90878.ukdb", "DROP TABLE kern_db;" + TABLE_2_3)
+    tables = {"gfx900_56": "CREATE TABLE other(x)", "gfx906_60": "CREATE TABLE kern_db(kernel_name, kernel_hash)"}
+    for base, table in {**tables, "gfx90878": TABLE_2_3}.items():
+        spoil(store(folder / f"{base}.ukdb", {}), f"DROP TABLE kern_db;{table}")
     (folder / "gfx90a6e.ukdb").write_bytes(b"garbage" * 1000)
     store(folder / "gfx1030_36.ukdb", {(f"k{n}.s.o", ""): (os.urandom(5000), "0", 0) for n in range(9)})
     os.truncate(folder / "gfx1030_36.ukdb", 20_000)
     layer = MIOpenKernels(environment_of(tmp_path))
     found = [thing for thing in layer.scan(layer.roots()[0]) if isinstance(thing, Problem)]
-    assert {(problem.path.name, problem.code) for problem in found} == {
-        ("gfx900_56.ukdb", "unreadable"),
-        ("gfx906_60.ukdb", "unreadable"),
-        ("gfx90a6e.ukdb", "sqlite"),
-        ("gfx1030_36.ukdb", "sqlite"),
-    }
-    judged = {Path(finding.key or "").name: finding for finding in layer.verify(layer.roots()[0])}
+    codes = {problem.path.stem: problem.code for problem in found}
+    assert codes == {**dict.fromkeys(tables, "unreadable"), **dict.fromkeys(("gfx90a6e", "gfx1030_36"), "sqlite")}
+    judged = {Path(finding.key or "").stem: finding for finding in layer.verify(layer.roots()[0])}
     assert {name: (finding.code, finding.thing is not None) for name, finding in judged.items()} == {
-        "gfx900_56.ukdb": ("foreign", False),
-        "gfx906_60.ukdb": ("foreign", False),
-        "gfx90878.ukdb": ("foreign", False),
-        "gfx90a6e.ukdb": ("damaged", True),
-        "gfx1030_36.ukdb": ("damaged", True),
+        **dict.fromkeys((*tables, "gfx90878"), ("foreign", False)),
+        **dict.fromkeys(("gfx90a6e", "gfx1030_36"), ("damaged", True)),
     }
     with pytest.raises(Damaged):
         layer.get(KEY)
-
-
-def test_a_second_row_with_a_key_is_found(tmp_path: Path) -> None:
-    path = store(user_file(tmp_path), {(NAME, ARGS): GOOD})
-    columns = "kernel_name, kernel_args, kernel_blob, kernel_hash, uncompressed_size"
-    spoil(path, f"DROP INDEX idx_kern_db; INSERT INTO kern_db({columns}) SELECT {columns} FROM kern_db")
-    assert findings(MIOpenKernels(environment_of(tmp_path))) == [("duplicate", Severity.FAILS)]
 
 
 def test_system_files_are_judged_by_their_header(tmp_path: Path) -> None:
@@ -247,44 +232,6 @@ def test_system_files_are_judged_by_their_header(tmp_path: Path) -> None:
     assert "journal_mode=delete" in wal.fix
     assert [entry.key for entry in system.entries()] == [key_of("gfx90a.kdb")]
     assert sorted(os.listdir(tmp_path / "db")) == ["gfx900.kdb", "gfx906.kdb", "gfx90a.kdb"]
-
-
-def test_every_truncation_is_found_and_none_ends_in_an_error(tmp_path: Path) -> None:
-    path = store(user_file(tmp_path), {(f"k{n}.s.o", ""): (os.urandom(3000), "0" * 32, 0) for n in range(9)})
-    whole = path.read_bytes()
-    layer = MIOpenKernels(environment_of(tmp_path))
-    for size in range(1, len(whole), 1999):
-        path.write_bytes(whole[:size])
-        list(layer.scan(layer.roots()[0]))
-        (finding,) = layer.verify(layer.roots()[0])
-        assert (finding.code, finding.severity) == ("damaged", Severity.FAILS), size
-        assert finding.thing is not None
-    damaged = [finding.thing for finding in layer.verify(layer.roots()[0]) if finding.thing is not None]
-    assert layer.clear(layer.plan_removal(damaged)).skipped == ()
-    assert os.listdir(path.parent) == []
-
-
-def test_a_locked_file_is_a_problem_and_no_exception(tmp_path: Path) -> None:
-    path = store(user_file(tmp_path), {(NAME, ARGS): GOOD})
-    layer = MIOpenKernels(replace(environment_of(tmp_path), lock_timeout=0.05))
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("BEGIN EXCLUSIVE")
-        assert problems(layer) == ["busy"]
-        assert findings(layer) == [("unreadable", Severity.HARMLESS)]
-
-
-def test_empty_databases_are_housekeeping(tmp_path: Path) -> None:
-    # A mere lookup makes MIOpen write such a file.
-    path = store(user_file(tmp_path), {})
-    layer = MIOpenKernels(environment_of(tmp_path))
-    (found,) = layer.scan(layer.roots()[0])
-    assert isinstance(found, Housekeeping)
-    assert found.bytes == path.stat().st_size
-
-
-def test_encoding_and_decoding_are_each_others_inverse() -> None:
-    for code in (CODE, b"x", os.urandom(100)):
-        assert kernel_db.decode(kernel_db.encode(code)) == code
 
 
 def test_a_custom_folder_is_searched_with_and_without_version_folders(tmp_path: Path) -> None:
@@ -320,3 +267,11 @@ def test_roots_in_a_temporary_folder_show_their_owners_files_alone(tmp_path: Pat
     assert layer.get(key_of("gfx90a6e.ukdb")) is None
     assert layer.clear(layer.plan_clear()).removed == 1
     assert stored(mine) == []
+
+
+def test_a_folder_that_cannot_be_read_is_one_problem(tmp_path: Path) -> None:
+    """It is read as databases and as object files."""
+    root = tmp_path / ".cache" / "miopen"
+    root.parent.mkdir()
+    root.symlink_to(root)
+    assert problems(MIOpenKernels(environment_of(tmp_path))) == ["unreadable"]

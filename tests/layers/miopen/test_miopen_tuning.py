@@ -14,6 +14,7 @@ from dataclasses import replace as changed
 from pathlib import Path
 
 import pytest
+from support.miopen_kernels import environment_of
 
 from cachectl.layers.base.conformance import LayerConformance, snapshot
 from cachectl.layers.base.environment import Environment
@@ -23,8 +24,7 @@ from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.miopen import tuning as miopen_tuning
-from cachectl.layers.miopen.places import lock_files
-from cachectl.layers.miopen.system_tuning import MIOpenSystemTuning
+from cachectl.layers.miopen.system import MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import MIOpenTuning
 from cachectl.layers.stores import records
 
@@ -32,22 +32,17 @@ FIND = "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
 PERF = "gfx90a6e.HIP.3_3_0_a85ca8a54.udb.txt"
 PROBLEM = "128-28-28-3x3-256-28-28-64-1x1-1x1-1x1-0-NCHW-FP32-F"
 LINE = f"{PROBLEM}=ConvBinWinogradRxSf2x3g1:0.031,0,miopenConvolutionFwdAlgoWinograd"
-TUNED = "2x960x8x8x1x3x3x1x960x8x1x1x0x1x1x0x1x1x0x0x1xNHWCxFP32xW"
 INTEGERS = (
     "spatial_dim in_channels in_h in_w in_d fil_h fil_w fil_d out_channels batchsize pad_h pad_w pad_d conv_stride_h "
     "conv_stride_w conv_stride_d dilation_h dilation_w dilation_d bias group_count"
 )
 TABLES = (
     "CREATE TABLE `config` (`id` INTEGER PRIMARY KEY ASC,`layout` TEXT NOT NULL,`data_type` TEXT NOT NULL,"
-    "`direction` TEXT NOT NULL,"
-    + ",".join(f"`{column}` INT NOT NULL" for column in INTEGERS.split())
-    + ");CREATE TABLE `perf_db` (`id` INTEGER PRIMARY KEY ASC,`solver` TEXT NOT NULL,`config` INTEGER NOT NULL,"
+    f"`direction` TEXT NOT NULL,{','.join(f'`{column}` INT NOT NULL' for column in INTEGERS.split())});"
+    "CREATE TABLE `perf_db` (`id` INTEGER PRIMARY KEY ASC,`solver` TEXT NOT NULL,`config` INTEGER NOT NULL,"
     "`params` TEXT NOT NULL);CREATE UNIQUE INDEX `idx_perf_db` ON perf_db(solver, config);"
 )
-
-
-def environment_of(home: Path, **variables: str) -> Environment:
-    return Environment({"HOME": str(home), **variables}, home=home, cwd=home, temporary=home / "tmp")
+TUNED = "2x960x8x8x1x3x3x1x960x8x1x1x0x1x1x0x1x1x0x0x1xNHWCxFP32xW"
 
 
 def folder_of(home: Path) -> Path:
@@ -68,9 +63,8 @@ def perf_table(path: Path) -> None:
     *integers, layout, data_type, direction = TUNED.split("x")
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(TABLES)
-        columns = f"id, {', '.join(INTEGERS.split())}, layout, data_type, direction"
-        values = (7, *(int(number) for number in integers), layout, data_type, direction)
-        connection.execute(f"INSERT INTO config({columns}) VALUES({', '.join('?' * 25)})", values)
+        values = (7, layout, data_type, direction, *map(int, integers))
+        connection.execute(f"INSERT INTO config VALUES({', '.join('?' * 25)})", values)
         connection.execute("INSERT INTO perf_db(solver, config, params) VALUES('SolverA', 7, '1,2')")
         connection.execute("INSERT INTO perf_db(solver, config, params) VALUES('SolverB', 7, '64')")
         connection.commit()
@@ -124,6 +118,23 @@ def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path) -> None:
     assert layer.get(f"{FIND}::missing") is None
     usage = layer.usage(layer.roots()[0])
     assert (usage.files, usage.bytes) == (2, sum(path.stat().st_size for path in folder.iterdir()))
+    (folder / "gfx90a6e.HIP.2_20_0_.ufdb.txt").write_text("k=S:1,0,A\n")
+    stale = {entry.versions["miopen"]: entry.stale_because for entry in layer.entries()}
+    assert stale == {"3.3.0.a85ca8a54": None, "2.20.0.": "a newer MIOpen (3.3.0.a85ca8a54) has its own files"}
+
+
+def test_tuning_is_precious_and_knows_no_kernels_and_its_switch_is_the_find_dbs(tmp_path: Path) -> None:
+    fill(tmp_path)
+    layer = MIOpenTuning(environment_of(tmp_path))
+    assert layer.precious
+    assert layer.abilities()[Ability.KERNELS] is not None
+    plan = layer.plan_clear(Selection(kernel="*"))
+    assert not plan.entries
+    assert "kernel" in plan.skipped[0].because
+    off = MIOpenTuning(environment_of(tmp_path, MIOPEN_DEBUG_DISABLE_FIND_DB="1")).state()
+    assert off.condition is Condition.DISABLED
+    assert "the perf-db stays on" in off.why
+    assert "erases" in MIOpenTuning(environment_of(tmp_path, MIOPEN_FIND_ENFORCE="5")).state().why
 
 
 def test_many_records_are_placed_by_one_rewrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,36 +166,6 @@ def test_many_records_are_placed_by_one_rewrite(tmp_path: Path, monkeypatch: pyt
     assert [one for number, one in enumerate(again) if number != 3] == [False] * 3 + [True] + [False] * 45
 
 
-def test_a_key_that_no_record_can_have_is_refused_by_its_name(tmp_path: Path) -> None:
-    """Everything after the first equals sign is read as values."""
-    layer = MIOpenTuning(environment_of(tmp_path))
-    for key in ("bogus::x", FIND):
-        with pytest.raises(LayerError, match=f"^miopen-tuning: '{key}' is not a key"):
-            layer.put(key, artifact(key, "x=S:1,0,A"))
-    with pytest.raises(Damaged, match="contains another key"):
-        layer.put(f"{FIND}::a=b", artifact(f"{FIND}::a=b", "a=b=S:1,0,A"))
-    assert not folder_of(tmp_path).joinpath(FIND).exists()
-
-
-def test_files_of_older_versions_are_stale(tmp_path: Path) -> None:
-    folder = fill(tmp_path)
-    (folder / "gfx90a6e.HIP.2_20_0_.ufdb.txt").write_text("k=S:1,0,A\n")
-    stale = {
-        entry.versions["miopen"]: entry.stale_because for entry in MIOpenTuning(environment_of(tmp_path)).entries()
-    }
-    assert stale == {"3.3.0.a85ca8a54": None, "2.20.0.": "a newer MIOpen (3.3.0.a85ca8a54) has its own files"}
-
-
-def test_tuning_is_precious_and_knows_no_kernels(tmp_path: Path) -> None:
-    fill(tmp_path)
-    layer = MIOpenTuning(environment_of(tmp_path))
-    assert layer.precious
-    assert layer.abilities()[Ability.KERNELS] is not None
-    plan = layer.plan_clear(Selection(kernel="*"))
-    assert not plan.entries
-    assert "kernel" in plan.skipped[0].because
-
-
 def test_running_programs_notice_an_edit(tmp_path: Path) -> None:
     folder = fill(tmp_path)
     (folder / FIND).chmod(0o777)
@@ -196,39 +177,25 @@ def test_running_programs_notice_an_edit(tmp_path: Path) -> None:
     assert began < int((folder / f"{FIND}.time").read_text()) < time.monotonic_ns()
     layer.clear(layer.plan_clear(Selection(key=f"{FIND}::new")))
     assert (folder / FIND).read_text() == f"{LINE}\nother=S:1.5,0,A;T:2.5,0,B\n"
-
-
-def test_an_emptied_file_goes_with_its_time(tmp_path: Path) -> None:
-    folder = fill(tmp_path)
-    (folder / f"{FIND}.time").write_text("1")
-    layer = MIOpenTuning(environment_of(tmp_path))
+    # An emptied file goes with its time.
     outcome = layer.clear(layer.plan_clear())
     assert (outcome.removed, outcome.failed) == (3, ())
     assert sorted(os.listdir(folder)) == ["miopen-lockfiles"]
 
 
-def test_locks_lie_where_every_miopen_takes_them(tmp_path: Path) -> None:
+def test_locks_lie_where_every_miopen_takes_them_for_every_spelling_of_the_folder(tmp_path: Path) -> None:
     folder = fill(tmp_path)
-    MIOpenTuning(environment_of(tmp_path)).put(f"{FIND}::new", artifact(f"{FIND}::new", "new=S:1,0,A"))
-    digest = hashlib.md5(str(folder).encode()).hexdigest()  # noqa: S324 - MIOpen's choice
-    for lock in (
-        tmp_path / "tmp" / "miopen-lockfiles" / f"{digest}_{FIND}.lock",
-        folder / "miopen-lockfiles" / f"{FIND}.lock",
-    ):
-        assert lock.stat().st_mode & 0o777 == 0o777
-        assert lock.parent.stat().st_mode & 0o777 == 0o777
-        assert lock.read_bytes() == b""
-
-
-def test_every_spelling_of_the_folder_is_locked(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "link").symlink_to(folder)
     named = f"{tmp_path}/./link"
-    environment = environment_of(tmp_path, MIOPEN_USER_DB_PATH=f"{named}/")
-    names = {lock.name for lock in lock_files(environment, tmp_path / "link" / FIND)}
-    for path in (named, f"{tmp_path}/link", f"{tmp_path}/real"):
-        digest = hashlib.md5(path.encode()).hexdigest()  # noqa: S324 - MIOpen's choice
-        assert f"{digest}_{FIND}.lock" in names
+    layer = MIOpenTuning(environment_of(tmp_path, MIOPEN_USER_DB_PATH=f"{named}/"))
+    layer.put(f"{FIND}::new", artifact(f"{FIND}::new", "new=S:1,0,A"))
+    locks = [folder / "miopen-lockfiles" / f"{FIND}.lock"]
+    for spelled in (named, f"{tmp_path}/link", str(folder)):
+        digest = hashlib.md5(spelled.encode()).hexdigest()  # noqa: S324 - MIOpen's choice
+        locks.append(tmp_path / "tmp" / "miopen-lockfiles" / f"{digest}_{FIND}.lock")
+    for lock in locks:
+        assert (lock.stat().st_mode & 0o777, lock.parent.stat().st_mode & 0o777) == (0o777, 0o777)
+        assert lock.read_bytes() == b""
 
 
 def test_a_lock_that_miopen_holds_is_waited_for_and_then_said(tmp_path: Path) -> None:
@@ -257,6 +224,9 @@ def test_a_lock_that_miopen_holds_is_waited_for_and_then_said(tmp_path: Path) ->
     ("key", "line", "sentence"),
     [
         (f"{FIND}::a", "b=S:1", "another key"),
+        (f"{FIND}::a=b", "a=b=S:1,0,A", "another key"),
+        ("bogus::x", "x=S:1,0,A", "^miopen-tuning: 'bogus::x' is not a key"),
+        (FIND, "x=S:1,0,A", f"^miopen-tuning: '{FIND}' is not a key"),
         (f"{FIND}::a", "a=S", "no value has an id"),
         (f"{FIND}::a", "a=S:1\n", "more than one line"),
         ("notes.txt::a", "a=S:1", "is not a key"),
@@ -333,31 +303,26 @@ def test_damage_is_reported_line_by_line(tmp_path: Path) -> None:
         layer.get(f"{FIND}::bad")
 
 
-def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
-    """MIOpen reads nothing there and stores nothing: it tunes again in every run."""
-    path = folder_of(tmp_path) / FIND
-    path.mkdir()
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_what_stands_in_the_place_of_a_file_is_named_and_no_link_is_followed(tmp_path: Path, kind: str) -> None:
+    """MIOpen reads nothing in a folder and stores nothing: it tunes again in every run."""
+    path, elsewhere = folder_of(tmp_path) / FIND, tmp_path / "elsewhere.txt"
+    elsewhere.write_text("a=S:1\n")
+    path.mkdir() if kind == "folder" else path.symlink_to(elsewhere)
     layer = MIOpenTuning(environment_of(tmp_path))
-    assert [found.code for found in layer.scan(layer.roots()[0]) if isinstance(found, Problem)] == ["no-file"]
+    code = "no-file" if kind == "folder" else "link"
+    assert [found.code for found in layer.scan(layer.roots()[0]) if isinstance(found, Problem)] == [code]
     (finding,) = layer.verify(layer.roots()[0])
-    assert (finding.key, finding.severity, finding.code) == (FIND, Severity.RECOMPILES, "no-file")
-    with pytest.raises(Refused, match="a folder"):
-        layer.put(f"{FIND}::b", artifact(f"{FIND}::b", "b=S:1"))
-    subprocess.run(finding.fix, shell=True, check=True)  # noqa: S602 - the command is what is tested
-    layer.put(f"{FIND}::b", artifact(f"{FIND}::b", "b=S:1"))
-    assert list(layer.verify(layer.roots()[0])) == []
-
-
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path)
-    (tmp_path / "elsewhere.txt").write_text("a=S:1\n")
-    (folder / FIND).symlink_to(tmp_path / "elsewhere.txt")
-    layer = MIOpenTuning(environment_of(tmp_path))
-    assert [found.code for found in layer.scan(layer.roots()[0]) if isinstance(found, Problem)] == ["link"]
+    assert (finding.key, finding.code) == (FIND, code)
     assert layer.get(f"{FIND}::a") is None
-    with pytest.raises(Refused, match="link"):
+    with pytest.raises(Refused, match="a link, a folder"):
         layer.put(f"{FIND}::b", artifact(f"{FIND}::b", "b=S:1"))
-    assert (tmp_path / "elsewhere.txt").read_text() == "a=S:1\n"
+    assert elsewhere.read_text() == "a=S:1\n"
+    if kind == "folder":
+        assert finding.severity is Severity.RECOMPILES
+        subprocess.run(finding.fix, shell=True, check=True)  # noqa: S602 - the command is what is tested
+        layer.put(f"{FIND}::b", artifact(f"{FIND}::b", "b=S:1"))
+        assert list(layer.verify(layer.roots()[0])) == []
 
 
 def test_system_results_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
@@ -386,15 +351,3 @@ def test_system_results_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="MIOPEN_SYSTEM_DB_PATH"):
         layer.relocate(tmp_path)
     assert snapshot(tmp_path, times=True) == before
-
-
-def test_the_switch_is_the_find_dbs_alone(tmp_path: Path) -> None:
-    fill(tmp_path)
-    layer = MIOpenTuning(environment_of(tmp_path))
-    assert layer.disable().set == {"MIOPEN_DEBUG_DISABLE_FIND_DB": "1"}
-    assert layer.enable().unset == {"MIOPEN_DEBUG_DISABLE_FIND_DB"}
-    off = MIOpenTuning(environment_of(tmp_path, MIOPEN_DEBUG_DISABLE_FIND_DB="1")).state()
-    assert off.condition is Condition.DISABLED
-    assert "the perf-db stays on" in off.why
-    erasing = MIOpenTuning(environment_of(tmp_path, MIOPEN_FIND_ENFORCE="5")).state()
-    assert "erases" in erasing.why

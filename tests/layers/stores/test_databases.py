@@ -21,8 +21,10 @@ from tiers import amount, thorough
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Busy, LayerError, Refused, Unreachable
 from cachectl.layers.disk.trust import shared_because
-from cachectl.layers.pytools import SCHEMA, PytoolsDictionaries
-from cachectl.layers.stores.rows import CHANGED, Row, RowFile, Weight, file_stamp
+from cachectl.layers.pytools import PytoolsDictionaries
+from cachectl.layers.pytools.dictionaries import SCHEMA
+from cachectl.layers.stores.database import file_stamp
+from cachectl.layers.stores.rows import CHANGED, Row, RowFile, Weight
 
 if TYPE_CHECKING:
     from homes import Home
@@ -71,7 +73,7 @@ def test_only_the_table_that_pytools_makes_is_used(tmp_path: Path, statements: s
     rows = rows_in(path)
     uses: tuple[Callable[[], object], ...] = (
         rows.sum,
-        rows.check,
+        rows.require_sound,
         rows.rows,
         lambda: list(rows.rows_with("key_value")),
         lambda: rows.read(("a",)),
@@ -244,7 +246,7 @@ def test_a_log_is_unknown_until_it_is_applied_and_reading_leaves_no_file(tmp_pat
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("insert into dict values ('new', x'00')")
         before = snapshot(tmp_path, times=True)
-        for use in (rows.sum, rows.rows, rows.check, lambda: rows.read(("new",))):
+        for use in (rows.sum, rows.rows, rows.require_sound, lambda: rows.read(("new",))):
             with pytest.raises(Unreachable, match="a log is pending"):
                 use()
         assert snapshot(tmp_path, times=True) == before

@@ -8,10 +8,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from tiers import thorough
@@ -37,16 +36,15 @@ _MEASURED = """
 import resource, sys
 status = 70
 try:
-    {program}
+    from cachectl.cli.main import main; status = main(sys.argv[1:])
 finally:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    sys.stderr.write(f"peak {{peak}}\\n")
+    sys.stderr.write(f"peak {peak}\\n")
 sys.exit(status)
 """
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(NamedTuple):
     """How a program ended: its output, and the most memory it had, in bytes."""
 
     status: int
@@ -55,10 +53,10 @@ class Done:
     peak: int
 
 
-def measured(program: str, *arguments: str, home: Path, source: int | None = None) -> Done:
-    """Run a program in a child. The shell between keeps the size of this process out of the measurement."""
+def cachectl(home: Path, *arguments: str, source: int | None = None) -> Done:
+    """Run a command in a child. The shell between keeps the size of this process out of the measurement."""
     done = subprocess.run(
-        ["/bin/sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", _MEASURED.format(program=program), *arguments],
+        ["/bin/sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", _MEASURED, *arguments],
         stdin=subprocess.DEVNULL if source is None else source,
         env={"PATH": os.environ["PATH"], "HOME": str(home), "RUSTICL_ENABLE": "llvmpipe"},
         capture_output=True,
@@ -66,17 +64,9 @@ def measured(program: str, *arguments: str, home: Path, source: int | None = Non
         check=False,
         timeout=600,
     )
-    lines = done.stderr.splitlines()
-    assert lines, done
-    assert lines[-1].startswith("peak "), done.stderr
-    return Done(done.returncode, done.stdout, "\n".join(lines[:-1]), int(lines[-1].split()[1]))
-
-
-def cachectl(home: Path, *arguments: str, source: int | None = None) -> Done:
-    """Run a command."""
-    return measured(
-        "from cachectl.cli.main import main; status = main(sys.argv[1:])", *arguments, home=home, source=source
-    )
+    stderr, _, peak = done.stderr.rstrip("\n").rpartition("peak ")
+    assert peak, done
+    return Done(done.returncode, done.stdout, stderr, int(peak))
 
 
 # ---------------------------------------------------------------------- stores
@@ -173,12 +163,6 @@ def test_keys_with_control_characters_are_refused_before_anything_is_written(
 # ---------------------------------------------------------------------- files of holes
 
 
-def sparse(paths: Sequence[Path]) -> None:
-    """Make files two terabytes long, without writing a byte."""
-    for path in paths:
-        os.truncate(path, 1 << 41)
-
-
 @pytest.mark.parametrize("part", [0, *thorough(1, 2)])
 @pytest.mark.thorough
 def test_files_of_holes_end_no_verb(tmp_path: Path, part: int) -> None:
@@ -186,8 +170,9 @@ def test_files_of_holes_end_no_verb(tmp_path: Path, part: int) -> None:
     places = (home / ".cache", home / ".config", home / ".nv")
     found = sorted(path for place in places for path in place.rglob("*") if path.is_file())
     assert len(found) > 20
-    sparse(found[part::3])
     tuned = found[part::3]
+    for path in tuned:
+        os.truncate(path, 1 << 41)
     for verb in (
         *(("report", "--json"), ("ls", "--json"), ("verify", "--json"), ("doctor", "--json"), ("ls", "--kernel", "*")),
         *(("push", str(tmp_path / "bundle.zip"), "--force"), ("purge", "--all", "--dry-run"), ("purge", "--all")),

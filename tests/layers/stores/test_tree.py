@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import re
 import resource
-import shutil
+import signal
 import subprocess
 import sys
-import tarfile
 import threading
 from typing import TYPE_CHECKING
 
@@ -20,13 +18,14 @@ from hypothesis import strategies as st
 from tiers import amount
 
 from cachectl.layers.base.conformance import snapshot
-from cachectl.layers.base.errors import Damaged, EntryExists, LayerError
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unreachable
 from cachectl.layers.base.facts import Entry, Orphan, Problem
-from cachectl.layers.stores.archive import artifact_from_bytes, artifact_to_bytes, pack, unpack
-from cachectl.layers.stores.tree import Leaf, Shape, Tree, always
+from cachectl.layers.disk.locks import presence_lock
+from cachectl.layers.stores.archive import pack
+from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree, always
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 SHAPE = Shape((re.compile("[a-f]{2}"), re.compile("[0-9]{4}")), folders=True)
@@ -93,19 +92,15 @@ def test_a_root_that_is_a_link_is_resolved_once(tree: Tree, tmp_path: Path) -> N
     assert linked.remove(targets(linked)).removed == 1
 
 
-def test_removal_leaves_no_trash(tree: Tree) -> None:
-    fill(tree)
-    assert tree.remove(targets(tree), tidy=always).removed == 1
-    assert list(tree.root.iterdir()) == []
-
-
 def test_files_left_by_an_interrupted_removal_are_cleared_later(tree: Tree) -> None:
     trash = tree.root / (".cachectl-trash-" + "0" * 32)
     (trash / "0").mkdir(parents=True)
     (trash / "0" / "file").write_text("half removed")
     (leaf,) = leaves(tree)
     assert leaf.orphan_rule is not None
-    assert tree.remove(targets(tree)).failed == ()
+    fill(tree)
+    outcome = tree.remove(targets(tree), tidy=always)
+    assert (outcome.removed, outcome.failed) == (1, ())
     assert list(tree.root.iterdir()) == []
 
 
@@ -118,15 +113,6 @@ def test_write_is_all_or_nothing_and_replaces_only_when_asked(tree: Tree) -> Non
     tree.write("ab/0001", pack({"one": b"other"}), replace=True)
     assert tree.read_members("ab/0001") == {"one": b"other"}
     assert [path.name for path in tree.root.iterdir()] == ["ab"]
-
-
-def test_a_write_that_fails_leaves_nothing(tree: Tree) -> None:
-    tree.root.mkdir()
-    (tree.root / "ab").write_text("a file where a folder is due")
-    before = snapshot(tree.root)
-    with pytest.raises(LayerError):
-        tree.write("ab/0001", pack({"one": b"1"}), replace=False)
-    assert snapshot(tree.root) == before
 
 
 @pytest.mark.parametrize("key", ["", "ab", "ab/0001/x", "../0001", "ab/../cd/0001", "/ab/0001", "ab/0001\n"])
@@ -145,16 +131,6 @@ def test_an_unreadable_folder_is_a_problem(tree: Tree) -> None:
         assert [problem.code for problem in tree.scan() if isinstance(problem, Problem)] == ["unreadable"]
     finally:
         (tree.root / "ab").chmod(0o700)
-
-
-def test_packing_is_deterministic_and_safe() -> None:
-    assert pack({"b": b"2", "a": b"1"}) == pack({"a": b"1", "b": b"2"})
-    assert unpack(pack({"a/b": b"1"})) == {"a/b": b"1"}
-    for name in ("../up", "/abs", "a/../../b"):
-        with pytest.raises(ValueError, match="unsafe member"):
-            unpack(pack({name: b"x"}))
-    with pytest.raises(ValueError, match="not a tar"):
-        unpack(b"no tar at all")
 
 
 NAMES = st.sampled_from(
@@ -196,31 +172,6 @@ def test_nothing_but_leaves_of_the_shape_ever_goes(
     assert outcome.failed == ()
     kept = {path: what for path, what in before.items() if not any(path == k or path.startswith(k + "/") for k in own)}
     assert snapshot(tree.root) == kept
-
-
-def test_an_artifact_file_names_its_own_damage() -> None:
-    from cachectl.layers.base.errors import NotAnArtifact
-    from cachectl.layers.base.facts import Artifact
-
-    artifact = Artifact("pocl", "key", "pocl-entry/1", b"data", {"kernels": "k"})
-    file = artifact_to_bytes(artifact)
-    assert artifact_from_bytes(file) == artifact
-    assert artifact_to_bytes(artifact) == file
-    for broken in (
-        b"",
-        file[:700],
-        file.replace(b"data", b"date"),
-        pack({"data": b"x"}),
-        pack({"artifact.json": b"[]", "data": b""}),
-    ):
-        with pytest.raises(NotAnArtifact):
-            artifact_from_bytes(broken)
-
-
-def test_a_cut_tar_is_damage(tree: Tree) -> None:
-    data = pack({"one": b"x" * 2000})
-    with pytest.raises(Damaged):
-        tree.write("ab/0001", data[:1000], replace=False)
 
 
 def test_the_stage_of_a_running_cachectl_is_not_an_orphan(tree: Tree) -> None:
@@ -306,47 +257,8 @@ def test_only_what_left_the_disk_is_counted_as_freed(tree: Tree, tmp_path: Path)
     assert tree.remove(targets(tree)).bytes_freed == 10
 
 
-def hostile_tars() -> dict[str, bytes]:
-    """Make tars that a careless reader would choke on."""
-    link, sparse = tarfile.TarInfo("link"), tarfile.TarInfo("sparse")
-    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-    sparse.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.size": str(1 << 40),
-                          "GNU.sparse.map": f"0,0,{1 << 40},0", "GNU.sparse.name": "sparse"}  # fmt: skip
-    made = {}
-    for name, info in (("link", link), ("sparse", sparse)):
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-            tar.addfile(info)
-        made[name] = buffer.getvalue()
-    header = tarfile.TarInfo("././@LongLink")
-    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 0
-    made["chained"] = header.tobuf(tarfile.GNU_FORMAT) * 3000
-    return made
-
-
-@pytest.mark.parametrize("name", ["link", "sparse", "chained"])
-def test_a_hostile_tar_is_refused_at_once(name: str) -> None:
-    with pytest.raises(ValueError, match=r"unsafe member|not a tar"):
-        unpack(hostile_tars()[name])
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a disk with room for few files, where this user may."""
-    if shutil.which("mount") is None:
-        pytest.skip("this system has no mount command")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "nr_inodes=12,size=1m", "tmpfs", str(disk)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"this user may not mount: {mounted.stderr.decode().strip()}")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_a_full_disk_can_be_cleared_and_loses_nothing_to_put(tiny_disk: Path) -> None:
+def test_a_full_disk_can_be_cleared_and_loses_nothing_to_put(mount: Callable[..., Path], tmp_path: Path) -> None:
+    tiny_disk = mount("-t", "tmpfs", "-o", "nr_inodes=12,size=1m", "tmpfs", on=tmp_path / "disk")
     tree = Tree("test", tiny_disk / "root", SHAPE)
     fill(tree, "ab/0001")
     with contextlib.suppress(OSError):
@@ -363,9 +275,10 @@ def test_put_replaces_entries_and_nothing_else(tmp_path: Path) -> None:
     tree = Tree("test", tmp_path, Shape(SHAPE.levels, folders=True, members=re.compile("file")))
     fill(tree, "ab/0001", file=b"1", thesis=b"years")
     (tmp_path / "ab" / "0002").write_text("a file where a folder is due")
+    (tmp_path / "cd").write_text("another")
     before = snapshot(tmp_path)
-    for key in ("ab/0001", "ab/0002"):
-        with pytest.raises(LayerError, match="left alone"):
+    for key, reason in (("ab/0001", "left alone"), ("ab/0002", "left alone"), ("cd/0001", "cannot write")):
+        with pytest.raises(LayerError, match=reason):
             tree.write(key, pack({"file": b"2"}), replace=True)
     assert snapshot(tmp_path) == before
 
@@ -381,5 +294,86 @@ def test_an_entry_may_have_more_folders_than_files_may_be_open(tree: Tree) -> No
     assert tree.read_members("ab/0001") == members
 
 
-def test_a_name_ends_at_its_first_nul_as_tarfile_has_it() -> None:
-    assert unpack(pack({"a\0b": b"content"})) == {"a": b"content"}
+# ---------------------------------------------------------------------- many at once
+
+MEMBERS = {"program": b"p" * 5000, "kernel/code": b"c" * 3000, "empty": b""}
+#: Places 30 entries in a root, and is killed before the given call of those that change it.
+KILLED = """
+import os, re, signal, sys
+from itertools import count
+from pathlib import Path
+calls = count()
+def dying(function):
+    def call(*arguments, **options):
+        if next(calls) == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **options)
+    return call
+for name in ("open", "write", "mkdir", "rename", "unlink", "rmdir"):
+    setattr(os, name, dying(getattr(os, name)))
+from cachectl.layers.stores.tree import Shape, Tree
+shape = Shape((re.compile("[a-f]{2}"), re.compile("[0-9]{4}")), folders=True)
+members = {"program": b"p" * 5000, "kernel/code": b"c" * 3000, "empty": b""}
+placed = Tree("test", Path(sys.argv[1]), shape).write_new({f"ab/{n:04}": members for n in range(30)})
+print(len(placed), next(calls))
+"""
+
+
+def test_a_file_in_the_way_stays_and_other_entries_are_placed(tree: Tree, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tree.root / "ab").mkdir(parents=True)
+    (tree.root / "ab" / "0001").mkdir()
+    (tree.root / "ab" / "0002").symlink_to(tmp_path / "outside")
+    (tree.root / "ab" / "0003").write_text("no folder")
+    (tree.root / "cd").symlink_to(tmp_path / "outside")
+    tree.write_members("ef/0000", {"program": b"another"}, replace=False)
+    free = {f"{folder}/{number:04}" for folder in ("ab", "ba", "ff") for number in range(10, 40)}
+    taken = {"ab/0001", "ab/0002", "ab/0003", "cd/0000", "ef/0000"}
+    odd = {"no key", "ab/../0000"}
+    placed = tree.write_new({**dict.fromkeys(sorted(free | taken | odd), MEMBERS), "ab/0050": {}})
+    assert placed == dict.fromkeys(free, True)
+    assert all(tree.read_members(key) == MEMBERS for key in free)
+    assert tree.read_members("ef/0000") == {"program": b"another"}
+    assert os.listdir(tmp_path / "outside") == []
+    assert os.listdir(tree.root / "ab" / "0001") == []
+    assert (tree.root / "ab" / "0003").read_text() == "no folder"
+    assert not [name for name in os.listdir(tree.root) if OWN_TEMPORARY.fullmatch(name)]
+
+
+def test_a_kill_leaves_whole_entries_and_a_stage_that_is_cleared(tmp_path: Path) -> None:
+    def run(root: Path, call: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", KILLED, str(root), str(call)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    placed, calls = map(int, run(tmp_path / "whole", -1).stdout.split())
+    assert placed == 30
+    partly = 0
+    for call in range(calls // 6, calls, calls // 4):
+        root = tmp_path / str(call)
+        assert run(root, call).returncode == -signal.SIGKILL
+        tree = Tree("test", root, SHAPE)
+        standing = [tree.read_members(path.relative_to(root).as_posix()) for path in root.glob("ab/*")]
+        assert all(members == MEMBERS for members in standing)
+        partly += 0 < len(standing) < 30
+    assert partly
+
+
+# ---------------------------------------------------------------------- locks
+
+
+def test_a_lock_stays_in_the_folder_that_was_opened(tmp_path: Path) -> None:
+    """PyOpenCL's lock is never made in, or removed from, a folder that was put in the place of another."""
+    inside, outside = tmp_path / "base", tmp_path / "outside"
+    inside.mkdir()
+    outside.mkdir()
+    with presence_lock("pyopencl", inside / "lock"):
+        inside.rename(tmp_path / "moved")
+        outside.rename(inside)
+        (inside / "lock").touch()
+        assert (tmp_path / "moved" / "lock").exists()
+    assert not (tmp_path / "moved" / "lock").exists()
+    assert (inside / "lock").exists()
+    (tmp_path / "link").symlink_to(tmp_path / "moved")
+    with pytest.raises(Unreachable), presence_lock("pyopencl", tmp_path / "link" / "lock"):
+        pass
+    assert os.listdir(tmp_path / "moved") == []

@@ -1,7 +1,7 @@
-"""The layer ``miopen-system``: the compiled kernels that came with MIOpen.
+"""The layers ``miopen-system`` and ``miopen-system-tuning``: what came with MIOpen, which is only read.
 
-Sqlite files beside the library, opened read-only. Sources: ``src/binary_cache.cpp`` (``ComputeSysCachePath``,
-``GetDb``), ``src/include/miopen/db.hpp`` (``MultiFileDb``: the user's file first), ``src/sqlite_db.cpp``.
+Sources: ``src/binary_cache.cpp`` (``ComputeSysCachePath``, ``GetDb``), ``src/include/miopen/db.hpp`` (``MultiFileDb``:
+the user's file first), ``src/sqlite_db.cpp``; ``src/find_db.cpp``, ``execution_context.hpp`` (names).
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from cachectl.layers.base.facts import Entry, Found, Root, Scope, Severity
 from cachectl.layers.base.parts import Lookups
 from cachectl.layers.disk.plain import read_plain
 from cachectl.layers.host.hardware import Gpu, amd_gpus
-from cachectl.layers.miopen.databases import DatabaseFile, MIOpenLookups
+from cachectl.layers.miopen.databases import DatabaseFile, MIOpenLayer, MIOpenLookups
 from cachectl.layers.miopen.kernels import KernelDatabases, MIOpenKernels
-from cachectl.layers.miopen.places import SYSTEM_KERNELS, diagnosed_flag
+from cachectl.layers.miopen.places import SYSTEM_KERNELS, SYSTEM_TUNING
+from cachectl.layers.miopen.tuning import MIOpenTuning, TuningDatabases
 from cachectl.layers.stores.database import is_wal
 
 #: MIOpen ignores smaller files: empty ones, and pointers of git-lfs.
@@ -28,7 +29,7 @@ _LEAST: Final = 512
 
 
 class SystemKernelDatabases(KernelDatabases):
-    """Rows of sqlite files beside the library."""
+    """Rows of sqlite files beside the library, opened read-only."""
 
     asked_first = "miopen"
 
@@ -46,22 +47,23 @@ class SystemKernelDatabases(KernelDatabases):
 
     def verify_file(self, root: Root, file: DatabaseFile) -> Iterator[facts.Finding]:
         """Check the header, which decides whether MIOpen and other users can open the file, then every row."""
-        quoted = shlex.quote(str(file.path))
-        severity, code, fix = Severity.RECOMPILES, "", self.fix(file.path, "")
+        severity, fix = Severity.RECOMPILES, self.fix(file.path, "")
         try:
             head = read_plain(file.path, limit=_LEAST)
         except OSError as error:
             code, message = "unreadable", f"cannot be read: {error.strerror}; MIOpen takes it for missing"
         else:
-            if len(head) < _LEAST:
-                message = f"has {len(head)} bytes, a git-lfs pointer perhaps: MIOpen takes it for missing"
-                code = "too-small"
-            else:
+            code, message = (
+                "too-small",
+                f"has {len(head)} bytes, a git-lfs pointer perhaps: MIOpen takes it for missing",
+            )
+            if len(head) >= _LEAST:
                 yield from super().verify_file(root, file)
+                code = ""
             if is_wal(head):
-                message = "is in WAL mode: only users who can write beside it can open it"
-                severity, code = Severity.FAILS, "wal"
-                fix = f"as its owner: sqlite3 {quoted} 'pragma journal_mode=delete'"
+                code, message = "wal", "is in WAL mode: only users who can write beside it can open it"
+                severity = Severity.FAILS
+                fix = f"as its owner: sqlite3 {shlex.quote(str(file.path))} 'pragma journal_mode=delete'"
         if code:
             yield facts.Finding(self.name, root.path, file.relative, severity, code, message, fix)
 
@@ -75,7 +77,7 @@ class MIOpenSystemKernels(MIOpenKernels):
 
     name = "miopen-system"
     title = "MIOpen system kernels"
-    place = SYSTEM_KERNELS
+    places = SYSTEM_KERNELS
     scope = Scope.SYSTEM
     store = SystemKernelDatabases()
     on_network = None
@@ -89,12 +91,10 @@ class MIOpenSystemKernels(MIOpenKernels):
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch, and each GPU without a database."""
-        yield from diagnosed_flag(self, self.variable)
+        yield from MIOpenLayer.diagnose(self)
         roots = self.roots()
-        if not roots:
-            return
-        present = [file for root in roots for file in self.store.databases(root).present()]
-        for gpu in amd_gpus(self.environment):
+        present = [file for root in roots for file in self.store.present(root)]
+        for gpu in amd_gpus(self.environment) if roots else ():
             if not any(_serves(file, gpu) for file in present):
                 yield self._missing(roots[0], gpu, present)
 
@@ -106,7 +106,7 @@ class MIOpenSystemKernels(MIOpenKernels):
         nearest = min(present, key=lambda file: _distance(file, gpu), default=None)
         if nearest is None:
             near = "there is no other"
-        elif nearest.name.base.arch != gpu.arch:
+        elif nearest.name.arch != gpu.arch:
             near = f"the nearest is {nearest.path.name}, whose code does not run on it"
         else:
             near = f"the nearest is {nearest.path.name}, whose code runs on it but which MIOpen does not look for"
@@ -120,14 +120,45 @@ class MIOpenSystemKernels(MIOpenKernels):
 
 def _serves(file: DatabaseFile, gpu: Gpu) -> bool:
     """Return whether MIOpen looks for a file on a GPU, whose mode is not known here."""
-    base = file.name.base
-    plain = base.raw if base.device is None else f"{base.arch}{base.raw.removeprefix(base.device)}"
-    return {gpu.arch, *gpu.bases} & {base.raw, plain} != set()
+    name = file.name
+    plain = name.base if name.device is None else f"{name.arch}{name.base.removeprefix(name.device)}"
+    return not {gpu.arch, *gpu.bases}.isdisjoint((name.base, plain))
 
 
 def _distance(file: DatabaseFile, gpu: Gpu) -> tuple[int, int]:
-    base = file.name.base
-    if base.arch == gpu.arch:
-        return 0, min(abs((base.units or 0) - units) for units in gpu.units)
-    alike = takewhile(lambda pair: pair[0] == pair[1], zip(base.raw, gpu.arch, strict=False))
+    if file.name.arch == gpu.arch:
+        return 0, min(abs((file.name.units or 0) - units) for units in gpu.units)
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(file.name.base, gpu.arch, strict=False))
     return 1, -len(list(alike))
+
+
+class SystemTuningDatabases(TuningDatabases):
+    """The find-db and perf-db of the package."""
+
+    asked_first = "miopen-tuning"
+    texts = ("fdb.txt", "db.txt", "cd.pdb.txt")
+    tables = ("db",)
+    kinds = texts + tables
+
+    def scan_others(self, root: Root, latest: str | None) -> Iterator[Found]:
+        """Yield nothing: nothing rewrites these files, and others beside them belong to the package."""
+        del root, latest
+        yield from ()
+
+
+class MIOpenSystemTuning(MIOpenTuning):
+    """Tuning results that came with MIOpen."""
+
+    name = "miopen-system-tuning"
+    title = "MIOpen system tuning results"
+    places = SYSTEM_TUNING
+    scope = Scope.SYSTEM
+    precious = False
+    store = SystemTuningDatabases()
+    on_network = None
+    among_ranks = None
+    when_closed = None
+
+    def diagnose(self) -> Iterator[facts.Finding]:
+        """Yield problems with the switch."""
+        yield from MIOpenLayer.diagnose(self)

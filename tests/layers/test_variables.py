@@ -1,0 +1,280 @@
+"""What each driver makes of its variables, as tables: where its cache is, whether it is on, and what doctor says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.dictionaries import dictionary
+
+from cachectl.layers.base.conformance import nobody
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.facts import Condition, Finding, Severity
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.registry import built_in_layer
+from cachectl.stack import Stack
+from cachectl.verbs.doctor import diagnosis
+
+#: A library of the driver of each layer.
+DRIVERS = {
+    "neo": "libigdrcl.so",
+    "comgr": "libamdocl64.so",
+    "mesa": "libRusticlOpenCL.so.1",
+    "pocl": "libpocl.so.2",
+    "cuda": "libnvidia-opencl.so.1",
+}
+
+
+def environment_of(folder: Path, **variables: str) -> Environment:
+    """Return an environment in ``folder/home`` on a machine without programs, GPUs and network file systems."""
+    home = folder / "home"
+    home.mkdir(exist_ok=True)
+    values = {name: value.format(tmp=folder) for name, value in {"HOME": str(home), **variables}.items()}
+    return Environment(
+        values,
+        home,
+        cwd=folder / "cwd",
+        processes=nobody(folder / "processes"),
+        mounts=folder / "no-mounts",
+        topology=folder / "no-gpus",
+    )
+
+
+def driver(folder: Path, layer: str, release: str = "none") -> str:
+    """Register a layer's driver, whose library contains its release as Intel's does; return the ICD file."""
+    folder.mkdir(exist_ok=True)
+    library = folder / DRIVERS[layer]
+    head = Path(sys.executable).read_bytes()[:64]
+    library.write_bytes(head + bytes(100) + b"NEO \x00" + release.encode() + b"\x00unk\x00")
+    (folder / "driver.icd").write_text(str(library))
+    return str(folder / "driver.icd")
+
+
+# ---------------------------------------------------------------------- places
+
+PLACES = [
+    ("neo", {}, ["home/.cache/neo_compiler_cache"], "default (HOME)"),
+    ("neo", {"XDG_CACHE_HOME": ""}, ["home/.cache/neo_compiler_cache"], "default (HOME)"),
+    ("neo", {"XDG_CACHE_HOME": "{tmp}/x"}, ["x/neo_compiler_cache"], "XDG_CACHE_HOME"),
+    ("neo", {"XDG_CACHE_HOME": "x"}, ["cwd/x/neo_compiler_cache"], "XDG_CACHE_HOME"),
+    ("neo", {"NEO_CACHE_DIR": "{tmp}/n"}, ["n"], "NEO_CACHE_DIR"),
+    ("neo", {"NEO_CACHE_DIR": "n", "XDG_CACHE_HOME": "{tmp}/x"}, ["cwd/n"], "NEO_CACHE_DIR"),
+    ("neo", {"NEO_CACHE_DIR": ""}, ["home/.cache/neo_compiler_cache"], "default (HOME)"),
+    ("neo", {"HOME": ""}, [], ""),
+    ("comgr", {}, ["home/.cache/comgr"], "default (HOME)"),
+    ("comgr", {"XDG_CACHE_HOME": "{tmp}/x"}, ["x/comgr"], "XDG_CACHE_HOME"),
+    ("comgr", {"XDG_CACHE_HOME": ""}, ["cwd/comgr"], "XDG_CACHE_HOME"),
+    ("comgr", {"XDG_CACHE_HOME": "x"}, ["cwd/x/comgr"], "XDG_CACHE_HOME"),
+    ("comgr", {"HOME": ""}, ["cwd/.cache/comgr"], "default (HOME)"),
+    ("comgr", {"AMD_COMGR_CACHE_DIR": "{tmp}/n", "XDG_CACHE_HOME": "/x"}, ["n"], "AMD_COMGR_CACHE_DIR"),
+    ("comgr", {"AMD_COMGR_CACHE_DIR": "n"}, ["cwd/n"], "AMD_COMGR_CACHE_DIR"),
+    ("comgr", {"AMD_COMGR_CACHE_DIR": ""}, ["home/.cache/comgr"], "default (HOME)"),
+    ("mesa", {"MESA_SHADER_CACHE_DIR": "{tmp}/m", "XDG_CACHE_HOME": "/x"}, ["m"], "MESA_SHADER_CACHE_DIR"),
+    ("mesa", {"MESA_GLSL_CACHE_DIR": "{tmp}/g", "XDG_CACHE_HOME": "/x"}, ["g"], "MESA_GLSL_CACHE_DIR"),
+    ("mesa", {"MESA_GLSL_CACHE_DIR": "/g", "MESA_SHADER_CACHE_DIR": "{tmp}/m"}, ["m"], "MESA_SHADER_CACHE_DIR"),
+    ("mesa", {"XDG_CACHE_HOME": "{tmp}/x"}, ["x"], "XDG_CACHE_HOME"),
+    ("mesa", {"XDG_CACHE_HOME": "rel"}, ["cwd/rel"], "XDG_CACHE_HOME"),
+    ("mesa", {}, ["home/.cache"], "default (home folder)"),
+    ("mesa", {"HOME": "{tmp}/else"}, ["else/.cache", "home/.cache"], "default (HOME)"),
+    ("mesa", {"XDG_CACHE_HOME": ""}, [], ""),
+    ("mesa", {"MESA_SHADER_CACHE_DIR": ""}, [], ""),
+]
+
+
+@pytest.mark.parametrize(("name", "variables", "paths", "source"), PLACES)
+def test_places(tmp_path: Path, name: str, variables: dict[str, str], paths: list[str], source: str) -> None:
+    roots = built_in_layer(name, environment_of(tmp_path, **variables)).roots()
+    # Mesa has three roots in each folder.
+    listed = list(dict.fromkeys(root.path.parent if name == "mesa" else root.path for root in roots))
+    assert listed == [tmp_path / path for path in paths]
+    assert not roots or roots[0].source == source
+    assert len(roots) == len(paths) * (3 if name == "mesa" else 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "platform", "paths"),
+    [
+        ("neo", "linux", []),
+        ("neo", "darwin", []),
+        ("neo", "win32", ["/l/NEO/neo_compiler_cache"]),
+        ("comgr", "linux", ["/account/.cache/comgr"]),
+        ("comgr", "darwin", []),
+        ("comgr", "win32", ["/l/comgr"]),
+        ("mesa", "win32", []),
+    ],
+)
+def test_places_without_a_home_and_on_other_platforms(name: str, platform: str, paths: list[str]) -> None:
+    environment = Environment({"LOCALAPPDATA": "/l"}, Path("/account"), platform)
+    assert [str(root.path) for root in built_in_layer(name, environment).roots()] == paths
+
+
+# ---------------------------------------------------------------------- states
+
+ON, OFF = Condition.ENABLED, Condition.DISABLED
+MESA_OFF = ("true", "1", "yes", "y", "t", "TRUE")
+MESA_ON = ("false", "0", "no", "n", "f", "", "on", "2")
+STATES = [
+    ("neo", {}, ON, "default"),
+    ("neo", {"NEO_CACHE_PERSISTENT": "1"}, ON, "=1"),
+    ("neo", {"NEO_CACHE_PERSISTENT": "0"}, OFF, "NEO_CACHE_PERSISTENT=0"),
+    ("neo", {"NEO_CACHE_PERSISTENT": "true"}, OFF, "takes it for 0"),
+    ("neo", {"NEO_CACHE_PERSISTENT": ""}, OFF, "takes it for 0"),
+    ("neo", {"NEO_CACHE_DIR": "{tmp}/nowhere"}, OFF, "nowhere is not there (NEO_CACHE_DIR)"),
+    ("neo", {"XDG_CACHE_HOME": "{tmp}/nowhere"}, OFF, "nowhere is not there (XDG_CACHE_HOME)"),
+    ("neo", {"HOME": ""}, OFF, "HOME is not set"),
+    ("neo", {"IGC_Dump": "1"}, Condition.UNKNOWN, "IGC_Dump is set"),
+    ("neo 25.31.34666", {"IGC_Dump": "1"}, OFF, "compute-runtime 25.31 then keeps no cache"),
+    ("neo 26.31.39395", {"IGC_Dump": "1"}, OFF, "compute-runtime 26.31 then keeps no cache"),
+    ("neo 25.27.34303", {"IGC_Dump": "1"}, ON, "ignores"),
+    ("neo 26.35.40000", {"IGC_Dump": "1"}, ON, "ignores"),
+    ("neo 25.31.34666", {"MIGC_": "1"}, ON, "default"),
+    ("comgr", {}, ON, "default"),
+    ("comgr", {"AMD_COMGR_CACHE": "0"}, OFF, "AMD_COMGR_CACHE=0"),
+    ("comgr", {"AMD_COMGR_CACHE": "false"}, ON, "'false' is not 0"),
+    ("comgr", {"AMD_COMGR_CACHE": "00"}, ON, "is not 0"),
+    ("comgr", {"AMD_COMGR_CACHE_POLICY": "keep=all"}, OFF, "it knows no 'keep'"),
+    ("comgr", {"AMD_COMGR_CACHE_POLICY": "prune_after=1h"}, ON, "default"),
+    *(("mesa", {"MESA_SHADER_CACHE_DISABLE": value}, OFF, f"={value}") for value in MESA_OFF),
+    *(("mesa", {"MESA_SHADER_CACHE_DISABLE": value}, ON, "default") for value in MESA_ON),
+    ("mesa", {"MESA_GLSL_CACHE_DISABLE": "true"}, OFF, "MESA_GLSL_CACHE_DISABLE=true"),
+    ("mesa", {"MESA_GLSL_CACHE_DISABLE": "true", "MESA_SHADER_CACHE_DISABLE": "false"}, ON, "default"),
+    ("mesa", {"XDG_CACHE_HOME": ""}, OFF, "set but empty"),
+    ("mesa", {"MESA_SHADER_CACHE_DIR": ""}, OFF, "set but empty"),
+    ("cuda", {"CUDA_CACHE_DISABLE": "1"}, OFF, "CUDA_CACHE_DISABLE=1"),
+    ("cuda", {"CUDA_CACHE_DISABLE": "true"}, ON, "does nothing"),
+    ("cuda", {"CUDA_CACHE_DISABLE": ""}, ON, "does nothing"),
+    ("cuda", {"CUDA_CACHE_DISABLE": "0"}, ON, "default"),
+    ("cuda", {"CUDA_CACHE_MAXSIZE": "0"}, OFF, "nothing is stored"),
+    ("cuda", {"CUDA_CACHE_PATH": "here"}, OFF, "not absolute"),
+    # Only a value that begins with 1 means on.
+    ("pocl", {"POCL_KERNEL_CACHE": "1"}, ON, "POCL_KERNEL_CACHE=1"),
+    ("pocl", {"POCL_KERNEL_CACHE": "10"}, ON, "POCL_KERNEL_CACHE=1"),
+    ("pocl", {"POCL_KERNEL_CACHE": "0"}, OFF, "POCL_KERNEL_CACHE=0"),
+    ("pocl", {"POCL_KERNEL_CACHE": "true"}, OFF, "begins with 1"),
+    ("pocl", {"POCL_KERNEL_CACHE": ""}, OFF, "begins with 1"),
+    ("loopy", {"LOOPY_NO_CACHE": "1"}, OFF, "LOOPY_NO_CACHE=1"),
+    ("loopy", {"CG_NO_CACHE": "ON"}, OFF, "CG_NO_CACHE=ON"),
+    ("loopy", {"LOOPY_NO_CACHE": "0"}, ON, "LOOPY_NO_CACHE"),
+    ("loopy", {"LOOPY_NO_CACHE": "banana"}, OFF, "import loopy raises ValueError"),
+    ("loopy", {"LOOPY_NO_CACHE": ""}, OFF, "import loopy raises ValueError"),
+]
+
+
+def made(folder: Path, name: str, variables: dict[str, str]) -> Layer:
+    """Make a layer, with its driver or a dictionary: "neo 25.31" is a driver of that release."""
+    layer, _, release = name.partition(" ")
+    if layer in DRIVERS:
+        variables = {"OCL_ICD_VENDORS": driver(folder, layer, release or "none"), **variables}
+    environment = environment_of(folder, **variables)
+    file = f"pdict-v5-loopy-x-{environment.python}.sqlite"
+    dictionary(folder / "home" / ".cache" / "pytools", file, {})
+    return built_in_layer(layer, environment)
+
+
+@pytest.mark.parametrize(("name", "variables", "condition", "words"), STATES)
+def test_states(tmp_path: Path, name: str, variables: dict[str, str], condition: Condition, words: str) -> None:
+    state = made(tmp_path, name, variables).state()
+    assert (state.condition, words in state.why) == (condition, True), state.why
+
+
+@pytest.mark.parametrize("name", DRIVERS)
+def test_absent_without_driver_gpu_and_cache(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cachectl.layers.cuda._KERNEL_MODULE", tmp_path / "none")
+    environment = environment_of(tmp_path, OCL_ICD_VENDORS=str(tmp_path / "none.icd"))
+    assert built_in_layer(name, environment).state().condition is Condition.ABSENT
+    (tmp_path / "gpus").mkdir()
+    has_gpu = built_in_layer(name, replace(environment, topology=tmp_path / "gpus")).state()
+    assert has_gpu.condition is (Condition.ENABLED if name == "comgr" else Condition.ABSENT)
+
+
+def test_of_two_drivers_of_intel_neither_release_counts(tmp_path: Path) -> None:
+    for number, release in enumerate(("25.31.34666", "26.35.40000 ")):
+        (tmp_path / f"{number}.icd").symlink_to(driver(tmp_path / str(number), "neo", release))
+    layer = built_in_layer("neo", environment_of(tmp_path, OCL_ICD_VENDORS=str(tmp_path), IGC_Dump="1"))
+    assert layer.state().condition is Condition.UNKNOWN
+    assert [finding.code for finding in layer.diagnose()].count("drivers") == 1
+
+
+# ---------------------------------------------------------------------- findings
+
+
+def examine(folder: Path, name: str, variables: dict[str, str]) -> list[Finding]:
+    environment = environment_of(folder, **variables)
+    return list(diagnosis(Stack(environment, plugins=False).named([name])).findings)
+
+
+RECOMPILES, HARMLESS = Severity.RECOMPILES, Severity.HARMLESS
+SHIPPED = "MESA_DISK_CACHE_READ_ONLY_FOZ_DBS"
+FINDINGS = [
+    ("neo", {"NEO_CACHE_PERSISTENT": "0"}, "off", RECOMPILES),
+    ("neo", {"NEO_CACHE_PERSISTENT": "yes"}, "variable", RECOMPILES),
+    ("neo", {"NEO_CACHE_DIR": "{tmp}/new/er"}, "folder", RECOMPILES),
+    ("neo", {"XDG_CACHE_HOME": "{tmp}/new"}, "folder", RECOMPILES),
+    ("neo", {"NEO_CACHE_MAX_SIZE": "1G"}, "variable", RECOMPILES),
+    ("neo", {"NEO_CACHE_MAX_SIZE": "big"}, "variable", Severity.WASTES),
+    ("neo", {"NEO_CACHE_MAX_SIZE": "30000"}, "cap", RECOMPILES),
+    ("neo", {"IGC_OptDisable": "1"}, "variable", RECOMPILES),
+    ("neo 25.40.1234", {"IGC_OptDisable": "1"}, "variable", RECOMPILES),
+    ("neo 24.13.29138", {"IGC_OptDisable": "1"}, "variable", Severity.RISKS),
+    ("comgr", {"AMD_COMGR_CACHE": "0"}, "off", RECOMPILES),
+    ("comgr", {"AMD_COMGR_CACHE": "off"}, "variable", HARMLESS),
+    ("comgr", {"AMD_COMGR_CACHE_POLICY": "prune_expiration=1h"}, "variable", RECOMPILES),
+    ("comgr", {"AMD_COMGR_CACHE_POLICY": "big"}, "variable", RECOMPILES),
+    ("comgr", {"AMD_COMGR_CACHE_DIR": ""}, "variable", RECOMPILES),
+    ("comgr", {"AMD_COMGR_CACHE_DIR": "here"}, "variable", RECOMPILES),
+    ("comgr", {"XDG_CACHE_HOME": ""}, "variable", RECOMPILES),
+    ("comgr", {"XDG_CACHE_HOME": "here"}, "variable", RECOMPILES),
+    ("comgr", {"HOME": "here"}, "variable", RECOMPILES),
+    ("comgr", {"AMD_COMGR_EMIT_VERBOSE_LOGS": "1"}, "variable", RECOMPILES),
+    ("mesa", {"MESA_SHADER_CACHE_DISABLE": "true"}, "off", RECOMPILES),
+    ("mesa", {"MESA_SHADER_CACHE_DISABLE": "on"}, "variable", HARMLESS),
+    ("mesa", {"XDG_CACHE_HOME": ""}, "variable", RECOMPILES),
+    ("mesa", {"XDG_CACHE_HOME": "rel"}, "variable", RECOMPILES),
+    ("mesa", {"MESA_SHADER_CACHE_DIR": "{tmp}/not/there"}, "variable", RECOMPILES),
+    ("mesa", {"MESA_SHADER_CACHE_MAX_SIZE": "500"}, "variable", HARMLESS),
+    ("mesa", {SHIPPED: "ship"}, "variable", HARMLESS),
+    ("mesa", {"MESA_GLSL_DISABLE_IO_OPT": "yes"}, "variable", RECOMPILES),
+]
+
+
+@pytest.mark.parametrize(("name", "variables", "code", "severity"), FINDINGS)
+def test_each_wrong_value_is_reported_and_its_fix_works(
+    tmp_path: Path, name: str, variables: dict[str, str], code: str, severity: Severity
+) -> None:
+    layer, _, release = name.partition(" ")
+    if code == "cap":
+        program = tmp_path / "home" / ".cache" / "neo_compiler_cache" / "0123456789abcdef.cl_cache"
+        program.parent.mkdir(parents=True)
+        program.write_bytes(b"!<arch>\n" + bytes(29_000))
+    (tmp_path / "home" / ".cache").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "cwd").mkdir()
+    set_to = {key: value.format(tmp=tmp_path) for key, value in variables.items()}
+    set_to["OCL_ICD_VENDORS"] = driver(tmp_path, layer, release or "none")
+    (found,) = examine(tmp_path, layer, set_to)
+    assert (found.layer, found.code, found.severity) == (layer, code, severity)
+    script = f"{found.fix}; env -0"
+    done = subprocess.run(["sh", "-c", script], env={"PATH": os.defpath, **set_to}, capture_output=True, check=True)
+    after = dict(pair.split("=", 1) for pair in done.stdout.decode().split("\0") if pair)
+    assert examine(tmp_path, layer, {name: after[name] for name in set_to if name in after}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "variables"),
+    [
+        ("neo", {"NEO_CACHE_DIR": "/nowhere", "IGC_X": "1", "NEO_CACHE_MAX_SIZE": "1G"}),
+        ("comgr", {"AMD_COMGR_CACHE_POLICY": "big", "AMD_COMGR_CACHE": "off"}),
+        ("mesa", {"MESA_GLSL_DISABLE_IO_OPT": "abc"}),
+    ],
+)
+def test_no_finding_without_such_a_driver(tmp_path: Path, name: str, variables: dict[str, str]) -> None:
+    assert examine(tmp_path, name, {"OCL_ICD_VENDORS": str(tmp_path / "none.icd"), **variables}) == []
+
+
+def test_another_home_than_the_accounts_is_said_to_matter_to_older_mesa(tmp_path: Path) -> None:
+    environment = environment_of(tmp_path, HOME="/else", OCL_ICD_VENDORS=driver(tmp_path, "mesa"))
+    (found,) = built_in_layer("mesa", environment).diagnose()
+    assert (found.code, found.fix) == ("variable", "export MESA_SHADER_CACHE_DIR=/else/.cache")
