@@ -19,7 +19,7 @@ from support.tracing import no_file_events
 from cachectl.layers.base.conformance import LayerConformance, nobody
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Busy, Damaged, LayerError
-from cachectl.layers.base.facts import Artifact, Entry, Orphan, Severity
+from cachectl.layers.base.facts import Artifact, Entry, Orphan, Problem, Severity
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.formats import neo_binaries
 from cachectl.layers.neo import NeoCompilerCache
@@ -259,7 +259,7 @@ def test_damage_is_reported_with_its_effect_in_the_driver(layer: NeoCompilerCach
     }
     with pytest.raises(Damaged, match="cut short"):
         layer.get("9/0/90acc8ebe339bbdf.cl_cache")
-    assert "damaged" in {problem.code for problem in layer.scan(root) if hasattr(problem, "code")}
+    assert "damaged" in {problem.code for problem in layer.scan(root) if isinstance(problem, Problem)}
 
 
 def test_other_files_are_neither_listed_nor_removed(layer: NeoCompilerCache, tmp_path: Path) -> None:
