@@ -62,6 +62,9 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
         (["prune", "--max-size", "9" * 400 + "B"], 2, "is too large"),
         (["purge", "cuda", "--key", "nope"], 1, "no entry that is selected has the key 'nope'"),
         (["purge", "--all", "--key", "nope", "-n"], 1, "no entry that is selected has the key 'nope'"),
+        # A script may write --root "$FOLDER" without that variable.
+        (["report", "--root="], 2, "argument --root: no folder is named"),
+        (["purge", "pyopencl", "--wait", "forever"], 2, "argument --wait: invalid seconds value: 'forever'"),
         (["env", "--root", ""], 2, "--root '' is not a directory"),
         (["demo", "--kernels", "0"], 2, "0 is less than one"),
         (["put", "loopy", os.fsdecode(b"\xff"), "/dev/null"], 1, "not an artifact file"),
