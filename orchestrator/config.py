@@ -18,6 +18,7 @@ from cachectl.layers.base.selection import parse_age, parse_size
 from cachectl.layers.base.texts import printable
 
 if TYPE_CHECKING:
+    from cachectl.layer_set import LayerSet
     from cachectl.layers.base.environment import Environment
 
 #: Larger than any config file, in bytes.
@@ -122,6 +123,20 @@ def load(environment: Environment) -> Config:
         for setting in () if content is None else _settings(path, content):
             found.setdefault(setting.key, setting)
     return Config(tuple(places), tuple(found.values()))
+
+
+def configured_limits(layers: LayerSet, notice: Callable[[str], None]) -> Limits:
+    """Return the limits of the config files; ``notice`` gets a line for each layer that is unknown.
+
+    Raises :class:`BadRequest` if there are none, and as :func:`load` does.
+    """
+    environment = layers.environment
+    limits = load(environment).limits(environment.clock(), layers, notice)
+    if limits.none:
+        places = [printable(path) for _, path in config_paths(environment)]
+        where = f", or write a limit below [prune] in {places[0]}, such as max-size = '5G'" if places else ""
+        raise BadRequest(f"name a limit: --stale, --older-than or --max-size{where}")
+    return limits
 
 
 def with_interpreters(environment: Environment) -> Environment:

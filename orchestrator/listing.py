@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from cachectl.layer_set import warn_user
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, BadRequest, reason_of
 from cachectl.layers.base.facts import Entry, Orphan, Problem
@@ -75,12 +76,22 @@ def full_key(layers: Iterable[Layer], text: str) -> str:
     return keys.pop() if keys else text
 
 
+def _warn_of_failures(trouble: Trouble) -> None:
+    if trouble.failed:
+        warn_user(f"{trouble.layer}: {trouble.message}")
+
+
 def listed(
-    layers: Iterable[Layer], selection: Selection, notice: Callable[[Trouble], None], *, contents: bool = True
+    layers: Iterable[Layer],
+    selection: Selection,
+    notice: Callable[[Trouble], None] = _warn_of_failures,
+    *,
+    contents: bool = True,
 ) -> Iterator[Entry]:
     """Yield the selected entries of every root. A root that fails is given to ``notice``, and the others go on.
 
-    Without ``contents`` entries are not opened, as in :meth:`Layer.scan`.
+    ``notice`` gets what could not be listed, and what looks damaged; by default it warns of the first. Without
+    ``contents`` entries are not opened, as in :meth:`Layer.scan`.
     """
     for layer in layers:
         try:

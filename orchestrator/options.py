@@ -349,6 +349,9 @@ WAIT: Final = Option(
 SHARED: Final = Option(
     "--shared", action="store_true", help="also change a cache that other users can write: you trust them"
 )
+#: Options of purge and prune, of which the second ones are those of verbs that change caches and have a table.
+REMOVING: Final = (DRY_RUN, LISTING, PLACES)
+CHANGING: Final = (WAIT, SHARED, FORM)
 SELECTION: Final = Group(
     (
         Option("--kernel", metavar="GLOB", help="entries of kernels whose name matches"),

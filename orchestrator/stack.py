@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cachectl.layer_set import LayerSet, warn_user
+from cachectl.layer_set import LayerSet
 from cachectl.layers.base.facts import Entry
 from cachectl.layers.base.selection import ALL, Selection
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from cachectl.exchange.trust import Trust
     from cachectl.findings import Findings
     from cachectl.layers.base.environment import Environment
-    from cachectl.listing import Listing, Trouble
-    from cachectl.options import Step
+    from cachectl.listing import Listing
     from cachectl.removal import PurgePlan, PurgeResult
     from cachectl.switching.run import Ran
     from cachectl.verbs.bench import Bench
@@ -27,14 +26,6 @@ if TYPE_CHECKING:
     from cachectl.verbs.store import SharedStore
     from cachectl.watching.proof import Proof
     from cachectl.watching.trace import Trace
-
-    #: Gets one line for each thing that a caller should know and that is no error.
-    Notice = Callable[[str], None]
-
-
-def _warn_of_failures(trouble: Trouble) -> None:
-    if trouble.failed:
-        warn_user(f"{trouble.layer}: {trouble.message}")
 
 
 class Stack(LayerSet):
@@ -75,20 +66,11 @@ class Stack(LayerSet):
 
         return ls(self, selection, **options)
 
-    def entries(
-        self,
-        selection: Selection = ALL,
-        *,
-        layers: Iterable[str] = (),
-        notice: Callable[[Trouble], None] | None = None,
-    ) -> Iterator[Entry]:
-        """Yield the selected entries, layer by layer.
-
-        ``notice`` gets what could not be listed, and what looks damaged; by default it warns of the first.
-        """
+    def entries(self, selection: Selection = ALL, *, layers: Iterable[str] = (), **options: Any) -> Iterator[Entry]:  # noqa: ANN401
+        """Yield the selected entries, layer by layer; ``options`` are those of :func:`~cachectl.listing.listed`."""
         from cachectl.listing import listed
 
-        return listed(self.named(layers), selection, notice or _warn_of_failures)
+        return listed(self.named(layers), selection, **options)
 
     def verify(self, *, layers: Iterable[str] = ()) -> Findings:
         """Check every entry for damage."""
@@ -125,37 +107,31 @@ class Stack(LayerSet):
 
         return prune(self, limits, **options)
 
-    # ------------------------------------------------------------------ switching
+    # ------------------------------------------------------------------ running
 
-    def run(self, command: Sequence[str], *, notice: Notice = warn_user, **options: Any) -> Ran[Proof]:  # noqa: ANN401
+    def run(self, command: Sequence[str], **options: Any) -> Ran[Proof]:  # noqa: ANN401
         """Run a command with layers off, isolated, warm from a base or around a store, as ``cachectl run`` does.
 
         ``options`` are those of :func:`~cachectl.verbs.run.run_with`.
         """
         from cachectl.verbs.run import run_with
 
-        return run_with(self, command, notice=notice, **options)
+        return run_with(self, command, **options)
 
-    # ------------------------------------------------------------------ watching
-
-    def trace(self, command: Sequence[str], *, explain: bool = False, notice: Notice = warn_user) -> Trace:
-        """Run a command and return what each layer did; with ``explain`` also why each lookup missed."""
+    def trace(self, command: Sequence[str], **options: Any) -> Trace:  # noqa: ANN401
+        """Run a command and return what each layer did; ``options``: :func:`~cachectl.verbs.trace.trace`."""
         from cachectl.verbs.trace import trace
 
-        return trace(self, command, explain=explain, notice=notice)
+        return trace(self, command, **options)
 
-    def bench(
-        self,
-        command: Sequence[str],
-        *,
-        rounds: int = 3,
-        notice: Notice = warn_user,
-        show: Callable[[Step], None] = lambda _step: None,
-    ) -> Bench:
-        """Run a command with all caches cold, all warm, all off, and each off in turn; return the times it took."""
+    def bench(self, command: Sequence[str], **options: Any) -> Bench:  # noqa: ANN401
+        """Run a command with all caches cold, all warm, all off, and each off in turn; return the times it took.
+
+        ``options`` are those of :func:`~cachectl.verbs.bench.bench`.
+        """
         from cachectl.verbs.bench import bench
 
-        return bench(command, self, rounds, notice=notice, show=show)
+        return bench(command, self, **options)
 
     # ------------------------------------------------------------------ exchange
 

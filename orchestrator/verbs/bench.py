@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from cachectl.layer_set import LayerSet
+from cachectl.layer_set import LayerSet, warn_user
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, CachectlError, Refused
 from cachectl.layers.base.facts import Ability, Scope
@@ -126,10 +126,10 @@ class Bench:
 def bench(
     command: Sequence[str],
     stack: LayerSet,
-    rounds: int,
+    rounds: int = 3,
     *,
-    notice: Callable[[str], None],
-    show: Callable[[Step], None],
+    notice: Callable[[str], None] = warn_user,
+    show: Callable[[Step], None] = lambda _step: None,
 ) -> Bench:
     """Run a command in every setting, ``rounds`` times, the settings interleaved; return the measured times.
 

@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from cachectl.config import Limits, load, with_interpreters
+from cachectl.config import Limits, configured_limits, with_interpreters
 from cachectl.layer_set import LayerSet, warn_user
-from cachectl.layers.base.environment import config_paths
-from cachectl.layers.base.errors import FAILURES, BadRequest, reason_of
+from cachectl.layers.base.errors import FAILURES, reason_of
 from cachectl.layers.base.facts import Entry, Housekeeping, Note, Orphan, Plan, Problem, Removable
 from cachectl.layers.base.selection import Selection, parse_age, parse_size
-from cachectl.layers.base.texts import printable
-from cachectl.options import DRY_RUN, FORM, LAYERS, LISTING, PLACES, PYTHON, SHARED, WAIT, Option, Request
+from cachectl.options import CHANGING, LAYERS, PYTHON, REMOVING, Option, Request
 from cachectl.removal import PurgePlan, PurgeResult, planned, recover, remove_leftovers, show, table
 
 if TYPE_CHECKING:
@@ -26,13 +24,9 @@ OPTIONS: Final = (
     Option("--stale", action="store_true", help="entries that no known Python or driver can hit any more, and orphans"),
     Option("--older-than", metavar="AGE", help="entries not changed or used for 30d, 12h, 2w"),
     Option("--max-size", metavar="SIZE", help="until the layers together hold no more than 500M, 2GiB"),
-    DRY_RUN,
-    LISTING,
-    PLACES,
+    *REMOVING,
     PYTHON,
-    WAIT,
-    SHARED,
-    FORM,
+    *CHANGING,
 )
 _UNKNOWN: Final = float("inf")
 
@@ -73,7 +67,7 @@ def prune(
         environment = with_interpreters(stack.environment)
         if environment is not stack.environment:
             stack = type(stack)(environment)
-        limits = _configured_limits(stack, notice)
+        limits = configured_limits(stack, notice)
     chosen = stack.chosen(layers)
     alone = () if layers else tuple(stack[name] for name in limits.own if stack[name] not in chosen)
     if dry_run:
@@ -82,15 +76,6 @@ def prune(
     result = plan_prune(chosen, limits, alone=alone).apply()
     remove_leftovers(stack.environment, notice)
     return result
-
-
-def _configured_limits(layers: LayerSet, notice: Callable[[str], None]) -> Limits:
-    limits = load(layers.environment).limits(layers.environment.clock(), layers, notice)
-    if limits.none:
-        places = [printable(path) for _, path in config_paths(layers.environment)]
-        where = f", or write a limit below [prune] in {places[0]}, such as max-size = '5G'" if places else ""
-        raise BadRequest(f"name a limit: --stale, --older-than or --max-size{where}")
-    return limits
 
 
 def plan_prune(layers: Iterable[Layer], limits: Limits, *, alone: Iterable[Layer] = ()) -> PurgePlan:

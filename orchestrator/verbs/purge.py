@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from cachectl.layer_set import LayerSet, warn_user
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.options import DRY_RUN, FORM, LAYERS, LISTING, PLACES, SELECTION, SHARED, WAIT, Option, Request
+from cachectl.options import CHANGING, LAYERS, REMOVING, SELECTION, Option, Request
 from cachectl.removal import PurgePlan, PurgeResult, planned, recover, remove_leftovers, show, table
 
 if TYPE_CHECKING:
@@ -26,12 +26,8 @@ OPTIONS: Final = (
         action="store_true",
         help="only entries that verify finds damaged, which a run makes again; never results of tuning",
     ),
-    DRY_RUN,
-    LISTING,
-    PLACES,
-    WAIT,
-    SHARED,
-    FORM,
+    *REMOVING,
+    *CHANGING,
 )
 
 

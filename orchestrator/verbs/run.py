@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from cachectl.layer_set import warn_user
 from cachectl.layers.base.texts import plural
 from cachectl.options import LAYER, UNEXPECTED, OneOf, Option, Request, seconds
 
@@ -88,7 +89,7 @@ def run_with(
     layers: Sequence[str] = (),
     prove: bool = False,
     store: StoreUse | None = None,
-    notice: Callable[[str], None],
+    notice: Callable[[str], None] = warn_user,
 ) -> Ran[Proof]:
     """Run a command with layers off, or on in an empty root (``True``), or in the root ``isolated``.
 

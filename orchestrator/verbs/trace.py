@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from cachectl.layer_set import warn_user
 from cachectl.layers.base.texts import plural
 from cachectl.options import FORCE, UNEXPECTED, Option, Request
 from cachectl.table import DASH, Column, Table, counts, size
@@ -35,7 +36,9 @@ _NOTABLE: Final = 0.1
 _MOST: Final = 3
 
 
-def trace(stack: LayerSet, command: Sequence[str], *, explain: bool = False, notice: Callable[[str], None]) -> Trace:
+def trace(
+    stack: LayerSet, command: Sequence[str], *, explain: bool = False, notice: Callable[[str], None] = warn_user
+) -> Trace:
     """Run a command and return what each layer did; with ``explain`` also why each lookup missed.
 
     ``notice`` gets a line for each thing that went wrong with the temporary folder, and for each library that could not

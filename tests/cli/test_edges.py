@@ -62,6 +62,9 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
         (["prune", "--max-size", "9" * 400 + "B"], 2, "is too large"),
         (["purge", "cuda", "--key", "nope"], 1, "no entry that is selected has the key 'nope'"),
         (["purge", "--all", "--key", "nope", "-n"], 1, "no entry that is selected has the key 'nope'"),
+        # A script may write --root "$FOLDER" without that variable.
+        (["report", "--root="], 2, "argument --root: no folder is named"),
+        (["purge", "pyopencl", "--wait", "forever"], 2, "argument --wait: invalid seconds value: 'forever'"),
         (["env", "--root", ""], 2, "--root '' is not a directory"),
         (["demo", "--kernels", "0"], 2, "0 is less than one"),
         (["put", "loopy", os.fsdecode(b"\xff"), "/dev/null"], 1, "not an artifact file"),
@@ -255,7 +258,8 @@ def test_ls_reports_problems_and_goes_on(cuda: Home) -> None:
 def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     stack = Stack(Environment({}, home=tmp_path), plugins=False)
-    monkeypatch.setattr(stack["pocl"].store, "scan", refuse)
+    for name in ("scan", "find"):
+        monkeypatch.setattr(stack["pocl"].store, name, refuse)
     monkeypatch.setattr(stack["pocl"].store, "iter_usage", refuse)
     monkeypatch.setattr(stack["cuda"], "roots", refuse)
     pocl, cuda, _ = stack.report(layers=("pocl", "cuda", "loopy")).layers

@@ -63,9 +63,3 @@ def test_a_dry_run_has_a_row_for_each_entry(cuda: Home) -> None:
     for command in (("purge", "cuda", "-n"), ("prune", "--max-size", "0B", "-n")):
         assert {row["state"] for row in rows(cuda, *command)} == {"live"}
         assert len(rows(cuda, *command)) == 40
-
-
-def test_only_one_form_can_be_chosen(cuda: Home) -> None:
-    done = cuda.cachectl("ls", "--json", "--csv", check=False)
-    assert done.returncode == 2
-    assert "not allowed with" in done.stderr

@@ -7,14 +7,12 @@ import os
 import re
 import shlex
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from cachectl import Stack
 from cachectl.layers.base.registry import BUILT_IN
-from cachectl.verbs.report import summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,17 +97,6 @@ def test_a_report_is_brief_unless_more_is_asked_for(home: Home, compute_cache: C
     (home.path / "limits.toml").write_text("[prune]\nmax-size = '5G'\n")
     limited = home.cachectl("report", CACHECTL_CONFIG=str(home.path / "limits.toml")).stdout
     assert limited.splitlines()[0] == f"{summary}; limit 5.0 GiB"
-
-
-def test_a_report_says_how_much_could_go(home: Home, compute_cache: Callable[[Path], None]) -> None:
-    compute_cache(home.path / ".nv" / "ComputeCache")
-    report = Stack(home.environment()).report(layers=["cuda"])
-    (layer,), (root, *_) = report.layers, report.layers[0].roots
-    usage = replace(root.usage, stale_entries=1, stale_bytes=1024, orphan_files=1, orphan_bytes=2048)
-    report = replace(report, layers=(replace(layer, roots=(replace(root, usage=usage),)),))
-    held = "188.1 KiB in 40 entries"
-    assert summary(report, None) == f"{held}; 3.0 KiB could go (stale 1.0 KiB, orphans 2.0 KiB)"
-    assert (report.total.stale_bytes, report.total.orphan_bytes) == (1024, 2048)
 
 
 def test_dir_prints_places_alone(home: Home, compute_cache: Callable[[Path], None]) -> None:
@@ -220,25 +207,6 @@ def test_a_terminal_gets_the_same_table_in_bold_unless_it_wants_no_colour(
 def on_a_terminal(home: Home, *arguments: str, **changes: Any) -> list[str]:  # noqa: ANN401 - variables
     """Run a command with a terminal for its output."""
     return home.terminal(sys.executable, "-m", "cachectl", *arguments, only_output=True, **changes).stdout.splitlines()
-
-
-def test_a_lock_is_waited_for_as_long_as_is_said(home: Home) -> None:
-    base = home.path / ".cache" / "pyopencl" / f"pyopencl-compiler-cache-v2-py{home.environment().python}"
-    (base / ("0" * 32)).mkdir(parents=True)
-    for name in ("info", "binary", "source.cl"):
-        (base / ("0" * 32) / name).write_bytes(b"x")
-    (base / "lock").touch()
-    # By itself it would wait for longer than any test may take.
-    program = (
-        "import sys; from cachectl.layers.disk import locks; locks.LOCK_TIMEOUT = 86400.0\n"
-        "from cachectl.layers.base.environment import Environment\n"
-        "assert Environment.lock_timeout == locks.LOCK_TIMEOUT\n"
-        "from cachectl.cli.main import main; sys.exit(main(['purge', 'pyopencl', '--wait', '0.3']))"
-    )
-    done = home.run(sys.executable, "-c", program, check=False)
-    assert done.returncode == 1
-    assert "locked for more than 0.3 s" in done.stderr
-    assert home.cachectl("purge", "pyopencl", "--wait", "forever", check=False).returncode == 2
 
 
 def test_without_a_command_the_help_is_printed(home: Home) -> None:

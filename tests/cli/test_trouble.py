@@ -260,22 +260,3 @@ def test_one_root_in_trouble_is_one_line_and_stops_no_other_layer(  # noqa: PLR0
     assert [place.read_bytes() if place.is_file() else snapshot(place) for place in places] == before
     assert holding(home, tmp_path / "aside") == {layer}
     assert_no_leftovers(home)
-
-
-@pytest.mark.real
-def test_a_put_into_a_locked_dictionary_is_one_line(settle: Callable[[Path], None], tmp_path: Path) -> None:
-    """``put --wait`` gives up when it said it would, and leaves the dictionary as it was."""
-    home = tmp_path / "home"
-    home.mkdir()
-    settle(home)
-    entry = next(Stack(environment(home, tmp_path / "aside"), plugins=False).entries(ALL, layers=["loopy"]))
-    artifact = tmp_path / "artifact"
-    assert run(home, "get", "loopy", entry.key, "-o", str(artifact))[0] == 0
-    file = entry.root / entry.key.partition("/")[0]
-    before = file.read_bytes()
-    with locked(file):
-        status, lines, said = run(home, "put", "loopy", entry.key, str(artifact), "--wait", "0.1")
-    assert (status, lines) == (1, {"loopy": 1})
-    assert "locked by another process for more than 0.1 s" in said
-    assert str(file) in said
-    assert file.read_bytes() == before

@@ -36,13 +36,6 @@ def test_other_users_are_for_root(home: Home) -> None:
     assert ("unknown user" in refused.stderr) == SUPERUSER
 
 
-def test_an_empty_folder_is_not_the_working_folder(home: Home) -> None:
-    """A script may write ``--root "$FOLDER"`` without that variable."""
-    refused = home.cachectl("report", "--root=", check=False)
-    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
-    assert "argument --root: no folder is named" in refused.stderr
-
-
 def test_a_child_gets_the_words_of_the_verb() -> None:
     typed = "report --user ann --csv --user=bob --all-users --json --wait=1 -- pocl"
     assert list(users._words(typed.split())) == ["report", "--json", "--wait=1", "--", "pocl"]
