@@ -333,20 +333,16 @@ class Writer:
     def known(self, key: StoreKey) -> frozenset[str]:
         """Return the keys of the entries in trusted parts of a portability key."""
         while True:
-            known: set[str] = set()
             try:
-                for name in self.index.names.parts:
-                    if name.key == key.name:
-                        read = self.index.read(name)
-                        if read.part.store == self.index.names.store:
-                            known.update(item.key for item in read.part.entries)
-            except Gone:
+                parts = [self.index.read(name).part for name in self.index.names.parts if name.key == key.name]
+            except Gone:  # noqa: PERF203
                 before = self.index.names
                 self.index.refresh()
                 if before == self.index.names:
                     raise
-                continue
-            return frozenset(known)
+            else:
+                store = self.index.names.store
+                return frozenset(item.key for part in parts if part.store == store for item in part.entries)
 
     def add(self, key: StoreKey, entries: Iterable[tuple[Item, bytes]], *, exposed: bool) -> None:
         """Upload entries of one portability key, each with its bytes, and list them in the index."""
