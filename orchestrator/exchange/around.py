@@ -80,55 +80,45 @@ def shared_around(
     ``besides`` are the keys, by layer, that are neither pulled nor pushed. ``own`` is the environment that keeps what
     this machine remembers of stores, by default that of ``stack``.
     """
-    usable = _pulled(stack, use, notice, layers, besides=besides, own=own)
-    yield
-    if usable and use.writes:
-        try:
-            done = push(
-                stack,
-                use.url,
-                layers=layers,
-                besides=besides,
-                sign=use.sign,
-                allowed_signers=use.trust.allowed_signers,
-                own=own,
-                deadline=Deadline(use.seconds),
-            )
-        except Exception as error:  # noqa: BLE001 - whatever a server answers, the status is the command's
-            notice(_line("nothing was pushed", use, error))
-            return
-        for layer in done.layers:
-            if layer.pushed:
-                notice(f"store: {layer.layer}: {layer.pushed:,} pushed")
-            _say_failed(layer.layer, "not pushed", layer.failed, notice)
-
-
-def _pulled(
-    stack: LayerSet,
-    use: StoreUse,
-    notice: Callable[[str], None],
-    layers: Sequence[str],
-    *,
-    besides: Mapping[str, Collection[str]],
-    own: Environment | None,
-) -> bool:
-    """Pull; return whether the store can be used."""
+    usable = True
     try:
-        deadline = Deadline(use.seconds)
-        done = pull(stack, use.url, use.trust, layers=layers, besides=besides, own=own, deadline=deadline)
+        pulled = pull(
+            stack, use.url, use.trust, layers=layers, besides=besides, own=own, deadline=Deadline(use.seconds)
+        )
     except Missing as error:
         if not use.writes:
             notice(_line("nothing was pulled", use, error))
-        # The push makes the store.
-        return use.writes
+        # Else the push makes the store.
     except Exception as error:  # noqa: BLE001 - whatever a server answers, the command runs
         notice(_line("nothing is pulled or pushed", use, error))
-        return False
-    for layer in done.layers:
-        if layer.placed:
-            notice(f"store: {layer.layer}: {layer.placed:,} pulled")
-        _say_failed(layer.layer, "not pulled", layer.failed, notice)
-    return True
+        usable = False
+    else:
+        _say_done(pulled.layers, "pulled", notice)
+    yield
+    if not usable or not use.writes:
+        return
+    try:
+        pushed = push(
+            stack,
+            use.url,
+            layers=layers,
+            besides=besides,
+            sign=use.sign,
+            allowed_signers=use.trust.allowed_signers,
+            own=own,
+            deadline=Deadline(use.seconds),
+        )
+    except Exception as error:  # noqa: BLE001 - whatever a server answers, the status is the command's
+        notice(_line("nothing was pushed", use, error))
+        return
+    _say_done(pushed.layers, "pushed", notice)
+
+
+def _say_done(layers: Iterable[Counts], verb: str, notice: Callable[[str], None]) -> None:
+    for done in layers:
+        if done.placed:
+            notice(f"store: {done.layer}: {done.placed:,} {verb}")
+        _say_failed(done.layer, f"not {verb}", done.failed, notice)
 
 
 def _say_failed(layer: str, what: str, failed: Sequence[Note], notice: Callable[[str], None]) -> None:

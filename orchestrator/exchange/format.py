@@ -49,9 +49,8 @@ _MOST_TEXT: Final = 1 << 16
 _MOST_EXPANSION: Final = 100
 #: More names than this under ``index/`` are no store.
 MOST_NAMES: Final = 1_000_000
-#: Bytes of a key document, and of a list of condemned names.
+#: Bytes of a key document.
 LARGEST_KEY: Final = 64 << 10
-LARGEST_CONDEMNED: Final = 64 << 20
 _LATEST: Final = 253402300799
 #: Seconds in which first pushes may meet.
 _YOUNG: Final = 600
@@ -59,7 +58,7 @@ _YOUNG: Final = 600
 _SKIPPABLE: Final = 0x184D2A50
 _FRAME: Final = struct.Struct("<II")
 #: Bytes of the salt that makes the name of a pack new.
-SALT: Final = 16
+_SALT: Final = 16
 _LEVEL: Final = 3
 
 
@@ -190,6 +189,11 @@ class Names:
     def store(self) -> str | None:
         """Return the identity of the store; ``None`` if there is no store."""
         return self.stores[0] if self.stores else None
+
+    @property
+    def digest(self) -> str:
+        """Return the SHA-256 of the sorted names of the index parts, which pins the content of the store."""
+        return digest_of(self.parts)
 
 
 def digest_of(parts: Iterable[PartName]) -> str:
@@ -440,12 +444,12 @@ def open_part(name: PartName, file: bytes) -> tuple[bytes, bytes]:
 # ---------------------------------------------------------------------- packs and objects
 
 
-def pack_file(contents: Iterable[bytes], salt: bytes) -> bytes:
+def pack_file(contents: Iterable[bytes], *, salted: bool) -> bytes:
     """Return the file of a pack with these entries, one after the other.
 
     A new salt makes its name new, so that no pack is removed as garbage while it is pushed again.
     """
-    return part_file(b"".join(contents), salt)
+    return part_file(b"".join(contents), os.urandom(_SALT) if salted else b"")
 
 
 def object_file(data: bytes) -> bytes:
@@ -459,16 +463,21 @@ def most_bytes(part: Part, item: Item) -> int:
     return _most_packed(item.bytes) if item.pack is None else part.packs[item.pack][0]
 
 
-def open_content(part: Part, item: Item, file: bytes) -> bytes:
-    """Return the content of the pack or object in which an entry lies. Raises :class:`BadStore`."""
-    if item.pack is None:
-        return _unpack(item.place, file, item.bytes)
-    _require(item.place, hashlib.sha256(file).hexdigest() == item.pack, _CHANGED)
-    return _unpack(item.place, _skipped(item.place, file)[1], part.packs[item.pack][1])
+def open_entries(part: Part, items: Sequence[Item], file: bytes) -> list[tuple[Item, bytes]]:
+    """Return entries with their bytes out of the file of the pack or object in which all of them lie.
+
+    Raises :class:`BadStore` if one has another SHA-256.
+    """
+    first = items[0]
+    if first.pack is None:
+        content = _unpack(first.place, file, first.bytes)
+    else:
+        _require(first.place, hashlib.sha256(file).hexdigest() == first.pack, _CHANGED)
+        content = _unpack(first.place, _skipped(first.place, file)[1], part.packs[first.pack][1])
+    return [(item, _cut(item, content)) for item in items]
 
 
-def cut(item: Item, content: bytes) -> bytes:
-    """Return an entry out of the content of its pack or object. Raises :class:`BadStore` for another SHA-256."""
+def _cut(item: Item, content: bytes) -> bytes:
     data = content[item.offset : item.offset + item.bytes]
     what = _CHANGED if item.pack is None else f"another content for {item.layer} {item.key} than the index says"
     _require(item.place, len(data) == item.bytes and hashlib.sha256(data).hexdigest() == item.sha256, what)
@@ -480,7 +489,7 @@ def _most_packed(size: int) -> int:
     return size + size // 256 + 4096
 
 
-#: The largest file of an index part in bytes.
+#: The largest file of an index part, and of a list of condemned names, in bytes.
 MOST_PART: Final = _most_packed(_LARGEST_PART) + LARGEST_SIGNATURE
 
 

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from cachectl.exchange.format import (
     INDEX,
-    LARGEST_CONDEMNED,
     LARGEST_KEY,
     MOST_PART,
     CondemnedName,
     Item,
-    Names,
     Part,
     PartName,
     StoreKey,
     are_twins,
-    cut,
-    digest_of,
     most_bytes,
-    open_content,
+    open_entries,
     open_part,
     parse_condemned,
     parse_key,
@@ -40,8 +35,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cachectl.layers.base.environment import Environment
-
-_REGISTRY: Final = ("oci://", "oci+http://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +66,10 @@ def place_of(address: str | Path, environment: Environment, *, writes: bool = Fa
     Nothing is made yet, but the server may be connected to, and a bundle is opened. Raises :class:`BadRequest`,
     :class:`TransferFailed`, and :class:`BadStore` for a file that is not a bundle.
     """
-    url = os.fspath(address)
+    url = str(address)
     if not url:
         raise BadRequest("no store is named; name a bundle FILE, a folder or a URL")
-    if url.lower().startswith(_REGISTRY):
+    if url.lower().startswith(("oci://", "oci+http://")):
         from cachectl.exchange.registry import RegistryPlace
 
         return RegistryPlace(url, environment)
@@ -115,14 +108,14 @@ class StoreIndex:
 
     def refresh(self) -> None:
         """List the names again."""
-        self.names: Names = sort_names(self.place.names())
+        self.names = sort_names(self.place.names())
         cached = self.names.store is not None and not self.place.is_bundle
         self._cache = IndexCache(self.environment, str(self.names.store)) if cached else None
 
     @property
     def digest(self) -> str:
         """Return what pins the content: the SHA-256 of a bundle, else of the sorted names of the index parts."""
-        return self.place.digest() or digest_of(self.names.parts)
+        return self.place.digest() or self.names.digest
 
     def require_store(self) -> str:
         """Return the identity of the store. Raises :class:`Missing` if there is no store."""
@@ -199,7 +192,7 @@ class StoreIndex:
         """Return the packs and objects in a list of condemned names; none if it was removed meanwhile."""
         with self.naming():
             try:
-                return parse_condemned(name, self.place.read(f"{INDEX}{name}", LARGEST_CONDEMNED))
+                return parse_condemned(name, self.place.read(f"{INDEX}{name}", MOST_PART))
             except FileNotFoundError:
                 return frozenset()
 
@@ -222,8 +215,7 @@ class StoreIndex:
         # What is missing may have been condemned a grace period ago, and its part with it.
         file = self._fetch(first.place, most_bytes(part, first))
         self.fetched += len(file)
-        content = open_content(part, first, file)
-        return [(item, cut(item, content)) for _, item in group]
+        return open_entries(part, [item for _, item in group], file)
 
     def _read(self, file: str, most: int) -> bytes:
         return self._fetch(INDEX + file, most)

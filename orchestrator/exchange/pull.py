@@ -210,37 +210,29 @@ class _Pulling:
 
     def take(self, name: str, *, named: bool) -> Pull:
         """Pull from one source; return the result without its layers."""
-        if not (is_url(name) or name == STREAM or not name):
-            path = self.own.expand(local_path(name))
-            layers = root_of(self.own, path) if path.is_dir() and not (path / "index").is_dir() else None
-            of_file = place_of_file(self.chosen.values() if named else self.stack, path) if path.is_file() else None
-            if layers is not None or of_file is not None:
-                self._require_trusted(path, layers)
-                if layers is not None:
-                    self._copy(layers, path)
-                elif of_file is not None:
-                    with layers_with_file(self.stack.environment, of_file[0], path, of_file[1]) as (within, _):
-                        self._copy_layer(within[of_file[0].name], of_file[0])
-                trusted = ("no other user can write to it" if self.trust is None else _SAID,)
-                return Pull(printable(name), None, None, trusted, self.dry_run, 0, ())
-        return self._from_store(name)
-
-    def _require_trusted(self, path: Path, layers: LayerSet | None) -> None:
-        """Raise an error unless a root or a database file is trusted."""
+        if is_url(name) or name == STREAM or not name:
+            return self._from_store(name)
+        path = self.own.expand(local_path(name))
+        layers = root_of(self.own, path) if path.is_dir() and not (path / "index").is_dir() else None
+        of_file = place_of_file(self.chosen.values() if named else self.stack, path) if path.is_file() else None
+        if layers is None and of_file is None:
+            return self._from_store(name)
+        inside = [] if layers is None else [(layers[one], to) for one, to in self.chosen.items() if one in layers]
         if self.trust is None:
-            inside = () if layers is None else (layers[name] for name in self.chosen if name in layers)
-            folders = (root.path for layer in inside for root in layer.roots())
+            folders = (root.path for source, _ in inside for root in source.roots())
             require_own(path, (folder for folder in folders if folder.is_relative_to(path)))
         elif not self.trust.blindly:
             message = f"{printable(path)} is not a store, so it has neither signature nor digest; --trust takes it"
             raise BadRequest(message)
+        if of_file is not None:
+            with layers_with_file(self.stack.environment, of_file[0], path, of_file[1]) as (within, _):
+                self._copy(within[of_file[0].name], of_file[0])
+        for source, target in inside:
+            self._copy(source, target, path)
+        trusted = ("no other user can write to it" if self.trust is None else _SAID,)
+        return Pull(printable(name), None, None, trusted, self.dry_run, 0, ())
 
-    def _copy(self, layers: LayerSet, below: Path) -> None:
-        for name, target in self.chosen.items():
-            if name in layers:
-                self._copy_layer(layers[name], target, below)
-
-    def _copy_layer(self, source: Layer, target: Layer, below: Path | None = None) -> None:
+    def _copy(self, source: Layer, target: Layer, below: Path | None = None) -> None:
         if (source.abilities()[Ability.GET] or target.abilities()[Ability.PUT]) is not None:
             return
         done = self.done.get(target.name) or PulledLayer(target.name, entries=[] if self.dry_run else None)

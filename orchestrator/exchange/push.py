@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from cachectl.exchange.copying import (
@@ -34,7 +33,6 @@ from cachectl.exchange.format import (
     INDEX,
     LARGE,
     MOST_ENTRIES,
-    SALT,
     Item,
     Part,
     PartName,
@@ -57,7 +55,6 @@ from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.atomic import new_file, replace_file
 from cachectl.layers.disk.locking import is_same_file, take_flock
-from cachectl.layers.disk.presence import status_at
 from cachectl.layers.stores.database import COMPANIONS, companion
 from cachectl.listing import listed
 
@@ -146,7 +143,7 @@ def push(
     selection: Selection = ALL,
     *,
     layers: Iterable[str] = (),
-    besides: Mapping[str, Collection[str]] = MappingProxyType({}),
+    besides: Mapping[str, Collection[str]] | None = None,
     sign: str | None = None,
     allowed_signers: str | None = None,
     force: bool = False,
@@ -193,7 +190,7 @@ def push_layers(
     writer: Writer,
     selection: Selection,
     chosen: Iterable[Layer],
-    besides: Mapping[str, Collection[str]] = MappingProxyType({}),
+    besides: Mapping[str, Collection[str]] | None = None,
     *,
     named: bool = False,
 ) -> tuple[PushedLayer, ...]:
@@ -205,7 +202,7 @@ def push_layers(
         done.append(pushed)
         reason = layer.abilities()[Ability.GET]
         if reason is None:
-            _push_layer(layer, key, selection, writer, pushed, left_out=besides.get(layer.name, ()))
+            _push_layer(layer, key, selection, writer, pushed, left_out=(besides or {}).get(layer.name, ()))
         elif named:
             pushed.failed.append(Note("*", f"cannot get: {reason}"))
     return tuple(done)
@@ -291,8 +288,11 @@ def _locked(file: Path) -> Iterator[tuple[int, ...] | None]:
 
 
 def _state_of(file: Path) -> tuple[int, ...] | None:
-    status = status_at(file)
-    return None if status is None else (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    try:
+        status = os.stat(file)
+    except FileNotFoundError:
+        return None
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 # ---------------------------------------------------------------------- writing to a store
@@ -333,20 +333,16 @@ class Writer:
     def known(self, key: StoreKey) -> frozenset[str]:
         """Return the keys of the entries in trusted parts of a portability key."""
         while True:
-            known: set[str] = set()
             try:
-                for name in self.index.names.parts:
-                    if name.key == key.name:
-                        read = self.index.read(name)
-                        if read.part.store == self.index.names.store:
-                            known.update(item.key for item in read.part.entries)
-            except Gone:
+                parts = [self.index.read(name).part for name in self.index.names.parts if name.key == key.name]
+            except Gone:  # noqa: PERF203
                 before = self.index.names
                 self.index.refresh()
                 if before == self.index.names:
                     raise
-                continue
-            return frozenset(known)
+            else:
+                store = self.index.names.store
+                return frozenset(item.key for part in parts if part.store == store for item in part.entries)
 
     def add(self, key: StoreKey, entries: Iterable[tuple[Item, bytes]], *, exposed: bool) -> None:
         """Upload entries of one portability key, each with its bytes, and list them in the index."""
@@ -391,7 +387,7 @@ class Writer:
         """Upload the waiting entries as one pack."""
         if not batch.waiting:
             return
-        file = pack_file([data for _, data in batch.waiting], b"" if self._place.is_bundle else os.urandom(SALT))
+        file = pack_file([data for _, data in batch.waiting], salted=not self._place.is_bundle)
         name = hashlib.sha256(file).hexdigest()
         self._write(f"packs/{name}", file)
         batch.packs[name] = (len(file), batch.weight)

@@ -60,12 +60,6 @@ def test_a_layers_name_is_no_file(warm: Home, arguments: tuple[str, ...]) -> Non
 
 
 @pytest.mark.real
-def test_a_path_says_that_a_file_is_meant(warm: Home) -> None:
-    warm.cachectl("push", "./pocl", "pocl")
-    assert (warm.path / "pocl" / "index").is_dir()
-
-
-@pytest.mark.real
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -100,7 +94,9 @@ def test_another_kind_of_file_is_not_replaced(warm: Home) -> None:
 
 
 @pytest.mark.real
-def test_an_empty_file_may_be_replaced(warm: Home) -> None:
+def test_a_new_folder_and_an_empty_file_are_written(warm: Home) -> None:
+    warm.cachectl("push", "./pocl", "pocl")
+    assert (warm.path / "pocl" / "index").is_dir()
     (warm.path / "fresh").touch()
     warm.cachectl("push", "fresh", "pocl")
     assert is_begun_by((warm.path / "fresh").read_bytes())
