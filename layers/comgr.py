@@ -82,6 +82,13 @@ class ComgrIndex(Index):
     shapes = (Shape((regex(re.escape(TIMESTAMP)),), folders=False),)
 
 
+class ComgrLookups(Lookups):
+    """LLVM opens the file of an entry, or maps it, and renames a temporary to a new one."""
+
+    files = EntryFiles()
+    mapped = LIBRARIES
+
+
 class ComgrCache(Layer):
     """Outputs of single commands of AMD's compiler: bitcode and code objects, one file each."""
 
@@ -101,21 +108,13 @@ class ComgrCache(Layer):
         windows=(declarations.Rule("AMD_COMGR_CACHE_DIR"), declarations.Rule("LOCALAPPDATA", "comgr")),
         macos=(),
     )
+    lookups = ComgrLookups()
     store = Files(_SHAPE, codec=ComgrCodec(), index=ComgrIndex(), writers=LIBRARIES)
     on_network = facts.Hazard(
         facts.Severity.RISKS,
         "programs map its files, and have been killed (SIGBUS) where others changed them; the newest releases keep no "
         "cache there unless AMD_COMGR_CACHE_DIR names it",
     )
-
-    @property
-    def lookups(self) -> Lookups:
-        """LLVM opens the file of an entry, or maps it, and renames a temporary to a new one."""
-        lookups = Lookups(files=EntryFiles())
-        lookups.mapped = LIBRARIES
-        return lookups
-
-    # ------------------------------------------------------------------ where and whether
 
     def state(self) -> facts.State:
         """Read the switch, which has one value, the policy, and the place."""

@@ -33,6 +33,53 @@ _SETTINGS: Final = (
 )
 
 
+class CudaPortability(parts.Portability):
+    """The driver writes its version and the architecture into its keys."""
+
+    deciding: ClassVar[Mapping[str, str]] = {_DRIVER: "the driver's version is part of every key"}
+    needed = (_DRIVER, "GPUs")
+
+    def facts(self, environment: Environment) -> parts.Facts:
+        """Return the version of the driver that the kernel has loaded, and the models of the GPUs."""
+        gpus = ", ".join(sorted(set(nvidia_gpus(environment)))) or None
+        return {_DRIVER: nvidia_driver(environment), "GPUs": gpus}
+
+    def outlook(
+        self, versions: Mapping[str, str], there: parts.Facts, environment: Environment
+    ) -> parts.Outlook | None:
+        """Judge an entry that another driver has compiled than the one of the place it comes from."""
+        version, here = versions.get("driver"), nvidia_driver(environment)
+        if version in (None, there.get(_DRIVER), here) or here is None:
+            return None
+        return parts.Outlook(False, f"compiled by driver {version}, here {here}")  # noqa: FBT003
+
+
+class CudaLookups(parts.Lookups):
+    """The driver opens the file of an entry to read it, and writes a new one in place."""
+
+    files = parts.EntryFiles()
+    mapped = LIBRARIES
+
+    def difference(self, alike: Sequence[facts.Entry], event: Mapping[str, Any]) -> str:
+        """Compare keys, which are plain text, with that of the nearest entry of the same half."""
+        here = _parts(event["root"], event["key"]) if "key" in event else {}
+        there = [key for entry in alike if (key := _parts(entry.root, entry.key)).keys() == here.keys()]
+        named = [words for key in there if (words := parts.named_parts(key, here)) is not None]
+        if not here or not named:
+            return super().difference(alike, event)
+        return f"an entry of the same kernel is there, but it {min(named, key=len)}"
+
+
+def _parts(root: str | Path, key: str) -> Mapping[str, str]:
+    from cachectl.layers.formats import compute_cache
+
+    try:
+        text = compute_cache.key_of(read_plain(Path(root, key)))
+    except OSError:
+        text = None
+    return {} if text is None else compute_cache.parts(text)
+
+
 class CudaComputeCache(Layer):
     """Programs compiled by the CUDA driver: a front-end and a back-end entry for each OpenCL program."""
 
@@ -66,17 +113,9 @@ class CudaComputeCache(Layer):
     )
     # The driver reads it once, when it starts.
     switch = declarations.EnvSwitch("CUDA_CACHE_DISABLE", off="1", read=declarations.at_load(*LIBRARIES))
+    portability = CudaPortability()
+    lookups = CudaLookups()
     store: Any = later("cachectl.layers.cuda.entries", "ComputeCache")
-
-    @property
-    def portability(self) -> parts.Portability:
-        """The facts that decide whether a program elsewhere can hit an entry."""
-        return CudaPortability()
-
-    @property
-    def lookups(self) -> parts.Lookups:
-        """How the lookups and stores of a run are observed."""
-        return CudaLookups()
 
     @property
     def tagging(self) -> parts.Tagging:
@@ -150,53 +189,6 @@ class CudaComputeCache(Layer):
             fix = f"cachectl prune --max-size {limit // 2}B cuda"
         message = f"holds {held:,} of at most {limit:,} bytes ({said}): the driver drops entries to make room"
         yield from switches.nearly_full(self, held, limit, message, fix)
-
-
-class CudaPortability(parts.Portability):
-    """The driver writes its version and the architecture into its keys."""
-
-    deciding: ClassVar[Mapping[str, str]] = {_DRIVER: "the driver's version is part of every key"}
-    needed = (_DRIVER, "GPUs")
-
-    def facts(self, environment: Environment) -> parts.Facts:
-        """Return the version of the driver that the kernel has loaded, and the models of the GPUs."""
-        gpus = ", ".join(sorted(set(nvidia_gpus(environment)))) or None
-        return {_DRIVER: nvidia_driver(environment), "GPUs": gpus}
-
-    def outlook(
-        self, versions: Mapping[str, str], there: parts.Facts, environment: Environment
-    ) -> parts.Outlook | None:
-        """Judge an entry that another driver has compiled than the one of the place it comes from."""
-        version, here = versions.get("driver"), nvidia_driver(environment)
-        if version in (None, there.get(_DRIVER), here) or here is None:
-            return None
-        return parts.Outlook(False, f"compiled by driver {version}, here {here}")  # noqa: FBT003
-
-
-class CudaLookups(parts.Lookups):
-    """The driver opens the file of an entry to read it, and writes a new one in place."""
-
-    files = parts.EntryFiles()
-    mapped = LIBRARIES
-
-    def difference(self, alike: Sequence[facts.Entry], event: Mapping[str, Any]) -> str:
-        """Compare keys, which are plain text, with that of the nearest entry of the same half."""
-        here = _parts(event["root"], event["key"]) if "key" in event else {}
-        there = [key for entry in alike if (key := _parts(entry.root, entry.key)).keys() == here.keys()]
-        named = [words for key in there if (words := parts.named_parts(key, here)) is not None]
-        if not here or not named:
-            return super().difference(alike, event)
-        return f"an entry of the same kernel is there, but it {min(named, key=len)}"
-
-
-def _parts(root: str | Path, key: str) -> Mapping[str, str]:
-    from cachectl.layers.formats import compute_cache
-
-    try:
-        text = compute_cache.key_of(read_plain(Path(root, key)))
-    except OSError:
-        text = None
-    return {} if text is None else compute_cache.parts(text)
 
 
 class CudaTagging(parts.Tagging):

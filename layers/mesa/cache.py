@@ -80,14 +80,8 @@ class MesaShaderCache(Layer):
         facts.Severity.HARMLESS,
         "of those that compile the same at once, one stores it; a single file or a database they lock",
     )
+    lookups = MesaLookups()
     store: Any = later("cachectl.layers.mesa.store", "ShaderCache")
-
-    @property
-    def lookups(self) -> Lookups:
-        """How the lookups and stores of a run are observed."""
-        return MesaLookups()
-
-    # ------------------------------------------------------------------ where and whether
 
     def roots(self) -> tuple[facts.Root, ...]:
         """Resolve as Mesa does when a device is first opened, the form in use first.

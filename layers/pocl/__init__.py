@@ -77,6 +77,105 @@ def switched_on(environment: Environment) -> bool | None:
     return None if value is None else value.startswith("1")
 
 
+class PoclPortability(parts.Portability):
+    """PoCL hashes options with its version, LLVM and the processor (``lib/CL/pocl_cache.c``)."""
+
+    deciding: ClassVar[Mapping[str, str]] = {
+        "PoCL": "PoCL's version is part of every key",
+        "processor": "the code is another processor's, which some builds of PoCL would run all the same",
+        "processor features": "the code is another processor's, which some builds of PoCL would run all the same",
+        PYOPENCL_INCLUDES: "PyOpenCL names its folder in the options of every build, which PoCL's keys are made from",
+    }
+    needed = ("PoCL library", "processor features")
+    informing = ("pyopencl",)
+
+    def facts(self, environment: Environment) -> parts.Facts:
+        """Return versions, the name of the library (which bears a version or a digest), and the processor.
+
+        The version is that of the wheel, which is known to have built the entries if no other PoCL is registered.
+        """
+        library = only_library(environment, "PoCL")
+        real = None if library is None else Path(library).resolve()
+        of_wheel = real is not None and any(real.is_relative_to(site.resolve()) for site in environment.site)
+        model, features = processor(environment)
+        return {
+            "PoCL": environment.installed("pocl-binary-distribution") if of_wheel else None,
+            "PoCL library": None if real is None else real.name,
+            "processor": model,
+            "processor features": features,
+            "pyopencl": environment.installed("pyopencl"),
+            PYOPENCL_INCLUDES: pyopencl_includes(environment.site),
+        }
+
+
+def _is_folder(item: os.DirEntry[str]) -> bool:
+    return item.is_dir(follow_symlinks=False)
+
+
+class PoclLookups(parts.Lookups):
+    """PoCL prints what it looks up and stores, if its messages are on while it builds."""
+
+    by = "PoCL's own messages"
+    listeners: Mapping[str, Path] = dict.fromkeys(_PLATFORMS, Path(__file__).parents[1] / "inside" / "pocl_messages.py")
+    mapped = ("/libpocl",)
+    keeps_use = True
+
+    def weigh(self, path: str) -> int | None:
+        """Return the bytes of a program's folder; with its cache off, PoCL removes the program that it has written."""
+        if not os.path.exists(os.path.join(path, _BITCODE)):
+            return None
+        try:
+            return sum(item.stat().st_size for item in Path(path).rglob("*") if item.is_file())
+        except OSError:
+            return 0
+
+    def compilations(self, path: str) -> tuple[parts.Compilation, ...]:
+        """Read the times of a program's folder, which PoCL makes when it has missed.
+
+        A kernel is compiled for each shape of its work-groups when it is first launched with it.
+        """
+        try:
+            born, compiled = birth_time(path), os.stat(os.path.join(path, _BITCODE)).st_mtime
+            found: list[parts.Compilation] = [] if born is None else [(None, born, compiled)]
+            for kernel in filter(_is_folder, os.scandir(path)):
+                for shape in filter(_is_folder, os.scandir(kernel)):
+                    objects = (item for item in os.scandir(shape) if item.name.endswith(".so"))
+                    found += [(kernel.name, None, item.stat().st_ctime) for item in objects]
+        except OSError:
+            return ()
+        return tuple(found)
+
+    def other_output(self, heard: bytes) -> bytes:
+        """Return the output that is not PoCL's."""
+        from cachectl.layers.inside.pocl_messages import Messages
+
+        return Messages(heard).others
+
+    def difference(self, alike: Sequence[facts.Entry], event: Mapping[str, Any]) -> str:
+        """Return an explanation that names the inputs of PoCL's keys."""
+        del alike, event
+        return "a program with this kernel is there, but its source, build options or device differ"
+
+
+def birth_time(path: str) -> float | None:
+    """Return when a file or folder was made, in epoch seconds, which ``os.stat`` does not say on Linux.
+
+    ``None`` if the system does not keep it. Links are not followed.
+    """
+    import ctypes
+    import struct
+
+    # glibc has the function since 2.28, and musl since 1.2.5.
+    statx = getattr(ctypes.CDLL(None), "statx", None) if os.name == "posix" else None
+    answer = ctypes.create_string_buffer(_STATX_SIZE)
+    if statx is None or statx(_HERE, os.fsencode(path), _NO_FOLLOW, _BIRTH, answer) != 0:
+        return None
+    if not struct.unpack_from("=I", answer)[0] & _BIRTH:
+        return None
+    seconds, nanoseconds = struct.unpack_from("=qI", answer, _BIRTH_AT)
+    return int(seconds) + int(nanoseconds) / 1e9
+
+
 class PoclKernels(Layer):
     """Programs and work-group functions compiled by PoCL."""
 
@@ -94,17 +193,9 @@ class PoclKernels(Layer):
     )
     when_closed = facts.Hazard(facts.Severity.FAILS, "PoCL can build no program")
     places = PLACES
+    portability = PoclPortability()
+    lookups = PoclLookups()
     store: Any = later("cachectl.layers.pocl.programs", "Programs")
-
-    @property
-    def portability(self) -> parts.Portability:
-        """The facts that decide whether a program elsewhere can hit an entry."""
-        return PoclPortability()
-
-    @property
-    def lookups(self) -> parts.Lookups:
-        """How the lookups and stores of a run are observed."""
-        return PoclLookups()
 
     @property
     def tagging(self) -> parts.Tagging:
@@ -205,89 +296,6 @@ def _may_use(number: int, root: Path, environment: Environment) -> bool:
         return True
 
 
-# ---------------------------------------------------------------------- portability, lookups, tagged builds
-
-
-class PoclPortability(parts.Portability):
-    """PoCL hashes options with its version, LLVM and the processor (``lib/CL/pocl_cache.c``)."""
-
-    deciding: ClassVar[Mapping[str, str]] = {
-        "PoCL": "PoCL's version is part of every key",
-        "processor": "the code is another processor's, which some builds of PoCL would run all the same",
-        "processor features": "the code is another processor's, which some builds of PoCL would run all the same",
-        PYOPENCL_INCLUDES: "PyOpenCL names its folder in the options of every build, which PoCL's keys are made from",
-    }
-    needed = ("PoCL library", "processor features")
-    informing = ("pyopencl",)
-
-    def facts(self, environment: Environment) -> parts.Facts:
-        """Return versions, the name of the library (which bears a version or a digest), and the processor.
-
-        The version is that of the wheel, which is known to have built the entries if no other PoCL is registered.
-        """
-        library = only_library(environment, "PoCL")
-        real = None if library is None else Path(library).resolve()
-        of_wheel = real is not None and any(real.is_relative_to(site.resolve()) for site in environment.site)
-        model, features = processor(environment)
-        return {
-            "PoCL": environment.installed("pocl-binary-distribution") if of_wheel else None,
-            "PoCL library": None if real is None else real.name,
-            "processor": model,
-            "processor features": features,
-            "pyopencl": environment.installed("pyopencl"),
-            PYOPENCL_INCLUDES: pyopencl_includes(environment.site),
-        }
-
-
-def _is_folder(item: os.DirEntry[str]) -> bool:
-    return item.is_dir(follow_symlinks=False)
-
-
-class PoclLookups(parts.Lookups):
-    """PoCL prints what it looks up and stores, if its messages are on while it builds."""
-
-    by = "PoCL's own messages"
-    listeners: Mapping[str, Path] = dict.fromkeys(_PLATFORMS, Path(__file__).parents[1] / "inside" / "pocl_messages.py")
-    mapped = ("/libpocl",)
-    keeps_use = True
-
-    def weigh(self, path: str) -> int | None:
-        """Return the bytes of a program's folder; with its cache off, PoCL removes the program that it has written."""
-        if not os.path.exists(os.path.join(path, _BITCODE)):
-            return None
-        try:
-            return sum(item.stat().st_size for item in Path(path).rglob("*") if item.is_file())
-        except OSError:
-            return 0
-
-    def compilations(self, path: str) -> tuple[parts.Compilation, ...]:
-        """Read the times of a program's folder, which PoCL makes when it has missed.
-
-        A kernel is compiled for each shape of its work-groups when it is first launched with it.
-        """
-        try:
-            born, compiled = birth_time(path), os.stat(os.path.join(path, _BITCODE)).st_mtime
-            found: list[parts.Compilation] = [] if born is None else [(None, born, compiled)]
-            for kernel in filter(_is_folder, os.scandir(path)):
-                for shape in filter(_is_folder, os.scandir(kernel)):
-                    objects = (item for item in os.scandir(shape) if item.name.endswith(".so"))
-                    found += [(kernel.name, None, item.stat().st_ctime) for item in objects]
-        except OSError:
-            return ()
-        return tuple(found)
-
-    def other_output(self, heard: bytes) -> bytes:
-        """Return the output that is not PoCL's."""
-        from cachectl.layers.inside.pocl_messages import Messages
-
-        return Messages(heard).others
-
-    def difference(self, alike: Sequence[facts.Entry], event: Mapping[str, Any]) -> str:
-        """Return an explanation that names the inputs of PoCL's keys."""
-        del alike, event
-        return "a program with this kernel is there, but its source, build options or device differ"
-
-
 class PoclTagging(parts.Tagging):
     """PoCL keeps the names of constants in bitcode, and in the log of a build that failed."""
 
@@ -303,22 +311,3 @@ class PoclTagging(parts.Tagging):
     ) -> Iterator[tuple[facts.Removable, str]]:
         """Look for the tag in the bitcode, and in the log of a build that failed."""
         yield from self._store.find_tagged(root, tag, since, known)
-
-
-def birth_time(path: str) -> float | None:
-    """Return when a file or folder was made, in epoch seconds, which ``os.stat`` does not say on Linux.
-
-    ``None`` if the system does not keep it. Links are not followed.
-    """
-    import ctypes
-    import struct
-
-    # glibc has the function since 2.28, and musl since 1.2.5.
-    statx = getattr(ctypes.CDLL(None), "statx", None) if os.name == "posix" else None
-    answer = ctypes.create_string_buffer(_STATX_SIZE)
-    if statx is None or statx(_HERE, os.fsencode(path), _NO_FOLLOW, _BIRTH, answer) != 0:
-        return None
-    if not struct.unpack_from("=I", answer)[0] & _BIRTH:
-        return None
-    seconds, nanoseconds = struct.unpack_from("=qI", answer, _BIRTH_AT)
-    return int(seconds) + int(nanoseconds) / 1e9

@@ -42,84 +42,6 @@ def bypassed_on(environment: Environment) -> frozenset[str]:
     return frozenset() if any(release < _BYPASSES_SINCE for release in releases) else _BYPASSED_ON
 
 
-class PyOpenCLBinaries(Layer):
-    """Programs that PyOpenCL has built from source, with the binaries that the driver returned."""
-
-    name = "pyopencl"
-    title = "PyOpenCL program binaries"
-    distributions = ("pyopencl",)
-    reveals = "source text of your kernels, paths of included headers"
-    on_network = facts.Hazard(
-        facts.Severity.RISKS,
-        "its one lock is a file, which a program killed on any node leaves behind; then every build waits a minute "
-        "and fails",
-    )
-    among_ranks = facts.Hazard(
-        facts.Severity.RISKS,
-        "one lock file serves them all, and if one of them is killed while it holds it, the builds of the others fail",
-    )
-    when_closed = facts.Hazard(facts.Severity.FAILS, "every build fails, after a minute where its lock cannot be made")
-    store: Any = later("cachectl.layers.pyopencl.programs", "ProgramFolders")
-
-    # ------------------------------------------------------------------ where and whether
-
-    @property
-    def portability(self) -> parts.Portability:
-        """The facts that decide whether a program elsewhere can hit an entry."""
-        return BinaryPortability()
-
-    @property
-    def lookups(self) -> parts.Lookups:
-        """How the lookups and stores of a run are observed."""
-        return BinaryLookups()
-
-    @property
-    def tagging(self) -> parts.Tagging:
-        """How entries of tagged builds are recognised."""
-        return BinaryTagging(self.store)
-
-    def roots(self) -> tuple[facts.Root, ...]:
-        """Return the folder above the per-Python caches; a context's own ``cache_dir`` cannot be known."""
-        return user_cache_roots(self.environment, "pyopencl")
-
-    def state(self) -> facts.State:
-        """Read the variable, then the drivers: PyOpenCL does not use this cache on PoCL and NVIDIA."""
-        if (off := switches.switched_off(self.environment, "pyopencl", (VARIABLE,))) is not None:
-            return off
-        if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
-            return facts.State(facts.Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
-        found = find_drivers(self.environment)
-        drivers = tuple(dict.fromkeys(driver.maker for driver in found))
-        others = bypassed_on(self.environment)
-        bypassed = [driver for driver in drivers if driver in others]
-        if not drivers:
-            return facts.State(facts.Condition.UNKNOWN, "no OpenCL driver is registered here")
-        if len(bypassed) == len(drivers):
-            return facts.State(
-                facts.Condition.BYPASSED, f"PyOpenCL leaves {' and '.join(bypassed)} to the driver's own cache"
-            )
-        used = [driver for driver in drivers if driver not in others]
-        why = f"on for {' and '.join(used)}" + (f", but not {' and '.join(bypassed)}" if bypassed else "")
-        files = dict.fromkeys(driver.file for driver in found if driver.maker in used)
-        return facts.State(facts.Condition.ENABLED, why, tuple(files))
-
-    def switched(self, *, on: bool) -> facts.Switch:
-        """Return the switch that PyOpenCL reads at every build."""
-        return no_cache_switch(self.name, on=on)
-
-    def relocate(self, folder: Path) -> facts.Switch:
-        """Return the user cache folder, which PyOpenCL resolves at every build."""
-        return relocate_user_cache(self, folder)
-
-    def diagnose(self) -> Iterator[facts.Finding]:
-        """Yield problems with the variables, and locks that have lost their holders."""
-        yield from switches.diagnosed(self, "pyopencl", (VARIABLE,))
-        yield from switches.relative_cache_home(self)
-        consulted = self.state().condition in (facts.Condition.ENABLED, facts.Condition.UNKNOWN)
-        for root in self.roots():
-            yield from self.store.stale_locks(root, consulted=consulted)
-
-
 class BinaryPortability(parts.Portability):
     """PyOpenCL's keys hash the source, the options and the devices; their folder bears the version of Python."""
 
@@ -202,6 +124,74 @@ def _source_checksum(entry: facts.Entry) -> str | None:
         return None
     own = text.partition(b"\n\n__constant int pyopencl_defeat_cache_")[0].decode(errors="replace")
     return checksum(own)
+
+
+class PyOpenCLBinaries(Layer):
+    """Programs that PyOpenCL has built from source, with the binaries that the driver returned."""
+
+    name = "pyopencl"
+    title = "PyOpenCL program binaries"
+    distributions = ("pyopencl",)
+    reveals = "source text of your kernels, paths of included headers"
+    on_network = facts.Hazard(
+        facts.Severity.RISKS,
+        "its one lock is a file, which a program killed on any node leaves behind; then every build waits a minute "
+        "and fails",
+    )
+    among_ranks = facts.Hazard(
+        facts.Severity.RISKS,
+        "one lock file serves them all, and if one of them is killed while it holds it, the builds of the others fail",
+    )
+    when_closed = facts.Hazard(facts.Severity.FAILS, "every build fails, after a minute where its lock cannot be made")
+    portability = BinaryPortability()
+    lookups = BinaryLookups()
+    store: Any = later("cachectl.layers.pyopencl.programs", "ProgramFolders")
+
+    @property
+    def tagging(self) -> parts.Tagging:
+        """How entries of tagged builds are recognised."""
+        return BinaryTagging(self.store)
+
+    def roots(self) -> tuple[facts.Root, ...]:
+        """Return the folder above the per-Python caches; a context's own ``cache_dir`` cannot be known."""
+        return user_cache_roots(self.environment, "pyopencl")
+
+    def state(self) -> facts.State:
+        """Read the variable, then the drivers: PyOpenCL does not use this cache on PoCL and NVIDIA."""
+        if (off := switches.switched_off(self.environment, "pyopencl", (VARIABLE,))) is not None:
+            return off
+        if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
+            return facts.State(facts.Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
+        found = find_drivers(self.environment)
+        drivers = tuple(dict.fromkeys(driver.maker for driver in found))
+        others = bypassed_on(self.environment)
+        bypassed = [driver for driver in drivers if driver in others]
+        if not drivers:
+            return facts.State(facts.Condition.UNKNOWN, "no OpenCL driver is registered here")
+        if len(bypassed) == len(drivers):
+            return facts.State(
+                facts.Condition.BYPASSED, f"PyOpenCL leaves {' and '.join(bypassed)} to the driver's own cache"
+            )
+        used = [driver for driver in drivers if driver not in others]
+        why = f"on for {' and '.join(used)}" + (f", but not {' and '.join(bypassed)}" if bypassed else "")
+        files = dict.fromkeys(driver.file for driver in found if driver.maker in used)
+        return facts.State(facts.Condition.ENABLED, why, tuple(files))
+
+    def switched(self, *, on: bool) -> facts.Switch:
+        """Return the switch that PyOpenCL reads at every build."""
+        return no_cache_switch(self.name, on=on)
+
+    def relocate(self, folder: Path) -> facts.Switch:
+        """Return the user cache folder, which PyOpenCL resolves at every build."""
+        return relocate_user_cache(self, folder)
+
+    def diagnose(self) -> Iterator[facts.Finding]:
+        """Yield problems with the variables, and locks that have lost their holders."""
+        yield from switches.diagnosed(self, "pyopencl", (VARIABLE,))
+        yield from switches.relative_cache_home(self)
+        consulted = self.state().condition in (facts.Condition.ENABLED, facts.Condition.UNKNOWN)
+        for root in self.roots():
+            yield from self.store.stale_locks(root, consulted=consulted)
 
 
 class BinaryTagging(parts.Tagging):

@@ -38,6 +38,74 @@ def dictionary_store(layer: str, owns_identifier: Callable[[str], bool]) -> Any:
     return later("cachectl.layers.pytools.dictionaries", "Dictionaries", f"{layer}-pdict", owns_identifier)
 
 
+class DictionaryPortability(parts.Portability):
+    """A dictionary's name bears Python and the versions of the libraries whose code its values depend on."""
+
+    def facts(self, environment: Environment) -> parts.Facts:
+        """Return the versions of Python and of the packages that dictionaries are named by."""
+        packages = ("loopy", "islpy", "cgen", "pytools", "pyopencl", "numpy")
+        return {"python": environment.python, **{name: environment.installed(name) for name in packages}}
+
+    def outlook(
+        self, versions: Mapping[str, str], there: parts.Facts, environment: Environment
+    ) -> parts.Outlook | None:
+        """Judge a row by the versions in its dictionary's name, as ``ls`` decides which rows are stale."""
+        from cachectl.layers.formats.pdict import UNKNOWN
+
+        del there
+        for name, version in sorted(versions.items()):
+            here = environment.python if name == "python" else environment.installed(name)
+            if here is None:
+                return parts.Outlook(None, f"{name} {version} is not installed beside cachectl")
+            if version not in (here, UNKNOWN):
+                return parts.Outlook(False, f"stored with {name} {version}, here {here}")  # noqa: FBT003
+        return None
+
+
+class DictionaryLookups(parts.Lookups):
+    """Dictionaries are watched by the methods of pytools; the identifier says to which layer each belongs."""
+
+    by = "pytools"
+    modules = ("pytools.persistent_dict",)
+    watchers: Mapping[str, Path] = dict.fromkeys(modules, Path(__file__).parents[1] / "inside" / "dictionaries.py")
+    family = "pytools"
+    imports: tuple[str, ...] = ("pytools",)
+    opened = ("/pdict-v5-",)
+
+    def __init__(self, owns_identifier: Callable[[str], bool]) -> None:
+        super().__init__()
+        self._owns = owns_identifier
+
+    def owns(self, event: Mapping[str, Any]) -> bool:
+        """Return whether the dictionary of an event is the layer's."""
+        return self._owns(str(event.get("dictionary") or ""))
+
+    def is_alike(self, entry: facts.Entry, event: Mapping[str, Any]) -> bool:
+        """Return whether an entry lies in the dictionary of the event, whatever versions its name bears."""
+        named = event.get("dictionary")
+        return named is None or _without_versions(entry.detail.get("dictionary")) == _without_versions(named)
+
+    def part_of(self, event: Mapping[str, Any]) -> str | None:
+        """Return the dictionary's identifier without versions."""
+        return _without_versions(event["dictionary"]) if event.get("dictionary") else None
+
+    def difference(self, alike: Sequence[facts.Entry], event: Mapping[str, Any]) -> str:
+        """Compare the versions in the identifiers of the dictionaries; the keys themselves are hashes."""
+        from cachectl.layers.formats.pdict import packages_of
+
+        here = packages_of(str(event.get("dictionary") or ""))
+        differing = [parts.named_parts(entry.versions, here) for entry in alike]
+        named = [words for words in differing if words is not None]
+        if here and len(named) == len(alike):
+            return f"an entry of the same kernel is there, but it {min(named, key=len)}"
+        return super().difference(alike, event)
+
+
+def _without_versions(identifier: object) -> str:
+    """Return an identifier without the versions that loopy and PyOpenCL append."""
+    return re.sub(r"-v\d.*", "", str(identifier))
+
+
 class PytoolsDictionaries(Layer):
     """Persistent dictionaries that belong to neither loopy nor PyOpenCL."""
 
@@ -56,12 +124,8 @@ class PytoolsDictionaries(Layer):
         facts.Severity.FAILS, "no dictionary can be made or extended, and programs that try fail"
     )
     # Dictionaries of loopy and PyOpenCL belong to other layers.
+    portability = DictionaryPortability()
     store: Any = dictionary_store("pytools", lambda identifier: not identifier.startswith(("loopy-", "pyopencl-")))
-
-    @property
-    def portability(self) -> parts.Portability:
-        """The facts that decide whether a program elsewhere can hit an entry."""
-        return DictionaryPortability()
 
     @property
     def lookups(self) -> parts.Lookups:
@@ -164,71 +228,3 @@ def _forgetting(owns_identifier: Callable[[str], bool], store: Callable[..., obj
         return None if owns_identifier(dictionary.identifier) else store(dictionary, *arguments, **options)
 
     return store_elsewhere
-
-
-class DictionaryPortability(parts.Portability):
-    """A dictionary's name bears Python and the versions of the libraries whose code its values depend on."""
-
-    def facts(self, environment: Environment) -> parts.Facts:
-        """Return the versions of Python and of the packages that dictionaries are named by."""
-        packages = ("loopy", "islpy", "cgen", "pytools", "pyopencl", "numpy")
-        return {"python": environment.python, **{name: environment.installed(name) for name in packages}}
-
-    def outlook(
-        self, versions: Mapping[str, str], there: parts.Facts, environment: Environment
-    ) -> parts.Outlook | None:
-        """Judge a row by the versions in its dictionary's name, as ``ls`` decides which rows are stale."""
-        from cachectl.layers.formats.pdict import UNKNOWN
-
-        del there
-        for name, version in sorted(versions.items()):
-            here = environment.python if name == "python" else environment.installed(name)
-            if here is None:
-                return parts.Outlook(None, f"{name} {version} is not installed beside cachectl")
-            if version not in (here, UNKNOWN):
-                return parts.Outlook(False, f"stored with {name} {version}, here {here}")  # noqa: FBT003
-        return None
-
-
-class DictionaryLookups(parts.Lookups):
-    """Dictionaries are watched by the methods of pytools; the identifier says to which layer each belongs."""
-
-    by = "pytools"
-    modules = ("pytools.persistent_dict",)
-    watchers: Mapping[str, Path] = dict.fromkeys(modules, Path(__file__).parents[1] / "inside" / "dictionaries.py")
-    family = "pytools"
-    imports: tuple[str, ...] = ("pytools",)
-    opened = ("/pdict-v5-",)
-
-    def __init__(self, owns_identifier: Callable[[str], bool]) -> None:
-        super().__init__()
-        self._owns = owns_identifier
-
-    def owns(self, event: Mapping[str, Any]) -> bool:
-        """Return whether the dictionary of an event is the layer's."""
-        return self._owns(str(event.get("dictionary") or ""))
-
-    def is_alike(self, entry: facts.Entry, event: Mapping[str, Any]) -> bool:
-        """Return whether an entry lies in the dictionary of the event, whatever versions its name bears."""
-        named = event.get("dictionary")
-        return named is None or _without_versions(entry.detail.get("dictionary")) == _without_versions(named)
-
-    def part_of(self, event: Mapping[str, Any]) -> str | None:
-        """Return the dictionary's identifier without versions."""
-        return _without_versions(event["dictionary"]) if event.get("dictionary") else None
-
-    def difference(self, alike: Sequence[facts.Entry], event: Mapping[str, Any]) -> str:
-        """Compare the versions in the identifiers of the dictionaries; the keys themselves are hashes."""
-        from cachectl.layers.formats.pdict import packages_of
-
-        here = packages_of(str(event.get("dictionary") or ""))
-        differing = [parts.named_parts(entry.versions, here) for entry in alike]
-        named = [words for words in differing if words is not None]
-        if here and len(named) == len(alike):
-            return f"an entry of the same kernel is there, but it {min(named, key=len)}"
-        return super().difference(alike, event)
-
-
-def _without_versions(identifier: object) -> str:
-    """Return an identifier without the versions that loopy and PyOpenCL append."""
-    return re.sub(r"-v\d.*", "", str(identifier))
