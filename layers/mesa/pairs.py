@@ -214,8 +214,6 @@ class Pair:
         """The data file."""
         return self.root.joinpath(*self.folder, self.form.data_name)
 
-    # ------------------------------------------------------------------ reading
-
     def blobs(self) -> list[Blob]:
         """Return the entries. A later one replaces an earlier one of the same name, as in Mesa's table."""
         with self._opened(write=False) as files:
@@ -251,8 +249,6 @@ class Pair:
                 if blob is not None and blob.end <= end:
                     found[blob.name] = blob
         return list(found.values())
-
-    # ------------------------------------------------------------------ changing
 
     def remove(self, stamps: Mapping[str, tuple[int, ...]]) -> facts.Outcome:
         """Remove the entries of these names that have not changed. Raises :class:`LayerError` before any change."""
@@ -366,8 +362,6 @@ class Pair:
         write_all(index, (records,), self.form.head)
         cut(index, self.form.head + len(records))
 
-    # ------------------------------------------------------------------ the files
-
     def _bytes(self, files: _Open) -> int:
         found = (status_of(files.folder, name) for name in (self.form.data_name, self.form.index_name))
         return sum(status.st_size for status in found if status is not None)
@@ -435,13 +429,8 @@ class Pair:
                 release_flock(handle)
 
 
-def key_of(name: str) -> str:
-    """Return the key of an entry of a larger file."""
-    return f"{name[:2]}/{name[2:]}"
-
-
 def _notes(reasons: Mapping[str, str]) -> tuple[facts.Note, ...]:
-    return tuple(facts.Note(key_of(name), why) for name, why in reasons.items())
+    return tuple(facts.Note(entries.key_of(name), why) for name, why in reasons.items())
 
 
 def _write_heads(files: _Open, head: bytes) -> None:

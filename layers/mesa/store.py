@@ -23,8 +23,8 @@ from cachectl.layers.disk.trust import belonging_to, owner_of
 from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.mesa import entries
 from cachectl.layers.mesa.cache import DATABASE, FOLDERS, MULTI_FILE, OPENED, SINGLE_FILE
-from cachectl.layers.mesa.entries import Owners, Raw, kernels_in, raw_of
-from cachectl.layers.mesa.pairs import Blob, Database, Format, Fossilize, Pair, key_of
+from cachectl.layers.mesa.entries import Owners, Raw, kernels_in, key_of, name_of, raw_of
+from cachectl.layers.mesa.pairs import Blob, Database, Format, Fossilize, Pair
 from cachectl.layers.stores.tree import Leaf, Shape, Tree, always, scan_each
 from cachectl.layers.stores.tree_store import TreeStore
 
@@ -411,8 +411,3 @@ def shape_of(root: facts.Root, key: str) -> Shape:
     """Return the shape of a file by its key."""
     shapes = _SHAPES[root.role]
     return next((shape for shape in shapes if shape.accepts(key)), shapes[0])
-
-
-def name_of(key: str) -> str:
-    """Return the name of an entry in a larger file."""
-    return key.replace("/", "")
