@@ -151,9 +151,10 @@ class ComgrCache(Layer):
             if self.environment.get("AMD_COMGR_CACHE") == "0":
                 yield switches.off(self, "AMD_COMGR_CACHE")
             return
-        yield from switches.diagnosed_settings(self, _SETTINGS)
+        yield from switches.diagnosed_settings(self, _SETTINGS[:1])
         yield from self._unfit_policy()
         yield from self._unfit_place()
+        yield from switches.diagnosed_settings(self, _SETTINGS[1:])
 
     def _unfit_policy(self) -> Iterator[facts.Finding]:
         policy, wrong = self.environment.get("AMD_COMGR_CACHE_POLICY"), self._policy_complaint()

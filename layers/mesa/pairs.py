@@ -35,8 +35,6 @@ _NAME: Final = regex(rb"[0-9a-f]{40}")
 #: Magic number and version.
 _MAGIC: Final = b"\x81FOSSILIZEDB\0\0\0\x06"
 _MAGICS: Final = (_MAGIC, b"\x81FOSSILIZEDB\0\0\0\x05")
-#: Magic number without the version.
-_ANY_MAGIC: Final = _MAGIC[:-1]
 #: Packed length, kind of packing, checksum, unpacked length.
 _HEADER: Final = struct.Struct("<IIII")
 _PLAIN: Final = 1
@@ -98,7 +96,7 @@ class Fossilize:
 
     def complaint(self, data: bytes, index: bytes) -> str | None:
         """Return why Mesa would not use a pair, given its heads; ``None`` if it would. It fills an empty index."""
-        if any(head[:-1] == _ANY_MAGIC and head[-1] and head not in _MAGICS for head in (index, data)):
+        if any(head[:-1] == _MAGIC[:-1] and head[-1] and head not in _MAGICS for head in (index, data)):
             return entries.FOREIGN
         for what, head in (("index", index), ("data file", data)):
             if head and head not in _MAGICS:
