@@ -13,14 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.base import facts
-from cachectl.layers.base.declarations import EnvSwitch, Odd, Rule, Rules, at_load
-from cachectl.layers.base.facts import Condition, Hazard, Severity, State
+from cachectl.layers.base import declarations, facts, switches
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.parts import EntryFiles, Lookups
 from cachectl.layers.base.store import Codec, Damage
-from cachectl.layers.base.switches import Setting, diagnosed_settings, misread, off
 from cachectl.layers.formats.details import Details
 from cachectl.layers.host.drivers import driver_files
 from cachectl.layers.host.mounts import network_file_system
@@ -48,12 +45,14 @@ _NOT_WHOLE: Final = (
 
 
 _SETTINGS: Final = (
-    Setting("AMD_COMGR_CACHE", "0", "1", Severity.HARMLESS, "is not 0, so it does not switch the cache off"),
-    Setting(
+    switches.Setting(
+        "AMD_COMGR_CACHE", "0", "1", facts.Severity.HARMLESS, "is not 0, so it does not switch the cache off"
+    ),
+    switches.Setting(
         "AMD_COMGR_EMIT_VERBOSE_LOGS",
         "(?!)",
         "0",
-        Severity.RECOMPILES,
+        facts.Severity.RECOMPILES,
         "is part of every key: entries stored without it are not hit",
     ),
 )
@@ -72,9 +71,9 @@ class ComgrCodec(Codec):
         """Check that an entry is exactly an output and a log, and that bitcode and code objects are complete."""
         output = comgr_entries.output_of(data)
         if output is None:
-            return Damage(Severity.RECOMPILES, _NOT_WHOLE)
+            return Damage(facts.Severity.RECOMPILES, _NOT_WHOLE)
         wrong = comgr_entries.complaint(output)
-        return None if wrong is None else Damage(Severity.FAILS, f"{wrong}; comgr hands it on as it is")
+        return None if wrong is None else Damage(facts.Severity.FAILS, f"{wrong}; comgr hands it on as it is")
 
 
 class ComgrIndex(Index):
@@ -83,58 +82,61 @@ class ComgrIndex(Index):
     shapes = (Shape((regex(re.escape(TIMESTAMP)),), folders=False),)
 
 
+class ComgrLookups(Lookups):
+    """LLVM opens the file of an entry, or maps it, and renames a temporary to a new one."""
+
+    files = EntryFiles()
+    mapped = LIBRARIES
+
+
 class ComgrCache(Layer):
     """Outputs of single commands of AMD's compiler: bitcode and code objects, one file each."""
 
     name = "comgr"
     title = "AMD comgr cache"
-    switch = EnvSwitch("AMD_COMGR_CACHE", off="0", read=at_load(*LIBRARIES))
+    switch = declarations.EnvSwitch("AMD_COMGR_CACHE", off="0", read=declarations.at_load(*LIBRARIES))
     # LLVM sets the access time of an entry that it reads.
     # As comgr and LLVM do: an empty or relative path counts from the working folder.
-    places = Rules(
+    places = declarations.Rules(
         "AMD_COMGR_CACHE_DIR",
         linux=(
-            Rule("AMD_COMGR_CACHE_DIR"),
-            Rule("XDG_CACHE_HOME", "comgr", empty=Odd.HERE),
-            Rule("HOME", ".cache/comgr", empty=Odd.HERE, source="default (HOME)"),
-            Rule("", ".cache/comgr", source="default (the account's home)"),
+            declarations.Rule("AMD_COMGR_CACHE_DIR"),
+            declarations.Rule("XDG_CACHE_HOME", "comgr", empty=declarations.Odd.HERE),
+            declarations.Rule("HOME", ".cache/comgr", empty=declarations.Odd.HERE, source="default (HOME)"),
+            declarations.Rule("", ".cache/comgr", source="default (the account's home)"),
         ),
-        windows=(Rule("AMD_COMGR_CACHE_DIR"), Rule("LOCALAPPDATA", "comgr")),
+        windows=(declarations.Rule("AMD_COMGR_CACHE_DIR"), declarations.Rule("LOCALAPPDATA", "comgr")),
         macos=(),
     )
+    lookups = ComgrLookups()
     store = Files(_SHAPE, codec=ComgrCodec(), index=ComgrIndex(), writers=LIBRARIES)
-    on_network = Hazard(
-        Severity.RISKS,
+    on_network = facts.Hazard(
+        facts.Severity.RISKS,
         "programs map its files, and have been killed (SIGBUS) where others changed them; the newest releases keep no "
         "cache there unless AMD_COMGR_CACHE_DIR names it",
     )
 
-    @property
-    def lookups(self) -> Lookups:
-        """LLVM opens the file of an entry, or maps it, and renames a temporary to a new one."""
-        lookups = Lookups(files=EntryFiles())
-        lookups.mapped = LIBRARIES
-        return lookups
-
-    # ------------------------------------------------------------------ where and whether
-
-    def state(self) -> State:
+    def state(self) -> facts.State:
         """Read the switch, which has one value, the policy, and the place."""
         if self.environment.get("AMD_COMGR_CACHE") == "0":
-            return State(Condition.DISABLED, "AMD_COMGR_CACHE=0")
+            return facts.State(facts.Condition.DISABLED, "AMD_COMGR_CACHE=0")
         if not self._is_here():
-            return State(Condition.ABSENT, "no driver or GPU of AMD's is here, and none has left a cache")
+            return facts.State(facts.Condition.ABSENT, "no driver or GPU of AMD's is here, and none has left a cache")
         if (wrong := self._policy_complaint()) is not None:
-            return State(Condition.DISABLED, f"AMD_COMGR_CACHE_POLICY cannot be read, so nothing is kept: {wrong}")
+            return facts.State(
+                facts.Condition.DISABLED, f"AMD_COMGR_CACHE_POLICY cannot be read, so nothing is kept: {wrong}"
+            )
         if not (roots := self.roots()):
-            return State(Condition.DISABLED, "LOCALAPPDATA is not set: there is no place to keep a cache")
+            return facts.State(facts.Condition.DISABLED, "LOCALAPPDATA is not set: there is no place to keep a cache")
         kind = network_file_system(roots[0].path, mounts=self.environment.mounts)
         if kind is not None and roots[0].source != "AMD_COMGR_CACHE_DIR":
             why = f"the default place is on a network file system ({kind}): the newest releases keep no cache there"
-            return State(Condition.UNKNOWN, why, driver_files(self.environment, _MAKERS))
+            return facts.State(facts.Condition.UNKNOWN, why, driver_files(self.environment, _MAKERS))
         value = self.environment.get("AMD_COMGR_CACHE")
         ignored = f"; AMD_COMGR_CACHE={value!r} is not 0" if value is not None else ""
-        return State(Condition.ENABLED, f"on by default since ROCm 7{ignored}", driver_files(self.environment, _MAKERS))
+        return facts.State(
+            facts.Condition.ENABLED, f"on by default since ROCm 7{ignored}", driver_files(self.environment, _MAKERS)
+        )
 
     def _is_here(self) -> bool:
         registered = driver_files(self.environment, _MAKERS)
@@ -147,11 +149,12 @@ class ComgrCache(Layer):
         """Yield problems with the variables."""
         if not self._is_here():
             if self.environment.get("AMD_COMGR_CACHE") == "0":
-                yield off(self, "AMD_COMGR_CACHE")
+                yield switches.off(self, "AMD_COMGR_CACHE")
             return
-        yield from diagnosed_settings(self, _SETTINGS)
+        yield from switches.diagnosed_settings(self, _SETTINGS[:1])
         yield from self._unfit_policy()
         yield from self._unfit_place()
+        yield from switches.diagnosed_settings(self, _SETTINGS[1:])
 
     def _unfit_policy(self) -> Iterator[facts.Finding]:
         policy, wrong = self.environment.get("AMD_COMGR_CACHE_POLICY"), self._policy_complaint()
@@ -163,12 +166,12 @@ class ComgrCache(Layer):
         if comgr_entries.policy_complaint(corrected) is None:
             fix = f"export AMD_COMGR_CACHE_POLICY={shlex.quote(corrected)}"
         outcome = f"cannot be read ({wrong}): nothing is kept, and every run compiles"
-        yield misread(self, "AMD_COMGR_CACHE_POLICY", Severity.RECOMPILES, outcome, fix)
+        yield switches.misread(self, "AMD_COMGR_CACHE_POLICY", facts.Severity.RECOMPILES, outcome, fix)
 
     def _unfit_place(self) -> Iterator[facts.Finding]:
         if self.environment.get("AMD_COMGR_CACHE_DIR") == "":
             outcome = "is empty: older releases keep nothing then, newer ones use the default place"
-            yield misread(self, "AMD_COMGR_CACHE_DIR", Severity.RECOMPILES, outcome)
+            yield switches.misread(self, "AMD_COMGR_CACHE_DIR", facts.Severity.RECOMPILES, outcome)
         for root in self.roots():
             variable = root.source if root.source in ("AMD_COMGR_CACHE_DIR", "XDG_CACHE_HOME") else "HOME"
             value = self.environment.get(variable)
@@ -177,4 +180,4 @@ class ComgrCache(Layer):
                 fix = f"export {variable}={shlex.quote(str(self.environment.absolute(value)))}" if value else None
                 if variable == "HOME":
                     fix = f"export HOME={shlex.quote(str(self.environment.home))}"
-                yield misread(self, variable, Severity.RECOMPILES, outcome, fix)
+                yield switches.misread(self, variable, facts.Severity.RECOMPILES, outcome, fix)

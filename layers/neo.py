@@ -17,21 +17,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.base import facts
-from cachectl.layers.base.declarations import EnvSwitch, Rule, Rules, at_load
+from cachectl.layers.base import declarations, facts, parts, switches
 from cachectl.layers.base.errors import LayerError, Unreachable
-from cachectl.layers.base.facts import Condition, Root, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import module, regex
-from cachectl.layers.base.parts import EntryFiles, Lookups
 from cachectl.layers.base.store import Codec, Damage, counting, unreadable
-from cachectl.layers.base.switches import Setting, diagnosed_settings, is_number, leading_number, misread, nearly_full
 from cachectl.layers.disk.atomic import overwrite
 from cachectl.layers.disk.locks import file_lock
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats.details import Details
-from cachectl.layers.host.drivers import driver_files, only_library, several_drivers
+from cachectl.layers.host import drivers
 from cachectl.layers.stores.files import Files, Index
 from cachectl.layers.stores.tree import Leaf, OrphanRule, Shape
 
@@ -62,11 +58,11 @@ _RELEASE: Final = regex(rb"\x00(\d\d)\.(\d\d?)\.\d{4,6}(?:\.\d+)?\x00")
 
 
 _SETTINGS: Final = (
-    Setting(
+    switches.Setting(
         "NEO_CACHE_PERSISTENT",
         r"\s*0\s*",
         r"\s*[+-]?0*[1-9].*",
-        Severity.RECOMPILES,
+        facts.Severity.RECOMPILES,
         "is no number: the driver takes it for 0, and keeps nothing",
         "export NEO_CACHE_PERSISTENT=1",
     ),
@@ -88,8 +84,8 @@ class NeoCodec(Codec):
         if wrong is None:
             return None
         if not data or neo_binaries.is_wrapper(data):
-            return Damage(Severity.RECOMPILES, f"{wrong}; {_NEVER}")
-        return Damage(Severity.FAILS, f"{wrong}; the driver takes it for a program, and the build fails")
+            return Damage(facts.Severity.RECOMPILES, f"{wrong}; {_NEVER}")
+        return Damage(facts.Severity.FAILS, f"{wrong}; the driver takes it for a program, and the build fails")
 
 
 class Account(Index):
@@ -110,7 +106,7 @@ class Account(Index):
         return name != ACCOUNT or leaf.bytes in (0, neo_binaries.ACCOUNT.size)
 
     @contextmanager
-    def changing(self, store: Files, root: Root) -> Iterator[bool]:
+    def changing(self, store: Files, root: facts.Root) -> Iterator[bool]:
         """Hold the driver's lock around a change, then write the sum of all entries into the account.
 
         The sum is also written if the change fails. Raises :class:`Unsettled` where only that writing fails. Without an
@@ -123,7 +119,7 @@ class Account(Index):
         ):
             yield handle is not None
 
-    def _count(self, store: Files, root: Root, handle: int | None) -> None:
+    def _count(self, store: Files, root: facts.Root, handle: int | None) -> None:
         if handle is None:
             return
         # A longer file is not the driver's.
@@ -132,7 +128,7 @@ class Account(Index):
         if len(old) in (0, len(new)) and old != new:
             overwrite(handle, old, new)
 
-    def verify(self, store: Files, root: Root) -> Iterator[facts.Finding]:
+    def verify(self, store: Files, root: facts.Root) -> Iterator[facts.Finding]:
         """Compare the account with the entries."""
         sizes: dict[str, int] = {}
         try:
@@ -152,7 +148,7 @@ class Account(Index):
                 fix = "nothing: the next put or purge in this layer counts again"
                 if len(account) != neo_binaries.ACCOUNT.size:
                     fix = f"rm {shlex.quote(str(root.path / ACCOUNT))}"
-                yield facts.Finding(store.name, root.path, ACCOUNT, Severity.WASTES, "index", complaint, fix)
+                yield facts.Finding(store.name, root.path, ACCOUNT, facts.Severity.WASTES, "index", complaint, fix)
 
 
 class NeoCompilerCache(Layer):
@@ -161,42 +157,44 @@ class NeoCompilerCache(Layer):
     name = "neo"
     title = "Intel NEO compiler cache"
     # The driver reads it once for each device.
-    switch = EnvSwitch("NEO_CACHE_PERSISTENT", off="0", read=at_load(*LIBRARIES))
+    switch = declarations.EnvSwitch("NEO_CACHE_PERSISTENT", off="0", read=declarations.at_load(*LIBRARIES))
     # An empty variable counts as not set.
-    places = Rules(
+    places = declarations.Rules(
         "NEO_CACHE_DIR",
         linux=(
-            Rule("NEO_CACHE_DIR"),
-            Rule("XDG_CACHE_HOME", _LEAF),
-            Rule("HOME", f".cache/{_LEAF}", source="default (HOME)"),
+            declarations.Rule("NEO_CACHE_DIR"),
+            declarations.Rule("XDG_CACHE_HOME", _LEAF),
+            declarations.Rule("HOME", f".cache/{_LEAF}", source="default (HOME)"),
         ),
-        windows=(Rule("NEO_CACHE_DIR"), Rule("LOCALAPPDATA", f"NEO/{_LEAF}")),
+        windows=(declarations.Rule("NEO_CACHE_DIR"), declarations.Rule("LOCALAPPDATA", f"NEO/{_LEAF}")),
         macos=(),
     )
     store = Files(_FLAT, _DEEP, codec=NeoCodec(), index=Account(), writers=LIBRARIES, unread=_NEVER)
 
     @property
-    def lookups(self) -> Lookups:
+    def lookups(self) -> parts.Lookups:
         """How the lookups and stores of a run are observed."""
         return NeoLookups(self.roots())
 
-    def state(self) -> State:
+    def state(self) -> facts.State:
         """Check everything that turns the cache off: its switch, variables of the compiler, and a missing folder."""
         value = self.environment.get("NEO_CACHE_PERSISTENT")
-        if value is not None and leading_number(value) == 0:
+        if value is not None and switches.leading_number(value) == 0:
             hint = "" if value == "0" else " (the driver takes it for 0)"
-            return State(Condition.DISABLED, f"NEO_CACHE_PERSISTENT={value}{hint}")
+            return facts.State(facts.Condition.DISABLED, f"NEO_CACHE_PERSISTENT={value}{hint}")
         if not self._is_here():
-            return State(Condition.ABSENT, "no driver of Intel's is registered, and none has left a cache")
+            return facts.State(facts.Condition.ABSENT, "no driver of Intel's is registered, and none has left a cache")
         if (missing := self._missing_folder()) is not None:
-            return State(Condition.DISABLED, f"{missing[1]}: the driver then keeps no cache, without a message")
+            return facts.State(
+                facts.Condition.DISABLED, f"{missing[1]}: the driver then keeps no cache, without a message"
+            )
         if variable := self._compiler_variable():
             return replace(self._with_compiler_variable(variable), drivers=self._drivers())
         why = "on by default" if value is None else f"NEO_CACHE_PERSISTENT={value}"
-        return State(Condition.ENABLED, why, self._drivers())
+        return facts.State(facts.Condition.ENABLED, why, self._drivers())
 
     def _drivers(self) -> tuple[str, ...]:
-        return driver_files(self.environment, (_MAKER,))
+        return drivers.driver_files(self.environment, (_MAKER,))
 
     def _is_here(self) -> bool:
         return bool(self._drivers()) or any(root.exists for root in self.roots())
@@ -216,21 +214,23 @@ class NeoCompilerCache(Layer):
     def _compiler_variable(self) -> str | None:
         return next((name for name in sorted(self.environment.variables) if name.startswith("IGC_")), None)
 
-    def _with_compiler_variable(self, variable: str) -> State:
+    def _with_compiler_variable(self, variable: str) -> facts.State:
         release = self._release()
         span = "compute-runtime 25.31 to 26.31 keeps no cache then"
         if release is None:
-            return State(Condition.UNKNOWN, f"{variable} is set: {span}, and the installed release is not known")
+            return facts.State(
+                facts.Condition.UNKNOWN, f"{variable} is set: {span}, and the installed release is not known"
+            )
         named = f"compute-runtime {release[0]}.{release[1]:02}"
         if _KILLED[0] <= release <= _KILLED[1]:
-            return State(Condition.DISABLED, f"{variable} is set: {named} then keeps no cache")
-        return State(Condition.ENABLED, f"on by default; {variable} is set, which {named} ignores")
+            return facts.State(facts.Condition.DISABLED, f"{variable} is set: {named} then keeps no cache")
+        return facts.State(facts.Condition.ENABLED, f"on by default; {variable} is set, which {named} ignores")
 
     def _release(self) -> tuple[int, int] | None:
         """Return the driver's release, read from its library, which is not loaded; ``None`` if it is not known."""
         import mmap
 
-        if (library := only_library(self.environment, _MAKER)) is not None:
+        if (library := drivers.only_library(self.environment, _MAKER)) is not None:
             # A library without a folder is found by the system's linker alone.
             with (
                 suppress(OSError, ValueError),
@@ -243,8 +243,8 @@ class NeoCompilerCache(Layer):
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables, several drivers, missing folders, and a cache that is nearly full."""
-        yield from several_drivers(self, _MAKER)
-        yield from diagnosed_settings(self, _SETTINGS)
+        yield from drivers.several_drivers(self, _MAKER)
+        yield from switches.diagnosed_settings(self, _SETTINGS)
         if self._is_here():
             yield from self._unfit_folder()
             yield from self._unfit_compiler_variable()
@@ -257,7 +257,7 @@ class NeoCompilerCache(Layer):
         message = f"{why}: the driver makes no such folder, keeps nothing, and every run compiles"
         home = f"export HOME={shlex.quote(str(self.environment.home))}"
         fix = home if folder is None else f"mkdir -p {shlex.quote(str(folder))}"
-        yield facts.Finding(self.name, folder or Path("*"), None, Severity.RECOMPILES, "folder", message, fix)
+        yield facts.Finding(self.name, folder or Path("*"), None, facts.Severity.RECOMPILES, "folder", message, fix)
 
     def _unfit_compiler_variable(self) -> Iterator[facts.Finding]:
         if (variable := self._compiler_variable()) is None:
@@ -265,19 +265,19 @@ class NeoCompilerCache(Layer):
         release = self._release()
         if release is None or _KILLED[0] <= release <= _KILLED[1]:
             outcome = "switches the cache off in compute-runtime 25.31 to 26.31, as every IGC_ variable does"
-            yield misread(self, variable, Severity.RECOMPILES, outcome)
+            yield switches.misread(self, variable, facts.Severity.RECOMPILES, outcome)
         elif release < _KILLED[0]:
             outcome = "is not in the keys of this release: entries compiled with another value are served"
-            yield misread(self, variable, Severity.RISKS, outcome)
+            yield switches.misread(self, variable, facts.Severity.RISKS, outcome)
 
     def _of_limit(self) -> Iterator[facts.Finding]:
         value = self.environment.get("NEO_CACHE_MAX_SIZE")
         limit, said = _DEFAULT_CAP, "the default"
         if value is not None:
-            limit, said = leading_number(value), "NEO_CACHE_MAX_SIZE"
-        if value is not None and not is_number(value):
+            limit, said = switches.leading_number(value), "NEO_CACHE_MAX_SIZE"
+        if value is not None and not switches.is_number(value):
             outcome = f"is no number of bytes: the driver takes it for {limit or '0, which is no limit'}"
-            yield misread(self, said, Severity.RECOMPILES if limit else Severity.WASTES, outcome)
+            yield switches.misread(self, said, facts.Severity.RECOMPILES if limit else facts.Severity.WASTES, outcome)
         elif limit > 0:
             held = 0
             # Report names a root that cannot be read.
@@ -285,7 +285,9 @@ class NeoCompilerCache(Layer):
                 held = sum(leaf.bytes for root in self.roots() for leaf in self.store.leaves(root))
             room = "the driver drops a third of it to make room"
             message = f"holds {held:,} of at most {limit:,} bytes ({said}): {room}"
-            yield from nearly_full(self, held, limit, message, f"export NEO_CACHE_MAX_SIZE={2 * max(limit, held)}")
+            yield from switches.nearly_full(
+                self, held, limit, message, f"export NEO_CACHE_MAX_SIZE={2 * max(limit, held)}"
+            )
 
     def relocate(self, folder: Path) -> facts.Switch:
         """Return the path, and the folder to make first: the driver keeps nothing in a missing folder."""
@@ -311,18 +313,18 @@ def _account_complaint(account: bytes, sizes: Mapping[str, int]) -> str | None:
     return None
 
 
-class NeoLookups(Lookups):
+class NeoLookups(parts.Lookups):
     """The driver opens the file of an entry to read it, and renames a temporary to a new one.
 
     From release 26.14 on, it also counts hits and misses in a file of the cache, if a variable says so.
     """
 
-    files = EntryFiles()
+    files = parts.EntryFiles()
     mapped = LIBRARIES
     by = "the driver's own counters"
     variables: Mapping[str, str] = {"NEO_CACHE_STATS": "1"}
 
-    def __init__(self, roots: Iterable[Root]) -> None:
+    def __init__(self, roots: Iterable[facts.Root]) -> None:
         super().__init__()
         self._roots = roots
 

@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
-from cachectl.layers.base.facts import Found, Problem, Root, Severity
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Codec, Damage, counting, unreadable
 from cachectl.layers.cuda import LIBRARIES
@@ -53,7 +52,7 @@ class ComputeCodec(Codec):
     def check(self, data: bytes) -> Damage | None:
         """Check version and lengths. Only the whole check compares the name and the checksum."""
         wrong = compute_cache.form_complaint(data)
-        return None if wrong is None else Damage(Severity.HARMLESS, wrong)
+        return None if wrong is None else Damage(facts.Severity.HARMLESS, wrong)
 
 
 class _Standing(NamedTuple):
@@ -69,7 +68,7 @@ class ComputeIndex(Index):
 
     shapes = (_INDEX,)
 
-    def read(self, root: Root) -> bytes | None:
+    def read(self, root: facts.Root) -> bytes | None:
         """Return the bytes of the index; ``None`` where there is no plain file. Raises :class:`OSError`."""
         try:
             return read_locked(root.path / INDEX, limit=_LARGEST_INDEX)
@@ -79,7 +78,7 @@ class ComputeIndex(Index):
             raise
 
     @contextmanager
-    def changing(self, store: Files, root: Root) -> Iterator[bool]:
+    def changing(self, store: Files, root: facts.Root) -> Iterator[bool]:
         """Hold the driver's lock around a change of entries, then make the index list exactly the entries there are.
 
         The index is also written if the change fails. Raises :class:`Unsettled` where only the writing fails. Listed
@@ -98,7 +97,7 @@ class ComputeIndex(Index):
             stack.enter_context(counting(store.name, path, partial(self._recount, store, root, folder, handle)))
             yield using(LIBRARIES, processes=store.environment.processes) == ()
 
-    def _recount(self, store: Files, root: Root, folder: int | None, handle: int | None) -> None:
+    def _recount(self, store: Files, root: facts.Root, folder: int | None, handle: int | None) -> None:
         """Write the index, which is open and locked, or make it if there are entries and no index.
 
         ``folder`` is the open root, or ``None`` if the root did not exist before the change.
@@ -114,7 +113,7 @@ class ComputeIndex(Index):
             with record_lock(store.name, path, folder=folder, lock_timeout=lock_timeout) as created:
                 self._rewrite(store, root, folder, created)
 
-    def _rewrite(self, store: Files, root: Root, folder: int, handle: int) -> None:
+    def _rewrite(self, store: Files, root: facts.Root, folder: int, handle: int) -> None:
         old = os.pread(handle, min(os.fstat(handle).st_size, _LARGEST_INDEX), 0)
         if old and not compute_cache.is_index(old):
             return
@@ -123,7 +122,7 @@ class ComputeIndex(Index):
             overwrite(handle, old, new)
 
     def _records(
-        self, store: Files, root: Root, folder: int, index: compute_cache.SizeIndex | None
+        self, store: Files, root: facts.Root, folder: int, index: compute_cache.SizeIndex | None
     ) -> list[tuple[int, int]]:
         """Return the records that the index should have. Entries that cannot be read keep their records."""
         old = index or ()
@@ -137,7 +136,7 @@ class ComputeIndex(Index):
         listed = sorted(sizes, key=lambda one: (order.get(one, len(order)), standing.changes.get(one, 0)))
         return [(identifier, sizes[identifier]) for identifier in listed]
 
-    def verify(self, store: Files, root: Root) -> Iterator[facts.Finding]:
+    def verify(self, store: Files, root: facts.Root) -> Iterator[facts.Finding]:
         """Compare the index with the entries, if all of them can be read."""
         standing = _standing(store, root)
         if standing.unread:
@@ -155,7 +154,7 @@ class ComputeIndex(Index):
                     fix = f"cachectl purge --damaged {store.name}"
                     found = store.tree_of(root, INDEX).find(INDEX)
                     thing = None if found is None else found.orphan(root.path, complaint)
-            yield facts.Finding(store.name, root.path, INDEX, Severity.WASTES, "index", complaint, fix, thing)
+            yield facts.Finding(store.name, root.path, INDEX, facts.Severity.WASTES, "index", complaint, fix, thing)
 
 
 class ComputeCache(Files):
@@ -170,16 +169,16 @@ class ComputeCache(Files):
 
     # ------------------------------------------------------------------ listing
 
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+    def scan(self, root: facts.Root, *, contents: bool = True) -> Iterator[facts.Found]:
         """Yield entries by name and header; files of another format version are opaque."""
         tree = Tree(self.name, root.path, _SHAPE)
         index = None
         try:
             index = self.compute_index.read(root)
         except OSError as error:
-            yield Problem(root.path / INDEX, "unreadable", f"cannot be read: {error.strerror}")
+            yield facts.Problem(root.path / INDEX, "unreadable", f"cannot be read: {error.strerror}")
         for leaf in tree.scan(head=compute_cache.HEADER.size):
-            if isinstance(leaf, Problem):
+            if isinstance(leaf, facts.Problem):
                 yield leaf
             elif leaf.orphan_rule is not None:
                 yield leaf.orphan(root.path)
@@ -187,19 +186,21 @@ class ComputeCache(Files):
                 yield from self._describe(root, tree, leaf, contents=contents)
             else:
                 message = "has the name of an entry but not its format; left alone"
-                yield Problem(root.path / leaf.key, "unrecognised", message)
+                yield facts.Problem(root.path / leaf.key, "unrecognised", message)
         if index is not None:
             if compute_cache.read_index(index) is None:
-                yield Problem(root.path / INDEX, "index", "is not whole")
+                yield facts.Problem(root.path / INDEX, "index", "is not whole")
             yield facts.Housekeeping(INDEX, root.path, len(index), disk=blocks_at(root.path / INDEX))
 
-    def _describe(self, root: Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[Found]:
+    def _describe(self, root: facts.Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[facts.Found]:
         header = compute_cache.read_header(leaf.head)
         if header is not None and not header.known:
             yield replaced(leaf.entry(self.name, root.path), detail={"format": "unknown"})
             return
         if header is None or header.file_size != leaf.bytes:
-            yield Problem(root.path / leaf.key, "damaged", f"is {leaf.bytes} bytes long, which its header does not say")
+            yield facts.Problem(
+                root.path / leaf.key, "damaged", f"is {leaf.bytes} bytes long, which its header does not say"
+            )
             header = None
         data = None
         if contents and header is not None:
@@ -208,7 +209,7 @@ class ComputeCache(Files):
         key = compute_cache.key_of(data or b"")
         yield entry if key is None else replaced(entry, detail={"half": compute_cache.half(key)})
 
-    def tree_of(self, root: Root, key: str) -> Tree:
+    def tree_of(self, root: facts.Root, key: str) -> Tree:
         """Return the tree of entries, or that of the index."""
         return Tree(self.name, root.path, _INDEX if key == INDEX else _SHAPE)
 
@@ -222,7 +223,7 @@ class ComputeCache(Files):
 
     # ------------------------------------------------------------------ verify
 
-    def _examined(self, root: Root, tree: Tree, leaf: Leaf) -> Iterator[facts.Finding]:
+    def _examined(self, root: facts.Root, tree: Tree, leaf: Leaf) -> Iterator[facts.Finding]:
         try:
             data = tree.read_file(leaf.key)
             complaint = None if data is None else compute_cache.complaint(leaf.key, data)
@@ -232,13 +233,13 @@ class ComputeCache(Files):
         except LayerError as error:
             data, complaint = tree.read_file(leaf.key, limit=compute_cache.HEADER.size), error.message
         if complaint is not None and not self._is_damaged_entry(root, leaf, data or b""):
-            yield self.to_finding(root, Problem(root.path / leaf.key, "foreign", f"{complaint}; left alone"))
+            yield self.to_finding(root, facts.Problem(root.path / leaf.key, "foreign", f"{complaint}; left alone"))
         elif complaint is not None:
             message = f"{complaint}; the driver compiles it again and rewrites it"
             fix, thing = f"cachectl purge --damaged {self.name}", leaf.entry(self.name, root.path)
-            yield facts.Finding(self.name, root.path, leaf.key, Severity.HARMLESS, "damaged", message, fix, thing)
+            yield facts.Finding(self.name, root.path, leaf.key, facts.Severity.HARMLESS, "damaged", message, fix, thing)
 
-    def _is_damaged_entry(self, root: Root, leaf: Leaf, data: bytes) -> bool:
+    def _is_damaged_entry(self, root: facts.Root, leaf: Leaf, data: bytes) -> bool:
         """Return whether a file belongs to the cache and is not of another version."""
         header, index = compute_cache.read_header(data), None
         with suppress(OSError):
@@ -259,7 +260,7 @@ def _is_entry(leaf: Leaf, index: bytes | None) -> bool:
 
 
 @contextmanager
-def _opened(store: Files, root: Root) -> Iterator[int | None]:
+def _opened(store: Files, root: facts.Root) -> Iterator[int | None]:
     """Open the root; ``None`` where it does not exist."""
     with ExitStack() as stack:
         try:
@@ -269,21 +270,21 @@ def _opened(store: Files, root: Root) -> Iterator[int | None]:
         yield folder
 
 
-def _has_index(store: Files, root: Root, folder: int) -> bool:
+def _has_index(store: Files, root: facts.Root, folder: int) -> bool:
     try:
         return status_of(folder, INDEX) is not None
     except OSError as error:
         raise Unreachable(store.name, f"cannot be read: {error.strerror}", root.path / INDEX) from error
 
 
-def _standing(store: Files, root: Root, folder: int | None = None) -> _Standing:
+def _standing(store: Files, root: facts.Root, folder: int | None = None) -> _Standing:
     """Return the entries of a root that are complete by their headers; ``folder`` is the root if it is open."""
     sizes: dict[int, int] = {}
     changes: dict[int, int] = {}
     unread: list[Path] = []
     tree = Tree(store.name, root.path, _SHAPE, folder)
     for leaf in tree.scan():
-        if isinstance(leaf, Problem):
+        if isinstance(leaf, facts.Problem):
             unread += [leaf.path] if leaf.hides else []
             continue
         try:

@@ -11,12 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from cachectl.layers.base import facts
-from cachectl.layers.base.facts import Condition, Hazard, Root, Scope, Severity, State
+from cachectl.layers.base import facts, switches
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import later, regex
 from cachectl.layers.base.parts import EntryFiles, Lookups
-from cachectl.layers.base.switches import Setting, diagnosed_settings, misread, nearly_full
 from cachectl.layers.host.drivers import driver_files
 
 #: What every process maps that has one of the stores open, whichever driver it uses.
@@ -43,17 +41,17 @@ _TRUE: Final = "1|t|true|y|yes"
 _FALSE: Final = "0|f|false|n|no"
 _ALSO_READ: Final = "names files that programs also take entries from: they are neither listed nor purged"
 _IGNORED: Final = "is not a boolean that Mesa knows, so it does nothing"
-_SETTINGS: Final = tuple(Setting(name, _TRUE, _FALSE, Severity.HARMLESS, _IGNORED) for name in _SWITCHES)
+_SETTINGS: Final = tuple(switches.Setting(name, _TRUE, _FALSE, facts.Severity.HARMLESS, _IGNORED) for name in _SWITCHES)
 #: Settings with an effect that few expect. The first two name read-only files of a single-file store beside its own
 #: (``src/util/fossilize_db.c``).
 _SURPRISES: Final = (
-    Setting("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS", "(?!)", "", Severity.HARMLESS, _ALSO_READ),
-    Setting("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS_DYNAMIC_LIST", "(?!)", "", Severity.HARMLESS, _ALSO_READ),
-    Setting(
+    switches.Setting("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS", "(?!)", "", facts.Severity.HARMLESS, _ALSO_READ),
+    switches.Setting("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS_DYNAMIC_LIST", "(?!)", "", facts.Severity.HARMLESS, _ALSO_READ),
+    switches.Setting(
         "MESA_GLSL_DISABLE_IO_OPT",
         "(?!)",
         f"(?!(?:{_TRUE})\\Z).*",
-        Severity.RECOMPILES,
+        facts.Severity.RECOMPILES,
         "switches the cache off in releases since 2025",
     ),
 )
@@ -74,30 +72,27 @@ class MesaShaderCache(Layer):
 
     name = "mesa"
     title = "Mesa shader cache (Rusticl)"
-    on_network = Hazard(
-        Severity.HARMLESS, "every lookup goes over the network, and the size is counted in a file that programs map"
+    on_network = facts.Hazard(
+        facts.Severity.HARMLESS,
+        "every lookup goes over the network, and the size is counted in a file that programs map",
     )
-    among_ranks = Hazard(
-        Severity.HARMLESS,
+    among_ranks = facts.Hazard(
+        facts.Severity.HARMLESS,
         "of those that compile the same at once, one stores it; a single file or a database they lock",
     )
+    lookups = MesaLookups()
     store: Any = later("cachectl.layers.mesa.store", "ShaderCache")
 
-    @property
-    def lookups(self) -> Lookups:
-        """How the lookups and stores of a run are observed."""
-        return MesaLookups()
-
-    # ------------------------------------------------------------------ where and whether
-
-    def roots(self) -> tuple[Root, ...]:
+    def roots(self) -> tuple[facts.Root, ...]:
         """Resolve as Mesa does when a device is first opened, the form in use first.
 
         Releases before 2025 ignore ``HOME`` and use the account's home folder. Where the two differ, both count.
         """
         order = sorted(FOLDERS, key=lambda role: role != self._store())
         return tuple(
-            Root(base / FOLDERS[role], Scope.USER, source, role) for base, source in self._bases() for role in order
+            facts.Root(base / FOLDERS[role], facts.Scope.USER, source, role)
+            for base, source in self._bases()
+            for role in order
         )
 
     def _bases(self) -> list[tuple[Path, str]]:
@@ -121,22 +116,26 @@ class MesaShaderCache(Layer):
         selected = (store for store, variable in _SELECTORS.items() if _is_true(self.environment.get(variable)))
         return next(selected, MULTI_FILE)
 
-    def state(self) -> State:
+    def state(self) -> facts.State:
         """Read the variables: a value that Mesa takes for true switches the cache off, and so does an empty place."""
         environment, (switch, value), (place, folder) = self.environment, self._first(_SWITCHES), self._first(_PLACES)
         if environment.platform == "win32":
-            return State(Condition.ABSENT, "Mesa keeps no cache on Windows")
+            return facts.State(facts.Condition.ABSENT, "Mesa keeps no cache on Windows")
         if _is_true(value):
-            return State(Condition.DISABLED, f"{switch}={value}")
+            return facts.State(facts.Condition.DISABLED, f"{switch}={value}")
         if place is not None and not folder:
-            return State(Condition.DISABLED, f"{place} is set but empty: Mesa finds no place for a cache; unset it")
+            return facts.State(
+                facts.Condition.DISABLED, f"{place} is set but empty: Mesa finds no place for a cache; unset it"
+            )
         drivers = driver_files(environment, _DRIVERS)
         if not drivers and not any(root.exists for root in self.roots()):
-            return State(Condition.ABSENT, "no OpenCL driver of Mesa is registered here, and none has left a cache")
+            return facts.State(
+                facts.Condition.ABSENT, "no OpenCL driver of Mesa is registered here, and none has left a cache"
+            )
         hint = "" if drivers else "; no OpenCL driver of Mesa is registered here"
         if drivers and not environment.get("RUSTICL_ENABLE"):
             hint = "; RUSTICL_ENABLE names no device, so there may be none"
-        return State(Condition.ENABLED, f"on by default{hint}", drivers)
+        return facts.State(facts.Condition.ENABLED, f"on by default{hint}", drivers)
 
     def switched(self, *, on: bool) -> facts.Switch:
         """Return the variable, which Mesa reads when a device is first opened, and unset its old name."""
@@ -153,10 +152,10 @@ class MesaShaderCache(Layer):
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables and the place, and a cache that is nearly full."""
         switch, _ = self._first(_SWITCHES)
-        yield from diagnosed_settings(self, (setting for setting in _SETTINGS if setting.variable == switch))
+        yield from switches.diagnosed_settings(self, (setting for setting in _SETTINGS if setting.variable == switch))
         yield from self._placed()
         yield from self._limited()
-        yield from diagnosed_settings(self, _SURPRISES)
+        yield from switches.diagnosed_settings(self, _SURPRISES)
 
     def _placed(self) -> Iterator[facts.Finding]:
         environment, (variable, value) = self.environment, self._first(_PLACES)
@@ -166,28 +165,30 @@ class MesaShaderCache(Layer):
             if len(self._bases()) > 1:
                 outcome = f"is not the home of the account, {environment.home}, which releases before 2025 use instead"
                 fix = f"export MESA_SHADER_CACHE_DIR={shlex.quote(str(self._bases()[0][0]))}"
-                yield misread(self, "HOME", Severity.HARMLESS, outcome, fix)
+                yield switches.misread(self, "HOME", facts.Severity.HARMLESS, outcome, fix)
         elif not value:
-            yield misread(self, variable, Severity.RECOMPILES, "is empty: Mesa finds no place and keeps nothing")
+            yield switches.misread(
+                self, variable, facts.Severity.RECOMPILES, "is empty: Mesa finds no place and keeps nothing"
+            )
         elif not Path(value).is_absolute():
             outcome = "is not absolute: Mesa makes a cache of its own in every folder it is started from"
             fix = f"export {variable}={shlex.quote(str(environment.absolute(value)))}"
-            yield misread(self, variable, Severity.RECOMPILES, outcome, fix)
+            yield switches.misread(self, variable, facts.Severity.RECOMPILES, outcome, fix)
         elif not Path(value).parent.is_dir():
             outcome = "has no parent folder, and releases before 2024 make only the last one: they keep nothing"
-            yield misread(self, variable, Severity.RECOMPILES, outcome, f"mkdir -p {shlex.quote(value)}")
+            yield switches.misread(self, variable, facts.Severity.RECOMPILES, outcome, f"mkdir -p {shlex.quote(value)}")
 
     def _limited(self) -> Iterator[facts.Finding]:
         variable, value = self._first(_SIZES)
         limit, plain = (_DEFAULT_CAP, True) if variable is None else read_limit(value)
         if variable is not None and not plain:
             outcome = f"is taken for {limit:,} bytes: any unit but K or M counts as gigabytes"
-            yield misread(self, variable, Severity.HARMLESS, outcome, f"export {variable}=1G")
+            yield switches.misread(self, variable, facts.Severity.HARMLESS, outcome, f"export {variable}=1G")
         for root in self.roots():
             counted = (self.store.indexed_bytes(root) if root.role == MULTI_FILE else None) or 0
             message = f"counts {counted:,} of at most {limit:,} bytes: Mesa drops entries to make room"
             fix = f"export {_SIZES[0]}={max(2, 2 * (limit >> 30))}G"
-            yield from nearly_full(self, counted, limit, message, fix, root=root.path)
+            yield from switches.nearly_full(self, counted, limit, message, fix, root=root.path)
 
 
 def _is_true(value: str | None) -> bool:

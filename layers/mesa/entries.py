@@ -163,6 +163,16 @@ def kernels(content: bytes) -> tuple[str, ...] | None:
     return tuple(sorted({match[1].decode("ascii") for match in _WRAPPED.finditer(content)})) or None
 
 
+def name_of(key: str) -> str:
+    """Return the name of an entry in a larger file."""
+    return key.replace("/", "")
+
+
+def key_of(name: str) -> str:
+    """Return the key of an entry of a larger file."""
+    return f"{name[:2]}/{name[2:]}"
+
+
 class Raw(NamedTuple):
     """An entry with its header, a function that reads it, and its checksum in a larger file, 0 if it has none."""
 

@@ -35,8 +35,6 @@ _NAME: Final = regex(rb"[0-9a-f]{40}")
 #: Magic number and version.
 _MAGIC: Final = b"\x81FOSSILIZEDB\0\0\0\x06"
 _MAGICS: Final = (_MAGIC, b"\x81FOSSILIZEDB\0\0\0\x05")
-#: Magic number without the version.
-_ANY_MAGIC: Final = _MAGIC[:-1]
 #: Packed length, kind of packing, checksum, unpacked length.
 _HEADER: Final = struct.Struct("<IIII")
 _PLAIN: Final = 1
@@ -98,7 +96,7 @@ class Fossilize:
 
     def complaint(self, data: bytes, index: bytes) -> str | None:
         """Return why Mesa would not use a pair, given its heads; ``None`` if it would. It fills an empty index."""
-        if any(head[:-1] == _ANY_MAGIC and head[-1] and head not in _MAGICS for head in (index, data)):
+        if any(head[:-1] == _MAGIC[:-1] and head[-1] and head not in _MAGICS for head in (index, data)):
             return entries.FOREIGN
         for what, head in (("index", index), ("data file", data)):
             if head and head not in _MAGICS:
@@ -214,8 +212,6 @@ class Pair:
         """The data file."""
         return self.root.joinpath(*self.folder, self.form.data_name)
 
-    # ------------------------------------------------------------------ reading
-
     def blobs(self) -> list[Blob]:
         """Return the entries. A later one replaces an earlier one of the same name, as in Mesa's table."""
         with self._opened(write=False) as files:
@@ -251,8 +247,6 @@ class Pair:
                 if blob is not None and blob.end <= end:
                     found[blob.name] = blob
         return list(found.values())
-
-    # ------------------------------------------------------------------ changing
 
     def remove(self, stamps: Mapping[str, tuple[int, ...]]) -> facts.Outcome:
         """Remove the entries of these names that have not changed. Raises :class:`LayerError` before any change."""
@@ -366,8 +360,6 @@ class Pair:
         write_all(index, (records,), self.form.head)
         cut(index, self.form.head + len(records))
 
-    # ------------------------------------------------------------------ the files
-
     def _bytes(self, files: _Open) -> int:
         found = (status_of(files.folder, name) for name in (self.form.data_name, self.form.index_name))
         return sum(status.st_size for status in found if status is not None)
@@ -435,13 +427,8 @@ class Pair:
                 release_flock(handle)
 
 
-def key_of(name: str) -> str:
-    """Return the key of an entry of a larger file."""
-    return f"{name[:2]}/{name[2:]}"
-
-
 def _notes(reasons: Mapping[str, str]) -> tuple[facts.Note, ...]:
-    return tuple(facts.Note(key_of(name), why) for name, why in reasons.items())
+    return tuple(facts.Note(entries.key_of(name), why) for name, why in reasons.items())
 
 
 def _write_heads(files: _Open, head: bytes) -> None:

@@ -15,7 +15,6 @@ from typing import Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Refused, Unreachable
-from cachectl.layers.base.facts import Entry, Found, Orphan, Problem, Root, Severity
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import counting, each_part, remove_counted, unreadable
 from cachectl.layers.disk.plain import open_plain, read_plain
@@ -24,8 +23,8 @@ from cachectl.layers.disk.trust import belonging_to, owner_of
 from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.mesa import entries
 from cachectl.layers.mesa.cache import DATABASE, FOLDERS, MULTI_FILE, OPENED, SINGLE_FILE
-from cachectl.layers.mesa.entries import Owners, Raw, kernels_in, raw_of
-from cachectl.layers.mesa.pairs import Blob, Database, Format, Fossilize, Pair, key_of
+from cachectl.layers.mesa.entries import Owners, Raw, kernels_in, key_of, name_of, raw_of
+from cachectl.layers.mesa.pairs import Blob, Database, Format, Fossilize, Pair
 from cachectl.layers.stores.tree import Leaf, Shape, Tree, always, scan_each
 from cachectl.layers.stores.tree_store import TreeStore
 
@@ -63,13 +62,13 @@ class ShaderCache(TreeStore):
     forms = ("mesa-entry/1",)
     file_mode = 0o644
 
-    def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
+    def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
         """Compare with the names of entries, files and temporaries."""
         return any(shape.owns(parts) for shape in _SHAPES[root.role])
 
     # ------------------------------------------------------------------ listing
 
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+    def scan(self, root: facts.Root, *, contents: bool = True) -> Iterator[facts.Found]:
         """Yield entries, each with its owner; only ``contents`` unpacks kernel names."""
         raws: list[Raw] = []
         for found in self._raws(root):
@@ -80,15 +79,15 @@ class ShaderCache(TreeStore):
         whose = Owners(raws)
         for raw in raws:
             if raw.header is None:
-                yield Problem(root.path / raw.entry.key, "damaged", f"has no header of an entry: {_NEVER}")
+                yield facts.Problem(root.path / raw.entry.key, "damaged", f"has no header of an entry: {_NEVER}")
             yield whose.entry(raw, contents=contents)
         for path, error in whose.unread.items():
-            yield Problem(path, "unreadable", error.message)
+            yield facts.Problem(path, "unreadable", error.message)
 
-    def _raws(self, root: Root) -> Iterator[Raw | Found]:
+    def _raws(self, root: facts.Root) -> Iterator[Raw | facts.Found]:
         """Yield the entries of any form, and everything else in a root."""
         for tree, leaf in self._trees(root):
-            if isinstance(leaf, Problem):
+            if isinstance(leaf, facts.Problem):
                 yield leaf
             elif leaf.orphan_rule is not None:
                 yield leaf.orphan(root.path)
@@ -104,53 +103,53 @@ class ShaderCache(TreeStore):
                     else:
                         yield from self._packed(root, leaf)
                 except LayerError as error:
-                    yield Problem(root.path / leaf.key, "unreadable", error.message)
+                    yield facts.Problem(root.path / leaf.key, "unreadable", error.message)
 
-    def _packed(self, root: Root, leaf: Leaf) -> Iterator[Raw | Found]:
+    def _packed(self, root: facts.Root, leaf: Leaf) -> Iterator[Raw | facts.Found]:
         """Yield the entries of a data file, and the rest of it. Raises :class:`LayerError` if it is unreadable."""
         pair = self.pair_of(root, leaf.key)
         if (why := pair.damage()) is not None:
-            yield Problem(pair.path, "foreign" if why == entries.FOREIGN else "damaged", why)
+            yield facts.Problem(pair.path, "foreign" if why == entries.FOREIGN else "damaged", why)
         rest = leaf.bytes
         for blob in pair.blobs():
             rest -= blob.length
-            entry = Entry(
+            entry = facts.Entry(
                 self.name, key_of(blob.name), root.path, blob.length, 0, written_before=leaf.modified, stamp=blob.stamp
             )
             yield raw_of(entry, partial(pair.read, blob), blob.checksum)
         yield facts.Housekeeping(leaf.key, root.path, rest, 1, leaf.modified, disk=leaf.disk)
 
-    def tree_of(self, root: Root, key: str = "", shape: Shape = _ENTRIES) -> Tree:
+    def tree_of(self, root: facts.Root, key: str = "", shape: Shape = _ENTRIES) -> Tree:
         """Return the tree of the files of one shape."""
         del key
         return Tree(self.name, root.path, shape)
 
-    def _trees(self, root: Root) -> Iterator[tuple[Tree, Leaf | Problem]]:
+    def _trees(self, root: facts.Root) -> Iterator[tuple[Tree, Leaf | facts.Problem]]:
         return scan_each(self.tree_of(root, shape=shape) for shape in _SHAPES[root.role])
 
-    def _form(self, root: Root) -> Format:
+    def _form(self, root: facts.Root) -> Format:
         return Fossilize() if root.role == SINGLE_FILE else Database()
 
-    def _is_data(self, root: Root, key: str) -> bool:
+    def _is_data(self, root: facts.Root, key: str) -> bool:
         return root.role != MULTI_FILE and key.rpartition("/")[2] == self._form(root).data_name
 
-    def pair_of(self, root: Root, key: str) -> Pair:
+    def pair_of(self, root: facts.Root, key: str) -> Pair:
         """Return the pair of files that a file belongs to."""
         folder = tuple(key.split("/")[:-1])
         return Pair(self._form(root), self.name, root.path, folder, lock_timeout=self.environment.lock_timeout)
 
-    def pairs(self, root: Root) -> list[Pair]:
+    def pairs(self, root: facts.Root) -> list[Pair]:
         """Return every pair of files in a root. Raises :class:`Unreachable` if one may have been overlooked."""
         found = []
         for _, leaf in self._trees(root):
-            if isinstance(leaf, Problem):
+            if isinstance(leaf, facts.Problem):
                 if leaf.hides:
                     raise Unreachable(self.name, leaf.message, leaf.path)
             elif leaf.orphan_rule is None and self._is_data(root, leaf.key):
                 found.append(self.pair_of(root, leaf.key))
         return found
 
-    def located(self, root: Root, name: str) -> tuple[Pair, Blob] | None:
+    def located(self, root: facts.Root, name: str) -> tuple[Pair, Blob] | None:
         """Find an entry among the pairs of a root."""
         found = ((pair, blob) for pair in self.pairs(root) for blob in pair.blobs() if blob.name == name)
         return next(found, None)
@@ -161,7 +160,7 @@ class ShaderCache(TreeStore):
         """Compare with the pattern of entries."""
         return _ENTRIES.accepts(key)
 
-    def read(self, root: Root, key: str) -> facts.Artifact | None:
+    def read(self, root: facts.Root, key: str) -> facts.Artifact | None:
         """Read an entry with its header, which has the same bytes in all forms."""
         if not _ENTRIES.accepts(key):
             return None
@@ -184,11 +183,11 @@ class ShaderCache(TreeStore):
             raise Damaged(self.name, complaint, key)
         return {"": artifact.data}
 
-    def changing(self, root: Root) -> AbstractContextManager[None]:
+    def changing(self, root: facts.Root) -> AbstractContextManager[None]:
         """Keep the size in the index right."""
         return counting(self.name, root.path / "index", partial(self._recount, root))
 
-    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
+    def write(self, root: facts.Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
         """Place an entry into the form in use."""
         if root.role == MULTI_FILE:
             super().write(root, key, artifact, replace=replace)
@@ -205,12 +204,12 @@ class ShaderCache(TreeStore):
         return belonging_to(owner) if owner else None
 
     def _write_together(
-        self, root: Root, artifacts: Sequence[facts.Artifact]
+        self, root: facts.Root, artifacts: Sequence[facts.Artifact]
     ) -> Mapping[str, bool | LayerError | OSError]:
         # Entries of larger files are placed one by one.
         return super()._write_together(root, artifacts) if root.role == MULTI_FILE else {}
 
-    def pair_for(self, root: Root, data: bytes, name: str) -> Pair:
+    def pair_for(self, root: facts.Root, data: bytes, name: str) -> Pair:
         """Return the pair of files that has an entry, else that in which Mesa would look for it."""
         found = self.located(root, name)
         if found is not None:
@@ -241,28 +240,28 @@ class ShaderCache(TreeStore):
         for target in targets:
             age = now - (target.modified or now)
             reason = None
-            if isinstance(target, Orphan) and target.idle_only and users != ():
+            if isinstance(target, facts.Orphan) and target.idle_only and users != ():
                 if any(shape.accepts(target.key) for shape in _PAIRED):
                     reason = f"may be open in {process_names(users)}"
                 elif age <= _REST_TIME:
                     reason = f"changed {max(0, age):.0f} s ago, and Mesa is in use by {process_names(users)}"
             yield target, reason
 
-    def _without_kernel(self, targets: Iterable[facts.Removable]) -> Iterator[Entry]:
+    def _without_kernel(self, targets: Iterable[facts.Removable]) -> Iterator[facts.Entry]:
         """Yield the entries of OpenCL that nothing could recognise without the targets."""
         going: dict[Path, set[str]] = {}
         for target in targets:
-            if isinstance(target, Entry) and target.guest is None:
+            if isinstance(target, facts.Entry) and target.guest is None:
                 going.setdefault(target.root, set()).add(target.key)
         for path, keys in going.items():
             role = next(role for role, folder in FOLDERS.items() if folder == path.name)
-            found = list(self._raws(Root(path, facts.Scope.USER, "", role)))
+            found = list(self._raws(facts.Root(path, facts.Scope.USER, "", role)))
             # A kernel that cannot be read may remain.
-            if not any(isinstance(thing, Problem) and thing.hides for thing in found):
+            if not any(isinstance(thing, facts.Problem) and thing.hides for thing in found):
                 raws = (raw for raw in found if isinstance(raw, Raw))
                 yield from Owners(raws).without_kernel(keys)
 
-    def remove(self, root: Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
+    def remove(self, root: facts.Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Unlink entries and count the size again; in larger files, remove them under the lock of their file."""
         if root.role == MULTI_FILE:
             return remove_counted(self.name, self.changing(root), lambda _: self._remove_entries(root, targets))
@@ -288,7 +287,7 @@ class ShaderCache(TreeStore):
             facts.Outcome(self.name, failed=notes) if trouble else facts.Outcome(self.name, skipped=notes)
         )
 
-    def _remove_entries(self, root: Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
+    def _remove_entries(self, root: facts.Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Remove a kernel of each driver and device last, and only if everything else could be removed.
 
         Without a kernel nothing shows whose they are, so after an interruption no purge would remove them.
@@ -301,7 +300,7 @@ class ShaderCache(TreeStore):
             return outcome.plus(facts.Outcome(self.name, skipped=tuple(facts.Note(key, _KEPT) for key in sorted(last))))
         return outcome.plus(self._remove_files(root, [target for target in targets if target.key in last]))
 
-    def _remove_files(self, root: Root, targets: Iterable[facts.Removable]) -> facts.Outcome:
+    def _remove_files(self, root: facts.Root, targets: Iterable[facts.Removable]) -> facts.Outcome:
         """Remove files by their shapes; any tree removes cachectl's own."""
         tidy = always if using(OPENED, processes=self.environment.processes) == () else None
         groups: dict[Shape, list[facts.Removable]] = {}
@@ -313,7 +312,7 @@ class ShaderCache(TreeStore):
         )
         return each_part(self.name, removals)
 
-    def _recount(self, root: Root) -> None:
+    def _recount(self, root: facts.Root) -> None:
         """Write the true size into the index, to which Mesa only adds, and by which it decides when to drop entries."""
         try:
             handle = open_plain(root.path / "index", flags=os.O_RDWR)
@@ -327,7 +326,7 @@ class ShaderCache(TreeStore):
         finally:
             os.close(handle)
 
-    def _held(self, root: Root) -> int:
+    def _held(self, root: facts.Root) -> int:
         """Return the bytes that the entries take on the disk, as Mesa counts them. Raises :class:`Unreachable`."""
         total = 0
         for leaf in self.tree_of(root).scan():
@@ -340,18 +339,20 @@ class ShaderCache(TreeStore):
 
     # ------------------------------------------------------------------ verify
 
-    def verify(self, root: Root) -> Iterator[facts.Finding]:
+    def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
         """Check header and checksum of every entry of any driver: Mesa repairs none of them."""
         effect = _DROPS if root.role == DATABASE else _NEVER
         for found in self._raws(root):
-            if isinstance(found, Problem):
+            if isinstance(found, facts.Problem):
                 whole = found.code == "damaged" and root.role != MULTI_FILE
                 yield from self._broken(root, found) if whole else [self.to_finding(root, found)]
             elif isinstance(found, Raw):
                 try:
                     data = found.read()
                     if data is not None and entries.is_foreign(data):
-                        yield self.to_finding(root, Problem(root.path / found.entry.key, "foreign", entries.FOREIGN))
+                        yield self.to_finding(
+                            root, facts.Problem(root.path / found.entry.key, "foreign", entries.FOREIGN)
+                        )
                         continue
                     complaint = None if data is None else entries.complaint(data)
                     if data is not None and complaint is None and found.checksum not in (0, entries.checksum(data)):
@@ -365,12 +366,12 @@ class ShaderCache(TreeStore):
                     key, message = found.entry.key, f"{complaint}: {effect}"
                     fix = f"cachectl purge --damaged {self.name}"
                     yield facts.Finding(
-                        self.name, root.path, key, Severity.RECOMPILES, "damaged", message, fix, found.entry
+                        self.name, root.path, key, facts.Severity.RECOMPILES, "damaged", message, fix, found.entry
                     )
         if root.role == MULTI_FILE:
             yield from self._drifted(root)
 
-    def _broken(self, root: Root, problem: Problem) -> Iterator[facts.Finding]:
+    def _broken(self, root: facts.Root, problem: facts.Problem) -> Iterator[facts.Finding]:
         """Yield a finding for both files of a pair, since one without the other has the same effect."""
         folder = problem.path.parent.relative_to(root.path)
         form = self._form(root)
@@ -379,9 +380,11 @@ class ShaderCache(TreeStore):
             leaf = self.tree_of(root, shape=shape_of(root, key)).find(key)
             thing = None if leaf is None else leaf.orphan(root.path, problem.message)
             fix = f"cachectl purge --damaged {self.name}"
-            yield facts.Finding(self.name, root.path, key, Severity.RECOMPILES, "file", problem.message, fix, thing)
+            yield facts.Finding(
+                self.name, root.path, key, facts.Severity.RECOMPILES, "file", problem.message, fix, thing
+            )
 
-    def _drifted(self, root: Root) -> Iterator[facts.Finding]:
+    def _drifted(self, root: facts.Root) -> Iterator[facts.Finding]:
         try:
             counted = self.indexed_bytes(root)
             held = 0 if counted is None else self._held(root)
@@ -391,9 +394,9 @@ class ShaderCache(TreeStore):
         if counted is not None and counted > 2 * held + _TOLERANCE:
             message = f"counts {counted:,} bytes where {held:,} are: Mesa drops entries too early"
             fix = "nothing: the next put or purge in this layer counts again"
-            yield facts.Finding(self.name, root.path, "index", Severity.WASTES, "index", message, fix)
+            yield facts.Finding(self.name, root.path, "index", facts.Severity.WASTES, "index", message, fix)
 
-    def indexed_bytes(self, root: Root) -> int | None:
+    def indexed_bytes(self, root: facts.Root) -> int | None:
         """Return the bytes that the index counts; ``None`` if there is no index. Raises :class:`OSError`."""
         try:
             data = read_plain(root.path / "index", limit=_INDEX.size)
@@ -404,12 +407,7 @@ class ShaderCache(TreeStore):
         return _INDEX.unpack(data)[0] if len(data) == _INDEX.size else None
 
 
-def shape_of(root: Root, key: str) -> Shape:
+def shape_of(root: facts.Root, key: str) -> Shape:
     """Return the shape of a file by its key."""
     shapes = _SHAPES[root.role]
     return next((shape for shape in shapes if shape.accepts(key)), shapes[0])
-
-
-def name_of(key: str) -> str:
-    """Return the name of an entry in a larger file."""
-    return key.replace("/", "")

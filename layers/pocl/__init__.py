@@ -13,14 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from cachectl.layers.base import facts
-from cachectl.layers.base.declarations import Odd, Rule, Rules
+from cachectl.layers.base import declarations, facts, parts, switches
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Condition, Entry, Hazard, Removable, Root, Scope, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import later, regex
-from cachectl.layers.base.parts import Compilation, Facts, Lookups, Portability, Tagging
-from cachectl.layers.base.switches import Setting, diagnosed_settings, misread
 from cachectl.layers.disk.presence import is_there
 from cachectl.layers.host.distributions import PYOPENCL_INCLUDES, pyopencl_includes
 from cachectl.layers.host.drivers import driver_files, only_library, several_drivers
@@ -34,28 +30,32 @@ _BITCODE: Final = "program.bc"
 # Where the answer of statx has the time of birth: seconds, then nanoseconds (linux/stat.h, linux/fcntl.h).
 _HERE, _NO_FOLLOW, _BIRTH, _BIRTH_AT, _STATX_SIZE = -100, 0x100, 0x800, 80, 256
 
-PLACES: Final = Rules(
+PLACES: Final = declarations.Rules(
     "POCL_CACHE_DIR",
     linux=(
-        Rule("POCL_CACHE_DIR", empty=Odd.NOWHERE),
-        Rule("XDG_CACHE_HOME", "pocl"),
-        Rule("HOME", ".cache/pocl", empty=Odd.TOP, source="default (HOME)"),
+        declarations.Rule("POCL_CACHE_DIR", empty=declarations.Odd.NOWHERE),
+        declarations.Rule("XDG_CACHE_HOME", "pocl"),
+        declarations.Rule("HOME", ".cache/pocl", empty=declarations.Odd.TOP, source="default (HOME)"),
     ),
-    windows=(Rule("POCL_CACHE_DIR", empty=Odd.NOWHERE), Rule("LOCALAPPDATA", "pocl"), Rule("TEMP", "pocl")),
+    windows=(
+        declarations.Rule("POCL_CACHE_DIR", empty=declarations.Odd.NOWHERE),
+        declarations.Rule("LOCALAPPDATA", "pocl"),
+        declarations.Rule("TEMP", "pocl"),
+    ),
 )
 _SETTINGS: Final = (
-    Setting(
+    switches.Setting(
         "POCL_KERNEL_CACHE",
         "n|no|f|false|off|0",
         "1.*",
-        Severity.RECOMPILES,
+        facts.Severity.RECOMPILES,
         "switches the cache off: only a value that begins with 1 means on",
         "export POCL_KERNEL_CACHE=1",
     ),
 )
 
 
-def roots_in(environment: Environment) -> tuple[Root, ...]:
+def roots_in(environment: Environment) -> tuple[facts.Root, ...]:
     """Resolve as PoCL does when its first device is opened.
 
     ``POCL_CACHE_DIR`` is used as it stands, with the cache on or off; every other rule appends a leaf for each.
@@ -67,14 +67,113 @@ def roots_in(environment: Environment) -> tuple[Root, ...]:
         place = Path("/tmp/pocl"), _NO_HOME  # noqa: S108 - PoCL's own rule
     path, source = place
     if environment.platform == "win32" or source == "POCL_CACHE_DIR":
-        return (Root(path, Scope.USER, source, "kcache"),)
-    return tuple(Root(path / leaf, Scope.USER, source, leaf) for leaf in ("kcache", "uncached"))
+        return (facts.Root(path, facts.Scope.USER, source, "kcache"),)
+    return tuple(facts.Root(path / leaf, facts.Scope.USER, source, leaf) for leaf in ("kcache", "uncached"))
 
 
 def switched_on(environment: Environment) -> bool | None:
     """Return whether the variable switches the cache on: only a value that begins with 1 does; ``None`` if unset."""
     value = environment.get("POCL_KERNEL_CACHE")
     return None if value is None else value.startswith("1")
+
+
+class PoclPortability(parts.Portability):
+    """PoCL hashes options with its version, LLVM and the processor (``lib/CL/pocl_cache.c``)."""
+
+    deciding: ClassVar[Mapping[str, str]] = {
+        "PoCL": "PoCL's version is part of every key",
+        "processor": "the code is another processor's, which some builds of PoCL would run all the same",
+        "processor features": "the code is another processor's, which some builds of PoCL would run all the same",
+        PYOPENCL_INCLUDES: "PyOpenCL names its folder in the options of every build, which PoCL's keys are made from",
+    }
+    needed = ("PoCL library", "processor features")
+    informing = ("pyopencl",)
+
+    def facts(self, environment: Environment) -> parts.Facts:
+        """Return versions, the name of the library (which bears a version or a digest), and the processor.
+
+        The version is that of the wheel, which is known to have built the entries if no other PoCL is registered.
+        """
+        library = only_library(environment, "PoCL")
+        real = None if library is None else Path(library).resolve()
+        of_wheel = real is not None and any(real.is_relative_to(site.resolve()) for site in environment.site)
+        model, features = processor(environment)
+        return {
+            "PoCL": environment.installed("pocl-binary-distribution") if of_wheel else None,
+            "PoCL library": None if real is None else real.name,
+            "processor": model,
+            "processor features": features,
+            "pyopencl": environment.installed("pyopencl"),
+            PYOPENCL_INCLUDES: pyopencl_includes(environment.site),
+        }
+
+
+def _is_folder(item: os.DirEntry[str]) -> bool:
+    return item.is_dir(follow_symlinks=False)
+
+
+class PoclLookups(parts.Lookups):
+    """PoCL prints what it looks up and stores, if its messages are on while it builds."""
+
+    by = "PoCL's own messages"
+    listeners: Mapping[str, Path] = dict.fromkeys(_PLATFORMS, Path(__file__).parents[1] / "inside" / "pocl_messages.py")
+    mapped = ("/libpocl",)
+    keeps_use = True
+
+    def weigh(self, path: str) -> int | None:
+        """Return the bytes of a program's folder; with its cache off, PoCL removes the program that it has written."""
+        if not os.path.exists(os.path.join(path, _BITCODE)):
+            return None
+        try:
+            return sum(item.stat().st_size for item in Path(path).rglob("*") if item.is_file())
+        except OSError:
+            return 0
+
+    def compilations(self, path: str) -> tuple[parts.Compilation, ...]:
+        """Read the times of a program's folder, which PoCL makes when it has missed.
+
+        A kernel is compiled for each shape of its work-groups when it is first launched with it.
+        """
+        try:
+            born, compiled = birth_time(path), os.stat(os.path.join(path, _BITCODE)).st_mtime
+            found: list[parts.Compilation] = [] if born is None else [(None, born, compiled)]
+            for kernel in filter(_is_folder, os.scandir(path)):
+                for shape in filter(_is_folder, os.scandir(kernel)):
+                    objects = (item for item in os.scandir(shape) if item.name.endswith(".so"))
+                    found += [(kernel.name, None, item.stat().st_ctime) for item in objects]
+        except OSError:
+            return ()
+        return tuple(found)
+
+    def other_output(self, heard: bytes) -> bytes:
+        """Return the output that is not PoCL's."""
+        from cachectl.layers.inside.pocl_messages import Messages
+
+        return Messages(heard).others
+
+    def difference(self, alike: Sequence[facts.Entry], event: Mapping[str, Any]) -> str:
+        """Return an explanation that names the inputs of PoCL's keys."""
+        del alike, event
+        return "a program with this kernel is there, but its source, build options or device differ"
+
+
+def birth_time(path: str) -> float | None:
+    """Return when a file or folder was made, in epoch seconds, which ``os.stat`` does not say on Linux.
+
+    ``None`` if the system does not keep it. Links are not followed.
+    """
+    import ctypes
+    import struct
+
+    # glibc has the function since 2.28, and musl since 1.2.5.
+    statx = getattr(ctypes.CDLL(None), "statx", None) if os.name == "posix" else None
+    answer = ctypes.create_string_buffer(_STATX_SIZE)
+    if statx is None or statx(_HERE, os.fsencode(path), _NO_FOLLOW, _BIRTH, answer) != 0:
+        return None
+    if not struct.unpack_from("=I", answer)[0] & _BIRTH:
+        return None
+    seconds, nanoseconds = struct.unpack_from("=qI", answer, _BIRTH_AT)
+    return int(seconds) + int(nanoseconds) / 1e9
 
 
 class PoclKernels(Layer):
@@ -84,51 +183,45 @@ class PoclKernels(Layer):
     title = "PoCL kernel cache"
     distributions = ("pocl-binary-distribution",)
     reveals = "paths of your home, in bitcode"
-    on_network = Hazard(
-        Severity.HARMLESS,
+    on_network = facts.Hazard(
+        facts.Severity.HARMLESS,
         "every lookup goes over the network, and some builds of PoCL load what another kind of processor compiled",
     )
-    among_ranks = Hazard(
-        Severity.RISKS,
+    among_ranks = facts.Hazard(
+        facts.Severity.RISKS,
         "PoCL before 6.0 removes a program before it replaces it, so those that build it at once may not find it",
     )
-    when_closed = Hazard(Severity.FAILS, "PoCL can build no program")
+    when_closed = facts.Hazard(facts.Severity.FAILS, "PoCL can build no program")
     places = PLACES
+    portability = PoclPortability()
+    lookups = PoclLookups()
     store: Any = later("cachectl.layers.pocl.programs", "Programs")
 
     @property
-    def portability(self) -> Portability:
-        """The facts that decide whether a program elsewhere can hit an entry."""
-        return PoclPortability()
-
-    @property
-    def lookups(self) -> Lookups:
-        """How the lookups and stores of a run are observed."""
-        return PoclLookups()
-
-    @property
-    def tagging(self) -> Tagging:
+    def tagging(self) -> parts.Tagging:
         """How entries of tagged builds are recognised."""
         return PoclTagging(self.store)
 
-    def roots(self) -> tuple[Root, ...]:
+    def roots(self) -> tuple[facts.Root, ...]:
         """Resolve as PoCL does when its first device is opened."""
         return roots_in(self.environment)
 
-    def state(self) -> State:
+    def state(self) -> facts.State:
         """Read the variables: only a value that begins with 1 means on."""
         environment = self.environment
         if environment.get("POCL_CACHE_DIR") == "":
-            return State(Condition.DISABLED, "POCL_CACHE_DIR is set but empty: PoCL finds no device; unset it")
+            return facts.State(
+                facts.Condition.DISABLED, "POCL_CACHE_DIR is set but empty: PoCL finds no device; unset it"
+            )
         if switched_on(environment) is False:
             value = environment.get("POCL_KERNEL_CACHE")
             hint = "" if value == "0" else " (only a value that begins with 1 means on)"
-            return State(Condition.DISABLED, f"POCL_KERNEL_CACHE={value}{hint}")
+            return facts.State(facts.Condition.DISABLED, f"POCL_KERNEL_CACHE={value}{hint}")
         drivers = driver_files(environment, ("PoCL",))
         if not drivers and not any(root.exists for root in self.roots()):
-            return State(Condition.ABSENT, "no PoCL driver is registered here, and none has left a cache")
+            return facts.State(facts.Condition.ABSENT, "no PoCL driver is registered here, and none has left a cache")
         why = "on by default" if switched_on(environment) is None else "POCL_KERNEL_CACHE=1"
-        return State(Condition.ENABLED, why, drivers)
+        return facts.State(facts.Condition.ENABLED, why, drivers)
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables, and several drivers."""
@@ -136,12 +229,12 @@ class PoclKernels(Layer):
         variable = "XDG_CACHE_HOME" if self.environment.get("POCL_CACHE_DIR") is None else "POCL_CACHE_DIR"
         value = self.environment.get(variable)
         if value == "" and variable == "POCL_CACHE_DIR":
-            yield misread(self, variable, Severity.FAILS, "leaves PoCL without a device")
+            yield switches.misread(self, variable, facts.Severity.FAILS, "leaves PoCL without a device")
         elif value and self.environment.platform != "win32" and not Path(value).is_absolute():
             outcome = "is not absolute: PoCL makes a cache of its own in every folder it is started from"
             fix = f"export {variable}={shlex.quote(str(self.environment.absolute(value)))}"
-            yield misread(self, variable, Severity.RECOMPILES, outcome, fix)
-        yield from diagnosed_settings(self, _SETTINGS)
+            yield switches.misread(self, variable, facts.Severity.RECOMPILES, outcome, fix)
+        yield from switches.diagnosed_settings(self, _SETTINGS)
 
     def switched(self, *, on: bool) -> facts.Switch:
         """Return the variable, which PoCL reads once, when its first device is opened."""
@@ -151,7 +244,7 @@ class PoclKernels(Layer):
         """Return PoCL's own variable; PoCL makes the folder."""
         return facts.Switch(self.name, self.places.moved(self.name, folder), read_at_load=LIBRARIES)
 
-    def required_roots(self) -> tuple[Root, ...]:
+    def required_roots(self) -> tuple[facts.Root, ...]:
         """Return the folders that were removed while a running PoCL still uses them: its later builds would fail."""
         missing = [root for root in self.roots() if not is_there(root.path)]
         if not missing:
@@ -203,90 +296,7 @@ def _may_use(number: int, root: Path, environment: Environment) -> bool:
         return True
 
 
-# ---------------------------------------------------------------------- portability, lookups, tagged builds
-
-
-class PoclPortability(Portability):
-    """PoCL hashes options with its version, LLVM and the processor (``lib/CL/pocl_cache.c``)."""
-
-    deciding: ClassVar[Mapping[str, str]] = {
-        "PoCL": "PoCL's version is part of every key",
-        "processor": "the code is another processor's, which some builds of PoCL would run all the same",
-        "processor features": "the code is another processor's, which some builds of PoCL would run all the same",
-        PYOPENCL_INCLUDES: "PyOpenCL names its folder in the options of every build, which PoCL's keys are made from",
-    }
-    needed = ("PoCL library", "processor features")
-    informing = ("pyopencl",)
-
-    def facts(self, environment: Environment) -> Facts:
-        """Return versions, the name of the library (which bears a version or a digest), and the processor.
-
-        The version is that of the wheel, which is known to have built the entries if no other PoCL is registered.
-        """
-        library = only_library(environment, "PoCL")
-        real = None if library is None else Path(library).resolve()
-        of_wheel = real is not None and any(real.is_relative_to(site.resolve()) for site in environment.site)
-        model, features = processor(environment)
-        return {
-            "PoCL": environment.installed("pocl-binary-distribution") if of_wheel else None,
-            "PoCL library": None if real is None else real.name,
-            "processor": model,
-            "processor features": features,
-            "pyopencl": environment.installed("pyopencl"),
-            PYOPENCL_INCLUDES: pyopencl_includes(environment.site),
-        }
-
-
-def _is_folder(item: os.DirEntry[str]) -> bool:
-    return item.is_dir(follow_symlinks=False)
-
-
-class PoclLookups(Lookups):
-    """PoCL prints what it looks up and stores, if its messages are on while it builds."""
-
-    by = "PoCL's own messages"
-    listeners: Mapping[str, Path] = dict.fromkeys(_PLATFORMS, Path(__file__).parents[1] / "inside" / "pocl_messages.py")
-    mapped = ("/libpocl",)
-    keeps_use = True
-
-    def weigh(self, path: str) -> int | None:
-        """Return the bytes of a program's folder; with its cache off, PoCL removes the program that it has written."""
-        if not os.path.exists(os.path.join(path, _BITCODE)):
-            return None
-        try:
-            return sum(item.stat().st_size for item in Path(path).rglob("*") if item.is_file())
-        except OSError:
-            return 0
-
-    def compilations(self, path: str) -> tuple[Compilation, ...]:
-        """Read the times of a program's folder, which PoCL makes when it has missed.
-
-        A kernel is compiled for each shape of its work-groups when it is first launched with it.
-        """
-        try:
-            born, compiled = birth_time(path), os.stat(os.path.join(path, _BITCODE)).st_mtime
-            found: list[Compilation] = [] if born is None else [(None, born, compiled)]
-            for kernel in filter(_is_folder, os.scandir(path)):
-                for shape in filter(_is_folder, os.scandir(kernel)):
-                    objects = (item for item in os.scandir(shape) if item.name.endswith(".so"))
-                    found += [(kernel.name, None, item.stat().st_ctime) for item in objects]
-        except OSError:
-            return ()
-        return tuple(found)
-
-    def other_output(self, heard: bytes) -> bytes:
-        """Return the output that is not PoCL's."""
-        from cachectl.layers.inside.pocl_messages import Messages
-
-        return Messages(heard).others
-
-    def difference(self, alike: Sequence[Entry], event: Mapping[str, Any]) -> str:
-        """Return an explanation that names the inputs of PoCL's keys."""
-        del alike, event
-        return "a program with this kernel is there, but its source, build options or device differ"
-
-
-class PoclTagging(Tagging):
+class PoclTagging(parts.Tagging):
     """PoCL keeps the names of constants in bitcode, and in the log of a build that failed."""
 
     drivers = LIBRARIES
@@ -297,26 +307,7 @@ class PoclTagging(Tagging):
         self._store = store
 
     def find_tagged(
-        self, root: Root, tag: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[Removable, str]]:
+        self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[facts.Removable, str]]:
         """Look for the tag in the bitcode, and in the log of a build that failed."""
         yield from self._store.find_tagged(root, tag, since, known)
-
-
-def birth_time(path: str) -> float | None:
-    """Return when a file or folder was made, in epoch seconds, which ``os.stat`` does not say on Linux.
-
-    ``None`` if the system does not keep it. Links are not followed.
-    """
-    import ctypes
-    import struct
-
-    # glibc has the function since 2.28, and musl since 1.2.5.
-    statx = getattr(ctypes.CDLL(None), "statx", None) if os.name == "posix" else None
-    answer = ctypes.create_string_buffer(_STATX_SIZE)
-    if statx is None or statx(_HERE, os.fsencode(path), _NO_FOLLOW, _BIRTH, answer) != 0:
-        return None
-    if not struct.unpack_from("=I", answer)[0] & _BIRTH:
-        return None
-    seconds, nanoseconds = struct.unpack_from("=qI", answer, _BIRTH_AT)
-    return int(seconds) + int(nanoseconds) / 1e9

@@ -14,7 +14,6 @@ from typing import Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
-from cachectl.layers.base.facts import Problem, Removable, Root, Severity
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.store import unreadable
@@ -72,7 +71,7 @@ _BEARING: Final = NAMED._replace(
 _OWN: Final = NAMED._replace(orphans=(*_leaked(DRAWN), _compiling(DRAWN), _HEADERS), empty=_EMPTY)
 
 
-def shape_of(root: Root) -> Shape:
+def shape_of(root: facts.Root) -> Shape:
     """Return the shape of a root: the less certain it is that PoCL alone uses it, the fewer temporaries it has."""
     if root.path.name == root.role:
         return _OWN
@@ -87,7 +86,7 @@ class Programs(TreeStore):
 
     # ------------------------------------------------------------------ listing
 
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[facts.Found]:
+    def scan(self, root: facts.Root, *, contents: bool = True) -> Iterator[facts.Found]:
         """Yield programs as entries; failed builds, temporaries and uncached programs as orphans.
 
         With ``contents=False`` the kernels of a program with a shortened kernel name are unknown: only its files hold
@@ -96,7 +95,7 @@ class Programs(TreeStore):
         for leaf in self.tree_of(root).scan():
             yield from self._described(root, leaf, contents=contents)
 
-    def find(self, root: Root, selection: Selection) -> Iterator[facts.Found]:
+    def find(self, root: facts.Root, selection: Selection) -> Iterator[facts.Found]:
         """Compare the names of kernel folders; read only programs with shortened names."""
         pattern = selection.kernel_pattern
         if pattern is None:
@@ -108,17 +107,17 @@ class Programs(TreeStore):
         for leaf in Tree(self.name, root.path, shape_of(root), child=child).scan():
             yield from self._described(root, leaf, contents=True)
 
-    def iter_usage(self, root: Root) -> Iterator[facts.Found]:
+    def iter_usage(self, root: facts.Root) -> Iterator[facts.Found]:
         """Yield programs without the names of their kernels."""
         for leaf in self.tree_of(root).scan():
-            if isinstance(leaf, Problem):
+            if isinstance(leaf, facts.Problem):
                 yield leaf
             else:
                 yield self._orphan(root, leaf) or leaf.entry(self.name, root.path)
 
-    def _described(self, root: Root, leaf: Leaf | Problem, *, contents: bool) -> Iterator[facts.Found]:
+    def _described(self, root: facts.Root, leaf: Leaf | facts.Problem, *, contents: bool) -> Iterator[facts.Found]:
         """Yield the entry or orphan of a leaf, and a problem for each of its files that could not be read."""
-        if isinstance(leaf, Problem):
+        if isinstance(leaf, facts.Problem):
             yield leaf
             return
         if (orphan := self._orphan(root, leaf)) is not None:
@@ -142,9 +141,9 @@ class Programs(TreeStore):
             detail={names[folder] or folder: " ".join(found) for folder, found in variants.items()},
         )
         for key, error in unread.items():
-            yield Problem(root.path / key, "unreadable", error.message)
+            yield facts.Problem(root.path / key, "unreadable", error.message)
 
-    def _orphan(self, root: Root, leaf: Leaf) -> facts.Orphan | None:
+    def _orphan(self, root: facts.Root, leaf: Leaf) -> facts.Orphan | None:
         """Return a leaf that is no program."""
         if leaf.orphan_rule is not None:
             return leaf.orphan(root.path)
@@ -152,7 +151,7 @@ class Programs(TreeStore):
             return leaf.orphan(root.path, "a build that failed" if leaf.members else "an empty program folder")
         return None
 
-    def _content(self, root: Root, leaf: Leaf, unread: dict[str, LayerError], path: str) -> bytes | None:
+    def _content(self, root: facts.Root, leaf: Leaf, unread: dict[str, LayerError], path: str) -> bytes | None:
         """Read a file of a program; ``None`` where it is missing, or unreadable, which is added to ``unread``."""
         try:
             return self.tree_of(root).read_file(leaf.key, path)
@@ -160,11 +159,11 @@ class Programs(TreeStore):
             unread[f"{leaf.key}/{path}"] = error
             return None
 
-    def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
+    def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
         """Compare with the names of programs and temporaries."""
         return self.tree_of(root).shape.owns(parts)
 
-    def tree_of(self, root: Root, key: str = "") -> Tree:
+    def tree_of(self, root: facts.Root, key: str = "") -> Tree:
         """Return the tree of programs of a root."""
         del key
         return Tree(self.name, root.path, shape_of(root))
@@ -175,7 +174,7 @@ class Programs(TreeStore):
         """Compare with the pattern of entries."""
         return NAMED.accepts(key)
 
-    def read(self, root: Root, key: str) -> facts.Artifact | None:
+    def read(self, root: facts.Root, key: str) -> facts.Artifact | None:
         """Read a program folder as a deterministic tar without temporaries; a folder without a program is a miss.
 
         Raises :class:`Damaged` where PoCL could not use the program, for example while it is being built.
@@ -206,7 +205,7 @@ class Programs(TreeStore):
         _demand_whole(self.name, members, key)
         return members
 
-    def demand_replaceable(self, root: Root, key: str, files: Mapping[str, bytes]) -> None:
+    def demand_replaceable(self, root: facts.Root, key: str, files: Mapping[str, bytes]) -> None:
         """Refuse to replace a program that PoCL may be using."""
         if self.tree_of(root).standing(key) not in (None, files):
             users = users_of(root.path, self.environment)
@@ -216,7 +215,7 @@ class Programs(TreeStore):
 
     # ------------------------------------------------------------------ clear
 
-    def in_use(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
+    def in_use(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
         """Skip entries that a running compile may use, and programs that a running process may hold.
 
         A process whose file vanishes fails or, before PoCL 7, aborts. A process reads the binary of a program from the
@@ -253,11 +252,11 @@ class Programs(TreeStore):
                 because = f"may be held by {named(holders)}, which ran when it was last used; purge again after its end"
             yield target, because
 
-    def remove(self, root: Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
+    def remove(self, root: facts.Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Rename programs away, then delete them; never the top folder."""
         return self.tree_of(root).remove(targets, tidy=partial(self._is_unused, root))
 
-    def _is_unused(self, root: Root) -> bool:
+    def _is_unused(self, root: facts.Root) -> bool:
         """Return whether no process can be using a root: other machines may use it on a network file system."""
         if network_file_system(root.path, mounts=self.environment.mounts) is not None:
             return False
@@ -265,21 +264,21 @@ class Programs(TreeStore):
 
     # ------------------------------------------------------------------ verify
 
-    def verify(self, root: Root) -> Iterator[facts.Finding]:
+    def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
         """Check that bitcode and native files are whole: PoCL checks nothing, and fails with a damaged one."""
         tree = self.tree_of(root)
         for leaf in tree.scan():
-            if isinstance(leaf, Problem):
+            if isinstance(leaf, facts.Problem):
                 yield self.to_finding(root, leaf)
                 continue
             if leaf.orphan_rule is not None:
                 continue
             unread: dict[str, LayerError] = {}
             for path, message in self._damage(tree, leaf, unread):
-                severity, effect = Severity.FAILS, ""
+                severity, effect = facts.Severity.FAILS, ""
                 if path.endswith(pocl_programs.OBJECT):
                     # PoCL links these itself, and compiles the kernel again, once, if that fails.
-                    severity, effect = Severity.HEALS, "; PoCL compiles the kernel again"
+                    severity, effect = facts.Severity.HEALS, "; PoCL compiles the kernel again"
                 fix, thing = f"cachectl purge --damaged {self.name}", leaf.entry(self.name, root.path)
                 text = f"{path}: {message}{effect}"
                 yield facts.Finding(self.name, root.path, leaf.key, severity, "magic", text, fix, thing)
@@ -306,15 +305,15 @@ class Programs(TreeStore):
     # ------------------------------------------------------------------ tagged builds
 
     def find_tagged(
-        self, root: Root, tag: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[Removable, str]]:
+        self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[facts.Removable, str]]:
         """Yield what tagged builds left, as :meth:`Tagging.find_tagged` says.
 
         A kernel launched in a new work-group shape after its program was removed leaves a folder without bitcode.
         """
         tree = self.tree_of(root)
         for leaf in tree.scan():
-            if isinstance(leaf, Problem) or leaf.modified < since:
+            if isinstance(leaf, facts.Problem) or leaf.modified < since:
                 continue
             if leaf.orphan_rule is not None:
                 # The source of a build that failed in the preprocessor.

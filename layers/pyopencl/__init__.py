@@ -11,13 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from cachectl.layers.base import facts
+from cachectl.layers.base import facts, parts, switches
 from cachectl.layers.base.environment import Environment, release_of
-from cachectl.layers.base.facts import Condition, Entry, Hazard, Removable, Root, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import later
-from cachectl.layers.base.parts import Facts, Lookups, Portability, Tagging
-from cachectl.layers.base.switches import diagnosed, relative_cache_home, switched_off
 from cachectl.layers.disk.plain import read_plain
 from cachectl.layers.host.distributions import PYOPENCL_INCLUDES, pyopencl_includes
 from cachectl.layers.host.drivers import driver_libraries, find_drivers, opencl_drivers
@@ -45,83 +42,7 @@ def bypassed_on(environment: Environment) -> frozenset[str]:
     return frozenset() if any(release < _BYPASSES_SINCE for release in releases) else _BYPASSED_ON
 
 
-class PyOpenCLBinaries(Layer):
-    """Programs that PyOpenCL has built from source, with the binaries that the driver returned."""
-
-    name = "pyopencl"
-    title = "PyOpenCL program binaries"
-    distributions = ("pyopencl",)
-    reveals = "source text of your kernels, paths of included headers"
-    on_network = Hazard(
-        Severity.RISKS,
-        "its one lock is a file, which a program killed on any node leaves behind; then every build waits a minute "
-        "and fails",
-    )
-    among_ranks = Hazard(
-        Severity.RISKS,
-        "one lock file serves them all, and if one of them is killed while it holds it, the builds of the others fail",
-    )
-    when_closed = Hazard(Severity.FAILS, "every build fails, after a minute where its lock cannot be made")
-    store: Any = later("cachectl.layers.pyopencl.programs", "ProgramFolders")
-
-    # ------------------------------------------------------------------ where and whether
-
-    @property
-    def portability(self) -> Portability:
-        """The facts that decide whether a program elsewhere can hit an entry."""
-        return BinaryPortability()
-
-    @property
-    def lookups(self) -> Lookups:
-        """How the lookups and stores of a run are observed."""
-        return BinaryLookups()
-
-    @property
-    def tagging(self) -> Tagging:
-        """How entries of tagged builds are recognised."""
-        return BinaryTagging(self.store)
-
-    def roots(self) -> tuple[Root, ...]:
-        """Return the folder above the per-Python caches; a context's own ``cache_dir`` cannot be known."""
-        return user_cache_roots(self.environment, "pyopencl")
-
-    def state(self) -> State:
-        """Read the variable, then the drivers: PyOpenCL does not use this cache on PoCL and NVIDIA."""
-        if (off := switched_off(self.environment, "pyopencl", (VARIABLE,))) is not None:
-            return off
-        if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
-            return State(Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
-        found = find_drivers(self.environment)
-        drivers = tuple(dict.fromkeys(driver.maker for driver in found))
-        others = bypassed_on(self.environment)
-        bypassed = [driver for driver in drivers if driver in others]
-        if not drivers:
-            return State(Condition.UNKNOWN, "no OpenCL driver is registered here")
-        if len(bypassed) == len(drivers):
-            return State(Condition.BYPASSED, f"PyOpenCL leaves {' and '.join(bypassed)} to the driver's own cache")
-        used = [driver for driver in drivers if driver not in others]
-        why = f"on for {' and '.join(used)}" + (f", but not {' and '.join(bypassed)}" if bypassed else "")
-        files = dict.fromkeys(driver.file for driver in found if driver.maker in used)
-        return State(Condition.ENABLED, why, tuple(files))
-
-    def switched(self, *, on: bool) -> facts.Switch:
-        """Return the switch that PyOpenCL reads at every build."""
-        return no_cache_switch(self.name, on=on)
-
-    def relocate(self, folder: Path) -> facts.Switch:
-        """Return the user cache folder, which PyOpenCL resolves at every build."""
-        return relocate_user_cache(self, folder)
-
-    def diagnose(self) -> Iterator[facts.Finding]:
-        """Yield problems with the variables, and locks that have lost their holders."""
-        yield from diagnosed(self, "pyopencl", (VARIABLE,))
-        yield from relative_cache_home(self)
-        consulted = self.state().condition in (Condition.ENABLED, Condition.UNKNOWN)
-        for root in self.roots():
-            yield from self.store.stale_locks(root, consulted=consulted)
-
-
-class BinaryPortability(Portability):
+class BinaryPortability(parts.Portability):
     """PyOpenCL's keys hash the source, the options and the devices; their folder bears the version of Python."""
 
     deciding: ClassVar[Mapping[str, str]] = {
@@ -130,7 +51,7 @@ class BinaryPortability(Portability):
     }
     needed = ("OpenCL drivers",)
 
-    def facts(self, environment: Environment) -> Facts:
+    def facts(self, environment: Environment) -> parts.Facts:
         """Return versions, the include folder, and the names of the OpenCL drivers.
 
         The names say nothing if several drivers that PyOpenCL keeps binaries of have one name.
@@ -148,7 +69,7 @@ class BinaryPortability(Portability):
         }
 
 
-class BinaryLookups(Lookups):
+class BinaryLookups(parts.Lookups):
     """PyOpenCL's own cache is watched by its functions, and every build by the methods of its programs."""
 
     by = "PyOpenCL"
@@ -159,7 +80,7 @@ class BinaryLookups(Lookups):
     imports = ("pyopencl", "numpy")
     mapped = ("/pyopencl/_cl.",)
 
-    def difference(self, alike: Sequence[Entry], event: Mapping[str, Any]) -> str:
+    def difference(self, alike: Sequence[facts.Entry], event: Mapping[str, Any]) -> str:
         """Compare sources and included headers: PyOpenCL keeps them beside the binaries. The rest is a hash."""
         same = [entry for entry in alike if _source_checksum(entry) == event.get("source")]
         if not same:
@@ -170,7 +91,7 @@ class BinaryLookups(Lookups):
         return "an entry of the same source is there, but build options, include path, device or driver differ"
 
 
-def _changed_header(entry: Entry) -> str | None:
+def _changed_header(entry: facts.Entry) -> str | None:
     """Return a header that is not as it was when an entry was built; ``None`` if all are, or none is known."""
     from cachectl.layers.formats.source_info import dependencies
 
@@ -190,7 +111,7 @@ def _digest(path: str) -> str | None:
     return None
 
 
-def _source_checksum(entry: Entry) -> str | None:
+def _source_checksum(entry: facts.Entry) -> str | None:
     """Return the checksum of the source that an entry was built from.
 
     PyOpenCL adds a constant to what it builds, so that the driver's cache cannot answer (``pyopencl/cache.py``).
@@ -205,15 +126,83 @@ def _source_checksum(entry: Entry) -> str | None:
     return checksum(own)
 
 
-class BinaryTagging(Tagging):
+class PyOpenCLBinaries(Layer):
+    """Programs that PyOpenCL has built from source, with the binaries that the driver returned."""
+
+    name = "pyopencl"
+    title = "PyOpenCL program binaries"
+    distributions = ("pyopencl",)
+    reveals = "source text of your kernels, paths of included headers"
+    on_network = facts.Hazard(
+        facts.Severity.RISKS,
+        "its one lock is a file, which a program killed on any node leaves behind; then every build waits a minute "
+        "and fails",
+    )
+    among_ranks = facts.Hazard(
+        facts.Severity.RISKS,
+        "one lock file serves them all, and if one of them is killed while it holds it, the builds of the others fail",
+    )
+    when_closed = facts.Hazard(facts.Severity.FAILS, "every build fails, after a minute where its lock cannot be made")
+    portability = BinaryPortability()
+    lookups = BinaryLookups()
+    store: Any = later("cachectl.layers.pyopencl.programs", "ProgramFolders")
+
+    @property
+    def tagging(self) -> parts.Tagging:
+        """How entries of tagged builds are recognised."""
+        return BinaryTagging(self.store)
+
+    def roots(self) -> tuple[facts.Root, ...]:
+        """Return the folder above the per-Python caches; a context's own ``cache_dir`` cannot be known."""
+        return user_cache_roots(self.environment, "pyopencl")
+
+    def state(self) -> facts.State:
+        """Read the variable, then the drivers: PyOpenCL does not use this cache on PoCL and NVIDIA."""
+        if (off := switches.switched_off(self.environment, "pyopencl", (VARIABLE,))) is not None:
+            return off
+        if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
+            return facts.State(facts.Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
+        found = find_drivers(self.environment)
+        drivers = tuple(dict.fromkeys(driver.maker for driver in found))
+        others = bypassed_on(self.environment)
+        bypassed = [driver for driver in drivers if driver in others]
+        if not drivers:
+            return facts.State(facts.Condition.UNKNOWN, "no OpenCL driver is registered here")
+        if len(bypassed) == len(drivers):
+            return facts.State(
+                facts.Condition.BYPASSED, f"PyOpenCL leaves {' and '.join(bypassed)} to the driver's own cache"
+            )
+        used = [driver for driver in drivers if driver not in others]
+        why = f"on for {' and '.join(used)}" + (f", but not {' and '.join(bypassed)}" if bypassed else "")
+        files = dict.fromkeys(driver.file for driver in found if driver.maker in used)
+        return facts.State(facts.Condition.ENABLED, why, tuple(files))
+
+    def switched(self, *, on: bool) -> facts.Switch:
+        """Return the switch that PyOpenCL reads at every build."""
+        return no_cache_switch(self.name, on=on)
+
+    def relocate(self, folder: Path) -> facts.Switch:
+        """Return the user cache folder, which PyOpenCL resolves at every build."""
+        return relocate_user_cache(self, folder)
+
+    def diagnose(self) -> Iterator[facts.Finding]:
+        """Yield problems with the variables, and locks that have lost their holders."""
+        yield from switches.diagnosed(self, "pyopencl", (VARIABLE,))
+        yield from switches.relative_cache_home(self)
+        consulted = self.state().condition in (facts.Condition.ENABLED, facts.Condition.UNKNOWN)
+        for root in self.roots():
+            yield from self.store.stale_locks(root, consulted=consulted)
+
+
+class BinaryTagging(parts.Tagging):
     """PyOpenCL keeps the source beside the binaries, whatever platform it builds for."""
 
     def __init__(self, store: Any) -> None:  # noqa: ANN401 - loaded when it is used
         self._store = store
 
     def find_tagged(
-        self, root: Root, tag: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[Removable, str]]:
+        self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[facts.Removable, str]]:
         """Look for the tag in the sources."""
         del known
         tree = self._store.tree_of(root)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
-from cachectl.layers.base.facts import Problem, Root, Severity
 from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.store import Part, each_part, unreadable
 from cachectl.layers.disk.handles import blocks_of, opened
@@ -72,7 +71,7 @@ class ProgramFolders(TreeStore):
             return "a program of another machine"
         return None if users == () else process_names(users)
 
-    def stale_locks(self, root: Root, *, consulted: bool) -> Iterator[facts.Finding]:
+    def stale_locks(self, root: facts.Root, *, consulted: bool) -> Iterator[facts.Finding]:
         """Yield a finding for each lock that was held too long; ``consulted`` says whether programs wait for it."""
         for lock in self.locks(root):
             try:
@@ -85,26 +84,26 @@ class ProgramFolders(TreeStore):
             outcome = (
                 "every build waits a minute for it, and fails" if consulted else "no build of this set-up asks for it"
             )
-            severity, fix = Severity.FAILS, f"rm {shlex.quote(str(lock))}"
+            severity, fix = facts.Severity.FAILS, f"rm {shlex.quote(str(lock))}"
             if (holder := self.possible_holder(lock)) is None:
                 message = f"an abandoned lock, {age:.0f} s old; PyOpenCL holds it for milliseconds"
             else:
                 message = f"a lock has been held for {age:.0f} s, perhaps by {holder} (stopped?)"
-                severity, fix = Severity.RISKS, f"end {holder}, then: {fix}"
-            severity = severity if consulted else Severity.HARMLESS
+                severity, fix = facts.Severity.RISKS, f"end {holder}, then: {fix}"
+            severity = severity if consulted else facts.Severity.HARMLESS
             key, text = str(lock.relative_to(root.path)), f"{message}: {outcome}"
             yield facts.Finding(self.name, root.path, key, severity, "lock", text, fix)
 
     # ------------------------------------------------------------------ listing
 
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[facts.Found]:
+    def scan(self, root: facts.Root, *, contents: bool = True) -> Iterator[facts.Found]:
         """Yield programs, with a problem for each missing or empty half."""
         tree = self.tree_of(root)
         for leaf in tree.scan():
             yield from self._described(root, tree, leaf, contents=contents)
         yield from self._abandoned_locks(root)
 
-    def _abandoned_locks(self, root: Root) -> Iterator[facts.Orphan]:
+    def _abandoned_locks(self, root: facts.Root) -> Iterator[facts.Orphan]:
         """Yield locks without a holder."""
         for lock in self.locks(root):
             if is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
@@ -116,13 +115,15 @@ class ProgramFolders(TreeStore):
                     )
 
     @staticmethod
-    def locks(root: Root) -> list[Path]:
+    def locks(root: facts.Root) -> list[Path]:
         """Return the lock files of a root, held or not."""
         found = sorted(root.path.glob(f"*/{_LOCK}"))
         return [lock for lock in found if _BASE.fullmatch(lock.parent.name) and not lock.parent.is_symlink()]
 
-    def _described(self, root: Root, tree: Tree, leaf: Leaf | Problem, *, contents: bool) -> Iterator[facts.Found]:
-        if isinstance(leaf, Problem):
+    def _described(
+        self, root: facts.Root, tree: Tree, leaf: Leaf | facts.Problem, *, contents: bool
+    ) -> Iterator[facts.Found]:
+        if isinstance(leaf, facts.Problem):
             yield leaf
             return
         if leaf.orphan_rule is not None or not leaf.members:
@@ -131,7 +132,9 @@ class ProgramFolders(TreeStore):
         for half in ("info", "binary"):
             member = leaf.member(half)
             if member is None or not member.bytes:
-                yield Problem(root.path / leaf.key, "half", f"{half} is {'missing' if member is None else 'empty'}")
+                yield facts.Problem(
+                    root.path / leaf.key, "half", f"{half} is {'missing' if member is None else 'empty'}"
+                )
         # The key has only the version of Python.
         python, source = _python_of(leaf.key), None
         stale = staleness(self.environment, "built under", python, lambda _: None, lambda _: True)
@@ -141,7 +144,7 @@ class ProgramFolders(TreeStore):
                 stale = _staleness_by_headers(tree.read_file(leaf.key, "info") or b"") or stale
                 source = tree.read_file(leaf.key, "source.cl")
         except LayerError as error:
-            yield Problem(root.path / leaf.key, "unreadable", error.message)
+            yield facts.Problem(root.path / leaf.key, "unreadable", error.message)
             stale = Staleness(stale=None, because="unknown: the entry could not be read")
         yield replace(
             leaf.entry(self.name, root.path),
@@ -151,12 +154,12 @@ class ProgramFolders(TreeStore):
             stale_because=stale.because,
         )
 
-    def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
+    def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
         """Compare with the name of the folders of each Python."""
         del root
         return _BASE.fullmatch(parts[0]) is not None
 
-    def tree_of(self, root: Root, key: str = "") -> Tree:
+    def tree_of(self, root: facts.Root, key: str = "") -> Tree:
         """Return the tree of programs of a root."""
         del key
         return Tree(self.name, root.path, _SHAPE)
@@ -167,7 +170,7 @@ class ProgramFolders(TreeStore):
         """Compare with the pattern of entries."""
         return _SHAPE.accepts(key)
 
-    def read(self, root: Root, key: str) -> facts.Artifact | None:
+    def read(self, root: facts.Root, key: str) -> facts.Artifact | None:
         """Read source, binary and info as a deterministic tar."""
         data = self.tree_of(root).read(key)
         return (
@@ -186,7 +189,7 @@ class ProgramFolders(TreeStore):
             raise Damaged(self.name, damage.message, key)
         return members
 
-    def guard(self, root: Root, key: str) -> Guard:
+    def guard(self, root: facts.Root, key: str) -> Guard:
         """Return PyOpenCL's lock, of which each Python has its own."""
         return partial(self._locked, root, key.partition("/")[0])
 
@@ -196,7 +199,7 @@ class ProgramFolders(TreeStore):
 
     # ------------------------------------------------------------------ clear
 
-    def remove(self, root: Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
+    def remove(self, root: facts.Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Remove program folders, those of one Python under its lock; never the folder of a Python."""
         locks = [target for target in targets if _is_lock(target.key)]
         parts: list[Part] = [(target.key, (target,), partial(self._remove_lock, root, target)) for target in locks]
@@ -209,20 +212,20 @@ class ProgramFolders(TreeStore):
             parts.append((base, planned, partial(self._remove_from, root, base, planned)))
         return each_part(self.name, parts)
 
-    def _remove_lock(self, root: Root, target: facts.Removable) -> facts.Outcome:
+    def _remove_lock(self, root: facts.Root, target: facts.Removable) -> facts.Outcome:
         lock = root.path / target.key
         if remove_abandoned(lock, partial(self._is_abandoned, lock.parent)):
             return facts.Outcome(self.name, bytes_freed=target.bytes)
         reason = "changed since it was planned" if os.path.lexists(lock) else "already gone"
         return facts.Outcome(self.name, skipped=(facts.Note(target.key, reason),))
 
-    def _remove_from(self, root: Root, base: str, planned: tuple[facts.Removable, ...]) -> facts.Outcome:
+    def _remove_from(self, root: facts.Root, base: str, planned: tuple[facts.Removable, ...]) -> facts.Outcome:
         if not _BASE.fullmatch(base):
             return self.tree_of(root).remove(planned)
         return self.tree_of(root).remove(planned, guard=partial(self._locked, root, base))
 
     @contextmanager
-    def _locked(self, root: Root, base: str, handle: int) -> Iterator[None]:
+    def _locked(self, root: facts.Root, base: str, handle: int) -> Iterator[None]:
         """Hold PyOpenCL's lock in a folder of the open root, and first remove one without a holder."""
         folder = root.path / base
         abandoned = partial(self._is_abandoned, folder)
@@ -243,11 +246,11 @@ class ProgramFolders(TreeStore):
 
     # ------------------------------------------------------------------ verify
 
-    def verify(self, root: Root) -> Iterator[facts.Finding]:
+    def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
         """Check that info is the pickle that PyOpenCL stores, and that the binary is whole if its kind is known."""
         tree = self.tree_of(root)
         for leaf in tree.scan():
-            if isinstance(leaf, Problem):
+            if isinstance(leaf, facts.Problem):
                 yield self.to_finding(root, leaf)
                 continue
             if leaf.orphan_rule is not None or not leaf.members:
@@ -261,19 +264,19 @@ class ProgramFolders(TreeStore):
             if finding is not None:
                 yield finding
 
-    def _finding(self, root: Root, leaf: Leaf, binary: bytes, info: bytes | None) -> facts.Finding | None:
+    def _finding(self, root: facts.Root, leaf: Leaf, binary: bytes, info: bytes | None) -> facts.Finding | None:
         """Return what is wrong with a program; its severity says what PyOpenCL does with it."""
         damage = self._damage(binary, info) if info else self._binary_damage(binary)
         if damage is not None:
             fix, severity = (
                 f"cachectl purge --damaged {self.name}",
-                Severity.RISKS if damage.runs else Severity.FAILS,
+                facts.Severity.RISKS if damage.runs else facts.Severity.FAILS,
             )
             thing = leaf.entry(self.name, root.path)
             return facts.Finding(self.name, root.path, leaf.key, severity, "damaged", damage.message, fix, thing)
         if not info:
             message, fix = "info is missing or empty", "nothing: PyOpenCL rebuilds the entry when it is asked for"
-            return facts.Finding(self.name, root.path, leaf.key, Severity.HARMLESS, "info", message, fix)
+            return facts.Finding(self.name, root.path, leaf.key, facts.Severity.HARMLESS, "info", message, fix)
         return None
 
     def _damage(self, binary: bytes, info: bytes) -> device_binaries.BinaryDamage | None:

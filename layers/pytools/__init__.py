@@ -14,21 +14,18 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from cachectl.layers.base import facts
+from cachectl.layers.base import facts, parts, switches
 from cachectl.layers.base.environment import Environment, is_common_cache_home, user_cache_folder
-from cachectl.layers.base.facts import Condition, Entry, Hazard, Root, Scope, Severity, State, When
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import later
-from cachectl.layers.base.parts import Facts, Lookups, Outlook, Portability, named_parts
-from cachectl.layers.base.switches import Setting, diagnosed_settings, relative_cache_home, switched_off
 
 #: Sumpy asks only whether its variables are set.
 _SETTINGS: Final = tuple(
-    Setting(
+    switches.Setting(
         variable,
         "y|yes|t|true|on|1",
         "(?!)",
-        Severity.RECOMPILES,
+        facts.Severity.RECOMPILES,
         "switches sumpy's dictionaries off all the same: sumpy asks only whether it is set",
         what="sumpy's dictionaries",
     )
@@ -41,6 +38,74 @@ def dictionary_store(layer: str, owns_identifier: Callable[[str], bool]) -> Any:
     return later("cachectl.layers.pytools.dictionaries", "Dictionaries", f"{layer}-pdict", owns_identifier)
 
 
+class DictionaryPortability(parts.Portability):
+    """A dictionary's name bears Python and the versions of the libraries whose code its values depend on."""
+
+    def facts(self, environment: Environment) -> parts.Facts:
+        """Return the versions of Python and of the packages that dictionaries are named by."""
+        packages = ("loopy", "islpy", "cgen", "pytools", "pyopencl", "numpy")
+        return {"python": environment.python, **{name: environment.installed(name) for name in packages}}
+
+    def outlook(
+        self, versions: Mapping[str, str], there: parts.Facts, environment: Environment
+    ) -> parts.Outlook | None:
+        """Judge a row by the versions in its dictionary's name, as ``ls`` decides which rows are stale."""
+        from cachectl.layers.formats.pdict import UNKNOWN
+
+        del there
+        for name, version in sorted(versions.items()):
+            here = environment.python if name == "python" else environment.installed(name)
+            if here is None:
+                return parts.Outlook(None, f"{name} {version} is not installed beside cachectl")
+            if version not in (here, UNKNOWN):
+                return parts.Outlook(False, f"stored with {name} {version}, here {here}")  # noqa: FBT003
+        return None
+
+
+class DictionaryLookups(parts.Lookups):
+    """Dictionaries are watched by the methods of pytools; the identifier says to which layer each belongs."""
+
+    by = "pytools"
+    modules = ("pytools.persistent_dict",)
+    watchers: Mapping[str, Path] = dict.fromkeys(modules, Path(__file__).parents[1] / "inside" / "dictionaries.py")
+    family = "pytools"
+    imports: tuple[str, ...] = ("pytools",)
+    opened = ("/pdict-v5-",)
+
+    def __init__(self, owns_identifier: Callable[[str], bool]) -> None:
+        super().__init__()
+        self._owns = owns_identifier
+
+    def owns(self, event: Mapping[str, Any]) -> bool:
+        """Return whether the dictionary of an event is the layer's."""
+        return self._owns(str(event.get("dictionary") or ""))
+
+    def is_alike(self, entry: facts.Entry, event: Mapping[str, Any]) -> bool:
+        """Return whether an entry lies in the dictionary of the event, whatever versions its name bears."""
+        named = event.get("dictionary")
+        return named is None or _without_versions(entry.detail.get("dictionary")) == _without_versions(named)
+
+    def part_of(self, event: Mapping[str, Any]) -> str | None:
+        """Return the dictionary's identifier without versions."""
+        return _without_versions(event["dictionary"]) if event.get("dictionary") else None
+
+    def difference(self, alike: Sequence[facts.Entry], event: Mapping[str, Any]) -> str:
+        """Compare the versions in the identifiers of the dictionaries; the keys themselves are hashes."""
+        from cachectl.layers.formats.pdict import packages_of
+
+        here = packages_of(str(event.get("dictionary") or ""))
+        differing = [parts.named_parts(entry.versions, here) for entry in alike]
+        named = [words for words in differing if words is not None]
+        if here and len(named) == len(alike):
+            return f"an entry of the same kernel is there, but it {min(named, key=len)}"
+        return super().difference(alike, event)
+
+
+def _without_versions(identifier: object) -> str:
+    """Return an identifier without the versions that loopy and PyOpenCL append."""
+    return re.sub(r"-v\d.*", "", str(identifier))
+
+
 class PytoolsDictionaries(Layer):
     """Persistent dictionaries that belong to neither loopy nor PyOpenCL."""
 
@@ -50,82 +115,86 @@ class PytoolsDictionaries(Layer):
     reveals: ClassVar[str | None] = "whatever the programs keep in their dictionaries"
     #: Modules that open the layer's dictionaries when they are imported.
     opened_by: ClassVar[tuple[str, ...]] = ()
-    on_network = Hazard(
-        Severity.RISKS,
+    on_network = facts.Hazard(
+        facts.Severity.RISKS,
         "the locks of sqlite may not hold there, so programs of several nodes may stall, or damage a dictionary",
     )
-    among_ranks = Hazard(Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait")
-    when_closed = Hazard(Severity.FAILS, "no dictionary can be made or extended, and programs that try fail")
+    among_ranks = facts.Hazard(facts.Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait")
+    when_closed = facts.Hazard(
+        facts.Severity.FAILS, "no dictionary can be made or extended, and programs that try fail"
+    )
     # Dictionaries of loopy and PyOpenCL belong to other layers.
+    portability = DictionaryPortability()
     store: Any = dictionary_store("pytools", lambda identifier: not identifier.startswith(("loopy-", "pyopencl-")))
 
     @property
-    def portability(self) -> Portability:
-        """The facts that decide whether a program elsewhere can hit an entry."""
-        return DictionaryPortability()
-
-    @property
-    def lookups(self) -> Lookups:
+    def lookups(self) -> parts.Lookups:
         """How the lookups and stores of a run are observed."""
         return DictionaryLookups(self.store.owns_identifier)
 
-    def roots(self) -> tuple[Root, ...]:
+    def roots(self) -> tuple[facts.Root, ...]:
         """Return the pytools folder; pytools reads the environment whenever it opens a dictionary."""
         return user_cache_roots(self.environment, "pytools")
 
-    def state(self) -> State:
+    def state(self) -> facts.State:
         """Return that pytools has no switch, but sumpy has one."""
         if self.environment.get("SUMPY_NO_CACHE") is not None:
-            return State(Condition.ENABLED, "off for sumpy alone (SUMPY_NO_CACHE is set, its value is not read)")
+            return facts.State(
+                facts.Condition.ENABLED, "off for sumpy alone (SUMPY_NO_CACHE is set, its value is not read)"
+            )
         return self._presence("pytools", "pytools has no switch")
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with sumpy's variables."""
-        yield from diagnosed_settings(self, _SETTINGS[: 1 if self.environment.installed("sumpy") is None else 2])
-        yield from relative_cache_home(self)
+        yield from switches.diagnosed_settings(
+            self, _SETTINGS[: 1 if self.environment.installed("sumpy") is None else 2]
+        )
+        yield from switches.relative_cache_home(self)
 
     def switched(self, *, on: bool) -> facts.Switch:
         """Return sumpy's variable, and patches that replace the switch that pytools lacks in this process."""
         if on:
-            return facts.Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=When.NEXT_IMPORT)
+            return facts.Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=facts.When.NEXT_IMPORT)
         replacements = {"fetch": _missing, "store": _forgetting, "store_if_not_present": _forgetting}
         patches = tuple(
             facts.Patch("pytools.persistent_dict", owner, method, partial(replacement, self.store.owns_identifier))
             for owner in ("PersistentDict", "WriteOncePersistentDict")
             for method, replacement in replacements.items()
         )
-        return facts.Switch(self.name, {"SUMPY_NO_CACHE": "1"}, patches=patches, takes_effect=When.NOW)
+        return facts.Switch(self.name, {"SUMPY_NO_CACHE": "1"}, patches=patches, takes_effect=facts.When.NOW)
 
     def relocate(self, folder: Path) -> facts.Switch:
         """Return the user cache folder; open dictionaries stay where they are."""
         return relocate_user_cache(self, folder, self.opened_by)
 
-    def judged(self, distribution: str, variables: tuple[str, ...]) -> State:
+    def judged(self, distribution: str, variables: tuple[str, ...]) -> facts.State:
         """Return the state by the variables that switch a library's dictionaries off, then by what is installed."""
-        off = switched_off(self.environment, distribution, variables)
+        off = switches.switched_off(self.environment, distribution, variables)
         return off or self._presence(distribution, "not switched off by " + " or ".join(variables))
 
-    def _presence(self, distribution: str, why: str) -> State:
+    def _presence(self, distribution: str, why: str) -> facts.State:
         root = self.roots()[0]
         if self.environment.installed(distribution) is None and next(self.store.dictionaries(root), None) is None:
-            return State(Condition.ABSENT, f"{distribution} is not installed here and has left no dictionary")
-        return State(Condition.ENABLED, why)
+            return facts.State(
+                facts.Condition.ABSENT, f"{distribution} is not installed here and has left no dictionary"
+            )
+        return facts.State(facts.Condition.ENABLED, why)
 
 
-def user_cache_roots(environment: Environment, application: str) -> tuple[Root, ...]:
+def user_cache_roots(environment: Environment, application: str) -> tuple[facts.Root, ...]:
     """Return the places of an application in the user's cache folder, that of the environment's own Python first.
 
     There are several only if releases of platformdirs disagree about the environment, and known Pythons differ in it.
     """
     path, source = user_cache_folder(environment, application)
-    roots = {path: Root(path, Scope.USER, source)}
+    roots = {path: facts.Root(path, facts.Scope.USER, source)}
     if not is_common_cache_home(environment):
         from cachectl.layers.host.pythons import pythons_of
 
         for python in pythons_of(environment)[1:]:
             if python.present and python.installed("platformdirs") is not None:
                 path, source = user_cache_folder(replace(environment, installed=python.installed), application)
-                roots.setdefault(path, Root(path, Scope.USER, f"{source}, of {python.path}"))
+                roots.setdefault(path, facts.Root(path, facts.Scope.USER, f"{source}, of {python.path}"))
     return tuple(roots.values())
 
 
@@ -133,7 +202,7 @@ def relocate_user_cache(layer: Layer, folder: Path, opened_by: tuple[str, ...] =
     """Return the variable that moves the user cache folder, which pytools and PyOpenCL follow."""
     variable = "WIN_PD_OVERRIDE_LOCAL_APPDATA" if layer.environment.platform == "win32" else "XDG_CACHE_HOME"
     return facts.Switch(
-        layer.name, {variable: str(folder / "xdg")}, read_at_import=opened_by, takes_effect=When.NEXT_IMPORT
+        layer.name, {variable: str(folder / "xdg")}, read_at_import=opened_by, takes_effect=facts.When.NEXT_IMPORT
     )
 
 
@@ -159,69 +228,3 @@ def _forgetting(owns_identifier: Callable[[str], bool], store: Callable[..., obj
         return None if owns_identifier(dictionary.identifier) else store(dictionary, *arguments, **options)
 
     return store_elsewhere
-
-
-class DictionaryPortability(Portability):
-    """A dictionary's name bears Python and the versions of the libraries whose code its values depend on."""
-
-    def facts(self, environment: Environment) -> Facts:
-        """Return the versions of Python and of the packages that dictionaries are named by."""
-        packages = ("loopy", "islpy", "cgen", "pytools", "pyopencl", "numpy")
-        return {"python": environment.python, **{name: environment.installed(name) for name in packages}}
-
-    def outlook(self, versions: Mapping[str, str], there: Facts, environment: Environment) -> Outlook | None:
-        """Judge a row by the versions in its dictionary's name, as ``ls`` decides which rows are stale."""
-        from cachectl.layers.formats.pdict import UNKNOWN
-
-        del there
-        for name, version in sorted(versions.items()):
-            here = environment.python if name == "python" else environment.installed(name)
-            if here is None:
-                return Outlook(None, f"{name} {version} is not installed beside cachectl")
-            if version not in (here, UNKNOWN):
-                return Outlook(False, f"stored with {name} {version}, here {here}")  # noqa: FBT003
-        return None
-
-
-class DictionaryLookups(Lookups):
-    """Dictionaries are watched by the methods of pytools; the identifier says to which layer each belongs."""
-
-    by = "pytools"
-    modules = ("pytools.persistent_dict",)
-    watchers: Mapping[str, Path] = dict.fromkeys(modules, Path(__file__).parents[1] / "inside" / "dictionaries.py")
-    family = "pytools"
-    imports: tuple[str, ...] = ("pytools",)
-    opened = ("/pdict-v5-",)
-
-    def __init__(self, owns_identifier: Callable[[str], bool]) -> None:
-        super().__init__()
-        self._owns = owns_identifier
-
-    def owns(self, event: Mapping[str, Any]) -> bool:
-        """Return whether the dictionary of an event is the layer's."""
-        return self._owns(str(event.get("dictionary") or ""))
-
-    def is_alike(self, entry: Entry, event: Mapping[str, Any]) -> bool:
-        """Return whether an entry lies in the dictionary of the event, whatever versions its name bears."""
-        named = event.get("dictionary")
-        return named is None or _without_versions(entry.detail.get("dictionary")) == _without_versions(named)
-
-    def part_of(self, event: Mapping[str, Any]) -> str | None:
-        """Return the dictionary's identifier without versions."""
-        return _without_versions(event["dictionary"]) if event.get("dictionary") else None
-
-    def difference(self, alike: Sequence[Entry], event: Mapping[str, Any]) -> str:
-        """Compare the versions in the identifiers of the dictionaries; the keys themselves are hashes."""
-        from cachectl.layers.formats.pdict import packages_of
-
-        here = packages_of(str(event.get("dictionary") or ""))
-        differing = [named_parts(entry.versions, here) for entry in alike]
-        named = [words for words in differing if words is not None]
-        if here and len(named) == len(alike):
-            return f"an entry of the same kernel is there, but it {min(named, key=len)}"
-        return super().difference(alike, event)
-
-
-def _without_versions(identifier: object) -> str:
-    """Return an identifier without the versions that loopy and PyOpenCL append."""
-    return re.sub(r"-v\d.*", "", str(identifier))

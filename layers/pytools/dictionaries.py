@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment, release_of
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unreachable, not_a_key
-from cachectl.layers.base.facts import Entry, Found, Problem, Root
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.store import Part, attempt
 from cachectl.layers.disk.presence import is_plain_file, means_absent
@@ -54,7 +53,7 @@ class Staleness(NamedTuple):
 
 
 #: Takes a dictionary, and what its entries have in common; yields its rows, one by one or together.
-_Look = Callable[[RowFile, Entry], Iterator["Entry | facts.Housekeeping"]]
+_Look = Callable[[RowFile, facts.Entry], Iterator["facts.Entry | facts.Housekeeping"]]
 
 
 class Dictionaries(Rows):
@@ -76,13 +75,13 @@ class Dictionaries(Rows):
         name = pdict.parse_name(key.partition("/")[0], self.environment.python)
         return name if name is not None and self.owns_identifier(name.identifier) else None
 
-    def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
+    def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
         """Compare the identifier; other names belong to the layer that takes all other dictionaries."""
         del root
         name = pdict.parse_name(without_companion(parts[0]), self.environment.python)
         return self.owns_identifier("" if name is None else name.identifier)
 
-    def dictionaries(self, root: Root) -> Iterator[pdict.DictionaryName]:
+    def dictionaries(self, root: facts.Root) -> Iterator[pdict.DictionaryName]:
         """Yield the names of the layer's dictionaries. Raises :class:`Unreachable`."""
         try:
             files = sorted(os.listdir(root.path))
@@ -99,11 +98,11 @@ class Dictionaries(Rows):
             return False
         return bool(digest) and "/" not in digest if name.generation == "v5" else _shape_of(key) is not None
 
-    def row_file(self, root: Root, file: str) -> RowFile | None:
+    def row_file(self, root: facts.Root, file: str) -> RowFile | None:
         """Return a dictionary of rows."""
         return self._rows(root.path / file) if file.endswith(".sqlite") else None
 
-    def row_files(self, root: Root) -> Iterator[RowFile]:
+    def row_files(self, root: facts.Root) -> Iterator[RowFile]:
         """Return the dictionaries of rows."""
         return (rows for name in self.dictionaries(root) if (rows := self.row_file(root, name.file)) is not None)
 
@@ -112,26 +111,26 @@ class Dictionaries(Rows):
 
     # ------------------------------------------------------------------ listing
 
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+    def scan(self, root: facts.Root, *, contents: bool = True) -> Iterator[facts.Found]:
         """Yield rows of v5 dictionaries and folders of older ones; without contents no pickle is read."""
         yield from self._scan(root, partial(_list, contents=contents))
 
-    def find(self, root: Root, selection: Selection) -> Iterator[Found]:
+    def find(self, root: facts.Root, selection: Selection) -> Iterator[facts.Found]:
         """Read only rows whose bytes contain the kernel's name: pickles store text as it is."""
         # Text that cannot be encoded is in no row; the selection reports that.
         part = selection.kernel_part.encode() if selection.kernel_part.isprintable() else b""
         yield from self._scan(root, partial(_list, contents=True, part=part))
 
-    def iter_usage(self, root: Root) -> Iterator[Found]:
+    def iter_usage(self, root: facts.Root) -> Iterator[facts.Found]:
         """Yield the rows of each v5 dictionary together, summed by sqlite."""
         yield from self._scan(root, _weigh)
 
-    def _scan(self, root: Root, look: _Look) -> Iterator[Found]:
+    def _scan(self, root: facts.Root, look: _Look) -> Iterator[facts.Found]:
         for name in self.dictionaries(root):
             if name.generation == "v5":
                 yield from self._scan_file(root, name, look)
         for found in self._folders(root):
-            if isinstance(found, Problem):
+            if isinstance(found, facts.Problem):
                 yield found
             elif (name_of_folder := self.named(found.key)) is None:
                 yield found.orphan(root.path)
@@ -145,14 +144,14 @@ class Dictionaries(Rows):
                     detail=template.detail,
                 )
 
-    def _scan_file(self, root: Root, name: pdict.DictionaryName, look: _Look) -> Iterator[Found]:
+    def _scan_file(self, root: facts.Root, name: pdict.DictionaryName, look: _Look) -> Iterator[facts.Found]:
         """Yield the rows that a look into a dictionary gives, then the rest of its files."""
         path = root.path / name.file
         template = self._template(root, name)
         payload = 0
         try:
             if not is_plain_file(path):
-                yield Problem(path, "link", "a link, or no file, under a dictionary's name is not followed")
+                yield facts.Problem(path, "link", "a link, or no file, under a dictionary's name is not followed")
                 return
             modified = path.stat().st_mtime
             for found in look(self._rows(path), replace(template, written_before=modified)):
@@ -160,18 +159,18 @@ class Dictionaries(Rows):
                 yield found
             files, total, disk = disk_usage(path)
         except FileNotFoundError:
-            yield Problem(path, "vanished", "vanished meanwhile")
+            yield facts.Problem(path, "vanished", "vanished meanwhile")
         except (LayerError, OSError) as error:
             yield self.unread(path, error)
         else:
             rest = max(0, total - payload)
             yield facts.Housekeeping(name.file, root.path, rest, files, modified, template.stale, disk=disk)
 
-    def _template(self, root: Root, name: pdict.DictionaryName) -> Entry:
+    def _template(self, root: facts.Root, name: pdict.DictionaryName) -> facts.Entry:
         """Return what the entries of a dictionary have in common; the key is that of the dictionary."""
         miss = partial(_miss, name, self.environment.searches_pythons)
         stale, because = staleness(self.environment, "written by", name.python, miss, partial(_has_made, name))
-        return Entry(
+        return facts.Entry(
             layer=self.name,
             key=name.file,
             root=root.path,
@@ -183,10 +182,10 @@ class Dictionaries(Rows):
             detail={"dictionary": name.identifier},
         )
 
-    def _folders(self, root: Root) -> Iterator[Leaf | Problem]:
+    def _folders(self, root: facts.Root) -> Iterator[Leaf | facts.Problem]:
         """Yield the folders of older dictionaries, this layer's orphans, and problems of either."""
         for _, found in scan_each(Tree(self.name, root.path, shape) for shape in _FOLDERS):
-            if isinstance(found, Problem):
+            if isinstance(found, facts.Problem):
                 parts = found.path.relative_to(root.path).parts
                 if not parts or self.owns(root, parts):
                     yield found
@@ -199,7 +198,7 @@ class Dictionaries(Rows):
 
     # ------------------------------------------------------------------ get and put
 
-    def read(self, root: Root, key: str) -> facts.Artifact | None:
+    def read(self, root: facts.Root, key: str) -> facts.Artifact | None:
         """Read one row as its raw pickle, or one folder of an old dictionary as a tar."""
         name, shape = self.named(key), _shape_of(key)
         if name is not None and name.generation == "v5":
@@ -211,7 +210,9 @@ class Dictionaries(Rows):
         detail = {"dictionary": name.identifier, "python": name.python}
         return facts.Artifact(self.name, key, self.forms[name.generation != "v5"], data, detail)
 
-    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError] | None:
+    def read_rows(
+        self, root: facts.Root, file: str, keys: Sequence[str]
+    ) -> Mapping[str, facts.Artifact | LayerError] | None:
         """Read rows of one dictionary."""
         name = self.named(file)
         if name is None or name.generation != "v5":
@@ -223,7 +224,7 @@ class Dictionaries(Rows):
             if values is not None
         }
 
-    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
+    def write(self, root: facts.Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
         """Insert a row as pytools would have stored it, or place the folder of an old dictionary."""
         self._require_fit(artifact)
         file, _, digest = key.partition("/")
@@ -233,7 +234,9 @@ class Dictionaries(Rows):
         elif shape is not None:
             Tree(self.name, root.path, shape).write(key, artifact.data, replace=replace)
 
-    def write_rows(self, root: Root, file: str, artifacts: Sequence[facts.Artifact]) -> Mapping[str, bool | LayerError]:
+    def write_rows(
+        self, root: facts.Root, file: str, artifacts: Sequence[facts.Artifact]
+    ) -> Mapping[str, bool | LayerError]:
         """Insert rows into one dictionary."""
         fit = [artifact for artifact in artifacts if artifact.form == self.forms[0]]
         fit = [artifact for artifact in fit if attempt(partial(self._require_fit, artifact)) is None]
@@ -258,7 +261,7 @@ class Dictionaries(Rows):
 
     # ------------------------------------------------------------------ remove and verify
 
-    def remove_others(self, root: Root, targets: Sequence[facts.Removable]) -> Iterator[Part]:
+    def remove_others(self, root: facts.Root, targets: Sequence[facts.Removable]) -> Iterator[Part]:
         """Remove folders of old dictionaries, and what an interrupted cachectl left."""
         for shape in _FOLDERS:
             own = [target for target in targets if (_shape_of(target.key) or _FOLDERS[0]) is shape]
@@ -266,17 +269,17 @@ class Dictionaries(Rows):
             if own:
                 yield str(root.path), own, partial(tree.remove, own, tidy=always)
 
-    def verify(self, root: Root) -> Iterator[facts.Finding]:
+    def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
         """Check every file with sqlite's own check, and every row as a pickle."""
         # Raises if the folder cannot be read, before anything is yielded.
         databases = list(self.row_files(root))
         for found in self._folders(root):
-            if isinstance(found, Problem):
+            if isinstance(found, facts.Problem):
                 yield self.to_finding(root, found)
         for rows in databases:
             yield from self.twice(partial(self._verify_file, root, rows))
 
-    def _verify_file(self, root: Root, rows: RowFile) -> Iterator[facts.Finding]:
+    def _verify_file(self, root: facts.Root, rows: RowFile) -> Iterator[facts.Finding]:
         try:
             rows.require_sound()
             for row, (value,) in rows.rows_with("key_value"):
@@ -284,15 +287,15 @@ class Dictionaries(Rows):
                     key, stamp = f"{rows.path.name}/{row.key[0]}", (row.rowid, row.bytes)
                     if is_foreign(_as_bytes(value)):
                         message = "is a pickle of a protocol that this Python does not know; left alone"
-                        yield self.to_finding(root, Problem(root.path / key, "foreign", message))
+                        yield self.to_finding(root, facts.Problem(root.path / key, "foreign", message))
                         continue
-                    entry = Entry(self.name, key, root.path, row.bytes, 0, stamp=stamp)
+                    entry = facts.Entry(self.name, key, root.path, row.bytes, 0, stamp=stamp)
                     yield self.row_finding(entry, "pickle", complaint)
         except LayerError as error:
             yield self.file_finding(root, rows, error)
 
 
-def _list(rows: RowFile, template: Entry, *, contents: bool, part: bytes = b"") -> Iterator[Entry]:
+def _list(rows: RowFile, template: facts.Entry, *, contents: bool, part: bytes = b"") -> Iterator[facts.Entry]:
     listing = rows.rows_with("key_value", part=part) if contents else ((row, ()) for row in rows.rows())
     for row, values in listing:
         kernels = pdict.kernel_names(_as_bytes(values[0])) if values else None
@@ -300,7 +303,7 @@ def _list(rows: RowFile, template: Entry, *, contents: bool, part: bytes = b"") 
         yield replace(template, key=key, bytes=row.bytes, kernels=kernels, stamp=stamp)
 
 
-def _weigh(rows: RowFile, template: Entry) -> Iterator[facts.Housekeeping]:
+def _weigh(rows: RowFile, template: facts.Entry) -> Iterator[facts.Housekeeping]:
     weight, moment = rows.sum(), template.written_before
     if weight.rows:
         yield facts.Housekeeping(

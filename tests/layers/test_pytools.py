@@ -88,50 +88,36 @@ def test_each_dictionary_has_one_layer(home: Home) -> None:
     assert listed == {"loopy": ["loopy-a"], "pyopencl-invoker": ["pyopencl-b"], "pytools": ["mine", "sumpy-c"]}
 
 
+UNKNOWN = "unknown: written by Python 3.8.1, which was not looked for; --python PATH names it"
+OLD = "2020.1-islpy2021.1-cgen2020.1-v2"
+
+
 @pytest.mark.parametrize(
-    ("file", "because"),
+    ("file", "stale", "because"),
     [
-        ("pdict-v5-loopy-x{python}.sqlite", "pytools 2026.1.1 names and stores its dictionaries differently"),
-        (
-            "pdict-v5-loopy-x-2020.1-islpy2021.1-cgen2020.1-v2-{python}.sqlite",
-            "written with loopy 2020.1, 2025.2 is installed",
-        ),
-        ("pdict-v5-loopy-x-2025.2-islpy2026.2.2-cgen2025.1-v2-{python}.sqlite", None),
+        ("x{python}", True, "pytools 2026.1.1 names and stores its dictionaries differently"),
+        (f"x-{OLD}-{{python}}", True, "written with loopy 2020.1, 2025.2 is installed"),
+        ("x-2025.2-islpy2026.2.2-cgen2025.1-v2-{python}", False, None),
+        # Rows of a Python that cachectl does not run under may be live: none of its packages was examined.
+        ("x-3.8.1.final.0", None, UNKNOWN),
+        ("x3.8.1.final.0", None, UNKNOWN),
+        (f"x-{OLD}-3.8.1.final.0", None, UNKNOWN),
     ],
 )
-def test_a_file_that_nothing_here_opens_is_stale(home: Home, file: str, because: str | None) -> None:
+def test_rows_that_nothing_opens_are_stale_and_those_of_other_pythons_unknown(
+    home: Home, file: str, stale: bool | None, because: str | None
+) -> None:
     versions = {"pytools": "2026.1.1", "loopy": "2025.2", "islpy": "2026.2.2", "cgen": "2025.1"}
     environment = replace(home.environment(), installed=versions.get)
-    file = file.format(python=environment.python)
-    dictionary(home.path / ".cache" / "pytools", file, {"0" * 16: pickle.dumps((1, 2))})
+    name = f"pdict-v5-loopy-{file.format(python=environment.python)}.sqlite"
+    dictionary(home.path / ".cache" / "pytools", name, {"0" * 16: pickle.dumps((1, 2))})
     layer = LoopyDictionaries(environment)
     (entry,) = layer.entries()
-    assert entry.stale_because == (None if because is None else because.format(python=environment.python))
+    assert (entry.stale, entry.stale_because) == (stale, because)
     usage = layer.usage(layer.roots()[0])
-    assert usage.stale_entries == (because is not None)
-    assert usage.stale_bytes == (usage.bytes if because else 0)
-    assert len(layer.plan_clear(Selection(stale=True)).entries) == (because is not None)
-
-
-@pytest.mark.parametrize(
-    "file",
-    [
-        "pdict-v5-loopy-x-3.8.1.final.0.sqlite",
-        "pdict-v5-loopy-x3.8.1.final.0.sqlite",
-        "pdict-v5-loopy-x-2020.1-islpy2021.1-cgen2020.1-v2-3.8.1.final.0.sqlite",
-    ],
-)
-def test_whether_another_python_can_hit_its_rows_is_unknown(home: Home, file: str) -> None:
-    """Rows of a Python that cachectl does not run under may be live: none of its packages was examined."""
-    environment = replace(home.environment(), installed={"pytools": "2026.1.1", "loopy": "2025.2"}.get)
-    dictionary(home.path / ".cache" / "pytools", file, {"0" * 16: pickle.dumps((1, 2))})
-    layer = LoopyDictionaries(environment)
-    (entry,) = layer.entries()
-    assert entry.stale is None
-    assert entry.stale_because == "unknown: written by Python 3.8.1, which was not looked for; --python PATH names it"
-    usage = layer.usage(layer.roots()[0])
-    assert (usage.entries, usage.stale_entries, usage.stale_bytes) == (1, None, None)
-    assert len(layer.plan_clear(Selection(stale=True)).entries) == 0
+    expected = (None, None) if stale is None else (int(stale), usage.bytes if stale else 0)
+    assert (usage.entries, usage.stale_entries, usage.stale_bytes) == (1, *expected)
+    assert len(layer.plan_clear(Selection(stale=True)).entries) == (stale is True)
     assert len(layer.plan_clear().entries) == 1
 
 
