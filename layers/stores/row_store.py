@@ -152,8 +152,12 @@ class Rows(Store):
                     skipped.append(facts.Note(file, reason))
             except LayerError as error:
                 failed.append(facts.Note(file, f"its rows are gone, but: {self.explain(error)}"))
-        # Another process may have removed rows that are counted here only if this one has removed some.
-        freed = max(0, before - disk_usage(rows.path).bytes) if removed else 0
+        freed = 0
+        try:
+            # Another process may have removed rows that are counted here only if this one has removed some.
+            freed = max(0, before - disk_usage(rows.path).bytes) if removed else 0
+        except OSError as error:
+            failed.append(facts.Note(file, f"its rows are gone, but their bytes are not counted: {reason_of(error)}"))
         return facts.Outcome(self.name, removed, freed, tuple(skipped), tuple(failed))
 
     def _planned(self, target: facts.Removable) -> Row:
