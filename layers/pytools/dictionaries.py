@@ -19,9 +19,7 @@ from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unreac
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.store import Part, attempt
 from cachectl.layers.disk.presence import is_plain_file, means_absent
-from cachectl.layers.formats import pdict
-from cachectl.layers.formats.pickles import complaint as pickle_complaint
-from cachectl.layers.formats.pickles import is_foreign, is_framed
+from cachectl.layers.formats import pdict, pickles
 from cachectl.layers.stores.database import disk_usage, without_companion
 from cachectl.layers.stores.row_store import Rows
 from cachectl.layers.stores.rows import RowFile, Schema
@@ -256,7 +254,11 @@ class Dictionaries(Rows):
             message = f"form {artifact.form} does not go into a {name.generation} dictionary"
             raise Damaged(self.name, message, artifact.key)
         # Whole frames show that nothing was cut off; verify looks closer.
-        if name.generation == "v5" and not is_framed(artifact.data) and (reason := pickle_complaint(artifact.data)):
+        if (
+            name.generation == "v5"
+            and not pickles.is_framed(artifact.data)
+            and (reason := pickles.complaint(artifact.data))
+        ):
             raise Damaged(self.name, reason, artifact.key)
 
     # ------------------------------------------------------------------ remove and verify
@@ -283,9 +285,9 @@ class Dictionaries(Rows):
         try:
             rows.require_sound()
             for row, (value,) in rows.rows_with("key_value"):
-                if complaint := pickle_complaint(_as_bytes(value)):
+                if complaint := pickles.complaint(_as_bytes(value)):
                     key, stamp = f"{rows.path.name}/{row.key[0]}", (row.rowid, row.bytes)
-                    if is_foreign(_as_bytes(value)):
+                    if pickles.is_foreign(_as_bytes(value)):
                         message = "is a pickle of a protocol that this Python does not know; left alone"
                         yield self.to_finding(root, facts.Problem(root.path / key, "foreign", message))
                         continue
@@ -323,14 +325,14 @@ def staleness(
     ``miss`` returns why a present Python of the version cannot hit it, ``None`` if it can; ``has_made`` returns whether
     the Python can have made it. It is stale only if its maker is known, or if the user named the Pythons.
     """
-    from cachectl.layers.host.pythons import note_own, own_python, pythons_of
+    from cachectl.layers.host import pythons
 
-    own = own_python(environment)
+    own = pythons.own_python(environment)
     if own.version == version and miss(own) is None:
         # Most entries are of this Python, and the others need not be looked for.
-        note_own(environment)
+        pythons.note_own(environment)
         return Staleness(stale=False)
-    known = [python for python in pythons_of(environment) if python.version == version]
+    known = [python for python in pythons.pythons_of(environment) if python.version == version]
     short = ".".join(version.split(".")[:3])
     if not known:
         return _unknown(f"{how} Python {short}, which was not looked for; --python PATH names it")
