@@ -20,7 +20,8 @@ from cachectl.layers.base.facts import Entry, Removable, Root
 Facts = Mapping[str, str | None]
 
 
-class Outlook(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Outlook:
     """Whether a program here can hit an entry: yes, no, or ``None`` for unknown; ``because`` is the reason."""
 
     hits: bool | None

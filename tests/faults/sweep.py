@@ -54,6 +54,7 @@ FAULTS: Final = (
     (LOCKS, errno.EIO, True),
     (LOCKS, errno.ENOLCK, True),
 )
+_KINDS: Final = {READS: "read", WRITES: "write", LOCKS: "lock"}
 #: The store in which an interrupted change loses every entry.
 _STARTED_ANEW: Final = "mesa_shader_cache_db"
 #: What ``prune`` is to leave at most, in bytes.
@@ -196,7 +197,8 @@ class Sweep:
         calls = self._calls[kinds]
         every = self._every or calls or 1
         # Another fault, and another case, meets other calls.
-        first = 1 + zlib.crc32(f"{case.name} {kind}".encode()) % min(every, calls or 1)
+        named = str(Fault(kinds, 0, error, sticky)).replace(" at 0", "")
+        first = 1 + zlib.crc32(f"{case.name} {_KINDS[kinds]} {named}".encode()) % min(every, calls or 1)
         tried = range(first, calls + 1, every)
         assert tried or not calls
         for nth in tried:

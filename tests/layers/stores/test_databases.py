@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -23,7 +24,8 @@ from cachectl.layers.base.errors import Busy, LayerError, Refused, Unreachable
 from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.pytools import PytoolsDictionaries
 from cachectl.layers.pytools.dictionaries import SCHEMA
-from cachectl.layers.stores.database import file_stamp
+from cachectl.layers.stores import row_store
+from cachectl.layers.stores.database import disk_usage, file_stamp
 from cachectl.layers.stores.rows import CHANGED, Row, RowFile, Weight
 
 if TYPE_CHECKING:
@@ -274,6 +276,25 @@ def test_rows_whose_deletion_failed_late_are_counted_as_the_next_program_finds_t
     layer = PytoolsDictionaries(home.environment())
     outcome = layer.clear(layer.plan_clear())
     assert (outcome.removed, len(outcome.failed)) == (20, 1)
+    assert rows_of(path) == 0
+
+
+def test_rows_are_counted_where_their_bytes_cannot_be_measured(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading fails once the rows are gone."""
+    path = dictionary(home.path / ".cache" / "pytools" / FILE)
+    layer = PytoolsDictionaries(home.environment())
+    plan = layer.plan_clear()
+    measured = iter([disk_usage(path)])
+
+    def measure(_path: Path) -> object:
+        for usage in measured:
+            return usage
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(row_store, "disk_usage", measure)
+    outcome = layer.clear(plan)
+    assert (outcome.removed, outcome.bytes_freed) == (20, 0)
+    assert "are not counted: Permission denied" in outcome.failed[0].because
     assert rows_of(path) == 0
 
 
