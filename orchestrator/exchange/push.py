@@ -56,7 +56,7 @@ from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.atomic import new_file, replace_file
 from cachectl.layers.disk.locking import is_same_file, take_flock
 from cachectl.layers.stores.database import COMPANIONS, companion
-from cachectl.listing import listed
+from cachectl.listing import Trouble, listed
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
@@ -222,16 +222,32 @@ def _push_layer(
     if not new:
         return
     if not selection.needs_contents:
-        # What their bytes say: kernels, and for some layers the device and versions.
-        selections = [Selection(key=name) for name in new] if len(new) <= _FEW else [ALL]
-        described: dict[str, Entry] = {}
-        for entry in chain.from_iterable(listed((layer,), few, lambda _: None) for few in selections):
-            if entry.key in new:
-                described.setdefault(entry.key, entry)
-        new.update(described)
+        _describe(layer, new, done)
     done.exposed = exposed_folders(layer)
     writer.add(key, _read(layer, new.values(), done), exposed=bool(done.exposed))
     done.sensitive = layer.reveals if done.placed else None
+
+
+def _describe(layer: Layer, entries: dict[str, Entry], counts: Counts) -> None:
+    """Add what the bytes of entries say: kernels, and for some layers the device and versions.
+
+    Entries that cannot be read are taken out and noted.
+    """
+    selections = [Selection(key=key) for key in entries] if len(entries) <= _FEW else [ALL]
+    troubles: list[Trouble] = []
+    described: dict[str, Entry] = {}
+    for entry in chain.from_iterable(listed((layer,), some, troubles.append) for some in selections):
+        if entry.key in entries:
+            described.setdefault(entry.key, entry)
+    paths = {entry.root / key: key for key, entry in entries.items()}
+    entries.update(described)
+    for trouble in troubles:
+        if trouble.failed and trouble.path is not None:
+            key = next((paths[path] for path in (trouble.path, *trouble.path.parents) if path in paths), None)
+            note = Note(str(trouble.path) if key is None else key, trouble.message)
+            entries.pop(note.key, None)
+            if note not in counts.failed:
+                counts.failed.append(note)
 
 
 def _read(layer: Layer, entries: Iterable[Entry], counts: Counts) -> Iterator[tuple[Item, bytes]]:
