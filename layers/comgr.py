@@ -95,7 +95,6 @@ class ComgrCache(Layer):
     name = "comgr"
     title = "AMD comgr cache"
     switch = declarations.EnvSwitch("AMD_COMGR_CACHE", off="0", read=declarations.at_load(*LIBRARIES))
-    # LLVM sets the access time of an entry that it reads.
     # As comgr and LLVM do: an empty or relative path counts from the working folder.
     places = declarations.Rules(
         "AMD_COMGR_CACHE_DIR",
@@ -109,6 +108,7 @@ class ComgrCache(Layer):
         macos=(),
     )
     lookups = ComgrLookups()
+    # LLVM sets the access time of an entry that it reads.
     store = Files(_SHAPE, codec=ComgrCodec(), index=ComgrIndex(), writers=LIBRARIES)
     on_network = facts.Hazard(
         facts.Severity.RISKS,

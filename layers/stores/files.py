@@ -12,6 +12,7 @@ from cachectl.layers.base.facts import Found, Orphan, Problem, Removable, Root
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Codec, Damage, each_part, remove_counted, unreadable
 from cachectl.layers.host.processes import process_names, using
+from cachectl.layers.stores.archive import unpack
 from cachectl.layers.stores.tree import Leaf, Shape, Tree, always, scan_each
 from cachectl.layers.stores.tree_store import TreeStore
 
@@ -42,11 +43,12 @@ class Index:
 
 
 class Files(TreeStore):
-    """Entries that are files under names of a pattern.
+    """Entries that are files, or folders of files, under names of a pattern.
 
     ``patterns`` are regular expressions of file names, or the shapes of trees, which differ in their depth; leaked
-    temporaries are orphans of the first. ``writers`` are name prefixes of libraries that may be writing an entry.
-    ``unread`` is the effect of an unreadable entry on the library, if known.
+    temporaries are orphans of the first. The codec reads an entry that is a folder as the tar of its files, which
+    :func:`cachectl.layers.stores.archive.unpack` opens. ``writers`` are name prefixes of libraries that
+    may be writing an entry. ``unread`` is the effect of an unreadable entry on the library, if known.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class Files(TreeStore):
 
     def _described(self, root: Root, tree: Tree, leaf: Leaf) -> Iterator[Found]:
         try:
-            data = tree.read_file(leaf.key)
+            data = _content(tree, leaf.key)
         except LayerError as error:
             yield Problem(root.path / leaf.key, "unreadable", error.message)
             yield leaf.entry(self.name, root.path)
@@ -138,9 +140,16 @@ class Files(TreeStore):
 
     def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
         """Check the whole entry."""
+        shape = self._shape_of(key)
+        try:
+            files = unpack(artifact.data) if shape.folders else {"": artifact.data}
+        except ValueError as error:
+            raise Damaged(self.name, f"not the tar of an entry: {error}", key) from error
+        if shape.members is not None and (strange := [path for path in files if not shape.members.fullmatch(path)]):
+            raise Damaged(self.name, f"{strange[0]!r} is no file of an entry", key)
         if (damage := self.codec.check(artifact.data)) is not None:
             raise Damaged(self.name, damage.message, key)
-        return {"": artifact.data}
+        return files
 
     def changing(self, root: Root) -> AbstractContextManager[object]:
         """Keep the index right."""
@@ -198,7 +207,7 @@ class Files(TreeStore):
 
     def _examined(self, root: Root, tree: Tree, leaf: Leaf) -> Iterator[facts.Finding]:
         try:
-            data = tree.read_file(leaf.key)
+            data = _content(tree, leaf.key)
             damage = None if data is None else self.codec.check(data)
         except Unreachable as error:
             yield self.to_finding(root, unreadable(root.path / leaf.key, error))
@@ -208,3 +217,7 @@ class Files(TreeStore):
         if damage is not None:
             fix, thing = f"cachectl purge --damaged {self.name}", leaf.entry(self.name, root.path)
             yield facts.Finding(self.name, root.path, leaf.key, damage.severity, "damaged", damage.message, fix, thing)
+
+
+def _content(tree: Tree, key: str) -> bytes | None:
+    return tree.read(key) if tree.shape.folders else tree.read_file(key)

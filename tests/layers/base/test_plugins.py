@@ -10,16 +10,21 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
-from plugin.cachectl_test_plugin import Notes
+from plugin.cachectl_test_plugin import Notes, NotesCodec
 from tiers import thorough
 
 from cachectl.layers.base.conformance import LayerConformance
-from cachectl.layers.base.facts import Artifact, Found, Outcome, Problem, Removable, Root
-from cachectl.layers.base.store import Store
+from cachectl.layers.base.errors import Damaged
+from cachectl.layers.base.facts import Artifact, Found, Outcome, Problem, Removable, Root, Severity
+from cachectl.layers.base.store import Damage, Store
+from cachectl.layers.formats.details import Details
+from cachectl.layers.stores.archive import pack, unpack
+from cachectl.layers.stores.files import Files
 from cachectl.layers.stores.tree import Shape, Tree
 
 if TYPE_CHECKING:
@@ -281,9 +286,10 @@ class TestSmallFolders(TestNotes):
     """The suite on entries that are folders of one short file each: most of such an artifact is a tar's padding."""
 
     files: tuple[str, ...] = ("a",)
+    store: ClassVar[Store] = Folders()
 
     def make(self, environment: Environment) -> Layer:
-        layer: Layer = type("InFolders", (Notes,), {"store": Folders()})(environment)
+        layer: Layer = type("InFolders", (Notes,), {"store": self.store})(environment)
         return layer
 
     def seed(self, environment: Environment) -> None:
@@ -294,7 +300,32 @@ class TestSmallFolders(TestNotes):
                 (folder / file).write_text(f"{name} {file}")
 
 
+class FolderCodec(NotesCodec):
+    """Reads the names of the files in the tar of a folder."""
+
+    def describe(self, data: bytes) -> Details:
+        return Details(kernels=tuple(sorted(unpack(data))))
+
+    def check(self, data: bytes) -> Damage | None:
+        return None if "a" in unpack(data) else Damage(Severity.RECOMPILES, "has no file a")
+
+
 class TestFoldersOfTwo(TestSmallFolders):
     """The same with two files each: an artifact cut in half ends between them."""
 
     files = ("a", "b")
+    store: ClassVar[Store] = Files(
+        Shape((re.compile(r"[0-9a-f]{8}\.note"),), folders=True, members=re.compile("[ab]")), codec=FolderCodec()
+    )
+
+    def test_the_codec_reads_the_tar_of_a_folder(self, tmp_path: Path) -> None:
+        seeded = self.seeded(tmp_path)
+        assert [entry.kernels for entry in seeded.entries()] == [("a", "b")] * 2
+        artifact = seeded.get(NOTES[0])
+        assert artifact is not None
+        for wrong, message in ((pack({"b": b""}), "has no file a"), (pack({"a": b"", "c": b""}), "'c' is no file")):
+            with pytest.raises(Damaged, match=message):
+                seeded.put(NOTES[0], replace(artifact, data=wrong), replace=True)
+        (seeded.roots()[0].path / NOTES[0] / "a").unlink()
+        (finding,) = [found for root in seeded.roots() for found in seeded.verify(root)]
+        assert (finding.key, finding.message) == (NOTES[0], "has no file a")
