@@ -55,7 +55,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ConfigEntry:
     """A key with the names of its tables, its value as it was written, and the file that has it."""
 
     key: str
@@ -77,7 +77,7 @@ class Config:
     """The settings of one environment, and where files are looked for, the one that counts most first."""
 
     files: tuple[Place, ...]
-    settings: tuple[Setting, ...]
+    settings: tuple[ConfigEntry, ...]
     as_json: ClassVar[AsJson] = AsJson("cachectl/config/1")
     failed: ClassVar[bool] = False
 
@@ -116,7 +116,7 @@ def load(environment: Environment) -> Config:
     Raises :class:`ConfigRefused` for a file that cannot be read, or that another user could have written, and
     :class:`BadConfig` for one with an unknown key or a wrong value.
     """
-    places, found = [], dict[str, Setting]()
+    places, found = [], dict[str, ConfigEntry]()
     for origin, path in config_paths(environment):
         content = _read(path, needed=origin == "named")
         places.append(Place(path, origin, content is not None))
@@ -145,7 +145,7 @@ def with_interpreters(environment: Environment) -> Environment:
     return replace(environment, python_paths=tuple(map(environment.expand, found))) if found else environment
 
 
-def _settings(path: Path, content: bytes) -> Iterator[Setting]:
+def _settings(path: Path, content: bytes) -> Iterator[ConfigEntry]:
     """Yield the settings of a file. Raises :class:`BadConfig`."""
     if sys.version_info >= (3, 11):
         import tomllib
@@ -157,7 +157,7 @@ def _settings(path: Path, content: bytes) -> Iterator[Setting]:
             if name not in (_GENERAL if not table else _LIMITS if table.split(".")[0] == "prune" else ()):
                 known = f"{', '.join(_GENERAL)}, and below [prune] {', '.join(_LIMITS)}"
                 raise ValueError(f"{key}: unknown key; there are {known}")
-            setting = Setting(key, tuple(value) if isinstance(value, list) else value, path)
+            setting = ConfigEntry(key, tuple(value) if isinstance(value, list) else value, path)
             try:
                 _KEYS[name](setting.value)
             except ValueError as error:

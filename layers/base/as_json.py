@@ -30,7 +30,7 @@ class AsJson(NamedTuple):
     names: Mapping[str, str] = MappingProxyType({})
 
 
-class Member(NamedTuple):
+class JsonKey(NamedTuple):
     """One key of a fact in JSON, and its attribute; a flat one is replaced by the keys of the fact it holds."""
 
     attribute: str
@@ -41,7 +41,7 @@ class Member(NamedTuple):
 
 
 #: Cached results of :func:`members`, by class.
-_KNOWN: Final[dict[type, tuple[Member, ...]]] = {}
+_KNOWN: Final[dict[type, tuple[JsonKey, ...]]] = {}
 
 
 def declared(kind: type) -> AsJson:
@@ -50,13 +50,13 @@ def declared(kind: type) -> AsJson:
     return declaration
 
 
-def members(kind: type) -> tuple[Member, ...]:
+def members(kind: type) -> tuple[JsonKey, ...]:
     """Return the keys of a class of facts, in JSON order."""
     if kind not in _KNOWN:
         say = declared(kind)
         shown = (*(name for name in _fields(kind) if name not in say.hidden), *say.also)
         _KNOWN[kind] = tuple(
-            Member(name, say.names.get(name, name), name in say.flat, name in say.optional, name in say.blank_is_null)
+            JsonKey(name, say.names.get(name, name), name in say.flat, name in say.optional, name in say.blank_is_null)
             for name in shown
         )
     return _KNOWN[kind]

@@ -173,7 +173,7 @@ def key_of(name: str) -> str:
     return f"{name[:2]}/{name[2:]}"
 
 
-class Raw(NamedTuple):
+class RawEntry(NamedTuple):
     """An entry with its header, a function that reads it, and its checksum in a larger file, 0 if it has none."""
 
     entry: Entry
@@ -182,10 +182,10 @@ class Raw(NamedTuple):
     checksum: int = 0
 
 
-def raw_of(entry: Entry, read: Callable[..., bytes | None], checksum: int = 0) -> Raw:
+def raw_of(entry: Entry, read: Callable[..., bytes | None], checksum: int = 0) -> RawEntry:
     """Read the header of an entry. Raises :class:`LayerError`."""
     head = read(limit=HEAD)
-    return Raw(entry, None if head is None else read_header(head), read, checksum)
+    return RawEntry(entry, None if head is None else read_header(head), read, checksum)
 
 
 def kernels_in(data: bytes) -> tuple[str, ...] | None:
@@ -199,15 +199,15 @@ def kernels_in(data: bytes) -> tuple[str, ...] | None:
 class Owners:
     """The owners of some entries, by driver and device; ``unread`` are the errors of those that could not be read."""
 
-    def __init__(self, raws: Iterable[Raw]) -> None:
+    def __init__(self, raws: Iterable[RawEntry]) -> None:
         self.unread: dict[Path, LayerError] = {}
-        self._groups: dict[tuple[str, str], list[Raw]] = {}
+        self._groups: dict[tuple[str, str], list[RawEntry]] = {}
         self._guests: dict[tuple[str, str], str | None] = {}
         for raw in raws:
             if raw.header is not None:
                 self._groups.setdefault(raw.header.maker, []).append(raw)
 
-    def entry(self, raw: Raw, *, contents: bool) -> Entry:
+    def entry(self, raw: RawEntry, *, contents: bool) -> Entry:
         """Return an entry with its owner; only ``contents`` unpacks the names of kernels."""
         header = raw.header
         if header is None:
@@ -237,7 +237,7 @@ class Owners:
             self._guests[maker] = guest
         return self._guests[maker]
 
-    def _kernels(self, raw: Raw) -> tuple[str, ...] | None:
+    def _kernels(self, raw: RawEntry) -> tuple[str, ...] | None:
         try:
             return kernels_in(raw.read() or b"")
         except LayerError as error:

@@ -23,7 +23,7 @@ from cachectl.layers.disk.trust import belonging_to, owner_of
 from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.mesa import entries
 from cachectl.layers.mesa.cache import DATABASE, FOLDERS, MULTI_FILE, OPENED, SINGLE_FILE
-from cachectl.layers.mesa.entries import Owners, Raw, kernels_in, key_of, name_of, raw_of
+from cachectl.layers.mesa.entries import Owners, RawEntry, kernels_in, key_of, name_of, raw_of
 from cachectl.layers.mesa.pairs import Blob, Database, Format, Fossilize, Pair
 from cachectl.layers.stores.tree import Leaf, Shape, Tree, always, scan_each
 from cachectl.layers.stores.tree_store import TreeStore
@@ -70,9 +70,9 @@ class ShaderCache(TreeStore):
 
     def scan(self, root: facts.Root, *, contents: bool = True) -> Iterator[facts.Found]:
         """Yield entries, each with its owner; only ``contents`` unpacks kernel names."""
-        raws: list[Raw] = []
+        raws: list[RawEntry] = []
         for found in self._raws(root):
-            if isinstance(found, Raw):
+            if isinstance(found, RawEntry):
                 raws.append(found)
             else:
                 yield found
@@ -84,7 +84,7 @@ class ShaderCache(TreeStore):
         for path, error in whose.unread.items():
             yield facts.Problem(path, "unreadable", error.message)
 
-    def _raws(self, root: facts.Root) -> Iterator[Raw | facts.Found]:
+    def _raws(self, root: facts.Root) -> Iterator[RawEntry | facts.Found]:
         """Yield the entries of any form, and everything else in a root."""
         for tree, leaf in self._trees(root):
             if isinstance(leaf, facts.Problem):
@@ -105,7 +105,7 @@ class ShaderCache(TreeStore):
                 except LayerError as error:
                     yield facts.Problem(root.path / leaf.key, "unreadable", error.message)
 
-    def _packed(self, root: facts.Root, leaf: Leaf) -> Iterator[Raw | facts.Found]:
+    def _packed(self, root: facts.Root, leaf: Leaf) -> Iterator[RawEntry | facts.Found]:
         """Yield the entries of a data file, and the rest of it. Raises :class:`LayerError` if it is unreadable."""
         pair = self.pair_of(root, leaf.key)
         if (why := pair.damage()) is not None:
@@ -258,7 +258,7 @@ class ShaderCache(TreeStore):
             found = list(self._raws(facts.Root(path, facts.Scope.USER, "", role)))
             # A kernel that cannot be read may remain.
             if not any(isinstance(thing, facts.Problem) and thing.hides for thing in found):
-                raws = (raw for raw in found if isinstance(raw, Raw))
+                raws = (raw for raw in found if isinstance(raw, RawEntry))
                 yield from Owners(raws).without_kernel(keys)
 
     def remove(self, root: facts.Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
@@ -293,7 +293,7 @@ class ShaderCache(TreeStore):
         Without a kernel nothing shows whose they are, so after an interruption no purge would remove them.
         """
         keys = {target.key for target in targets}
-        raws = (found for found in self._raws(root) if isinstance(found, Raw) and found.entry.key in keys)
+        raws = (found for found in self._raws(root) if isinstance(found, RawEntry) and found.entry.key in keys)
         last = Owners(raws).last_kernels()
         outcome = self._remove_files(root, [target for target in targets if target.key not in last])
         if outcome.failed or outcome.skipped:
@@ -346,7 +346,7 @@ class ShaderCache(TreeStore):
             if isinstance(found, facts.Problem):
                 whole = found.code == "damaged" and root.role != MULTI_FILE
                 yield from self._broken(root, found) if whole else [self.to_finding(root, found)]
-            elif isinstance(found, Raw):
+            elif isinstance(found, RawEntry):
                 try:
                     data = found.read()
                     if data is not None and entries.is_foreign(data):

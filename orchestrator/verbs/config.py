@@ -9,7 +9,7 @@ from cachectl.options import FORM, Request
 from cachectl.table import Column, Table, Whole
 
 if TYPE_CHECKING:
-    from cachectl.config import Config, Setting
+    from cachectl.config import Config, ConfigEntry
 
 OPTIONS: Final = (FORM,)
 
@@ -20,21 +20,21 @@ def run(request: Request) -> Config:
     return request.config
 
 
-def _text(setting: Setting) -> str:
+def _text(setting: ConfigEntry) -> str:
     value = setting.value
     if isinstance(value, tuple):
         return " ".join(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-_COLUMNS: Final[tuple[Column[Setting], ...]] = (
+_COLUMNS: Final[tuple[Column[ConfigEntry], ...]] = (
     Column("setting", lambda setting: setting.key),
     Column("value", _text),
     Column("from", lambda setting: str(setting.path)),
 )
 
 
-def table(done: Config, _request: Request) -> Table[Setting]:
+def table(done: Config, _request: Request) -> Table[ConfigEntry]:
     """Return the settings."""
     return Table(_COLUMNS, done.settings)
 

@@ -65,7 +65,7 @@ Placed = tuple[object, Finding]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RankOfJob:
     """The parallel job of the environment: the number of ranks if known, and the variable with the rank."""
 
     ranks: int | None
@@ -296,12 +296,12 @@ def _elsewhere(layer: Layer, folder: str) -> str:
     return f'eval "$(cachectl env --root {folder} --layer {layer.name} --shell sh)"'
 
 
-def job_of(environment: Environment) -> Job | None:
+def job_of(environment: Environment) -> RankOfJob | None:
     """Return the job of several ranks that the variables describe; ``None`` outside of one."""
     for size, rank in RANKS:
         ranks, own = number_of(environment, size), number_of(environment, rank)
         if (ranks or 0) > 1 or (own or 0) > 0:
-            return Job(ranks, rank)
+            return RankOfJob(ranks, rank)
     return None
 
 
