@@ -111,6 +111,17 @@ def test_a_layer_in_another_environment_is_guarded_too(tmp_path: Path) -> None:
         moved.store.read(ROOT, 7)  # type: ignore[arg-type]
 
 
+def test_a_layer_that_cannot_be_made_in_another_environment_is_named() -> None:
+    def begin(self: Notes, environment: Environment) -> None:
+        Layer.__init__(self, environment)
+        if environment is ELSEWHERE:
+            raise ValueError("x")
+
+    layer = guarded(type("Mine", (Notes,), {"__init__": begin})(HERE))
+    with pytest.raises(PluginFailed):
+        type(layer)(ELSEWHERE)
+
+
 def test_what_cannot_be_switched_is_refused() -> None:
     layer = guard(Layer, switched=raising(KeyError("x")))
     assert layer.refusals() == {Ability.DISABLE: "the plug-in failed: KeyError: 'x'"}
