@@ -350,7 +350,9 @@ def test_a_child_that_cannot_be_watched_is_named(home: Home, how: str) -> None:
     assert {layer_of(document, name)["evidence"] for name in ("loopy", "pocl")} == {"inferred"}
 
 
-def test_a_process_that_ends_while_it_is_looked_at_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ends_while_it_is_looked_at_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def vanished(path: object) -> NoReturn:
         raise FileNotFoundError(2, "No such file or directory", str(path))
 
