@@ -17,14 +17,11 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import pytest
 from homes import run_as
-
-sys.path.append(str(Path(__file__).parents[0] / "faults"))
-
-from injector import KILL, READS, WRITES, Fault, Injector, compiled_shim
+from injector import KILL, READS, WRITES, Fault, Injector
 from sweep import CASES, FAULTS, Sweep, put_cases
 from worlds import WORLDS, World, filled_world
 
@@ -49,31 +46,12 @@ ALL: Final = dict.fromkeys(("filled", *WORLDS), (*CASES, "put"))
 Worlds = Callable[[str], World]
 
 
-class HasPath(Protocol):
-    @property
-    def path(self) -> Path: ...
-
-
-@pytest.fixture(scope="module")
-def injector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Injector]:
-    folder = tmp_path_factory.mktemp("injector")
-    try:
-        shim = compiled_shim(folder)
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
-    with closing(Injector(shim, folder)) as running:
-        yield running
-
-
 @pytest.fixture(scope="module")
 def worlds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Worlds:
     @cache
     def make(name: str) -> World:
         folder = tmp_path_factory.mktemp(name)
-        if name != "filled":
-            return WORLDS[name](folder)
-        home: HasPath = request.getfixturevalue("filled")
-        return filled_world(folder, home.path)
+        return WORLDS[name](folder) if name != "filled" else filled_world(folder, request.getfixturevalue(name).path)
 
     return make
 

@@ -28,22 +28,19 @@ from __future__ import annotations
 import errno
 import hashlib
 import shutil
-import sys
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+from injector import KILL, LOCKS, READS, WRITES, Ended, Fault, Injector
+from rules import TRUTHS, miscounted, timeless, without_moments
+from worlds import World, bystanders, damage, disk_bytes, leftovers
 
-from injector import KILL, LOCKS, READS, WRITES, Ended, Fault, Injector  # noqa: E402
-from rules import TRUTHS, miscounted, timeless, without_moments  # noqa: E402
-from worlds import World, bystanders, damage, disk_bytes, leftovers  # noqa: E402
-
-from cachectl.exchange.bundle import BundlePlace  # noqa: E402
-from cachectl.exchange.index import StoreIndex  # noqa: E402
-from cachectl.layers.base.environment import Environment  # noqa: E402
+from cachectl.exchange.bundle import BundlePlace
+from cachectl.exchange.index import StoreIndex
+from cachectl.layers.base.environment import Environment
 
 #: What can go wrong, by the kind of call.
 FAULTS: Final = (

@@ -14,13 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from tiers import thorough
+from worlds import synthetic_world
 
-sys.path[:0] = [str(Path(__file__).parents[2] / "faults")]
-
-from worlds import synthetic_world  # noqa: E402
-
-from cachectl.exchange.folder import FolderPlace  # noqa: E402
-from cachectl.exchange.format import Item, Part, StoreKey, part_file  # noqa: E402
+from cachectl.exchange.folder import FolderPlace
+from cachectl.exchange.format import Item, Part, StoreKey, part_file
 
 if TYPE_CHECKING:
     from homes import Home
