@@ -85,8 +85,7 @@ def beside(home: Home, *folders: Path) -> Home:
 
 
 def test_a_broken_plug_in_is_named_and_fatal_to_nothing(plugged: Home) -> None:
-    done = plugged.cachectl("report", "-v", check=False)
-    report = plugged.json("report", check=False)
+    done, report = plugged.cachectl("report", "-v", check=False), plugged.json("report", check=False)
     assert {plugin["name"]: plugin["why"].partition(" ")[2] for plugin in report["broken"]} == {
         "exiting": "failed: SystemExit: no licence",
         "missing": "failed: ModuleNotFoundError: No module named 'cachectl_test_plugin_that_is_not_there'",

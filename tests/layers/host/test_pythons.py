@@ -75,7 +75,7 @@ def row(home: Home, loopy: str, version: str = VERSION) -> None:
 
 def user(home: Home, *folders: Path, **changes: str) -> Environment:
     """Return the environment of a user whose own Python has no loopy, with these folders on PATH."""
-    environment = home.environment(PATH=os.pathsep.join(map(str, folders)), **changes)
+    environment = home.environment(**{"PATH": os.pathsep.join(map(str, folders)), **changes})
     return replace(environment, searches_pythons=True, installed=lambda _: None, site=())
 
 
@@ -177,7 +177,7 @@ def test_the_folders_of_packages_are_those_that_an_interpreter_adds_to_its_path(
     found = records[str(python)].folders
     # Without -I, the user's own packages count.
     ask = "import json, sys; print(json.dumps(sys.path))"
-    started = {"PATH": "", **({"HOME": os.environ["HOME"]} if "HOME" in os.environ else {})}
+    started = {name: value for name, value in os.environ.items() if name == "HOME"} | {"PATH": ""}
     done = subprocess.run([python, "-c", ask], env=started, cwd="/", capture_output=True, text=True, check=True)
     path = [os.path.normpath(folder) for folder in json.loads(done.stdout) if folder.endswith("-packages")]
     assert [os.path.normpath(folder) for folder in found if os.path.isdir(folder)] == path
@@ -289,17 +289,15 @@ def test_a_row_of_a_neighbour_that_was_not_looked_for_is_unknown(home: Home) -> 
     same, other = sorted(staleness(user(home)), key=str)
     assert (same[0], other[0]) == (None, None)
     assert other[1] == "unknown: written by Python 3.99.0, which was not looked for; --python PATH names it"
-    done = home.cachectl("prune", "--stale", "--json")
-    assert json.loads(done.stdout)["total"]["removed"] == 0
+    assert home.json("prune", "--stale")["total"]["removed"] == 0
 
 
 @pytest.mark.parametrize("variable", ["PATH", "VIRTUAL_ENV", "CONDA_PREFIX"])
 def test_rows_of_a_removed_python_are_stale(home: Home, prefix: Prefix, variable: str) -> None:
     row(home, "2024.1")
     row(home, "2023.1")
-    environment = user(home, prefix.python.parent)
-    if variable != "PATH":
-        environment = user(home, **{variable: str(prefix.folder)})
+    folder = prefix.folder if variable != "PATH" else prefix.python.parent
+    environment = user(home, **{variable: str(folder)})
     assert {stale for stale, _ in staleness(environment)} == {False, None}
     shutil.rmtree(prefix.folder)
     found = staleness(user(home))

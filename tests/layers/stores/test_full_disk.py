@@ -104,7 +104,8 @@ def state(file: Path) -> tuple[str, int]:
 
 
 def of_layer(result: dict[str, Any], name: str) -> dict[str, Any]:
-    return {layer["layer"]: layer for layer in result["layers"]}[name]
+    layers: dict[str, dict[str, Any]] = {layer["layer"]: layer for layer in result["layers"]}
+    return layers[name]
 
 
 @pytest.mark.real

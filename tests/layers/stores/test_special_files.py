@@ -9,7 +9,8 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,9 +83,7 @@ def verbs(folder: Path) -> Iterator[tuple[str, ...]]:
         yield ("prune", "--max-size", "20K", "--wait", "0.2", *dry)
         yield ("pull", str(folder / "bundle.zip"), "--trust", *dry)
         yield ("purge", "--damaged", "--all", *dry)
-    yield ("run", "--isolated", "--", "true")
-    yield ("run", "--no-cache", "--prove", "--", "true")
-    yield ("trace", "--", "true")
+    yield from ((*verb, "--", "true") for verb in (("run", "--isolated"), ("run", "--no-cache", "--prove"), ("trace",)))
     for layer, key in keys.items():
         yield ("put", layer, key, str(folder / f"{layer}.artifact"), "--replace", "--wait", "0.2")
     for chosen in (("--all",), ("miopen-tuning",)):
@@ -117,19 +116,14 @@ def files(home: Path) -> list[Path]:
     return sorted(path for path in found if path.read_bytes()[:8] != b"this is ")
 
 
-def databases(home: Path) -> list[Path]:
-    """List the sqlite files."""
-    return [path for path in files(home) if path.read_bytes()[:15] == b"SQLite format 3"]
+def _part(home: Path, number: int) -> Sequence[Path]:
+    return files(home)[number::PARTS]
 
 
-def _part(number: int) -> Callable[[Path], Sequence[Path]]:
-    return lambda home: files(home)[number::PARTS]
-
-
-def _beside(home: Path) -> list[Path]:
-    """Name one of the three files of sqlite's own beside each database: journal, log, and index of the log."""
-    endings = cycle(("-journal", "-wal", "-shm"))
-    return [path.with_name(path.name + ending) for path, ending in zip(databases(home), endings, strict=False)]
+def _beside(home: Path, *endings: str) -> list[Path]:
+    """Name one of the files of sqlite's own beside each database, in turn."""
+    databases = (path for path in files(home) if path.read_bytes()[:15] == b"SQLite format 3")
+    return [path.with_name(path.name + ending) for path, ending in zip(databases, cycle(endings), strict=False)]
 
 
 def _unborn(home: Path) -> list[Path]:
@@ -139,24 +133,22 @@ def _unborn(home: Path) -> list[Path]:
     names += [cache / "neo_compiler_cache" / name for name in ("config.file", "stats", "sizes.file")]
     names += [cache / "comgr" / name for name in ("llvmcache.timestamp", "llvmcache-policy")]
     tuning = home / ".config" / "miopen"
+    digest = hashlib.md5(os.fsencode(tuning), usedforsecurity=False).hexdigest()
     for record in tuning.glob("*.txt"):
         names += [record.with_name(record.name + ending) for ending in (".time", ".temp")]
         names.append(tuning / "miopen-lockfiles" / f"{record.name}.lock")
-        names.append(home / "tmp" / "miopen-lockfiles" / f"{_digest(tuning)}_{record.name}.lock")
+        names.append(home / "tmp" / "miopen-lockfiles" / f"{digest}_{record.name}.lock")
     names += [path.parent / "label.json" for path in home.rglob("label.json")]
     names += [home / ".nv" / "ComputeCache" / "index"]
     return names
 
 
-def _digest(folder: Path) -> str:
-    return hashlib.md5(os.fsencode(folder), usedforsecurity=False).hexdigest()
-
-
-WORLDS = {
+WORLDS: Mapping[str, Callable[[Path], Sequence[Path]]] = {
     "files-all": files,
-    **{f"files-{number}": _part(number) for number in range(PARTS)},
-    "beside": _beside,
-    "journals": lambda home: [path.with_name(path.name + "-journal") for path in databases(home)],
+    **{f"files-{number}": partial(_part, number=number) for number in range(PARTS)},
+    # Journal, log, and index of the log.
+    "beside": lambda home: _beside(home, "-journal", "-wal", "-shm"),
+    "journals": lambda home: _beside(home, "-journal"),
     "unborn": _unborn,
 }
 
