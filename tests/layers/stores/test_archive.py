@@ -1,4 +1,4 @@
-"""Deterministic tars: what is made quickly is what tarfile makes, and what is read quickly is what tarfile reads."""
+"""Deterministic tars: tarfile reads what is made quickly, and what tarfile makes is read, or refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cachectl.layers.base.errors import NotAnArtifact
 from cachectl.layers.base.facts import Artifact
-from cachectl.layers.stores.archive import artifact_from_bytes, artifact_to_bytes, pack, tar_header, unpack
+from cachectl.layers.stores.archive import artifact_from_bytes, artifact_to_bytes, pack, unpack
 
 PARTS = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="/"), min_size=1, max_size=40)
 PLAIN = st.lists(PARTS.filter(lambda part: part not in {".", ".."}), min_size=1, max_size=3).map("/".join)
@@ -20,22 +20,8 @@ ANY = st.one_of(PLAIN, st.text(st.characters(exclude_characters="\0/.", exclude_
 MEMBERS = st.dictionaries(ANY, st.binary(max_size=1500), max_size=5)
 
 
-def by_tarfile(name: str, size: int) -> bytes:
-    info = tarfile.TarInfo(name)
-    info.size, info.mode = size, 0o600
-    plain = name.isascii() and len(name) < tarfile.LENGTH_NAME and size < 8**11
-    return info.tobuf(tarfile.USTAR_FORMAT if plain else tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-
-
-@given(ANY, st.integers(0, 8**11))
-@example("x" * 200, 1)
-@example("café", 7)
-@example("big", 8**11)
-def test_a_header_is_tarfiles(name: str, size: int) -> None:
-    assert tar_header(name, size) == by_tarfile(name, size)
-
-
 @given(MEMBERS)
+@example({"x" * 200: b"1", "café": b"2", "x" * 100: b"", "plain": b"3" * 513})
 def test_packed_members_are_read_back_by_us_and_by_tarfile(members: dict[str, bytes]) -> None:
     packed = pack(members)
     assert packed == pack(dict(reversed(members.items())))
