@@ -46,26 +46,18 @@ def wheel() -> Path:
     return Path(package.origin).parent
 
 
-def lay_out_pocl(prefix: Path) -> Path:
-    """Register PoCL of the wheel in a prefix; return the ICD file."""
-    library = next(wheel().glob(".libs/libpocl*"))
-    file = prefix / "etc" / "OpenCL" / "vendors" / "pocl.icd"
-    file.parent.mkdir(parents=True)
-    file.write_text(f"{library}\n")
-    return file
-
-
 @pytest.mark.real
 def test_report_names_the_file_by_which_a_driver_in_a_conda_prefix_is_found(home: Home) -> None:
-    file = lay_out_pocl(home.path / "envs" / "of mine")
     prefix = str(home.path / "envs" / "of mine")
+    vendors = home.path / "envs" / "of mine" / "etc" / "OpenCL" / "vendors"
+    file = register_driver(vendors, "libpocl.so")
     # An empty variable names no driver, and the loader searches its folders.
     variables: dict[str, Any] = {"CONDA_PREFIX": prefix, "OCL_ICD_VENDORS": ""}
     (layer,) = json.loads(home.cachectl("report", "pocl", "--json", **variables).stdout)["layers"]
     assert layer["state"] == "enabled"
-    assert layer["drivers"][-1] == str(file)
+    assert layer["drivers"][-1] == file
     shown = home.cachectl("report", "pocl", COLUMNS="80", **variables).stdout.splitlines()
-    assert "  driver: ~/envs/of mine/etc/OpenCL/vendors/pocl.icd" in shown
+    assert f"  driver: ~/envs/of mine/etc/OpenCL/vendors/{Path(file).name}" in shown
     assert max(map(len, (line for line in shown if "site-packages" not in line))) <= 80
 
 
@@ -228,7 +220,7 @@ def test_drivers_that_pyopencl_keeps_no_binaries_of_do_not_hide_the_others(
 @pytest.mark.real
 def test_a_libopencl_that_is_a_driver_is_the_only_one(tmp_path: Path) -> None:
     """A module's PoCL may be built without a loader; the wheel's stands in the place of such a one."""
-    pocl = Path(lay_out_pocl(tmp_path).read_text().strip())
+    pocl = next(wheel().glob(".libs/libpocl*"))
     loader = tmp_path / "prefix" / "lib" / "libOpenCL.so.1"
     loader.parent.mkdir(parents=True)
     loader.symlink_to(pocl)
