@@ -10,17 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.mesa import (
-    STORES,
-    _got,
-    contents,
-    entry,
-    fill,
-    graphics,
-    key,
-    layer_of,
-    listed,
-)
+from support.layers import got
+from support.mesa import STORES, contents, entry, fill, graphics, key, layer_of, listed
 from tiers import amount, thorough
 
 from cachectl.config import Limits
@@ -65,10 +56,10 @@ def test_a_different_entry_is_replaced_only_when_asked(store: str, tmp_path: Pat
     artifact = Artifact("mesa", key("b"), "mesa-entry/1", entry(b"\x7fELF, another"))
     with pytest.raises(EntryExists):
         layer.put(key("b"), artifact)
-    assert layer.get(key("b")) == replace(_got(layer, key("b")), data=contents()[key("b")])
+    assert layer.get(key("b")) == replace(got(layer, key("b")), data=contents()[key("b")])
     layer.put(key("b"), artifact, replace=True)
-    assert _got(layer, key("b")).data == artifact.data
-    assert all(_got(layer, name).data == contents()[name] for name in contents().keys() - {key("b")})
+    assert got(layer, key("b")).data == artifact.data
+    assert all(got(layer, name).data == contents()[name] for name in contents().keys() - {key("b")})
     assert list(layer.verify(layer.roots()[0])) == []
 
 
@@ -182,7 +173,7 @@ def test_the_index_counts_what_is_there_after_every_change(tmp_path: Path) -> No
 
     (root / "index").write_bytes(struct.pack("<Q", 1 << 28) + bytes(65536 * 20))
     assert [finding.code for finding in layer.verify(layer.roots()[0])] == ["index"]
-    artifact = _got(layer, key("a"))
+    artifact = got(layer, key("a"))
     layer.clear(layer.plan_clear())
     assert counted() == held() > 0
     layer.put(key("a"), artifact)
