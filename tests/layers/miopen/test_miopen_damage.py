@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.layers import got
 from support.miopen_kernels import (
     ARGS,
     CODE,
@@ -48,9 +49,8 @@ def test_system_kernels_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
     before = snapshot(tmp_path, times=True)
     (entry,) = layer.entries()
     assert (entry.key, entry.device, entry.versions) == (key_of("gfx90a.kdb"), "gfx90a", {})
-    got = layer.get(entry.key)
-    assert got is not None
-    assert got.data == CODE
+    read = got(layer, entry.key)
+    assert read.data == CODE
     require_read_only(layer, artifact(entry.key, layer="miopen-system"), "miopen")
     assert snapshot(tmp_path, times=True) == before
     assert os.listdir(path.parent) == ["gfx90a.kdb"]
@@ -90,12 +90,11 @@ def test_rows_that_miopen_accepts_are_read_and_put_as_it_stores_them(
 ) -> None:
     path = store(user_file(tmp_path), {(NAME, ARGS): values})
     layer = MIOpenKernels(environment_of(tmp_path))
-    got = layer.get(KEY)
-    assert got is not None
+    read = got(layer, KEY)
     assert (problems(layer), findings(layer)) == ([], [])
     assert layer.clear(layer.plan_clear()).removed == 1
-    layer.put(KEY, got)
-    assert stored(path) == [(NAME, ARGS, *kernel_db.encode(got.data))]
+    layer.put(KEY, read)
+    assert stored(path) == [(NAME, ARGS, *kernel_db.encode(read.data))]
 
 
 @pytest.mark.parametrize("values", REJECTED.values(), ids=REJECTED)

@@ -14,6 +14,7 @@ from dataclasses import replace as changed
 from pathlib import Path
 
 import pytest
+from support.layers import got
 from support.miopen_kernels import MIOpenConformance, environment_of, require_read_only
 
 from cachectl.layers.base.conformance import snapshot
@@ -98,9 +99,8 @@ def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path) -> None:
     assert (entry.bytes, entry.device, entry.kernels) == (len(LINE) + 1, "gfx90a", None)
     assert entry.versions == {"miopen": "3.3.0.a85ca8a54"}
     assert entry.written_before == (folder / FIND).stat().st_mtime
-    got = layer.get(entry.key)
-    assert got is not None
-    assert (got.form, got.data) == ("miopen-record/1", LINE.encode())
+    read = got(layer, entry.key)
+    assert (read.form, read.data) == ("miopen-record/1", LINE.encode())
     assert layer.get(f"{FIND}::missing") is None
     usage = layer.usage(layer.roots()[0])
     assert (usage.files, usage.bytes) == (2, sum(path.stat().st_size for path in folder.iterdir()))
@@ -238,9 +238,8 @@ def test_sqlite_results_are_read_and_left(tmp_path: Path) -> None:
         "gfx906_60_1.1.0.udb::7::SolverA",
         "gfx906_60_1.1.0.udb::7::SolverB",
     ]
-    got = layer.get("gfx906_60_1.1.0.udb::7::SolverA")
-    assert got is not None
-    assert got.data == f"{TUNED}=SolverA:1,2".encode()
+    read = got(layer, "gfx906_60_1.1.0.udb::7::SolverA")
+    assert read.data == f"{TUNED}=SolverA:1,2".encode()
     plan = layer.plan_clear()
     assert not plan.entries
     assert [note.because for note in plan.skipped] == [plan.skipped[0].because] * 2
@@ -323,9 +322,8 @@ def test_system_results_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
         "gfx906_60.db::7::SolverB",
         f"gfx90a6e.db.txt::{TUNED}",
     ]
-    got = layer.get(f"gfx906_60.HIP.fdb.txt::{PROBLEM}")
-    assert got is not None
-    assert got.data == LINE.encode()
+    read = got(layer, f"gfx906_60.HIP.fdb.txt::{PROBLEM}")
+    assert read.data == LINE.encode()
     (finding,) = layer.verify(layer.roots()[0])
     assert "reinstall the package" in finding.fix
     assert layer.abilities()[Ability.KERNELS] is not None
