@@ -5,6 +5,15 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cachectl.layers.pytools import PytoolsDictionaries
+
+if TYPE_CHECKING:
+    from homes import Home
+
+#: The pickle of ``None``.
+NONE = b"\x80\x04N."
 
 
 def dictionary(folder: Path, file: str, content: dict[str, bytes]) -> Path:
@@ -15,3 +24,10 @@ def dictionary(folder: Path, file: str, content: dict[str, bytes]) -> Path:
         connection.executemany("insert into dict values (?, ?)", content.items())
         connection.commit()
     return path
+
+
+def mine(home: Home, content: dict[str, bytes]) -> tuple[PytoolsDictionaries, Path]:
+    """Make a dictionary of a user's own; return the layer that it belongs to, and its file."""
+    layer = PytoolsDictionaries(home.environment())
+    file = f"pdict-v5-mine-{layer.environment.python}.sqlite"
+    return layer, dictionary(home.path / ".cache" / "pytools", file, content)
