@@ -26,7 +26,6 @@ DASH, BELOW = "\N{EN DASH}", "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"
 
 
 def data_of(text: str) -> Any:  # noqa: ANN401 - JSON
-    """Read the data of a page."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     assert found is not None
     return json.loads(found[1])

@@ -44,8 +44,6 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 class Job:
-    """Runs programs in one home, and counts."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.variables = environment(folder)
@@ -56,7 +54,6 @@ class Job:
         self.differences = 0
 
     def cachectl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a verb."""
         command = (sys.executable, "-m", "cachectl", *arguments)
         return subprocess.run(command, env=self.variables, capture_output=True, text=True, check=True)
 
@@ -129,14 +126,12 @@ class Job:
             print(f"{what}: DIFFERENT: {expected}")
 
     def seconds(self, command: tuple[str, ...]) -> float:
-        """Return how long a command takes."""
         started = time.perf_counter()
         subprocess.run(command, env=self.variables, capture_output=True, check=True)
         return time.perf_counter() - started
 
 
 def main() -> int:
-    """Compare, and measure."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("CACHECTL_BENCH_DIR")) as folder:
         job = Job(Path(folder))
         cold = job.trace()

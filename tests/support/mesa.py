@@ -51,7 +51,6 @@ def key(text: str) -> str:
 
 
 def contents() -> dict[str, bytes]:
-    """Make two kernels with their machine code, as one build of Rusticl stores them."""
     return {
         key("a"): entry(kernel("rk0")),
         key("b"): entry(b"\x7fELF" + bytes(500)),
@@ -61,7 +60,6 @@ def contents() -> dict[str, bytes]:
 
 
 def graphics() -> dict[str, bytes]:
-    """Make a program of GL, and machine code for it."""
     return {key("g"): entry(bytes(90), GL, glsl=True), key("h"): entry(b"\x7fELF" + bytes(90), GL)}
 
 

@@ -26,7 +26,6 @@ READ = "open({file!r}, 'rb').read(1)"
 
 
 def program(count: int, plain: int) -> list[str]:
-    """Return the command of the program that compiles loopy kernels and plain PyOpenCL programs."""
     return [sys.executable, str(PROGRAMS / "thirteen.py"), str(count), str(plain)]
 
 
@@ -38,10 +37,8 @@ def prove(home: Home, how: list[str], code: str, **changes: str) -> tuple[int, l
 
 
 def said_of(layer: str, lines: list[str]) -> str:
-    """Return what a proof says of one layer."""
     return next(line for line in lines if line.startswith(f"cachectl: proof: {layer}: "))
 
 
 def one_file(home: Home, layer: str) -> Path:
-    """Return one file of a layer."""
     return min(home.path.glob(FILES[layer]))

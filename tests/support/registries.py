@@ -97,5 +97,4 @@ def real_registries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 @pytest.fixture
 def real_registry(real_registries: Callable[..., RealRegistry]) -> RealRegistry:
-    """Return an empty registry."""
     return real_registries()

@@ -19,8 +19,6 @@ BUCKET = "warm-caches"
 
 @dataclass(frozen=True)
 class Request:
-    """A request to the server, with the bytes that it sent there."""
-
     method: str
     path: str
     bytes: int
@@ -44,8 +42,6 @@ def s3_server() -> Iterator[S3]:
     requests: list[Request] = []
 
     class Counting(threaded_moto_server.DomainDispatcherApplication):  # type: ignore[misc]
-        """Note each request."""
-
         def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:  # noqa: ANN401 - WSGI
             length = int(environ.get("CONTENT_LENGTH") or 0)
             requests.append(Request(environ["REQUEST_METHOD"], environ["PATH_INFO"], length))
@@ -80,7 +76,6 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def s3(s3_server: S3) -> dict[str, str]:
-    """Return the variables that lead a program to moto's server."""
     return s3_server.variables
 
 

@@ -26,7 +26,6 @@ PROGRAMS = Path(__file__).parents[1] / "programs"
 
 
 def bench(home: Home, *arguments: str, command: tuple[str, ...]) -> Any:  # noqa: ANN401 - JSON
-    """Run the real command and read what it measured."""
     done = home.cachectl("bench", *arguments, "--json", "-", "--", *command)
     return {**json.loads(done.stdout), "said": done.stderr}
 

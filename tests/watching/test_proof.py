@@ -41,7 +41,6 @@ COME_AND_GO = "import os; open({file!r} + '-journal', 'w').close(); os.unlink({f
 
 @pytest.fixture
 def rich(warm: Home, compute_cache: Callable[[Path], None], fill_sumpy: Callable[[Environment], None]) -> Home:
-    """Return a home in which every layer keeps something."""
     fill_sumpy(warm.environment())
     compute_cache(warm.path / ".nv" / "ComputeCache")
     key = SEPARATOR.join(("3.3.0.a85ca8a54/gfx90a6e.ukdb", "MIOpenConvUni.cl.o", " -mcpu=gfx90a"))

@@ -29,7 +29,6 @@ def no_events() -> None:
 
 
 def watched(home: Home, act: Callable[[], object]) -> Proof:
-    """Watch the ComputeCache of a home while something is done."""
     stack = Stack(home.environment(), plugins=False)
     watch = Watch(stack, [stack["cuda"]])
     act()

@@ -30,7 +30,6 @@ SECOND = 1_000_000_000
 
 
 def timed(home: Home, *program: str, check: bool = True) -> Timeline:
-    """Trace a program of tests/programs and read its timeline."""
     file = home.path / "timeline.json"
     command = (sys.executable, str(home.programs / program[0]), *program[1:])
     home.cachectl("trace", "--timeline", str(file), "--", *command, check=check)

@@ -43,7 +43,6 @@ def rows(home: Home, beginning: str, what: str = "count(*)") -> int:
 
 
 def traced(home: Home, lines: str, *arguments: str, begin: str = "", **options: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Trace a program of PyOpenCL."""
     return trace(
         home, sys.executable, "-c", f"{begin or BEGINNING}\n{lines}", str(home.programs), *arguments, **options
     )
@@ -131,7 +130,6 @@ def test_four_programs_at_once_are_counted_together(home: Home) -> None:
 @pytest.mark.thorough
 @real
 def test_another_program_beside_does_not_count(home: Home) -> None:
-    """Lookups of an untraced program on the same caches are not counted."""
     trace(home, *THREE)
     waiting = (
         "import subprocess, sys; import pyopencl;"
@@ -238,7 +236,6 @@ def test_messages_that_others_asked_for_stay_theirs(home: Home, by: str) -> None
 
 @real
 def test_a_block_of_this_process(home: Home) -> None:
-    """From Python the same numbers, for the block alone."""
     program = f"""
 import json, sys
 sys.path.insert(0, {str(home.programs)!r})
@@ -469,7 +466,6 @@ threads = [threading.Thread(target=at_once, args=(name,)) for name in ("known", 
 @pytest.mark.thorough
 @real
 def test_no_simultaneous_build_is_wrongly_called_compiled(home: Home) -> None:
-    """A served build is never called compiled: the answer is right or unknown."""
     for round_number in "123":
         built = traced(home, CROWDED, round_number)["kernels"]
         known = [kernel for kernel in built if kernel["kernels"] == ["known"]][-1]

@@ -45,7 +45,6 @@ PLACES = {
 
 @pytest.fixture(scope="session")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """Return a folder of entries of each kind, by their keys."""
     top = tmp_path_factory.mktemp("sources")
     for name in ("computecache-h200-opencl", "neo-ocloc-22.43"):
         with tarfile.open(DATA / f"{name}.tar.gz") as archive:
@@ -72,7 +71,6 @@ def arguments(home: Home, sources: Mapping[str, Path], kind: str) -> tuple[str, 
 
 
 def traced(home: Home, sources: Mapping[str, Path], kind: str, **options: Any) -> dict[str, Any]:  # noqa: ANN401 - of trace
-    """Trace the program that uses a cache as its driver does."""
     return trace(home, *arguments(home, sources, kind), **options)
 
 
@@ -170,8 +168,6 @@ def test_the_database_of_miopen(home: Home, sources: Mapping[str, Path]) -> None
 
 
 class watched:  # noqa: N801 - used as a function
-    """Watches a block, and has what was seen afterwards."""
-
     def __init__(self, home: Home) -> None:
         environment = Environment({"HOME": str(home.path)}, home=home.path, cwd=home.path)
         stack = LayerSet(environment)
