@@ -12,18 +12,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
-from cachectl.layer_set import part_of
+from cachectl.layer_set import LayerSet, part_of
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, Damaged
 from cachectl.layers.base.facts import Condition, Entry, Scope
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import EntryFiles, Lookups
 from cachectl.watching.events import EntryUse, Seen, storing_refused
-
-if TYPE_CHECKING:
-    from cachectl.layer_set import LayerSet
-    from cachectl.layers.base.layer import Layer
 
 EXACT: Final = "exact"
 INFERRED: Final = "inferred"
