@@ -36,8 +36,6 @@ pytest_plugins = ("support.browser", "support.bundles", "support.registries", "s
 HERE = Path(__file__).parent
 KERNELS = 8
 
-LEFT_OUT = pytest.StashKey[int]()
-
 
 def _missing() -> str | None:
     missing = [name for name in ("loopy", "pyopencl") if importlib.util.find_spec(name) is None]
@@ -68,10 +66,6 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
             spec.python = shlex.join([*alone, sys.executable])
 
 
-def _runs_every_tier(config: pytest.Config) -> bool:
-    return bool(config.getoption("--all"))
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Describe the tiers, and try fewer random examples in the default one."""
     # A shell ignores these for what it starts in the background, and so would every program of the tests.
@@ -80,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, handler)
     for tier, what in TIERS.items():
         config.addinivalue_line("markers", f"{tier}: {what}; left out unless --all or -m says otherwise")
-    tiers.every_tier = _runs_every_tier(config)
+    tiers.every_tier = bool(config.getoption("--all"))
     # CI draws the same examples every time, and no deadline depends on the machine.
     settings.register_profile(
         "cachectl",
@@ -103,11 +97,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the longer tiers, and skip tests of real libraries that are not installed (in CI that is an error)."""
     named = any("::" in argument for argument in config.args)
-    if not (_runs_every_tier(config) or config.getoption("-m") or named):
+    if not (tiers.every_tier or config.getoption("-m") or named):
         left_out = [item for item in items if any(map(item.get_closest_marker, TIERS))]
         items[:] = [item for item in items if not any(map(item.get_closest_marker, TIERS))]
         config.hook.pytest_deselected(items=left_out)
-        config.stash[LEFT_OUT] = len(left_out)
     reason = _missing()
     if reason is None:
         return
@@ -118,40 +111,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:  # noqa: ANN401 - a class of pytest-xdist
-    """Learn from a worker of pytest-xdist how many tests it left out; every worker collects the same."""
-    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Let a worker of pytest-xdist send how many tests it left out."""
-    if (output := getattr(session.config, "workeroutput", None)) is not None:
-        output["left_out"] = session.config.stash.get(LEFT_OUT, 0)
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say how many tests were left out, and how they are run."""
-    if left_out := config.stash.get(LEFT_OUT, 0):
-        tiers = ", ".join(TIERS)
-        terminalreporter.write_line(f"{left_out} tests of longer tiers ({tiers}) were left out: pytest --all runs them")
+    """Say which tests are left out by default, and how they are run."""
+    if not (tiers.every_tier or config.getoption("-m")):
+        terminalreporter.write_line(f"without the tests of longer tiers ({', '.join(TIERS)}): pytest --all runs them")
 
 
 @pytest.fixture(scope="session")
-def moments(request: pytest.FixtureRequest) -> int:
+def moments() -> int:
     """Return at how many moments a command is killed: five, or a hundred with ``--all``."""
-    return 100 if _runs_every_tier(request.config) else 5
+    return tiers.amount(5, 100)
 
 
 @pytest.fixture(scope="session")
 def new_home() -> Callable[[Path], Home]:
-    """Return what makes an empty home anywhere."""
     return make_home
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    """Return an empty home."""
     return make_home(tmp_path / "home")
 
 
@@ -220,7 +198,6 @@ def built_pocl(tmp_path_factory: pytest.TempPathFactory) -> Driver:
 
 @pytest.fixture(scope="session", params=["debian_pocl", "built_pocl"])
 def newer_pocl(request: pytest.FixtureRequest) -> Driver:
-    """Return each PoCL that is newer than the wheel's."""
     driver: Driver = request.getfixturevalue(request.param)
     return driver
 
@@ -310,14 +287,12 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 @pytest.fixture
 def warm(filled: Home, tmp_path: Path) -> Home:
-    """Return a copy of the filled home, to do with as one likes."""
     shutil.copytree(filled.path, tmp_path / "home", symlinks=True)
     return make_home(tmp_path / "home")
 
 
 @pytest.fixture(scope="session")
 def fill(filled: Home) -> Callable[[Environment], None]:
-    """Return a way to fill the home of any environment with what the real libraries wrote."""
     return lambda environment: _copy(filled, environment)
 
 
@@ -359,7 +334,6 @@ def mount() -> Iterator[Callable[..., Path]]:
 
 @pytest.fixture
 def disk(mount: Callable[..., Path], tmp_path: Path) -> Path:
-    """Mount a small disk."""
     return mount("-t", "tmpfs", "-o", "size=8m", "tmpfs", on=tmp_path / "disk")
 
 

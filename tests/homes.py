@@ -129,7 +129,6 @@ class Home:
     programs: Path = PROGRAMS
 
     def environment(self, **changes: str) -> Environment:
-        """Describe the environment of a program in this home."""
         here = Environment.here()
         return Environment(
             {**self.variables, **changes},
@@ -143,7 +142,6 @@ class Home:
         )
 
     def run(self, *command: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
-        """Run a command here, with some variables changed."""
         done = subprocess.run(
             command,
             env={**self.variables, **changes},
@@ -247,7 +245,6 @@ class Home:
             time.sleep(0.1)
 
     def json(self, *arguments: str, check: bool = True, process: bool = False, **changes: str) -> Any:  # noqa: ANN401 - JSON
-        """Run a command with --json and read what it prints."""
         run = self.process if process else self.cachectl
         return json.loads(run(*arguments, "--json", check=check, **changes).stdout)
 
@@ -282,7 +279,6 @@ def _belongs(process: Path, mark: bytes) -> bool:
 
 
 def make_home(path: Path) -> Home:
-    """Make an empty home."""
     path.mkdir(parents=True, exist_ok=True)
     tester = {name: value for name, value in os.environ.items() if not name.startswith("CACHECTL_")}
     kept = {name: value for name, value in tester.items() if not name.startswith(SWITCHES)}

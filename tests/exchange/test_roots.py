@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import sqlite3
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -156,25 +155,6 @@ def test_a_database_in_use_becomes_a_file_to_install(tmp_path: Path) -> None:
     again = Stack(environment_of(home)).push(str(target), layers=["miopen"])
     assert again.total.pushed == 1
     assert stored(target)["conv.cl.o"] == packed(CODE)
-
-
-def kernels_of(file: Path) -> int:
-    with closing(sqlite3.connect(file)) as connection:
-        return int(connection.execute("select count(*) from kern_db").fetchone()[0])
-
-
-def test_two_pushes_into_one_database_lose_nothing(home: Home, tmp_path: Path) -> None:
-    add_kernels(home, range(6))
-    file = tmp_path / "gfx90a6e.kdb"
-    push = [sys.executable, "-m", "cachectl", "push", str(file), "miopen", "--key"]
-    started = [
-        subprocess.Popen([*push, key], env=home.variables, stderr=subprocess.PIPE, stdout=-3)
-        for key in kernels_in(home)
-    ]
-    said = [one.communicate()[1].decode() for one in started]
-    assert [one.returncode for one in started] == [0] * 6, said
-    assert kernels_of(file) == 6
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".cachectl")] == []
 
 
 def test_a_database_that_cannot_be_written_is_named(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

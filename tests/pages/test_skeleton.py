@@ -19,8 +19,6 @@ from cachectl.watching.timeline_files import page
 
 
 class Elements(HTMLParser):
-    """Collects the texts of elements, and every attribute."""
-
     def __init__(self, page: bytes) -> None:
         super().__init__()
         self.texts: dict[str, list[str]] = {}

@@ -93,7 +93,6 @@ def database(root):
 
 
 def read(path):
-    """Return the bytes of a file, ``None`` if it does not exist."""
     with contextlib.suppress(FileNotFoundError):
         handle = os.open(path, os.O_RDONLY)
         try:

@@ -69,7 +69,6 @@ class Screen:
         self.gl("glFinish", None)()
 
     def close(self):
-        """Close it, which waits for what is still being stored."""
         self.make_current(self.display, None, None, None)
         self.of_egl("eglDestroyContext", NUMBER, POINTER, POINTER)(self.display, self.context)
         self.of_egl("eglTerminate", NUMBER, POINTER)(self.display)

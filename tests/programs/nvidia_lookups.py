@@ -44,8 +44,6 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 class Job:
-    """Runs programs in one home, and counts."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.variables = environment(folder)
@@ -56,12 +54,10 @@ class Job:
         self.differences = 0
 
     def cachectl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a verb."""
         command = (sys.executable, "-m", "cachectl", *arguments)
         return subprocess.run(command, env=self.variables, capture_output=True, text=True, check=True)
 
     def logged(self) -> tuple[str, ...]:
-        """Return the command that runs the program with its openings logged."""
         self.log.unlink(missing_ok=True)
         added = (f"LD_PRELOAD={self.library}", f"OPENS_LOG={self.log}", "OPENS_IN=/ComputeCache/")
         return ("env", *added, *PROGRAM)
@@ -123,20 +119,17 @@ class Job:
             print(f"  {key}: opened {hits[key]} {stores[key]}, traced {own[0].get(key, 0)} {own[1].get(key, 0)}")
 
     def expect(self, what: str, expected: str, holds: bool) -> None:
-        """Print what does not hold, and count it."""
         self.differences += not holds
         if not holds:
             print(f"{what}: DIFFERENT: {expected}")
 
     def seconds(self, command: tuple[str, ...]) -> float:
-        """Return how long a command takes."""
         started = time.perf_counter()
         subprocess.run(command, env=self.variables, capture_output=True, check=True)
         return time.perf_counter() - started
 
 
 def main() -> int:
-    """Compare, and measure."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("CACHECTL_BENCH_DIR")) as folder:
         job = Job(Path(folder))
         cold = job.trace()

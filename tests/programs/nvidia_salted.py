@@ -16,7 +16,6 @@ warnings.filterwarnings("ignore")
 
 
 def tree():
-    """Hash every entry, by its path."""
     root = cachectl.Stack()["cuda"].roots()[0].path
     return {
         str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()

@@ -397,7 +397,6 @@ def at_the_end():
 
 
 def never_done():
-    """End while a command waits for what never comes."""
     context, queue = started()
     warnings.simplefilter("always", RuntimeWarning)
     kernel, event = launched_for_later(context, queue)
@@ -419,13 +418,11 @@ def binaries_after():
 
 
 def loaded(context, queue):
-    """Launch what the binary holds."""
     program = cl.Program(context, context.devices, [Path("binary").read_bytes()]).build()
     return [launched(queue, cl.Kernel(program, name), shape) for name, shape in (("one", (8,)), ("two", (16,)))]
 
 
 def binaries_elsewhere():
-    """Load the binary that another process has left."""
     SEEN["sums"] = loaded(*started())
 
 

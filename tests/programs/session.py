@@ -14,7 +14,6 @@ SEEN = {}
 
 
 def counted():
-    """Count what every layer holds."""
     names = ("loopy", "pyopencl-invoker", "pyopencl", "pocl")
     return {layer.layer: layer.total.entries for layer in cachectl.Stack().report(layers=names).layers}
 
@@ -132,8 +131,6 @@ def isolated_too_late():
 
 
 def lists():
-    """Name layers in every way that there is."""
-
     def switched(*names):
         with cachectl.disabled(*names) as layers:
             return sorted(layers)

@@ -30,7 +30,6 @@ class Browser:
     requests: list[str] = field(default_factory=list)
 
     def open(self, page: bytes, file: Path, *, width: int = 1280, scheme: str = "light") -> None:
-        """Write a page to a file, open it, and wait until it is drawn."""
         file.write_bytes(page)
         screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **screen)
@@ -42,23 +41,18 @@ class Browser:
         self.read_logs(file.as_uri())
 
     def call(self, method: str, **arguments: Any) -> Any:  # noqa: ANN401 - JSON of the DevTools protocol
-        """Call a method of the DevTools protocol."""
         return self.chrome.execute_cdp_cmd(method, arguments)
 
     def settle(self) -> None:
-        """Wait until the page has been drawn."""
         self.chrome.execute_async_script(TWO_FRAMES)
 
     def evaluate(self, script: str) -> Any:  # noqa: ANN401 - whatever the script returns
-        """Return the value of an expression of the page."""
         return self.chrome.execute_script(f"return {script}")
 
     def find(self, identity: str) -> WebElement:
-        """Return the element of an identity."""
         return self.chrome.find_element("id", identity)
 
     def press(self, identity: str, *keys: str) -> None:
-        """Type keys into an element, and wait until the page has been drawn."""
         self.find(identity).send_keys(*keys)
         self.settle()
 
@@ -81,11 +75,9 @@ class Browser:
         )
 
     def is_wider_than_the_screen(self) -> bool:
-        """Return whether the page has to be scrolled sideways."""
         return bool(self.evaluate("document.documentElement.scrollWidth > innerWidth"))
 
     def background(self) -> str:
-        """Return the colour of the page as CSS has it."""
         return str(self.evaluate("getComputedStyle(document.body).backgroundColor"))
 
     def processor_seconds(self) -> float:

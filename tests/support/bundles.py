@@ -7,18 +7,15 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 
 from cachectl.exchange.bundle import BundlePlace
 from cachectl.exchange.index import StoreIndex
 from cachectl.exchange.trust import Trust
 from cachectl.layers.base.environment import Environment
 from cachectl.stack import Stack
-
-if TYPE_CHECKING:
-    from homes import Home
 
 TRUSTED = Trust(blindly=True)
 
@@ -33,17 +30,14 @@ def count(home: Home) -> dict[str, int]:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Read every file of a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def programs(home: Home) -> set[Path]:
-    """Return the programs in PoCL's caches of a home."""
     return {path.relative_to(home.path) for path in home.path.rglob("program.bc")}
 
 
 def listed(bundle: Path) -> list[tuple[str, str]]:
-    """Return layer and key of every entry in a bundle."""
     here = Environment.here()
     index = StoreIndex(BundlePlace(bundle, here), here)
     found = [one for name in index.names.parts for one in index.read(name).part.entries]
@@ -80,7 +74,6 @@ def source(tmp_path_factory: pytest.TempPathFactory, new_home: Callable[[Path], 
 
 @pytest.fixture(scope="session")
 def packed(source: Home, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the bundle of that home."""
     file = tmp_path_factory.mktemp("packed") / "warm.zip"
     Stack(source.environment()).push(str(file))
     return file

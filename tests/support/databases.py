@@ -10,20 +10,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
+from support import dictionaries
+
 PYTHON: Final = ".".join(str(part) for part in sys.version_info)
 FILE: Final = f"pdict-v5-mine-{PYTHON}.sqlite"
-CREATE: Final = "create table dict (keyhash text not null primary key, key_value text not null)"
+CREATE: Final = dictionaries.CREATE
 
 
 def dictionary(path: Path, rows: int = 20) -> Path:
-    """Make a dictionary as pytools does."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute(CREATE)
-        content = ((f"{number:016x}", b"\x80\x04N." + bytes(500)) for number in range(rows))
-        connection.executemany("insert into dict values (?, ?)", content)
-        connection.commit()
-    return path
+    content = {f"{number:016x}": b"\x80\x04N." + bytes(500) for number in range(rows)}
+    return dictionaries.dictionary(path.parent, path.name, content)
 
 
 #: Fills the dictionary that it is given, and is killed before the end.
@@ -36,7 +32,6 @@ INTERRUPTED: Final = (
 
 
 def interrupted(path: Path) -> Path:
-    """Make a dictionary with an interrupted write."""
     dictionary(path)
     subprocess.run([sys.executable, "-c", INTERRUPTED, str(path)], check=False)
     assert Path(f"{path}-journal").stat().st_size
@@ -44,7 +39,6 @@ def interrupted(path: Path) -> Path:
 
 
 def rows_of(path: Path) -> int:
-    """Count the rows of a dictionary."""
     with closing(sqlite3.connect(path)) as connection:
         return int(connection.execute("select count(*) from dict").fetchone()[0])
 

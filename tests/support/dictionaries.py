@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 #: The pickle of ``None``.
 NONE = b"\x80\x04N."
 
+CREATE = "create table dict (keyhash text not null primary key, key_value text not null)"
+
 
 def dictionary(folder: Path, file: str, content: dict[str, bytes]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("create table dict (keyhash text not null primary key, key_value text not null)")
+        connection.execute(CREATE)
         connection.executemany("insert into dict values (?, ?)", content.items())
         connection.commit()
     return path

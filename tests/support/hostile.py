@@ -24,6 +24,7 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Scope
 from cachectl.stack import Stack
 from cachectl.verbs.prune import plan_prune
+from support import dictionaries, miopen_kernels
 
 PYTHON = ".".join(str(part) for part in sys.version_info)
 DEAD = "3.1.4.final.0"
@@ -73,19 +74,16 @@ def _described(path: bytes) -> str:
 
 
 def changed(before: Mapping[bytes, str], after: Mapping[bytes, str]) -> set[bytes]:
-    """Return the names that were added, removed or changed."""
     return {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
 
 
 def write(path: Path, content: bytes = THESIS, mode: int = 0o644) -> None:
-    """Write a file of a mode, and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     path.chmod(mode)
 
 
 def database(path: Path, script: str) -> None:
-    """Make an sqlite file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(script)
@@ -134,15 +132,11 @@ def link(folder: Path, outside: Path) -> None:
 
 
 def put_dictionary(root: Path) -> Path:
-    """Make a dictionary as pytools does."""
-    path = root / f"pdict-v5-far-{PYTHON}.sqlite"
-    rows = ";".join(f"insert into dict values ('{number:040x}', 'value')" for number in range(3))
-    database(path, f"create table dict (keyhash text not null primary key, key_value text not null); {rows}")
-    return path
+    rows = {f"{number:040x}": b"value" for number in range(3)}
+    return dictionaries.dictionary(root, f"pdict-v5-far-{PYTHON}.sqlite", rows)
 
 
 def put_old_dictionary(root: Path) -> Path:
-    """Make an entry of a dictionary of an older pytools."""
     entry = root / f"pdict-v4-near-py{DEAD}" / "abc" / "def" / "0123456789ab"
     write(entry / "key")
     write(entry / "contents")
@@ -150,7 +144,6 @@ def put_old_dictionary(root: Path) -> Path:
 
 
 def put_binary(root: Path) -> Path:
-    """Make a program as PyOpenCL does."""
     entry = root / f"pyopencl-compiler-cache-v2-py{PYTHON}" / HEX32
     for name in ("source.cl", "binary", "info"):
         write(entry / name)
@@ -158,7 +151,6 @@ def put_binary(root: Path) -> Path:
 
 
 def put_program(root: Path) -> Path:
-    """Make a program as PoCL does."""
     entry = root / "HG" / NAME37
     write(entry / "program.bc", b"BC\xc0\xde" + bytes(60))
     write(entry / "k" / "1-1-1" / "k.so", CODE)
@@ -166,34 +158,24 @@ def put_program(root: Path) -> Path:
 
 
 def put_leaked(root: Path) -> Path:
-    """Make a temporary file as PoCL leaks it."""
     write(root / "tempfile_Q1w2E3", b"", 0o600)
     return root / "tempfile_Q1w2E3"
 
 
 def put_kernels(root: Path) -> Path:
-    """Make a database of kernels as MIOpen does."""
-    path = root / "gfx908c0.ukdb"
-    database(
-        path,
-        "create table kern_db (id integer primary key asc, kernel_name text not null, kernel_args text not null,"
-        "kernel_blob blob not null, kernel_hash text not null, uncompressed_size int not null);"
-        "insert into kern_db values (1, 'n.o', '-a', x'00', 'h', 1)",
-    )
-    return path
+    return miopen_kernels.store(root / "gfx908c0.ukdb", {("n.o", "-a"): (b"\0", "h", 1)})
 
 
 def put_object(root: Path) -> Path:
-    """Make a kernel as an old MIOpen does."""
     path = root / "1.8.0" / HEX32 / "kernel.o"
     write(path, CODE)
     return path
 
 
 def put_results(root: Path) -> Path:
-    """Make results of tuning as MIOpen does."""
-    write(root / "gfx908c0.HIP.2_3_0_a85.ufdb.txt", b"1x1=Solver:0.5,0,Algorithm\n")
-    return root / "gfx908c0.HIP.2_3_0_a85.ufdb.txt"
+    path = root / "gfx908c0.HIP.2_3_0_a85.ufdb.txt"
+    write(path, b"1x1=Solver:0.5,0,Algorithm\n")
+    return path
 
 
 #: Real content by the layers that recognise it. Dictionaries and databases stay as files, without their rows.
@@ -265,12 +247,10 @@ def status_due(answer: Mapping[str, Any]) -> int:
 
 
 def user_layers(stack: Stack) -> tuple[str, ...]:
-    """Name every layer that may be cleared, those of precious content too."""
     return tuple(layer.name for layer in stack if layer.scope is Scope.USER)
 
 
 def looked_at(stack: Stack) -> Iterator[object]:
-    """Yield what every verb that only looks says, as it is printed."""
     yield to_json(stack.report())
     yield to_json(stack.ls())
     yield to_json(stack.verify())
@@ -279,7 +259,6 @@ def looked_at(stack: Stack) -> Iterator[object]:
 
 
 def is_json(value: object) -> bool:
-    """Return whether a value survives being written as JSON and read again."""
     return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
 
 

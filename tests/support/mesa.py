@@ -6,7 +6,9 @@ import hashlib
 import struct
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from homes import Home
 
 from cachectl.layers.base.conformance import nobody
 from cachectl.layers.base.environment import Environment
@@ -14,9 +16,6 @@ from cachectl.layers.base.facts import Entry
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.cache import MesaShaderCache
-
-if TYPE_CHECKING:
-    from homes import Home
 
 #: Variables with which the loader loads Rusticl alone, which then shows the processor as a device.
 RUSTICL: dict[str, Any] = {"RUSTICL_ENABLE": "llvmpipe", "OCL_ICD_VENDORS": "/etc/OpenCL/vendors/rusticl.icd"}
@@ -51,7 +50,6 @@ def key(text: str) -> str:
 
 
 def contents() -> dict[str, bytes]:
-    """Make two kernels with their machine code, as one build of Rusticl stores them."""
     return {
         key("a"): entry(kernel("rk0")),
         key("b"): entry(b"\x7fELF" + bytes(500)),
@@ -61,7 +59,6 @@ def contents() -> dict[str, bytes]:
 
 
 def graphics() -> dict[str, bytes]:
-    """Make a program of GL, and machine code for it."""
     return {key("g"): entry(bytes(90), GL, glsl=True), key("h"): entry(b"\x7fELF" + bytes(90), GL)}
 
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from homes import Home
+from homes import PROGRAMS, Home
 
-
-PROGRAMS = Path(__file__).parents[1] / "programs"
 #: The layers that a user's programs fill, and a file of each in the home that ``rich`` makes.
 FILES = {
     "loopy": ".cache/pytools/pdict-v5-loopy-*.sqlite",
@@ -26,7 +22,6 @@ READ = "open({file!r}, 'rb').read(1)"
 
 
 def program(count: int, plain: int) -> list[str]:
-    """Return the command of the program that compiles loopy kernels and plain PyOpenCL programs."""
     return [sys.executable, str(PROGRAMS / "thirteen.py"), str(count), str(plain)]
 
 
@@ -38,10 +33,8 @@ def prove(home: Home, how: list[str], code: str, **changes: str) -> tuple[int, l
 
 
 def said_of(layer: str, lines: list[str]) -> str:
-    """Return what a proof says of one layer."""
     return next(line for line in lines if line.startswith(f"cachectl: proof: {layer}: "))
 
 
 def one_file(home: Home, layer: str) -> Path:
-    """Return one file of a layer."""
     return min(home.path.glob(FILES[layer]))

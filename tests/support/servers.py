@@ -7,20 +7,16 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from homes import Home
+from homes import Home
 
 BUCKET = "warm-caches"
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request to the server, with the bytes that it sent there."""
-
     method: str
     path: str
     bytes: int
@@ -36,7 +32,6 @@ class S3:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3]:
-    """Start moto's server, with a bucket."""
     pytest.importorskip("s3fs")
     pytest.importorskip("moto.server", reason="needs moto[server]")
     from moto.moto_server import threaded_moto_server
@@ -44,8 +39,6 @@ def s3_server() -> Iterator[S3]:
     requests: list[Request] = []
 
     class Counting(threaded_moto_server.DomainDispatcherApplication):  # type: ignore[misc]
-        """Note each request."""
-
         def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:  # noqa: ANN401 - WSGI
             length = int(environ.get("CONTENT_LENGTH") or 0)
             requests.append(Request(environ["REQUEST_METHOD"], environ["PATH_INFO"], length))
@@ -80,7 +73,6 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def s3(s3_server: S3) -> dict[str, str]:
-    """Return the variables that lead a program to moto's server."""
     return s3_server.variables
 
 

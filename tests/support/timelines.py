@@ -18,7 +18,6 @@ WORK = ("preprocess", "schedule", "codegen")
 
 
 def kernel_names(count: int) -> list[str]:
-    """Return so many different names of kernels."""
     return [f"{SUBJECTS[number % len(SUBJECTS)]}_{number:03}" for number in range(count)]
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 import pytest
 from documents import validated
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from homes import Home
+from homes import Home
 
 real = pytest.mark.real
 
@@ -29,16 +26,13 @@ def trace(home: Home, *command: str, options: tuple[str, ...] = (), **variables:
 
 
 def layer_of(document: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return what a trace says of a layer."""
     return next(layer for layer in document["layers"] if layer["layer"] == name)
 
 
 def numbers(document: Mapping[str, Any], layer: str) -> tuple[int | None, int | None, int | None]:
-    """Return the hits, misses and stores of a layer."""
     counted = layer_of(document, layer)
     return counted["hits"], counted["misses"], counted["stores"]
 
 
 def no_file_events() -> NoReturn:
-    """Stand in for the kernel's file events where there are none."""
     raise OSError(errno.ENOSYS, "not here")

@@ -9,7 +9,6 @@ from cachectl.layers.base.environment import Environment
 
 
 def environment(home: Path, aside: Path) -> Environment:
-    """Describe a home in which nobody is busy."""
     return Environment(
         {"HOME": str(home), "TMPDIR": str(aside)},
         home=home,

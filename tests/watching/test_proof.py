@@ -5,24 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from support.proof import FILES, PROGRAMS, READ, one_file, program, prove, said_of
+from homes import PROGRAMS, Home
+from support.proof import FILES, READ, one_file, program, prove, said_of
 from tiers import amount
 
 from cachectl.layers.base.conformance import snapshot
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Artifact
 from cachectl.layers.miopen.databases import SEPARATOR
 from cachectl.stack import Stack
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from homes import Home
-
-    from cachectl.layers.base.environment import Environment
 UPSTREAM = {
     "LOOPY_NO_CACHE": "1",
     "CG_NO_CACHE": "1",
@@ -41,7 +37,6 @@ COME_AND_GO = "import os; open({file!r} + '-journal', 'w').close(); os.unlink({f
 
 @pytest.fixture
 def rich(warm: Home, compute_cache: Callable[[Path], None], fill_sumpy: Callable[[Environment], None]) -> Home:
-    """Return a home in which every layer keeps something."""
     fill_sumpy(warm.environment())
     compute_cache(warm.path / ".nv" / "ComputeCache")
     key = SEPARATOR.join(("3.3.0.a85ca8a54/gfx90a6e.ukdb", "MIOpenConvUni.cl.o", " -mcpu=gfx90a"))

@@ -44,7 +44,6 @@ def rows(home: Home, beginning: str, what: str = "count(*)") -> int:
 
 
 def traced(home: Home, lines: str, *arguments: str, begin: str = "", **options: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Trace a program of PyOpenCL."""
     return trace(
         home, sys.executable, "-c", f"{begin or BEGINNING}\n{lines}", str(home.programs), *arguments, **options
     )
@@ -93,7 +92,6 @@ def test_cold_warm_and_after_a_purge(home: Home) -> None:
 @pytest.mark.thorough
 @real
 def test_the_numbers_are_those_of_the_libraries_own_logs(home: Home) -> None:
-    """PyOpenCL says hit or miss for each program, PoCL prints what it builds and writes: beside it, not in it."""
     for expected in ("miss", "hit"):
         document = trace(home, "binaries.py", "5")
         said = Counter(re.findall("binary cache (hit|miss)", document["printed"]))
@@ -132,7 +130,6 @@ def test_four_programs_at_once_are_counted_together(home: Home) -> None:
 @pytest.mark.thorough
 @real
 def test_another_program_beside_does_not_count(home: Home) -> None:
-    """Lookups of an untraced program on the same caches are not counted."""
     trace(home, *THREE)
     waiting = (
         "import subprocess, sys; import pyopencl;"
@@ -191,7 +188,6 @@ for options in sys.argv[3:] or [""]:
 
 @real
 def test_the_program_notices_nothing(home: Home) -> None:
-    """Output, status, standard input and the user's own sitecustomize are as without a trace."""
     site = home.path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text("import builtins; builtins.mine = 'ran'")
@@ -215,7 +211,6 @@ def test_the_program_notices_nothing(home: Home) -> None:
 
 
 def test_a_run_without_python_is_inferred_or_unknown(home: Home) -> None:
-    """Numbers that could not be watched are null, with the reason."""
     document = trace(home, "true")
     loopy, pocl = layer_of(document, "loopy"), layer_of(document, "pocl")
     assert (loopy["evidence"], loopy["hits"], pocl["evidence"], pocl["stores"]) == ("none", None, "inferred", 0)
@@ -239,7 +234,6 @@ def test_messages_that_others_asked_for_stay_theirs(home: Home, by: str) -> None
 
 @real
 def test_a_block_of_this_process(home: Home) -> None:
-    """From Python the same numbers, for the block alone."""
     program = f"""
 import json, sys
 sys.path.insert(0, {str(home.programs)!r})
@@ -262,7 +256,6 @@ print(json.dumps([cold["loopy"].misses, cold["loopy"].stores, cold["pocl"].store
 
 
 def test_misuse_is_one_line(home: Home) -> None:
-    """No command, and no folder for the document, are noticed before anything is run."""
     assert home.cachectl("trace", check=False).returncode == 2
     ran = home.path / "ran"
     (home.path / "folder.json").mkdir()
@@ -481,7 +474,6 @@ threads = [threading.Thread(target=at_once, args=(name,)) for name in ("known", 
 @pytest.mark.thorough
 @real
 def test_no_simultaneous_build_is_wrongly_called_compiled(home: Home) -> None:
-    """A served build is never called compiled: the answer is right or unknown."""
     for round_number in "123":
         built = traced(home, CROWDED, round_number)["kernels"]
         known = [kernel for kernel in built if kernel["kernels"] == ["known"]][-1]

@@ -25,7 +25,6 @@ CHATTY = "chatty.py"
 
 @pytest.fixture(scope="session", params=["wheel", *needing("debian_pocl", "built_pocl")])
 def driver(request: pytest.FixtureRequest) -> Mapping[str, Any]:
-    """Return the variables that make PyOpenCL load each PoCL in turn."""
     if request.param == "wheel":
         return {}
     other: Driver = request.getfixturevalue(request.param)
@@ -48,7 +47,6 @@ def check_screen(screen: str) -> None:
 
 
 def traced(home: Home, document: Path) -> tuple[str, ...]:
-    """Return the command that traces the program."""
     options = ("trace", "--explain", "--json", str(document), "--")
     return (sys.executable, "-m", "cachectl", *options, sys.executable, str(home.programs / CHATTY))
 
@@ -101,7 +99,6 @@ def other_words(
 
 @real
 def test_words_that_are_not_understood_make_no_hit(home: Home, other_words: Mapping[str, Any]) -> None:
-    """A cold compile is unknown, not a hit; the marks it left show what was stored."""
     document = home.path / "trace.json"
     done = home.run(*traced(home, document), PYOPENCL_NO_CACHE="1", **other_words)
     assert not re.search(r"LLVM|P[Oo]CL: ", done.stdout + done.stderr)

@@ -21,7 +21,6 @@ QUICK = ("-k", "not concurrency and not speed")
 
 @pytest.fixture(scope="module")
 def upstream() -> ModuleType:
-    """Return the script as a module."""
     spec = importlib.util.spec_from_file_location("run_upstream", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
