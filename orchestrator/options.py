@@ -81,8 +81,9 @@ class Request:
             os.getcwd()
         except OSError as error:
             where = process_variable("PWD") or "the working folder"
-            message = f"{where}: {error.strerror}; the working folder has gone or is closed to you, cd to another"
-            raise CachectlError(message) from error
+            raise CachectlError(
+                f"{where}: {error.strerror}; the working folder has gone or is closed to you, cd to another"
+            ) from error
         return Environment.here() if self._given is None else self._given
 
     @cached_property

@@ -339,6 +339,13 @@ def compute_cache() -> Callable[[Path], None]:
 
 
 @pytest.fixture
+def cuda(home: Home, compute_cache: Callable[[Path], None]) -> Home:
+    """Return a home with nothing but that ComputeCache."""
+    compute_cache(home.path / ".nv" / "ComputeCache")
+    return home
+
+
+@pytest.fixture
 def mount() -> Iterator[Callable[..., Path]]:
     """Return a way to mount, where this user may; what is mounted goes with the test."""
     with ExitStack() as stack:

@@ -180,9 +180,3 @@ def test_this_process_has_the_files_of_platformdirs(monkeypatch: pytest.MonkeyPa
     user, *site = (path.parent for _, path in config_paths(Environment.here()))
     assert user == platformdirs.user_config_path("cachectl", appauthor=False)
     assert site[0] == platformdirs.site_config_path("cachectl", appauthor=False)
-
-
-def test_without_a_file_nothing_is_read(home: Home) -> None:
-    program = "import sys; from cachectl.cli.main import main; main(['report']); print(*sys.modules)"
-    loaded = home.run(sys.executable, "-c", program).stdout.split()
-    assert not {"cachectl.config", "tomllib", "tomli"}.intersection(loaded)

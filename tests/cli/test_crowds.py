@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 PYTHON = ".".join(str(part) for part in sys.version_info)
 
 
-# ---------------------------------------------------------------------- crowds
-
-
 def dictionary(root: Path, rows: int) -> Path:
-    """Make a dictionary of many rows."""
     root.mkdir(parents=True)
     path = root / f"pdict-v5-crowd-{PYTHON}.sqlite"
     with closing(sqlite3.connect(path)) as connection, connection:
@@ -43,7 +39,6 @@ def dictionary(root: Path, rows: int) -> Path:
 
 @pytest.mark.thorough
 def test_a_hundred_thousand_entries_are_counted_listed_and_cleared(home: Home, tmp_path: Path) -> None:
-    """Rows by the hundred thousand, leaked files by the ten thousand: each verb ends in seconds, and counts right."""
     crowd, files = 100_000, 30_000
     file = dictionary(home.path / ".cache" / "pytools", crowd)
     folder = home.path / ".cache" / "pocl" / "kcache"
@@ -69,11 +64,7 @@ def test_a_hundred_thousand_entries_are_counted_listed_and_cleared(home: Home, t
     assert sum(os.times()[:4]) - started < 60
 
 
-# ---------------------------------------------------------------------- vanishing
-
-
 def small_home(home: Path) -> Path:
-    """Make a small home with entries of several layers."""
     dictionary(home / ".cache" / "pytools", 2)
     for name in ("AB", "CD"):
         program = home / ".cache" / "pocl" / "kcache" / name / "ABCDEFGHIJKLMNOPABCDEFGHIJKLMNOPABCDE"
@@ -119,7 +110,6 @@ class Vanishing:
 def test_files_that_vanish_at_any_moment_cause_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    """Everything vanishes between two looks at the disk: each verb ends, and its report matches the rest."""
     verbs: dict[str, Callable[[Stack], object]] = {
         "report": lambda stack: stack.report(),
         "ls": lambda stack: list(stack.entries(ALL, notice=lambda _: None)),
@@ -149,11 +139,7 @@ def test_files_that_vanish_at_any_moment_cause_no_traceback(
         assert not home.exists()
 
 
-# ---------------------------------------------------------------------- roots that are links
-
-
 def test_a_root_that_is_a_link_is_resolved_once_and_said(home: Home) -> None:
-    """The report says where a root leads that is a link; what lies there is cleared, and the link stays."""
     real = dictionary(home.path / "scratch", 3)
     root = home.path / ".cache" / "pytools"
     root.parent.mkdir()
@@ -169,7 +155,6 @@ def test_a_root_that_is_a_link_is_resolved_once_and_said(home: Home) -> None:
 
 
 def test_a_link_turned_elsewhere_after_the_plan_does_no_harm(home: Home, tmp_path: Path) -> None:
-    """A root that led to one folder when it was planned, and to another when it is cleared: nothing there goes."""
     pristine = small_home(home.path / "one")
     small_home(home.path / "two")
     root = home.path / "root"

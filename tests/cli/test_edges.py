@@ -11,20 +11,17 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from tiers import thorough
 
-from cachectl.cli import output
 from cachectl.cli.parser import MEANT, VERBS
 from cachectl.findings import damage
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.facts import Entry
 from cachectl.listing import Trouble
 from cachectl.stack import Stack
 from cachectl.switching.shells import format_changes
-from cachectl.table import Column, Table
 from cachectl.verbs import ls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from homes import Home
@@ -32,15 +29,7 @@ if TYPE_CHECKING:
 CACHECTL = f"{shlex.quote(sys.executable)} -m cachectl"
 
 
-@pytest.fixture
-def cuda(home: Home, compute_cache: Callable[[Path], None]) -> Home:
-    """Return a home with entries in it."""
-    compute_cache(home.path / ".nv" / "ComputeCache")
-    return home
-
-
 def one_line(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the only line that was said."""
     assert "Traceback" not in done.stderr
     (line,) = done.stderr.splitlines()
     return line
@@ -76,6 +65,19 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
         (["run", "--no-cache", "--", "nosuchcommand"], 127, "cannot start 'nosuchcommand'"),
         (["run", "--no-cache", "--", "/dev/null"], 126, "cannot start '/dev/null'"),
         (["stage", "--", "true"], 2, "nothing to stage: name a SOURCE to start with, or --out FILE"),
+        (["prune"], 2, "name a limit: --stale"),
+        (["prune", "--max-size", "much"], 2, "such as 500M"),
+        (
+            ["prune", "--max-size", "5"],
+            2,
+            "cannot read '5' as a size; write a number and B, K, M, G or T, such as",
+        ),
+        (["prune", "--older-than", "long"], 2, "such as 30d"),
+        (["prune", "nosuch", "--stale"], 2, "unknown layer"),
+        (["prune", "miopen-system", "--stale"], 1, "belong to the package"),
+        (["schedule"], 2, "required: systemd|cron|slurm-epilog"),
+        (["schedule", "slurm-epilog", "--all-users"], 2, "drop --all-users"),
+        (["env", "--root", "x\ny", "--layer", "cuda", "--shell", "csh"], 1, "csh cannot quote"),
         (["env"], 2, "choose --disable, --enable, --root or --base"),
         (["run", "python", "x.py"], 2, "choose --no-cache, --base, --isolated, --prove or --store, then write"),
         (["run", "--isolated="], 2, "--isolated: no folder after =; write --isolated=DIR, or --isolated alone"),
@@ -182,25 +184,8 @@ def test_ascii_is_enough(cuda: Home) -> None:
     assert "\\xe9" in done.stdout
 
 
-def test_the_mark_of_shortening_suits_the_encoding_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = (Column[str]("a", lambda _: "x"), Column[str]("b", lambda digits: digits))
-    assert "…" in output.plain_table(Table(columns, ["0123456789" * 10]), 40)[1]
-
-    class Ascii:
-        encoding = "ascii"
-
-    monkeypatch.setattr(sys, "stdout", Ascii())
-    (_, line) = output.plain_table(Table(columns, ["0123456789" * 10]), 40)
-    assert "..." in line
-    assert len(line) == 40
-
-
-# ---------------------------------------------------------------------- get -o
-
-
 @pytest.fixture
 def key(cuda: Home) -> str:
-    """Return the key of an entry."""
     return cuda.cachectl("ls", "cuda", "-q", "--limit", "1").stdout.strip()
 
 
@@ -239,9 +224,6 @@ def test_get_writes_through_links_and_into_pipes(cuda: Home, key: str) -> None:
     assert not [name for name in os.listdir(cuda.path) if "stage" in name]
 
 
-# ---------------------------------------------------------------------- problems
-
-
 def test_ls_reports_problems_and_goes_on(cuda: Home) -> None:
     broken = cuda.path / ".cache" / "pytools" / "pdict-v5-loopy-x-3.11.7.final.0.sqlite"
     broken.parent.mkdir(parents=True)
@@ -256,11 +238,12 @@ def test_ls_reports_problems_and_goes_on(cuda: Home) -> None:
 
 
 def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError(5, "Input/output error")
 
     stack = Stack(Environment({}, home=tmp_path), plugins=False)
-    for name in ("scan", "find"):
+    for name in ("scan", "find", "iter_usage"):
         monkeypatch.setattr(stack["pocl"].store, name, refuse)
-    monkeypatch.setattr(stack["pocl"].store, "iter_usage", refuse)
     monkeypatch.setattr(stack["cuda"], "roots", refuse)
     pocl, cuda, _ = stack.report(layers=("pocl", "cuda", "loopy")).layers
     assert {problem.message for problem in pocl.problems} == {"Input/output error"}
@@ -276,26 +259,11 @@ def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.Mo
     assert {finding.layer for finding in damage(stack).findings} >= {"cuda"}
 
 
-def refuse(*_: object, **__: object) -> NoReturn:
-    raise OSError(5, "Input/output error")
-
-
-# ---------------------------------------------------------------------- shells, bytes, widths
-
-
 def test_a_value_of_any_bytes_reaches_the_shell(home: Home) -> None:
     folder = os.fsdecode(b"/tmp/\xff'x\ny")
     program = f'eval "$({CACHECTL} env --root {shlex.quote(folder)} --shell sh)"; printf %s "$POCL_CACHE_DIR"'
     done = subprocess.run(["/bin/sh", "-c", program], env=home.variables, capture_output=True, check=True)
     assert done.stdout == b"/tmp/\xff'x\ny/pocl"
-
-
-def test_csh_cannot_quote_a_newline_and_powershell_has_more_quotes(home: Home) -> None:
-    done = home.cachectl("env", "--root", "x\ny", "--layer", "cuda", "--shell", "csh", check=False)
-    assert "csh cannot quote" in one_line(done)
-    assert done.returncode == 1
-    with pytest.raises(CachectlError):
-        format_changes({"A": "\n"}, "csh")
     assert format_changes({"A": "a\u2018b\u201bc'"}, "powershell") == ["$env:A = 'a\u2018\u2018b\u201b\u201bc'''"]
 
 

@@ -29,29 +29,15 @@ def rows(home: Home, pattern: str) -> int:
     return total
 
 
-def programs(home: Home) -> int:
-    """Count PoCL's program folders by their bitcode."""
-    return len(list((home.path / ".cache" / "pocl" / "kcache").glob("??/*/program.bc")))
-
-
-def binaries(home: Home) -> int:
-    """Count PyOpenCL's entries by their binaries."""
-    return len(list((home.path / ".cache" / "pyopencl").glob("*/*/binary")))
-
-
 def counted(home: Home) -> dict[str, int]:
-    """Count every layer directly."""
+    """Count every layer directly: PoCL's programs by their bitcode, PyOpenCL's entries by their binaries."""
+    cache = home.path / ".cache"
     return {
         "loopy": rows(home, "pdict-v5-loopy-*.sqlite"),
         "pyopencl-invoker": rows(home, "pdict-v5-pyopencl-*.sqlite"),
-        "pyopencl": binaries(home),
-        "pocl": programs(home),
+        "pyopencl": len(list((cache / "pyopencl").glob("*/*/binary"))),
+        "pocl": len(list((cache / "pocl" / "kcache").glob("??/*/program.bc"))),
     }
-
-
-def reported(home: Home) -> dict[str, int]:
-    """Count every layer by the report."""
-    return {layer["layer"]: layer["entries"] for layer in home.json("report", *LAYERS)["layers"]}
 
 
 def run_again(home: Home, kernels: int = 8, plain: int = 3) -> dict[str, list[str]]:
@@ -67,7 +53,8 @@ def test_the_report_agrees_with_direct_counting(warm: Home) -> None:
     assert expected == {"loopy": 40, "pyopencl-invoker": 11, "pyopencl": 3, "pocl": 11}
     run_again(warm, 2, 1)
     assert counted(warm) == expected
-    assert reported(warm) == expected
+    reported = {layer["layer"]: layer["entries"] for layer in warm.json("report", *LAYERS)["layers"]}
+    assert reported == expected
 
 
 @pytest.mark.parametrize("layer", ["loopy", "pocl"])
@@ -126,7 +113,6 @@ def test_purging_one_kernel_recompiles_that_kernel_alone(warm: Home) -> None:
 
 
 def carried(home: Home, layer: str, keys: list[str], folder: Path) -> None:
-    """Take entries out with get, purge the layer, and place them again with put."""
     folder.mkdir()
     for number, key in enumerate(keys):
         home.cachectl("get", layer, key, "-o", str(folder / str(number)))

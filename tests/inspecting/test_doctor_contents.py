@@ -43,9 +43,6 @@ MIOPEN_TABLE = (
 )
 
 
-# ---------------------------------------------------------------------- what a root holds
-
-
 @pytest.mark.parametrize("limit", ["set", "default"])
 def test_near_the_cap_of_cuda(
     home: Home, compute_cache: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch, limit: str
@@ -164,9 +161,6 @@ def test_a_stale_lock_that_nothing_asks_for_is_harmless(home: Home) -> None:
     stale_lock(home.path)
     found = only(examine(home.environment(PYOPENCL_NO_CACHE="1"), "pyopencl"), "lock")
     assert found.severity is Severity.HARMLESS
-
-
-# ---------------------------------------------------------------------- MIOpen's system kernels
 
 
 def gpu(environment: Environment, folder: Path, version: int = 90010, simds: int = 440, each: int = 4) -> Environment:
