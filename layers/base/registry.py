@@ -149,7 +149,8 @@ class _LayerRules(Layer):
     """Guards the store in each environment, and adds abilities that fail when tried to the refusals."""
 
     def __init__(self, environment: Environment) -> None:
-        super().__init__(environment)
+        with _failing(self.name):
+            super().__init__(environment)
         self.store = _guarded(self.store, self.name)
 
     def refusals(self) -> Mapping[Ability, str]:

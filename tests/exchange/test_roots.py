@@ -112,6 +112,16 @@ def test_a_root_is_trusted_only_if_no_other_user_can_write_to_anything_in_it(
     file.chmod(0o666)
     done = stack.pull(str(rank.path), TRUSTED)
     assert (done.total.placed, done.trusted) == (2, ("you said so",))
+    with pytest.raises(AttributeError):
+        done.read = 1  # type: ignore[misc]
+    # Of folders that others can write, those that gave nothing are not reported.
+    empty = new_home(reachable / "empty")
+    shutil.copytree(rank.path / ".cache", empty.path / ".cache")
+    for path in empty.path.rglob("*.ukdb"):
+        path.unlink()
+        path.parent.chmod(0o777)
+    (both,) = stack.pull([str(rank.path), str(empty.path)], TRUSTED).layers
+    assert (both.there, both.exposed) == (2, False)
 
 
 def test_a_root_has_no_entries_of_the_machine(home: Home, tmp_path: Path, new_home: Callable[[Path], Home]) -> None:
