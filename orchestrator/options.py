@@ -358,11 +358,7 @@ SELECTION: Final = Group(
         Option("--kernel", metavar="GLOB", help="entries of kernels whose name matches"),
         Option("--older-than", metavar="AGE", help="not changed or used for 30d, 12h, 2w"),
         Option("--stale", action="store_true", help="entries that no known Python or driver can hit any more"),
-        Option(
-            "--key",
-            metavar="KEY",
-            help="the entry of this key, or of the only one that begins so (4 characters)",
-        ),
+        Option("--key", metavar="KEY", help="the entry of this key, or of the only one that begins so (4 characters)"),
     )
 )
 #: What a store can lie in.

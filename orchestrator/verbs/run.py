@@ -56,9 +56,7 @@ OPTIONS: Final = (
     LAYER,
     UNEXPECTED,
     Option(
-        "--prove",
-        action="store_true",
-        help="attest that no real root was read or written; also without another option",
+        "--prove", action="store_true", help="attest that no real root was read or written; also without another option"
     ),
     Option("--store", metavar="SOURCE", help="pull from this store before the command, and push what is new after it"),
     Option("--store-mode", choices=("rw", "ro"), default="rw", help="ro: only pull; rw: pull and push (default)"),
@@ -165,7 +163,8 @@ def run(request: Request) -> int:
     """Carry out ``cachectl run``."""
     given = request.options
     if not (given.no_cache or given.prove or given.store or given.isolated is not None or given.base is not None):
-        line = _such_as(request)
+        words = request.command or given.unexpected
+        line = f", such as: {shlex.join(['cachectl', 'run', '--isolated', '--', *words])}" if words else ""
         request.misuse(
             f"choose --no-cache, --base, --isolated, --prove or --store, then write -- and the command{line}"
         )
@@ -207,12 +206,6 @@ def _store_use(request: Request) -> StoreUse | None:
         request.misuse(UNTRUSTED)
     wait = PATIENCE if options.store_wait is None else options.store_wait
     return StoreUse(request.target(options.store), trust, options.store_mode == "rw", options.sign, wait)
-
-
-def _such_as(request: Request) -> str:
-    """Return a line that would run the words that look like a command, if there are any."""
-    words = request.command or request.options.unexpected
-    return f", such as: {shlex.join(['cachectl', 'run', '--isolated', '--', *words])}" if words else ""
 
 
 def _lines(proof: Proof) -> Iterator[str]:

@@ -67,11 +67,7 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
         (["stage", "--", "true"], 2, "nothing to stage: name a SOURCE to start with, or --out FILE"),
         (["prune"], 2, "name a limit: --stale"),
         (["prune", "--max-size", "much"], 2, "such as 500M"),
-        (
-            ["prune", "--max-size", "5"],
-            2,
-            "cannot read '5' as a size; write a number and B, K, M, G or T, such as",
-        ),
+        (["prune", "--max-size", "5"], 2, "cannot read '5' as a size; write a number and B, K, M, G or T, such as"),
         (["prune", "--older-than", "long"], 2, "such as 30d"),
         (["prune", "nosuch", "--stale"], 2, "unknown layer"),
         (["prune", "miopen-system", "--stale"], 1, "belong to the package"),

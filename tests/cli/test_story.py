@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
+from support.databases import rows_of
 from tiers import thorough
 
 if TYPE_CHECKING:
@@ -20,21 +19,12 @@ LAYERS = ("loopy", "pyopencl-invoker", "pyopencl", "pocl")
 KERNELS = [f"lk{index}" for index in range(8)]
 
 
-def rows(home: Home, pattern: str) -> int:
-    """Count rows with sqlite itself."""
-    total = 0
-    for file in (home.path / ".cache" / "pytools").glob(pattern):
-        with closing(sqlite3.connect(file)) as connection:
-            total += connection.execute("select count(*) from dict").fetchone()[0]
-    return total
-
-
 def counted(home: Home) -> dict[str, int]:
-    """Count every layer directly: PoCL's programs by their bitcode, PyOpenCL's entries by their binaries."""
+    """Count every layer directly: rows, programs of PoCL by their bitcode, and binaries of PyOpenCL."""
     cache = home.path / ".cache"
     return {
-        "loopy": rows(home, "pdict-v5-loopy-*.sqlite"),
-        "pyopencl-invoker": rows(home, "pdict-v5-pyopencl-*.sqlite"),
+        "loopy": sum(map(rows_of, (cache / "pytools").glob("pdict-v5-loopy-*.sqlite"))),
+        "pyopencl-invoker": sum(map(rows_of, (cache / "pytools").glob("pdict-v5-pyopencl-*.sqlite"))),
         "pyopencl": len(list((cache / "pyopencl").glob("*/*/binary"))),
         "pocl": len(list((cache / "pocl" / "kcache").glob("??/*/program.bc"))),
     }

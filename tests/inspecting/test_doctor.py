@@ -9,18 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
-from support.doctor import (
-    HOMELY,
-    ROOT,
-    coded,
-    dictionary,
-    environment_of,
-    examine,
-    leak,
-    make,
-    only,
-    stale_lock,
-)
+from support.doctor import HOMELY, ROOT, coded, dictionary, environment_of, examine, leak, make, only, stale_lock
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.environment import Environment
@@ -128,12 +117,7 @@ def sick(environment: Environment, failing: str = "", **members: object) -> Laye
 
 @pytest.mark.parametrize(
     ("failing", "codes"),
-    [
-        ("roots", {"reported"}),
-        ("scan", {"reported", "damaged"}),
-        ("diagnose", {"damaged"}),
-        ("verify", {"reported"}),
-    ],
+    [("roots", {"reported"}), ("scan", {"reported", "damaged"}), ("diagnose", {"damaged"}), ("verify", {"reported"})],
 )
 def test_a_plugin_that_fails_stops_neither_itself_nor_the_others(tmp_path: Path, failing: str, codes: set[str]) -> None:
     environment = environment_of(tmp_path, LOOPY_NO_CACHE="1")

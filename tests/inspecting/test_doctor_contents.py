@@ -26,6 +26,7 @@ from support.doctor import (
     with_miopen,
 )
 from support.drivers import register_driver
+from support.miopen_kernels import store
 
 from cachectl.layers import cuda as cuda_compute_cache
 from cachectl.layers.base.conformance import snapshot
@@ -36,11 +37,6 @@ from cachectl.layers.host.hardware import amd_gpus
 
 if TYPE_CHECKING:
     from homes import Home
-MIOPEN_TABLE = (
-    "CREATE TABLE `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,`kernel_args` TEXT NOT NULL,"
-    "`kernel_blob` BLOB NOT NULL,`kernel_hash` TEXT NOT NULL,`uncompressed_size` INT NOT NULL);"
-    "CREATE UNIQUE INDEX `idx_kern_db` ON kern_db(kernel_name, kernel_args);"
-)
 
 
 @pytest.mark.parametrize("limit", ["set", "default"])
@@ -177,15 +173,6 @@ def gpu(environment: Environment, folder: Path, version: int = 90010, simds: int
     return replace(environment, topology=folder)
 
 
-def kernels(path: Path, *, wal: bool = False) -> Path:
-    with closing(sqlite3.connect(path)) as connection:
-        if wal:
-            connection.execute("PRAGMA journal_mode=WAL")
-        connection.executescript(MIOPEN_TABLE)
-        connection.commit()
-    return path
-
-
 @pytest.mark.parametrize(
     ("version", "simds", "each", "arch", "bases"),
     [
@@ -240,7 +227,7 @@ def test_a_gpu_without_a_database_of_its_own_gets_the_nearest(
     environment = gpu(with_miopen(tmp_path), tmp_path / "nodes")
     folder = tmp_path / "rocm-6.2.0" / "share" / "miopen" / "db"
     for name in names.split():
-        kernels(folder / name)
+        store(folder / name, {})
     if not fix:
         assert examine(environment, "miopen-system") == []
         return
@@ -262,7 +249,7 @@ def test_a_gpu_without_a_database_of_its_own_gets_the_nearest(
 
 def test_a_system_database_in_wal_mode_is_reported_once_and_converted(tmp_path: Path) -> None:
     environment = with_miopen(tmp_path)
-    path = kernels(tmp_path / "rocm-6.2.0" / "share" / "miopen" / "db" / "gfx90a.kdb", wal=True)
+    path = store(tmp_path / "rocm-6.2.0" / "share" / "miopen" / "db" / "gfx90a.kdb", {}, wal=True)
     (found,) = examine(environment, "miopen-system")
     assert (found.code, found.severity) == ("wal", Severity.FAILS)
     command = shlex.split(found.fix.partition(": ")[2])

@@ -14,16 +14,7 @@ from pathlib import Path
 import pytest
 from homes import run_as
 from support.accounts import install_for_all
-from support.doctor import (
-    ROOT,
-    after,
-    coded,
-    environment_of,
-    examine,
-    make,
-    only,
-    shell,
-)
+from support.doctor import ROOT, after, coded, environment_of, examine, make, only, shell
 from support.drivers import register_driver
 from tiers import thorough
 

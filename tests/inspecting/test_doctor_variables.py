@@ -10,18 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.doctor import (
-    HOMELY,
-    after,
-    coded,
-    environment_of,
-    examine,
-    make,
-    on_file_system,
-    only,
-    shell,
-    with_miopen,
-)
+from support.doctor import HOMELY, after, coded, environment_of, examine, make, on_file_system, only, shell, with_miopen
 from support.drivers import register_driver
 from tiers import thorough
 

@@ -15,12 +15,12 @@ FILE: Final = f"pdict-v5-mine-{PYTHON}.sqlite"
 CREATE: Final = "create table dict (keyhash text not null primary key, key_value text not null)"
 
 
-def dictionary(path: Path, rows: int = 20) -> Path:
+def dictionary(path: Path, rows: int = 20, value: bytes = b"\x80\x04N." + bytes(500)) -> Path:
     """Make a dictionary as pytools does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(CREATE)
-        content = ((f"{number:016x}", b"\x80\x04N." + bytes(500)) for number in range(rows))
+        content = ((f"{number:016x}", value) for number in range(rows))
         connection.executemany("insert into dict values (?, ?)", content)
         connection.commit()
     return path

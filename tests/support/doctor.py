@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import shlex
-import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +20,7 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Finding
 from cachectl.stack import Stack
 from cachectl.verbs.doctor import diagnosis
+from support import databases
 
 #: What lies in a home; what came with the tester's MIOpen is another matter.
 HOMELY = ("loopy", "pyopencl-invoker", "pytools", "pyopencl", "pocl", "cuda", "miopen", "miopen-tuning")
@@ -101,13 +99,8 @@ def make(*folders: Path) -> None:
 
 
 def dictionary(home: Path, ending: str) -> Path:
-    folder = home / ".cache" / "pytools"
-    folder.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(folder / f"pdict-v5-mine{ending}.sqlite")) as connection:
-        connection.execute("create table dict (keyhash text not null primary key, key_value text not null)")
-        connection.execute("insert into dict values ('0123456789abcdef', ?)", (pickle.dumps((1, 2)),))
-        connection.commit()
-    return folder
+    file = home / ".cache" / "pytools" / f"pdict-v5-mine{ending}.sqlite"
+    return databases.dictionary(file, 1, b"\x80\x04N.").parent
 
 
 def leak(home: Path, data: bytes = b"") -> Path:
