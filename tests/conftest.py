@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -153,6 +154,14 @@ def new_home() -> Callable[[Path], Home]:
 def home(tmp_path: Path) -> Home:
     """Return an empty home."""
     return make_home(tmp_path / "home")
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Make a folder that every user of the machine can reach, as pytest's own folders are not."""
+    with tempfile.TemporaryDirectory(prefix="cachectl-open-") as folder:
+        os.chmod(folder, 0o755)  # noqa: S103
+        yield Path(folder)
 
 
 @pytest.fixture

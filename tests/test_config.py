@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,11 +123,9 @@ def test_a_config_that_is_not_a_file_is_refused(home: Home) -> None:
 
 
 @pytest.fixture
-def reachable() -> Iterator[Home]:
+def reachable(open_folder: Path) -> Home:
     """Return a home that other users can enter."""
-    with tempfile.TemporaryDirectory(prefix="reachable-") as folder:
-        os.chmod(folder, 0o755)  # noqa: S103
-        yield make_home(Path(folder) / "home")
+    return make_home(open_folder / "home")
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs modes of files")

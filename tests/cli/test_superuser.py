@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -120,15 +117,6 @@ def test_the_entries_of_mesas_files_are_their_owners(tmp_path: Path, store: str)
         with pytest.raises(Refused, match="belongs to nobody"):
             layer.put(key("n"), artifact)
     assert snapshot(root) == before
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """Make a folder that every user can reach."""
-    folder = Path(tempfile.mkdtemp(prefix="shared-"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("way", ["root", "above", "link"])
