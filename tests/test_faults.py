@@ -95,6 +95,13 @@ def test_no_fault_makes_a_command_lie(name: str, verb: str, injector: Injector, 
     assert not broken, "\n".join(broken[:10])
 
 
+@pytest.mark.hazard
+def test_a_push_that_could_not_read_something_says_so(injector: Injector, worlds: Worlds, tmp_path: Path) -> None:
+    """Also where only the description of an entry could not be read, and the entry could."""
+    sweep = Sweep(injector, worlds("synthetic"), tmp_path, every=83, faults=[(READS, errno.EIO, False)])
+    assert list(sweep.case(CASES["push"])) == []
+
+
 # ---------------------------------------------------------------------- what cannot be read is unknown, not gone
 
 

@@ -192,7 +192,7 @@ class MesaShaderCache(Layer):
 
 
 def _is_true(value: str | None) -> bool:
-    return re.fullmatch(_TRUE, value or "", re.IGNORECASE) is not None
+    return re.fullmatch(_TRUE, value or "", re.IGNORECASE | re.ASCII) is not None
 
 
 def read_limit(value: str) -> tuple[int, bool]:

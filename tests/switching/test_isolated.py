@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cachectl.layers.disk.temporaries import abandoned_temporaries
 from cachectl.stack import Stack
 from cachectl.switching import isolated
 from cachectl.switching.isolated import make_isolated_root, remove_abandoned, remove_isolated_root
@@ -203,6 +204,15 @@ def test_a_folder_that_a_program_made_again_goes(home: Home, temporary: Path) ->
     (root / "xdg" / "pytools").mkdir(parents=True)
     assert remove_abandoned(home.environment()) == 1
     assert os.listdir(temporary) == []
+
+
+def test_everything_in_a_left_folder_is_counted(home: Home, temporary: Path) -> None:
+    """However deep it is nested."""
+    deep = temporary.joinpath("cachectl-0123456789abcdef", *"abcdefghijklmnopqrstuvwxyz")
+    deep.mkdir(parents=True)
+    (deep / "file").write_bytes(b"12345")
+    (found,) = abandoned_temporaries(home.environment())
+    assert (found.files, found.bytes) == (1, 5)
 
 
 @pytest.mark.parametrize("record", ['{"host": ["', '{"host": [], "pid": "x", "start": [1]}', ""])

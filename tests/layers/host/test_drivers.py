@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from support.drivers import register_driver
 import cachectl
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.drivers import driver_files, driver_libraries, only_library, opencl_drivers
+from cachectl.layers.host.listings import names_in
 from cachectl.layers.pyopencl import BinaryPortability
 
 if TYPE_CHECKING:
@@ -107,6 +109,17 @@ def test_the_activated_prefix_counts_beside_the_systems_folder(tmp_path: Path) -
     (tmp_path / "system" / "again").symlink_to(tmp_path / "system")
     linked = Environment({"CONDA_PREFIX": str(tmp_path / "conda")}, home=tmp_path)
     assert driver_files(linked, ("Intel CPU",)) == (f"{vendors}/ocl-icd-system/{Path(folder).name}",)
+
+
+def test_a_folder_above_a_linked_one_is_where_the_link_leads(tmp_path: Path) -> None:
+    """The folder of drivers is named as the loader follows it, whether or not it changed a moment ago."""
+    vendors = tmp_path / "there" / "vendors"
+    (tmp_path / "there" / "below").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "there" / "below")
+    vendors.mkdir()
+    register_driver(vendors, "libintelocl.so")
+    os.utime(vendors, (1, 1))
+    assert names_in(f"{tmp_path}/link/../vendors") == names_in(str(vendors)) != ()
 
 
 def test_makers_are_named_by_the_library_alone(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import resource
@@ -102,6 +103,31 @@ def test_files_left_by_an_interrupted_removal_are_cleared_later(tree: Tree) -> N
     outcome = tree.remove(targets(tree), tidy=always)
     assert (outcome.removed, outcome.failed) == (1, ())
     assert list(tree.root.iterdir()) == []
+
+
+def test_a_first_file_that_vanishes_during_a_removal_in_place_does_not_end_it(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when two purges work on an image, where no folder can be renamed."""
+    tree.shape = SHAPE._replace(first=("bitcode",))
+    folder = fill(tree, bitcode=b"first", object=b"second")
+    planned, list_folder, renames = targets(tree), os.listdir, []
+
+    def rename(*names: object, **_: object) -> None:
+        renames.append(names)
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    def list_and_remove(place: int) -> list[str]:
+        names = list_folder(place)
+        if renames and "bitcode" in names:
+            (folder / "bitcode").unlink()
+        return names
+
+    monkeypatch.setattr(os, "rename", rename)
+    monkeypatch.setattr(os, "listdir", list_and_remove)
+    outcome = tree.remove(planned)
+    assert (outcome.removed, outcome.failed) == (1, ())
+    assert not folder.exists()
 
 
 def test_write_is_all_or_nothing_and_replaces_only_when_asked(tree: Tree) -> None:
