@@ -81,8 +81,9 @@ class Request:
             os.getcwd()
         except OSError as error:
             where = process_variable("PWD") or "the working folder"
-            message = f"{where}: {error.strerror}; the working folder has gone or is closed to you, cd to another"
-            raise CachectlError(message) from error
+            raise CachectlError(
+                f"{where}: {error.strerror}; the working folder has gone or is closed to you, cd to another"
+            ) from error
         return Environment.here() if self._given is None else self._given
 
     @cached_property
@@ -357,11 +358,7 @@ SELECTION: Final = Group(
         Option("--kernel", metavar="GLOB", help="entries of kernels whose name matches"),
         Option("--older-than", metavar="AGE", help="not changed or used for 30d, 12h, 2w"),
         Option("--stale", action="store_true", help="entries that no known Python or driver can hit any more"),
-        Option(
-            "--key",
-            metavar="KEY",
-            help="the entry of this key, or of the only one that begins so (4 characters)",
-        ),
+        Option("--key", metavar="KEY", help="the entry of this key, or of the only one that begins so (4 characters)"),
     )
 )
 #: What a store can lie in.

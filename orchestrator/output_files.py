@@ -75,20 +75,19 @@ class OutputFile:
         Raises :class:`BadRequest` for an invalid name, :class:`FileInTheWay` for a file that cachectl did not write.
         """
         if self.name in self.layers:
-            message = f"{self.name!r} is a layer, not a FILE: write the FILE before the layers, or ./{self.name}"
-            raise BadRequest(message)
+            raise BadRequest(
+                f"{self.name!r} is a layer, not a FILE: write the FILE before the layers, or ./{self.name}"
+            )
         if self.name == STREAM or _is_terminal(self.name):
             if self.kind.is_binary and (self.name != STREAM or sys.stdout.isatty()):
-                message = (
+                raise BadRequest(
                     f"{self.kind.what} is binary and is not printed to a terminal; name a FILE, or redirect the output"
                 )
-                raise BadRequest(message)
             return
         if self.force or not (head := self._head()) or self.kind.is_begun_by(head):
             return
         shown = printable(self.name)
-        message = f"{shown} exists and is not {self.kind.what}; name another file, or replace it with --force"
-        raise FileInTheWay(message)
+        raise FileInTheWay(f"{shown} exists and is not {self.kind.what}; name another file, or replace it with --force")
 
     def write(self, chunks: Iterable[bytes]) -> None:
         """Write the file whole or not at all. Checks again, because the place may have changed."""
@@ -106,8 +105,9 @@ class OutputFile:
                 return file.read(_HEAD)
         except OSError as error:
             shown = printable(self.name)
-            message = f"{shown} exists and cannot be read ({error.strerror}); --force replaces it unread"
-            raise FileInTheWay(message) from error
+            raise FileInTheWay(
+                f"{shown} exists and cannot be read ({error.strerror}); --force replaces it unread"
+            ) from error
 
 
 def demand_targets(*outputs: OutputFile | None) -> None:
@@ -121,8 +121,7 @@ def demand_targets(*outputs: OutputFile | None) -> None:
         _demand_place(output.name)
         where = os.path.realpath(output.name)
         if where in places and os.path.isfile(where) == os.path.exists(where):
-            message = f"{output.name!r} is named twice; name a file for each output"
-            raise BadRequest(message)
+            raise BadRequest(f"{output.name!r} is named twice; name a file for each output")
         places.add(where)
         output.demand()
 
@@ -130,17 +129,16 @@ def demand_targets(*outputs: OutputFile | None) -> None:
 def _demand_place(name: str) -> None:
     """Raise :class:`BadRequest` if no file can be written there."""
     if os.path.isdir(name):
-        message = f"{name!r} is a folder; name a file in it"
-        raise BadRequest(message)
+        raise BadRequest(f"{name!r} is a folder; name a file in it")
     if name == STREAM or os.path.exists(name):
         return
     folder = os.path.dirname(os.path.realpath(name) if os.path.islink(name) else name)
     if folder and not os.path.isdir(folder):
-        message = f"{name!r}: the folder does not exist; make {printable(folder)} first"
-        raise BadRequest(message)
+        raise BadRequest(f"{name!r}: the folder does not exist; make {printable(folder)} first")
     if not os.access(folder or ".", os.W_OK | os.X_OK):
-        message = f"{name!r}: {printable(folder) or 'the working folder'} cannot be written; name a file elsewhere"
-        raise BadRequest(message)
+        raise BadRequest(
+            f"{name!r}: {printable(folder) or 'the working folder'} cannot be written; name a file elsewhere"
+        )
 
 
 def _is_terminal(name: str) -> bool:
@@ -170,8 +168,7 @@ def write_chunks(name: str, chunks: Iterable[bytes]) -> None:
         return
     mode = _mode_of(name)
     if not name or name.endswith(os.sep) or (mode is not None and stat.S_ISDIR(mode)):
-        message = f"{name!r} is not a valid name of a file"
-        raise BadRequest(message)
+        raise BadRequest(f"{name!r} is not a valid name of a file")
     if mode is not None and _is_standard_output(name):
         # Standard output may be a file with earlier content, which stays.
         write_all(1, chunks)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -131,6 +132,14 @@ def new_home() -> Callable[[Path], Home]:
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     return make_home(tmp_path / "home")
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Make a folder that every user of the machine can reach, as pytest's own folders are not."""
+    with tempfile.TemporaryDirectory(prefix="cachectl-open-") as folder:
+        os.chmod(folder, 0o755)  # noqa: S103
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")
@@ -311,6 +320,13 @@ def compute_cache() -> Callable[[Path], None]:
                 tar.extract(member, folder, set_attrs=False)
 
     return unpack
+
+
+@pytest.fixture
+def cuda(home: Home, compute_cache: Callable[[Path], None]) -> Home:
+    """Return a home with nothing but that ComputeCache."""
+    compute_cache(home.path / ".nv" / "ComputeCache")
+    return home
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
+import runpy
 import types
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,20 +60,10 @@ def run_block(caption: str, module: types.ModuleType) -> int:
     return len(block[1].splitlines())
 
 
-def directive(name: str) -> types.ModuleType:
-    """Load a directive of the documentation, which no package holds."""
-    spec = importlib.util.spec_from_file_location(name, PAGE.with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_table_of_abilities_says_what_the_layers_say() -> None:
-    module = directive("abilities")
-    layers = module.default_layers()
-    (heading, *rows), reasons = module.table(layers)
+    module = runpy.run_path(str(PAGE.with_name("abilities.py")))
+    layers = module["default_layers"]()
+    (heading, *rows), reasons = module["table"](layers)
     assert heading == ["layer", *(ability.value for ability in Ability)]
     assert [row[0] for row in rows] == list(BUILT_IN)
     for layer, (_, *cells) in zip(layers, rows, strict=True):
@@ -83,10 +73,10 @@ def test_the_table_of_abilities_says_what_the_layers_say() -> None:
 
 
 def test_the_floor_plan_lists_every_module() -> None:
-    module = directive("floor_plan")
+    module = runpy.run_path(str(PAGE.with_name("floor_plan.py")))
     for top in ("layers", "orchestrator", "benchmarks"):
-        folder = module.REPOSITORY / top
-        lines = list(module.plan(folder))
+        folder = module["REPOSITORY"] / top
+        lines = list(module["plan"](folder))
         files = [path for path in folder.rglob("*.py") if path.name != "__init__.py"]
         assert sorted(path for path, _ in lines if path.endswith(".py")) == sorted(path.name for path in files)
         assert all(text for _, text in lines)

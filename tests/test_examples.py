@@ -152,13 +152,11 @@ def results(home: Home, first: str, commands: list[Step]) -> Iterator[tuple[int,
 
 
 def alike(shown: tuple[str, ...], output: list[str]) -> bool:
-    """Return whether an output is what a page shows."""
     pattern = "".join(r"(?:.*\n)*?" if line == "..." else re.escape(plain(line)) + r"\n" for line in shown)
     return re.fullmatch(pattern, "".join(f"{plain(line)}\n" for line in output)) is not None
 
 
 def plain(line: str) -> str:
-    """Return a line without what differs from run to run."""
     for pattern, word in VARIABLE:
         line = re.sub(pattern, word, line)
     return line.strip()

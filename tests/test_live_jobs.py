@@ -34,7 +34,6 @@ pytestmark = pytest.mark.real
     ],
 )
 def test_programs_beside_purges_end_well(program: str, layer: str, kernels: int, way: str) -> None:
-    """Every program ends with status 0 and right results, although entries went under it."""
     result = beside(program, way, jobs=2, kernels=kernels, pause=0.1)
     assert result.failed == 0, result.first_error
     # A program may hold its lock longer than a purge waits, on a slow disk.

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from homes import PROGRAMS
 from support.timelines import read_timeline_file
 
 if TYPE_CHECKING:
     from homes import Home
-
-PROGRAMS = Path(__file__).parents[0] / "programs"
 
 #: Where cachectl is installed, pytest has it already; from a checkout it is named.
 INSTALLED = any(one.value == "cachectl.pytest_plugin" for one in entry_points(group="pytest11"))
@@ -50,7 +49,6 @@ EMPTY = {"loopy": 0, "pyopencl-invoker": 0, "pytools": 0, "pocl": 0}
 def session(
     home: Home, tests: str, *arguments: str, check: bool = True, conftest: str = "", **changes: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a pytest session of its own on some tests."""
     folder = home.path / "project"
     folder.mkdir(exist_ok=True)
     (folder / "pytest.ini").write_text("[pytest]\n")
@@ -209,7 +207,7 @@ def test_other_peoples_sessions_import_nothing_of_it(home: Home) -> None:
         "    assert ours == ['cachectl', 'cachectl.pytest_plugin']\n"
         "    assert not {'pyopencl', 'loopy', 'numpy', 'pytools', 'sqlite3'} & set(sys.modules)\n"
     )
-    session(home, f"{tests}", "-q")
+    session(home, tests, "-q")
 
 
 @pytest.mark.skipif(find_spec("xdist") is None, reason="needs pytest-xdist, which is not installed")

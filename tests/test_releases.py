@@ -8,16 +8,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import requires
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.databases import rows_of
 from support.tracing import numbers, real
 from tiers import absent
 
@@ -135,8 +134,7 @@ def stored(home: Home, beginning: str) -> int:
         if path.is_dir():
             found += sum(1 for _ in path.glob("*/*/*/contents"))
         else:
-            with closing(sqlite3.connect(path)) as connection:
-                found += connection.execute("select count(*) from dict").fetchone()[0]
+            found += rows_of(path)
     return found
 
 

@@ -58,8 +58,9 @@ def run(request: Request) -> int:
     """Carry out ``cachectl demo``: warm and off must store nothing, purge must remove all, and cold refill."""
     missing = [name for name in ("loopy", "pyopencl") if find_spec(name) is None]
     if missing:
-        message = f"the demo needs {' and '.join(missing)}; the extra demo: pip install 'opencl-cachectl[demo]'"
-        raise CachectlError(message)
+        raise CachectlError(
+            f"the demo needs {' and '.join(missing)}; the extra demo: pip install 'opencl-cachectl[demo]'"
+        )
     here, number = request.environment, request.options.kernels
     with isolated_root(here, notice=request.notice) as root:
         stack = Stack(_changed(here, variables_isolated(Stack(here), root)))
@@ -96,8 +97,7 @@ def _run(what: str, environment: Environment, stack: Stack, count: int) -> DemoR
     )
     if child.returncode:
         reason = (child.stderr.strip().splitlines() or ["no reason given"])[-1]
-        message = f"the demo program failed ({what}): {reason}"
-        raise CachectlError(message)
+        raise CachectlError(f"the demo program failed ({what}): {reason}")
     seconds = json.loads(child.stdout)
     entries = stack.report(layers=("loopy", "pyopencl-invoker", "pocl")).total.entries or 0
     return DemoRun(what, sum(seconds.values()), time.perf_counter() - started, entries)

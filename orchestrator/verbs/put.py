@@ -51,6 +51,7 @@ def _read(file: str) -> bytes:
         error.filename = "standard input" if file == "-" else file
         raise
     if whole.tell() > LARGEST_ARTIFACT:
-        message = f"{file}: has more than the {LARGEST_ARTIFACT:,} bytes of the largest artifact; give what get wrote"
-        raise NotAnArtifact(message)
+        raise NotAnArtifact(
+            f"{file}: has more than the {LARGEST_ARTIFACT:,} bytes of the largest artifact; give what get wrote"
+        )
     return whole.getvalue()

@@ -359,19 +359,15 @@ def lines(done: Report, home: str, *, limit: int | None = None, verbose: bool = 
         yield ""
         yield f"{where}: {leftover.why} ({facts}); the next purge or prune removes it"
     if done.pythons is not None:
-        yield from _python_lines(done.pythons, home)
+        yield ""
+        yield Table(_PYTHONS, done.pythons)
+        for share in done.pythons:
+            for path in share.interpreters:
+                yield f"  {_short_home(str(path), home)}: Python {_release(share.python)}"
     if done.neighbours is not None:
         place: Column[Neighbour] = Column("place", lambda one: f"{_short_home(str(one.path), home)} ({one.source})")
         yield ""
         yield Table((*_NEIGHBOURS, place), done.neighbours)
-
-
-def _python_lines(shares: Iterable[PythonShare], home: str) -> Iterator[object]:
-    yield ""
-    yield Table(_PYTHONS, shares)
-    for share in shares:
-        for path in share.interpreters:
-            yield f"  {_short_home(str(path), home)}: Python {_release(share.python)}"
 
 
 def _limit(request: Request) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +14,8 @@ from cachectl.layers.base.texts import plural
 from cachectl.options import LAYER, UNEXPECTED, OneOf, Option, Request, seconds
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from cachectl.exchange.around import StoreUse
     from cachectl.layer_set import LayerSet
     from cachectl.layers.base.layer import Layer
@@ -53,9 +56,7 @@ OPTIONS: Final = (
     LAYER,
     UNEXPECTED,
     Option(
-        "--prove",
-        action="store_true",
-        help="attest that no real root was read or written; also without another option",
+        "--prove", action="store_true", help="attest that no real root was read or written; also without another option"
     ),
     Option("--store", metavar="SOURCE", help="pull from this store before the command, and push what is new after it"),
     Option("--store-mode", choices=("rw", "ro"), default="rw", help="ro: only pull; rw: pull and push (default)"),
@@ -102,22 +103,7 @@ def run_with(
     """
     from cachectl.switching.run import run_command
 
-    if store is not None:
-        from cachectl.exchange.around import base_at, base_keys, make_own_root, shared_around
-
-        root = isolated if isinstance(isolated, bool) else stack.environment.absolute(isolated)
-        besides: Mapping[str, frozenset[str]] = {}
-        if base is not None:
-            place = base_at(stack.environment, base)
-            root = root or make_own_root(stack.environment, place)
-            besides = base_keys(stack.environment, place, layers)
-        around = shared_around(
-            _kept_below(stack, root), store, notice, layers=layers, besides=besides, own=stack.environment
-        )
-        with around:
-            return run_with(
-                stack, command, no_cache=no_cache, isolated=root, base=base, layers=layers, prove=prove, notice=notice
-            )
+    here = stack.environment
 
     def watch(watched: Iterable[Layer], left_out: frozenset[str]) -> Watch:
         from cachectl.watching.proof import Watch
@@ -125,25 +111,34 @@ def run_with(
         return Watch(stack, watched, left_out=left_out)
 
     prepare = None
+    besides: Mapping[str, frozenset[str]] = {}
     if base is not None:
-        from cachectl.exchange.around import base_at, make_own_root, start_from
+        from cachectl.exchange.around import base_at, base_keys, make_own_root, start_from
 
-        place = base_at(stack.environment, base)
-        isolated = isolated or make_own_root(stack.environment, place)
+        place = base_at(here, base)
+        isolated = isolated or make_own_root(here, place)
+        besides = base_keys(here, place, layers) if store else {}
 
         def prepare(root: Path, names: tuple[str, ...]) -> None:
-            start_from(stack.environment, place, root, layers=names, notice=notice)
+            start_from(here, place, root, layers=names, notice=notice)
 
-    return run_command(
-        stack,
-        command,
-        no_cache=no_cache,
-        isolated=isolated,
-        layers=layers,
-        prepare=prepare,
-        watch=watch if prove else None,
-        notice=notice,
-    )
+    around: AbstractContextManager[object] = nullcontext()
+    if store is not None:
+        from cachectl.exchange.around import shared_around
+
+        isolated = isolated if isinstance(isolated, bool) else here.absolute(isolated)
+        around = shared_around(_kept_below(stack, isolated), store, notice, layers=layers, besides=besides, own=here)
+    with around:
+        return run_command(
+            stack,
+            command,
+            no_cache=no_cache,
+            isolated=isolated,
+            layers=layers,
+            prepare=prepare,
+            watch=watch if prove else None,
+            notice=notice,
+        )
 
 
 def _kept_below(stack: LayerSet, root: Path | bool) -> LayerSet:
@@ -168,7 +163,8 @@ def run(request: Request) -> int:
     """Carry out ``cachectl run``."""
     given = request.options
     if not (given.no_cache or given.prove or given.store or given.isolated is not None or given.base is not None):
-        line = _such_as(request)
+        words = request.command or given.unexpected
+        line = f", such as: {shlex.join(['cachectl', 'run', '--isolated', '--', *words])}" if words else ""
         request.misuse(
             f"choose --no-cache, --base, --isolated, --prove or --store, then write -- and the command{line}"
         )
@@ -210,12 +206,6 @@ def _store_use(request: Request) -> StoreUse | None:
         request.misuse(UNTRUSTED)
     wait = PATIENCE if options.store_wait is None else options.store_wait
     return StoreUse(request.target(options.store), trust, options.store_mode == "rw", options.sign, wait)
-
-
-def _such_as(request: Request) -> str:
-    """Return a line that would run the words that look like a command, if there are any."""
-    words = request.command or request.options.unexpected
-    return f", such as: {shlex.join(['cachectl', 'run', '--isolated', '--', *words])}" if words else ""
 
 
 def _lines(proof: Proof) -> Iterator[str]:

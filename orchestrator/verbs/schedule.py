@@ -28,10 +28,7 @@ KINDS: Final = ("systemd", "cron", "slurm-epilog")
 OPTIONS: Final = (
     Option("kind", metavar="|".join(KINDS), choices=KINDS, help="daily, or when a job of Slurm ends"),
     Option(
-        "--all-users",
-        action="store_true",
-        dest="everybody",
-        help="systemd, cron: as root, for the caches of all users",
+        "--all-users", action="store_true", dest="everybody", help="systemd, cron: as root, for the caches of all users"
     ),
 )
 

@@ -14,9 +14,6 @@ from tiers import amount, thorough
 from cachectl.layers.base.conformance import snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from homes import Home
 
 pytestmark = pytest.mark.real
@@ -107,29 +104,28 @@ def test_a_plan_of_rows_costs_no_more_than_the_purge(home: Home) -> None:
     assert seconds["--dry-run",] < 1.5 * seconds[()] + 0.5
 
 
-def test_only_damaged_entries_are_planned_and_removed(home: Home, compute_cache: Callable[[Path], None]) -> None:
-    cache = home.path / ".nv" / "ComputeCache"
-    compute_cache(cache)
-    bad, zero, foreign, *_ = (cache / entry["key"] for entry in home.json("ls", "cuda")["entries"])
+def test_only_damaged_entries_are_planned_and_removed(cuda: Home) -> None:
+    cache = cuda.path / ".nv" / "ComputeCache"
+    bad, zero, foreign, *_ = (cache / entry["key"] for entry in cuda.json("ls", "cuda")["entries"])
     bad.write_bytes(bad.read_bytes()[:-5])
     zero.write_bytes(zero.read_bytes()[:40] + bytes(len(zero.read_bytes()) - 40))
     data = bytearray(foreign.read_bytes())
     data[4] ^= 0x40
     foreign.write_bytes(data)
-    damaged = {finding["key"] for finding in home.json("verify", "cuda", check=False)["findings"]}
-    (finding, *_) = home.json("verify", "cuda", check=False)["findings"]
+    damaged = {finding["key"] for finding in cuda.json("verify", "cuda", check=False)["findings"]}
+    (finding, *_) = cuda.json("verify", "cuda", check=False)["findings"]
     assert finding["fix"] == "cachectl purge --damaged cuda"
-    planned = home.json("purge", "--damaged", "cuda", "--dry-run")
+    planned = cuda.json("purge", "--damaged", "cuda", "--dry-run")
     assert (
         {bad.name, zero.name}
         <= {key.rpartition("/")[2] for key in keys(planned)["cuda"]}
         <= {key.rpartition("/")[2] for key in damaged}
     )
-    before = len(home.json("ls", "cuda")["entries"])
-    done = home.json("purge", "--damaged", "cuda")
+    before = len(cuda.json("ls", "cuda")["entries"])
+    done = cuda.json("purge", "--damaged", "cuda")
     assert numbers(planned) == numbers(done)
-    assert len(home.json("ls", "cuda")["entries"]) == before - done["total"]["removed"]
-    assert home.json("purge", "--damaged", "--all")["total"]["removed"] == 0
+    assert len(cuda.json("ls", "cuda")["entries"]) == before - done["total"]["removed"]
+    assert cuda.json("purge", "--damaged", "--all")["total"]["removed"] == 0
 
 
 def test_damaged_tuning_is_never_removed(home: Home) -> None:

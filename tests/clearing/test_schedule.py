@@ -103,19 +103,13 @@ def test_the_line_of_cron_prunes(home: Home) -> None:
     assert not leaked.exists()
 
 
-def test_misuse_and_missing_limits_are_said(home: Home) -> None:
-    assert home.cachectl("schedule", check=False).returncode == 2
-    epilog = home.cachectl("schedule", "slurm-epilog", "--all-users", check=False)
-    assert (epilog.returncode, "drop --all-users" in epilog.stderr) == (2, True)
+def test_variables_that_no_schedule_can_hold_and_missing_limits_are_said(home: Home) -> None:
     newline = home.cachectl("schedule", "cron", POCL_CACHE_DIR="/a\nb", check=False)
     assert (newline.returncode, "POCL_CACHE_DIR has a control character" in newline.stderr) == (2, True)
     latin = {"POCL_CACHE_DIR": os.fsdecode(b"/caf\xe9")}
     bytes_ = home.cachectl("schedule", "systemd", check=False, **latin)
     assert (bytes_.returncode, "systemd reads UTF-8 only" in bytes_.stderr) == (2, True)
     assert "prune has no limit yet" in home.cachectl("schedule", "cron").stderr
-
-
-# ---------------------------------------------------------------------- real programs
 
 
 @pytest.mark.usefixtures("schedulers")

@@ -39,7 +39,6 @@ HOSTILE = "$(touch ran)`touch ran`::a=b c'd\"*"
 
 
 def completed(home: Home, shell: str, *words: str) -> list[str]:
-    """Return what a shell offers for the last word of a line."""
     if shell == "fish":
         line = shlex.join(["cachectl", *words])
         program = f"cachectl completion fish | source; complete -C {shlex.quote(line)}"
@@ -53,7 +52,6 @@ def completed(home: Home, shell: str, *words: str) -> list[str]:
 
 
 def path(home: Home) -> str:
-    """Return where a shell finds the tested cachectl."""
     return f"{Path(sys.executable).parent}:{home.variables['PATH']}"
 
 

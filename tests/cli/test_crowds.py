@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.databases import FILE, dictionary
+from support.hostile import put_binary, put_dictionary, put_object, put_program
 from support.trouble import environment
 
 from cachectl.findings import damage
@@ -24,28 +24,11 @@ from cachectl.stack import Stack
 if TYPE_CHECKING:
     from homes import Home
 
-PYTHON = ".".join(str(part) for part in sys.version_info)
-
-
-# ---------------------------------------------------------------------- crowds
-
-
-def dictionary(root: Path, rows: int) -> Path:
-    """Make a dictionary of many rows."""
-    root.mkdir(parents=True)
-    path = root / f"pdict-v5-crowd-{PYTHON}.sqlite"
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("create table dict (keyhash text not null primary key, key_value text not null)")
-        values = ((f"{number:040x}", b"N.") for number in range(rows))
-        connection.executemany("insert into dict values (?, ?)", values)
-    return path
-
 
 @pytest.mark.thorough
 def test_a_hundred_thousand_entries_are_counted_listed_and_cleared(home: Home, tmp_path: Path) -> None:
-    """Rows by the hundred thousand, leaked files by the ten thousand: each verb ends in seconds, and counts right."""
     crowd, files = 100_000, 30_000
-    file = dictionary(home.path / ".cache" / "pytools", crowd)
+    file = dictionary(home.path / ".cache" / "pytools" / FILE, crowd, b"N.")
     folder = home.path / ".cache" / "pocl" / "kcache"
     folder.mkdir(parents=True)
     mask = os.umask(0o077)
@@ -69,24 +52,14 @@ def test_a_hundred_thousand_entries_are_counted_listed_and_cleared(home: Home, t
     assert sum(os.times()[:4]) - started < 60
 
 
-# ---------------------------------------------------------------------- vanishing
-
-
 def small_home(home: Path) -> Path:
-    """Make a small home with entries of several layers."""
-    dictionary(home / ".cache" / "pytools", 2)
-    for name in ("AB", "CD"):
-        program = home / ".cache" / "pocl" / "kcache" / name / "ABCDEFGHIJKLMNOPABCDEFGHIJKLMNOPABCDE"
-        (program / "k" / "1-1-1").mkdir(parents=True)
-        (program / "program.bc").write_bytes(b"BC\xc0\xde" + bytes(60))
-        (program / "k" / "1-1-1" / "k.so").write_bytes(b"\x7fELF")
-    entry = home / ".cache" / "pyopencl" / f"pyopencl-compiler-cache-v2-py{PYTHON}" / ("0" * 32)
-    entry.mkdir(parents=True)
-    for name in ("binary", "info", "source.cl"):
-        (entry / name).write_text(name)
-    kernels = home / ".cache" / "miopen" / "3.3.0.a85"
-    (kernels / ("0" * 32)).mkdir(parents=True)
-    (kernels / ("0" * 32) / "kernel.o").write_bytes(b"\x7fELF" + bytes(60))
+    for place, make in (
+        ("pytools", put_dictionary),
+        ("pocl/kcache", put_program),
+        ("pyopencl", put_binary),
+        ("miopen", put_object),
+    ):
+        make(home / ".cache" / place)
     return home
 
 
@@ -119,7 +92,6 @@ class Vanishing:
 def test_files_that_vanish_at_any_moment_cause_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    """Everything vanishes between two looks at the disk: each verb ends, and its report matches the rest."""
     verbs: dict[str, Callable[[Stack], object]] = {
         "report": lambda stack: stack.report(),
         "ls": lambda stack: list(stack.entries(ALL, notice=lambda _: None)),
@@ -149,12 +121,8 @@ def test_files_that_vanish_at_any_moment_cause_no_traceback(
         assert not home.exists()
 
 
-# ---------------------------------------------------------------------- roots that are links
-
-
 def test_a_root_that_is_a_link_is_resolved_once_and_said(home: Home) -> None:
-    """The report says where a root leads that is a link; what lies there is cleared, and the link stays."""
-    real = dictionary(home.path / "scratch", 3)
+    real = dictionary(home.path / "scratch" / FILE, 3)
     root = home.path / ".cache" / "pytools"
     root.parent.mkdir()
     root.symlink_to(home.path / "scratch")
@@ -169,7 +137,6 @@ def test_a_root_that_is_a_link_is_resolved_once_and_said(home: Home) -> None:
 
 
 def test_a_link_turned_elsewhere_after_the_plan_does_no_harm(home: Home, tmp_path: Path) -> None:
-    """A root that led to one folder when it was planned, and to another when it is cleared: nothing there goes."""
     pristine = small_home(home.path / "one")
     small_home(home.path / "two")
     root = home.path / "root"

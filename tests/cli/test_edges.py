@@ -11,36 +11,26 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from tiers import thorough
 
-from cachectl.cli import output
 from cachectl.cli.parser import MEANT, VERBS
 from cachectl.findings import damage
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.facts import Entry
 from cachectl.listing import Trouble
 from cachectl.stack import Stack
 from cachectl.switching.shells import format_changes
-from cachectl.table import Column, Table
 from cachectl.verbs import ls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from homes import Home
 
+KEY = "3/f/433a72c95049e7"
 CACHECTL = f"{shlex.quote(sys.executable)} -m cachectl"
 
 
-@pytest.fixture
-def cuda(home: Home, compute_cache: Callable[[Path], None]) -> Home:
-    """Return a home with entries in it."""
-    compute_cache(home.path / ".nv" / "ComputeCache")
-    return home
-
-
 def one_line(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the only line that was said."""
     assert "Traceback" not in done.stderr
     (line,) = done.stderr.splitlines()
     return line
@@ -76,6 +66,15 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
         (["run", "--no-cache", "--", "nosuchcommand"], 127, "cannot start 'nosuchcommand'"),
         (["run", "--no-cache", "--", "/dev/null"], 126, "cannot start '/dev/null'"),
         (["stage", "--", "true"], 2, "nothing to stage: name a SOURCE to start with, or --out FILE"),
+        (["prune"], 2, "name a limit: --stale"),
+        (["prune", "--max-size", "much"], 2, "such as 500M"),
+        (["prune", "--max-size", "5"], 2, "cannot read '5' as a size; write a number and B, K, M, G or T, such as"),
+        (["prune", "--older-than", "long"], 2, "such as 30d"),
+        (["prune", "nosuch", "--stale"], 2, "unknown layer"),
+        (["prune", "miopen-system", "--stale"], 1, "belong to the package"),
+        (["schedule"], 2, "required: systemd|cron|slurm-epilog"),
+        (["schedule", "slurm-epilog", "--all-users"], 2, "drop --all-users"),
+        (["env", "--root", "x\ny", "--layer", "cuda", "--shell", "csh"], 1, "csh cannot quote"),
         (["env"], 2, "choose --disable, --enable, --root or --base"),
         (["run", "python", "x.py"], 2, "choose --no-cache, --base, --isolated, --prove or --store, then write"),
         (["run", "--isolated="], 2, "--isolated: no folder after =; write --isolated=DIR, or --isolated alone"),
@@ -183,64 +182,36 @@ def test_ascii_is_enough(cuda: Home) -> None:
     assert "\\xe9" in done.stdout
 
 
-def test_the_mark_of_shortening_suits_the_encoding_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = (Column[str]("a", lambda _: "x"), Column[str]("b", lambda digits: digits))
-    assert "…" in output.plain_table(Table(columns, ["0123456789" * 10]), 40)[1]
-
-    class Ascii:
-        encoding = "ascii"
-
-    monkeypatch.setattr(sys, "stdout", Ascii())
-    (_, line) = output.plain_table(Table(columns, ["0123456789" * 10]), 40)
-    assert "..." in line
-    assert len(line) == 40
-
-
-# ---------------------------------------------------------------------- get -o
-
-
-@pytest.fixture
-def key(cuda: Home) -> str:
-    """Return the key of an entry."""
-    return cuda.cachectl("ls", "cuda", "-q", "--limit", "1").stdout.strip()
-
-
 @pytest.mark.parametrize("name", ["", ".", "..", "/", "new/", "nosuch/file"])
-def test_an_impossible_file_name_is_refused(cuda: Home, key: str, name: str) -> None:
-    done = cuda.cachectl("get", "cuda", key, "-o", name, check=False)
-    if name == "nosuch/file":
-        assert (done.returncode, one_line(done)) == (1, "cachectl: No such file or directory: nosuch/file")
-    else:
-        assert done.returncode == 2
-        assert f"{name!r} is not a valid name of a file" in one_line(done)
+def test_an_impossible_file_name_is_refused(cuda: Home, name: str) -> None:
+    done = cuda.cachectl("get", "cuda", KEY, "-o", name, check=False)
+    invalid = (2, f"cachectl: {name!r} is not a valid name of a file")
+    missing = (1, "cachectl: No such file or directory: nosuch/file")
+    assert (done.returncode, one_line(done)) == (missing if name == "nosuch/file" else invalid)
 
 
-def test_get_writes_through_links_and_into_pipes(cuda: Home, key: str) -> None:
-    expected = subprocess.run(
-        [sys.executable, "-m", "cachectl", "get", "cuda", key], env=cuda.variables, capture_output=True, check=True
-    ).stdout
+def test_get_writes_through_links_and_into_pipes(cuda: Home) -> None:
+    command = [sys.executable, "-m", "cachectl", "get", "cuda", KEY]
+    expected = subprocess.run(command, env=cuda.variables, capture_output=True, check=True).stdout
     real, link, pipe, out = (cuda.path / name for name in ("real", "link", "pipe", "out"))
     real.write_text("old")
     real.chmod(0o600)
     link.symlink_to("real")
-    cuda.cachectl("get", "cuda", key, "-o", str(link), "--force")
+    cuda.cachectl("get", "cuda", KEY, "-o", str(link), "--force")
     assert link.is_symlink()
     assert real.read_bytes() == expected
     assert real.stat().st_mode & 0o777 == 0o600
     os.mkfifo(pipe)
-    get = f"{CACHECTL} get cuda {shlex.quote(key)} -o"
+    get = f"{CACHECTL} get cuda {KEY} -o"
     cuda.run("sh", "-c", f"{get} pipe & cat pipe > read; wait")
     assert (cuda.path / "read").read_bytes() == expected
     cuda.run("sh", "-c", f"{{ printf before; {get} /dev/stdout; printf after; }} > out")
     assert out.read_bytes() == b"before" + expected + b"after"
     cuda.run("sh", "-c", f"{get} /dev/stdout | cat > out")
     assert out.read_bytes() == expected
-    cuda.cachectl("get", "cuda", key, "-o", "/dev/null")
+    cuda.cachectl("get", "cuda", KEY, "-o", "/dev/null")
     assert not os.path.isfile("/dev/null")
     assert not [name for name in os.listdir(cuda.path) if "stage" in name]
-
-
-# ---------------------------------------------------------------------- problems
 
 
 def test_ls_reports_problems_and_goes_on(cuda: Home) -> None:
@@ -257,11 +228,12 @@ def test_ls_reports_problems_and_goes_on(cuda: Home) -> None:
 
 
 def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError(5, "Input/output error")
 
     stack = Stack(Environment({}, home=tmp_path), plugins=False)
-    for name in ("scan", "find"):
+    for name in ("scan", "find", "iter_usage"):
         monkeypatch.setattr(stack["pocl"].store, name, refuse)
-    monkeypatch.setattr(stack["pocl"].store, "iter_usage", refuse)
     monkeypatch.setattr(stack["cuda"], "roots", refuse)
     pocl, cuda, _ = stack.report(layers=("pocl", "cuda", "loopy")).layers
     assert {problem.message for problem in pocl.problems} == {"Input/output error"}
@@ -277,26 +249,11 @@ def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.Mo
     assert {finding.layer for finding in damage(stack).findings} >= {"cuda"}
 
 
-def refuse(*_: object, **__: object) -> NoReturn:
-    raise OSError(5, "Input/output error")
-
-
-# ---------------------------------------------------------------------- shells, bytes, widths
-
-
 def test_a_value_of_any_bytes_reaches_the_shell(home: Home) -> None:
     folder = os.fsdecode(b"/tmp/\xff'x\ny")
     program = f'eval "$({CACHECTL} env --root {shlex.quote(folder)} --shell sh)"; printf %s "$POCL_CACHE_DIR"'
     done = subprocess.run(["/bin/sh", "-c", program], env=home.variables, capture_output=True, check=True)
     assert done.stdout == b"/tmp/\xff'x\ny/pocl"
-
-
-def test_csh_cannot_quote_a_newline_and_powershell_has_more_quotes(home: Home) -> None:
-    done = home.cachectl("env", "--root", "x\ny", "--layer", "cuda", "--shell", "csh", check=False)
-    assert "csh cannot quote" in one_line(done)
-    assert done.returncode == 1
-    with pytest.raises(CachectlError):
-        format_changes({"A": "\n"}, "csh")
     assert format_changes({"A": "a\u2018b\u201bc'"}, "powershell") == ["$env:A = 'a\u2018\u2018b\u201b\u201bc'''"]
 
 

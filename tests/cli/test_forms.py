@@ -9,23 +9,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from homes import Home
 
 
 @pytest.fixture
-def cuda(home: Home, compute_cache: Callable[[Path], None]) -> Home:
-    """Return a home with a recorded ComputeCache, one file of which is damaged."""
-    compute_cache(home.path / ".nv" / "ComputeCache")
-    damaged = home.path / ".nv" / "ComputeCache" / "3/f/433a72c95049e7"
+def cuda(cuda: Home) -> Home:
+    """Damage one file of the recorded ComputeCache."""
+    damaged = cuda.path / ".nv" / "ComputeCache" / "3/f/433a72c95049e7"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
-    return home
+    return cuda
 
 
 def rows(home: Home, *arguments: str) -> list[dict[str, str]]:
-    """Return the rows of a command's CSV."""
     return list(csv.DictReader(io.StringIO(home.cachectl(*arguments, "--csv", check=False).stdout)))
 
 

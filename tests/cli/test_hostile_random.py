@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from homes import Home
 
 
-# ---------------------------------------------------------------------- random trees, variables, damage
-
 NAMES = st.sampled_from(
     [
         *("AB", NAME37, "a", "b", "0123456789abcd", "index", "lock", "program.bc", "pytools", "pyopencl", "pocl"),
@@ -143,13 +141,11 @@ def _spoiled(content: bytes, how: str, chance: random.Random) -> bytes:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """List plain files of an entry, or the entry itself."""
     found = [folder] if folder.is_file() else sorted(folder.rglob("*"))
     return [path for path in found if path.is_file() and not path.is_symlink()]
 
 
 def expanded(value: str, world: World) -> str:
-    """Return a random value of a variable."""
     known = {
         "home": world.home,
         "base": world.home / ".cache",
@@ -258,7 +254,6 @@ def test_nothing_unrecognised_changes_whatever_lies_wherever(
 
 
 def harm(entries: Sequence[Path], case: Case, world: World) -> None:
-    """Damage files of some entries, each once."""
     files = sorted({path for entry in entries for path in files_below(entry)})
     for how, number in case.damage:
         if files:

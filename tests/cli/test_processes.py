@@ -14,9 +14,6 @@ from tiers import thorough
 from cachectl.cli.parser import VERBS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from homes import Home
 
 CACHECTL = (sys.executable, "-m", "cachectl")
@@ -86,16 +83,13 @@ def settled(text: str) -> str:
         *thorough("purge --all --dry-run --json", "env --disable"),
     ],
 )
-def test_a_reader_that_has_gone_ends_a_verb_quietly(
-    home: Home, compute_cache: Callable[[Path], None], line: str, unbuffered: str, *, errors: bool
-) -> None:
+def test_a_reader_that_has_gone_ends_a_verb_quietly(cuda: Home, line: str, unbuffered: str, *, errors: bool) -> None:
     """With ``errors`` they go into the pipe as well."""
-    compute_cache(home.path / ".nv" / "ComputeCache")
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
         [*CACHECTL, *line.split()],
-        env={**home.variables, "PYTHONUNBUFFERED": unbuffered},
+        env={**cuda.variables, "PYTHONUNBUFFERED": unbuffered},
         stdout=writer,
         stderr=writer if errors else subprocess.PIPE,
         text=True,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
+from support.databases import rows_of
 from tiers import thorough
 
 if TYPE_CHECKING:
@@ -20,38 +19,15 @@ LAYERS = ("loopy", "pyopencl-invoker", "pyopencl", "pocl")
 KERNELS = [f"lk{index}" for index in range(8)]
 
 
-def rows(home: Home, pattern: str) -> int:
-    """Count rows with sqlite itself."""
-    total = 0
-    for file in (home.path / ".cache" / "pytools").glob(pattern):
-        with closing(sqlite3.connect(file)) as connection:
-            total += connection.execute("select count(*) from dict").fetchone()[0]
-    return total
-
-
-def programs(home: Home) -> int:
-    """Count PoCL's program folders by their bitcode."""
-    return len(list((home.path / ".cache" / "pocl" / "kcache").glob("??/*/program.bc")))
-
-
-def binaries(home: Home) -> int:
-    """Count PyOpenCL's entries by their binaries."""
-    return len(list((home.path / ".cache" / "pyopencl").glob("*/*/binary")))
-
-
 def counted(home: Home) -> dict[str, int]:
-    """Count every layer directly."""
+    """Count every layer directly: rows, programs of PoCL by their bitcode, and binaries of PyOpenCL."""
+    cache = home.path / ".cache"
     return {
-        "loopy": rows(home, "pdict-v5-loopy-*.sqlite"),
-        "pyopencl-invoker": rows(home, "pdict-v5-pyopencl-*.sqlite"),
-        "pyopencl": binaries(home),
-        "pocl": programs(home),
+        "loopy": sum(map(rows_of, (cache / "pytools").glob("pdict-v5-loopy-*.sqlite"))),
+        "pyopencl-invoker": sum(map(rows_of, (cache / "pytools").glob("pdict-v5-pyopencl-*.sqlite"))),
+        "pyopencl": len(list((cache / "pyopencl").glob("*/*/binary"))),
+        "pocl": len(list((cache / "pocl" / "kcache").glob("??/*/program.bc"))),
     }
-
-
-def reported(home: Home) -> dict[str, int]:
-    """Count every layer by the report."""
-    return {layer["layer"]: layer["entries"] for layer in home.json("report", *LAYERS)["layers"]}
 
 
 def run_again(home: Home, kernels: int = 8, plain: int = 3) -> dict[str, list[str]]:
@@ -67,7 +43,8 @@ def test_the_report_agrees_with_direct_counting(warm: Home) -> None:
     assert expected == {"loopy": 40, "pyopencl-invoker": 11, "pyopencl": 3, "pocl": 11}
     run_again(warm, 2, 1)
     assert counted(warm) == expected
-    assert reported(warm) == expected
+    reported = {layer["layer"]: layer["entries"] for layer in warm.json("report", *LAYERS)["layers"]}
+    assert reported == expected
 
 
 @pytest.mark.parametrize("layer", ["loopy", "pocl"])
@@ -126,7 +103,6 @@ def test_purging_one_kernel_recompiles_that_kernel_alone(warm: Home) -> None:
 
 
 def carried(home: Home, layer: str, keys: list[str], folder: Path) -> None:
-    """Take entries out with get, purge the layer, and place them again with put."""
     folder.mkdir()
     for number, key in enumerate(keys):
         home.cachectl("get", layer, key, "-o", str(folder / str(number)))

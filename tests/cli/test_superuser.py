@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -33,40 +30,36 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can g
 
 
 @as_root
-def test_the_superuser_leaves_other_peoples_caches_alone(home: Home, compute_cache: Callable[[Path], None]) -> None:
-    cache = home.path / ".nv" / "ComputeCache"
-    compute_cache(cache)
-    home.cachectl("get", "cuda", KEY, "-o", "entry")
+def test_the_superuser_leaves_other_peoples_caches_alone(cuda: Home) -> None:
+    cache = cuda.path / ".nv" / "ComputeCache"
+    cuda.cachectl("get", "cuda", KEY, "-o", "entry")
     for path in (cache, *cache.rglob("*")):
         os.chown(path, 65534, 65534)
     for verb in (("purge", "--all"), ("purge", "--all", "--shared"), ("prune", "--max-size", "0B")):
         for dry_run in (("--dry-run",), ()):
-            done = home.cachectl(*verb, *dry_run, check=False)
+            done = cuda.cachectl(*verb, *dry_run, check=False)
             assert done.returncode == 1
             assert "belongs to nobody: sudo -u nobody cachectl …" in done.stderr
-    assert home.cachectl("put", "cuda", KEY, "entry", check=False).returncode == 1
-    assert len(home.json("ls", "cuda")["entries"]) == 40
+    assert cuda.cachectl("put", "cuda", KEY, "entry", check=False).returncode == 1
+    assert len(cuda.json("ls", "cuda")["entries"]) == 40
 
 
 @as_root
-def test_the_superuser_leaves_single_entries_of_others_in_a_root_of_its_own(
-    home: Home, compute_cache: Callable[[Path], None]
-) -> None:
-    cache = home.path / ".nv" / "ComputeCache"
-    compute_cache(cache)
-    entries = sorted(entry["key"] for entry in home.json("ls", "cuda")["entries"])
-    home.cachectl("get", "cuda", entries[0], "-o", "entry")
+def test_the_superuser_leaves_single_entries_of_others_in_a_root_of_its_own(cuda: Home) -> None:
+    cache = cuda.path / ".nv" / "ComputeCache"
+    entries = sorted(entry["key"] for entry in cuda.json("ls", "cuda")["entries"])
+    cuda.cachectl("get", "cuda", entries[0], "-o", "entry")
     for name in entries[:3]:
         os.chown(cache / name, 65534, 65534)
     for dry_run in (("--dry-run",), ()):
-        (layer,) = json.loads(home.cachectl("purge", "cuda", "--json", *dry_run).stdout)["layers"]
+        (layer,) = json.loads(cuda.cachectl("purge", "cuda", "--json", *dry_run).stdout)["layers"]
         assert layer["removed"] == 37
         assert {note["key"]: note["because"] for note in layer["skipped"]} == dict.fromkeys(
             entries[:3], "belongs to nobody: sudo -u nobody cachectl …"
         )
-    assert sorted(entry["key"] for entry in home.json("ls", "cuda")["entries"]) == entries[:3]
+    assert sorted(entry["key"] for entry in cuda.json("ls", "cuda")["entries"]) == entries[:3]
     (cache / entries[0]).write_bytes((cache / entries[1]).read_bytes())
-    refused = home.cachectl("put", "cuda", entries[0], "entry", "--replace", check=False)
+    refused = cuda.cachectl("put", "cuda", entries[0], "entry", "--replace", check=False)
     assert refused.returncode == 1
     assert "belongs to nobody" in refused.stderr
 
@@ -126,15 +119,6 @@ def test_the_entries_of_mesas_files_are_their_owners(tmp_path: Path, store: str)
     assert snapshot(root) == before
 
 
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """Make a folder that every user can reach."""
-    folder = Path(tempfile.mkdtemp(prefix="shared-"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
-
-
 @pytest.mark.parametrize("way", ["root", "above", "link"])
 def test_a_cache_that_others_can_write_is_read_and_changed_only_if_shared(
     new_home: Callable[[Path], Home], compute_cache: Callable[[Path], None], open_folder: Path, way: str
@@ -189,14 +173,13 @@ def test_rows_that_others_can_write_go_only_if_they_are_trusted(
 
 
 @as_root
-def test_damage_in_an_entry_of_another_user_stays(home: Home, compute_cache: Callable[[Path], None]) -> None:
-    cache = home.path / ".nv" / "ComputeCache"
-    compute_cache(cache)
-    mine, theirs, *_ = (cache / entry["key"] for entry in home.json("ls", "cuda")["entries"])
+def test_damage_in_an_entry_of_another_user_stays(cuda: Home) -> None:
+    cache = cuda.path / ".nv" / "ComputeCache"
+    mine, theirs, *_ = (cache / entry["key"] for entry in cuda.json("ls", "cuda")["entries"])
     for path in (mine, theirs):
         path.write_bytes(path.read_bytes()[:-1] + b"?")
     os.chown(theirs, 65534, 65534)
-    total = home.json("purge", "cuda", "--damaged")["total"]
+    total = cuda.json("purge", "cuda", "--damaged")["total"]
     assert (total["removed"], total["skipped"], total["failed"]) == (1, 1, 0)
     assert theirs.exists()
     assert not mine.exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from cachectl.cli import output
@@ -28,6 +30,15 @@ def test_numbers_are_whole_and_names_differ(width: int) -> None:
     assert text.count("1.2 MiB") == len(ROWS)
     names = [line.split()[0] for line in lines if not line.startswith(" ")]
     assert len(set(names)) == len(ROWS) + 1
+
+
+def test_the_mark_of_shortening_suits_the_encoding_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    (_, line, _) = output.plain_table(Table(COLUMNS[4:], ROWS[:1], ("0123456789" * 10,)), 40)
+    assert "…" in line
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(encoding="ascii"))
+    (_, line, _) = output.plain_table(Table(COLUMNS[4:], ROWS[:1], ("0123456789" * 10,)), 40)
+    assert "..." in line
+    assert len(line) == 40
 
 
 def test_columns_without_content_take_no_room() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,20 +72,15 @@ def run(home: Path, *arguments: str, by: Sequence[str] = ()) -> tuple[int, Count
 
 
 def holding(home: Path, aside: Path) -> set[str]:
-    """Name the layers that have entries."""
     stack = Stack(environment(home, aside), plugins=False)
     return {entry.layer for entry in stack.entries(ALL, notice=lambda _: None)}
 
 
 def assert_no_leftovers(home: Path) -> None:
-    """No stage, trash, journal or lock of ours lies about."""
     names = [path.name for path in home.rglob("*")]
     assert [
         name for name in names if name.startswith(".cachectl-") or name.endswith("-journal") or name == "lock"
     ] == []
-
-
-# ---------------------------------------------------------------------- no room
 
 
 @pytest.mark.real
@@ -93,7 +88,6 @@ def assert_no_leftovers(home: Path) -> None:
 def test_a_full_disk_is_cleared(
     disk: Path, settle: Callable[[Path], None], tmp_path: Path, verb: tuple[str, ...]
 ) -> None:
-    """A disk with no free byte: every layer is cleared, and the room can be used again."""
     settle(disk)
     fill_up(disk)
     assert run(disk, *verb)[:2] == (0, {})
@@ -103,7 +97,6 @@ def test_a_full_disk_is_cleared(
 
 
 def put_records(home: Path) -> None:
-    """Add a result of tuning."""
     folder = home / ".config" / "miopen"
     folder.mkdir(parents=True)
     (folder / "gfx90a6e.HIP.3_3_0_a85.ufdb.txt").write_text("1x1=S:0.5,0,A\n" + f"2x2=T:{'7' * 4090}\n")
@@ -162,15 +155,8 @@ def test_a_put_that_cannot_be_written_leaves_what_was(  # noqa: PLR0917 - a tabl
 
 def plain(folder: Path) -> dict[str, str]:
     """Describe every file but empty ones, which locks are: a folder alone is no entry."""
-    nothing = snapshot_of(b"")
+    nothing = sha256().hexdigest()
     return {path: what for path, what in snapshot(folder).items() if what not in ("folder", nothing)}
-
-
-def snapshot_of(content: bytes) -> str:
-    """Return what a snapshot says of a file with this content."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "file").write_bytes(content)
-        return snapshot(Path(folder))["file"]
 
 
 @pytest.mark.real
@@ -178,7 +164,6 @@ def snapshot_of(content: bytes) -> str:
 def test_a_read_only_disk_is_one_line_for_each_layer(
     disk: Path, mount: Callable[..., Path], settle: Callable[[Path], None], verb: tuple[str, ...]
 ) -> None:
-    """On a disk that cannot be written to every layer with entries says so, once, and every byte stays."""
     settle(disk)
     before = snapshot(disk, times=True)
     mount("-o", "remount,ro", on=disk)
@@ -188,12 +173,8 @@ def test_a_read_only_disk_is_one_line_for_each_layer(
     assert snapshot(disk, times=True) == before
 
 
-# ---------------------------------------------------------------------- one root in trouble
-
-
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Hold sqlite's lock on a file."""
     with closing(sqlite3.connect(file, isolation_level=None)) as connection:
         connection.execute("begin immediate")
         yield
@@ -201,7 +182,6 @@ def locked(file: Path) -> Iterator[None]:
 
 @contextmanager
 def mode(folder: Path, bits: int) -> Iterator[None]:
-    """Give a folder another mode for a while."""
     before = folder.stat().st_mode
     folder.chmod(bits)
     try:
@@ -237,7 +217,6 @@ def test_one_root_in_trouble_is_one_line_and_stops_no_other_layer(  # noqa: PLR0
     words: str,
     verb: tuple[str, ...],
 ) -> None:
-    """Its layer is named once and keeps what is in trouble; all other layers are cleared."""
     home = tmp_path / "home"
     home.mkdir()
     settle(home)

@@ -6,25 +6,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
-from support.doctor import (
-    HOMELY,
-    ROOT,
-    coded,
-    dictionary,
-    environment_of,
-    examine,
-    leak,
-    make,
-    only,
-    stale_lock,
-)
+from support.doctor import HOMELY, ROOT, coded, dictionary, environment_of, examine, leak, make, only, stale_lock
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Finding, Found, Hazard, Root, Scope, Severity, State
+from cachectl.layers.base.facts import Finding, Hazard, Root, Scope, Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.registry import Broken, guarded
 from cachectl.layers.comgr import ComgrCodec
@@ -34,9 +23,6 @@ from cachectl.verbs.doctor import diagnosis
 
 if TYPE_CHECKING:
     from homes import Home
-
-
-# ---------------------------------------------------------------------- as a whole
 
 
 @pytest.mark.real
@@ -64,29 +50,26 @@ def test_space_is_told_where_it_is_short(home: Home, monkeypatch: pytest.MonkeyP
     assert fix == "  fix: remove other files there"
 
 
-def test_nothing_changes_on_disk_however_much_is_wrong(home: Home, compute_cache: Callable[[Path], None]) -> None:
-    compute_cache(home.path / ".nv" / "ComputeCache")
-    wreck(home.path)
+def test_nothing_changes_on_disk_however_much_is_wrong(cuda: Home) -> None:
+    wreck(cuda.path)
     # The first command records which Pythons there are.
-    home.cachectl("ls", check=False)
-    before = snapshot(home.path, times=True)
+    cuda.cachectl("ls", check=False)
+    before = snapshot(cuda.path, times=True)
     wrong = {"CUDA_CACHE_MAXSIZE": "1000", "SLURM_NTASKS": "4", "LOOPY_NO_CACHE": "x"}
-    done = home.cachectl("doctor", "--python", sys.executable, "--json", check=False, **wrong)
+    done = cuda.cachectl("doctor", "--python", sys.executable, "--json", check=False, **wrong)
     codes = {finding["code"] for finding in json.loads(done.stdout)["findings"]}
     assert codes >= {"variable", "cap", "ranks", "stale", "lock", "leaked", "sqlite"}
     assert done.returncode == 1
     assert done.stderr == ""
-    assert snapshot(home.path, times=True) == before
+    assert snapshot(cuda.path, times=True) == before
 
 
 def wreck(home: Path) -> None:
-    """Make something stale, something leaked, a lock nobody holds and a damaged file."""
     dictionary(home, Environment.here().python)
     leak(home)
     stale_lock(home)
-    (home / ".cache" / "pytools" / f"pdict-v5-loopy-x-{Environment.here().python}.sqlite").write_bytes(
-        b"not sqlite" * 99
-    )
+    file = home / ".cache" / "pytools" / f"pdict-v5-loopy-x-{Environment.here().python}.sqlite"
+    file.write_bytes(b"not sqlite" * 99)
 
 
 def test_text_names_the_cause_and_the_command(home: Home) -> None:
@@ -110,91 +93,53 @@ def test_harmless_findings_are_status_0(home: Home) -> None:
     assert home.cachectl("doctor", "pocl", check=False, POCL_KERNEL_CACHE="0").returncode == 1
 
 
-# ---------------------------------------------------------------------- what fails stops nothing
+def sick(environment: Environment, failing: str = "", **members: object) -> Layer:
+    """Return a layer of somebody else that is wrong: its state, and one other answer, are exceptions."""
+    root = Root(environment.home, Scope.USER, "default")
+
+    def failed(*_: object, **__: object) -> NoReturn:
+        raise RuntimeError(failing)
+
+    def told(code: str) -> Callable[..., Iterator[Finding]]:
+        finding = Finding("sick", root.path, code, Severity.FAILS, code, "something", "nothing")
+        return lambda *_: iter((finding,))
+
+    missing = dict.fromkeys(("read", "write", "remove"))
+    of_store: dict[str, object] = {"scan": lambda *_, **__: iter(()), "verify": told("damaged")}
+    of_layer: dict[str, object] = {"roots": lambda _: (root,), "diagnose": told("reported")}
+    (of_store if failing in of_store else of_layer)[failing or "state"] = failed
+    store = type("SickStore", (Files,), {**missing, **of_store})("sick", codec=ComgrCodec())
+    failures = dict.fromkeys(("state", "switched", "relocate"), failed)
+    own = {"name": "sick", "title": "a sick layer", "store": store, **failures}
+    layer: Layer = type("Sick", (Layer,), {**own, **of_layer, **members})(environment)
+    return guarded(layer)
 
 
-def _perhaps(failing: str, method: str) -> None:
-    if method == failing:
-        raise RuntimeError(method)
-
-
-class SickStore(Files):
-    """A store of somebody else, of which one method may raise."""
-
-    failing = ""
-
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
-        del root, contents
-        _perhaps(self.failing, "scan")
-        return iter(())
-
-    def verify(self, root: Root) -> Iterator[Finding]:
-        _perhaps(self.failing, "verify")
-        yield Finding(self.name, root.path, "key", Severity.FAILS, "damaged", "something else", "nothing")
-
-    read = write = remove = None  # type: ignore[assignment]
-
-
-class Sick(Layer):
-    """A layer of somebody else, whose every answer may be an exception."""
-
-    name = "sick"
-    title = "a sick layer"
-    store = SickStore("sick", codec=ComgrCodec())
-    failing: ClassVar[str] = ""
-
-    def __init__(self, environment: Environment) -> None:
-        super().__init__(environment)
-        vars(self.store)["failing"] = self.failing
-
-    def roots(self) -> tuple[Root, ...]:
-        _perhaps(self.failing, "roots")
-        return (Root(self.environment.home, Scope.USER, "default"),)
-
-    def state(self) -> State:
-        raise RuntimeError
-
-    def diagnose(self) -> Iterator[Finding]:
-        _perhaps(self.failing, "diagnose")
-        yield Finding(self.name, Path("*"), None, Severity.HARMLESS, "reported", "something", "nothing")
-
-    switched = relocate = state  # type: ignore[assignment]
-
-
-@pytest.mark.parametrize("failing", ["roots", "scan", "diagnose", "verify"])
-def test_a_plugin_that_fails_stops_neither_itself_nor_the_others(tmp_path: Path, failing: str) -> None:
+@pytest.mark.parametrize(
+    ("failing", "codes"),
+    [("roots", {"reported"}), ("scan", {"reported", "damaged"}), ("diagnose", {"damaged"}), ("verify", {"reported"})],
+)
+def test_a_plugin_that_fails_stops_neither_itself_nor_the_others(tmp_path: Path, failing: str, codes: set[str]) -> None:
     environment = environment_of(tmp_path, LOOPY_NO_CACHE="1")
-    sick = type("Sick", (Sick,), {"failing": failing})(environment)
-    found = diagnosis((guarded(sick), *Stack(environment, plugins=False))).findings
+    found = diagnosis((sick(environment, failing), *Stack(environment, plugins=False))).findings
     failed = only([finding for finding in found if finding.layer == "sick"], "plugin")
     assert failing in failed.message
-    reported = {finding.code for finding in found if finding.layer == "sick"} - {"plugin"}
-    assert (
-        reported
-        == {
-            "roots": {"reported"},
-            "scan": {"reported", "damaged"},
-            "diagnose": {"damaged"},
-            "verify": {"reported"},
-        }[failing]
-    )
+    assert {finding.code for finding in found if finding.layer == "sick"} == {*codes, "plugin"}
     assert only(found, "off").layer == "loopy"
 
 
 def test_the_hazard_of_a_plugin_is_reported(tmp_path: Path) -> None:
     environment = environment_of(tmp_path, PMI_SIZE="2")
     hazard = Hazard(Severity.RISKS, "it was not made for this")
-    layer = guarded(type("Sick", (Sick,), {"among_ranks": hazard})(environment))
-    found = only(diagnosis((layer,)).findings, "ranks")
+    found = only(diagnosis((sick(environment, among_ranks=hazard),)).findings, "ranks")
     assert found.message == "the ranks of this job share it: it was not made for this".replace("ranks", "2 ranks")
     assert found.fix.startswith("nothing moves it: ")
 
 
-def test_a_plugin_without_a_layer_is_reported(tmp_path: Path) -> None:
+def test_a_plugin_without_a_layer_is_reported() -> None:
     (found,) = diagnosis((), (Broken("odd", "it cannot be imported"),)).findings
     assert (found.code, found.layer) == ("plugin", "odd")
     assert found.severity is Severity.HARMLESS
-    del tmp_path
 
 
 @pytest.mark.skipif(ROOT, reason="the superuser reads everything")

@@ -26,6 +26,7 @@ from support.doctor import (
     with_miopen,
 )
 from support.drivers import register_driver
+from support.miopen_kernels import store
 
 from cachectl.layers import cuda as cuda_compute_cache
 from cachectl.layers.base.conformance import snapshot
@@ -36,14 +37,6 @@ from cachectl.layers.host.hardware import amd_gpus
 
 if TYPE_CHECKING:
     from homes import Home
-MIOPEN_TABLE = (
-    "CREATE TABLE `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,`kernel_args` TEXT NOT NULL,"
-    "`kernel_blob` BLOB NOT NULL,`kernel_hash` TEXT NOT NULL,`uncompressed_size` INT NOT NULL);"
-    "CREATE UNIQUE INDEX `idx_kern_db` ON kern_db(kernel_name, kernel_args);"
-)
-
-
-# ---------------------------------------------------------------------- what a root holds
 
 
 @pytest.mark.parametrize("limit", ["set", "default"])
@@ -166,9 +159,6 @@ def test_a_stale_lock_that_nothing_asks_for_is_harmless(home: Home) -> None:
     assert found.severity is Severity.HARMLESS
 
 
-# ---------------------------------------------------------------------- MIOpen's system kernels
-
-
 def gpu(environment: Environment, folder: Path, version: int = 90010, simds: int = 440, each: int = 4) -> Environment:
     for number, text in enumerate(
         (
@@ -181,15 +171,6 @@ def gpu(environment: Environment, folder: Path, version: int = 90010, simds: int
         node.mkdir(parents=True, exist_ok=True)
         (node / "properties").write_text(text)
     return replace(environment, topology=folder)
-
-
-def kernels(path: Path, *, wal: bool = False) -> Path:
-    with closing(sqlite3.connect(path)) as connection:
-        if wal:
-            connection.execute("PRAGMA journal_mode=WAL")
-        connection.executescript(MIOPEN_TABLE)
-        connection.commit()
-    return path
 
 
 @pytest.mark.parametrize(
@@ -246,7 +227,7 @@ def test_a_gpu_without_a_database_of_its_own_gets_the_nearest(
     environment = gpu(with_miopen(tmp_path), tmp_path / "nodes")
     folder = tmp_path / "rocm-6.2.0" / "share" / "miopen" / "db"
     for name in names.split():
-        kernels(folder / name)
+        store(folder / name, {})
     if not fix:
         assert examine(environment, "miopen-system") == []
         return
@@ -268,7 +249,7 @@ def test_a_gpu_without_a_database_of_its_own_gets_the_nearest(
 
 def test_a_system_database_in_wal_mode_is_reported_once_and_converted(tmp_path: Path) -> None:
     environment = with_miopen(tmp_path)
-    path = kernels(tmp_path / "rocm-6.2.0" / "share" / "miopen" / "db" / "gfx90a.kdb", wal=True)
+    path = store(tmp_path / "rocm-6.2.0" / "share" / "miopen" / "db" / "gfx90a.kdb", {}, wal=True)
     (found,) = examine(environment, "miopen-system")
     assert (found.code, found.severity) == ("wal", Severity.FAILS)
     command = shlex.split(found.fix.partition(": ")[2])

@@ -17,9 +17,8 @@ FILE: Final = f"pdict-v5-mine-{PYTHON}.sqlite"
 CREATE: Final = dictionaries.CREATE
 
 
-def dictionary(path: Path, rows: int = 20) -> Path:
-    content = {f"{number:016x}": b"\x80\x04N." + bytes(500) for number in range(rows)}
-    return dictionaries.dictionary(path.parent, path.name, content)
+def dictionary(path: Path, rows: int = 20, value: bytes = b"\x80\x04N." + bytes(500)) -> Path:
+    return dictionaries.dictionary(path.parent, path.name, {f"{number:016x}": value for number in range(rows)})
 
 
 #: Fills the dictionary that it is given, and is killed before the end.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import shlex
 import subprocess
 import sys
@@ -99,7 +98,7 @@ def make(*folders: Path) -> None:
 
 
 def dictionary(home: Path, ending: str) -> Path:
-    file, content = f"pdict-v5-mine{ending}.sqlite", {"0123456789abcdef": pickle.dumps((1, 2))}
+    file, content = f"pdict-v5-mine{ending}.sqlite", {"0123456789abcdef": dictionaries.NONE}
     return dictionaries.dictionary(home / ".cache" / "pytools", file, content).parent
 
 

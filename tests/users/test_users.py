@@ -88,9 +88,6 @@ def test_only_numbers_are_summed_and_texts_are_escaped(value: object, number: in
     assert users._text(item, "bytes") == (value if isinstance(value, str) else "-")
 
 
-# ---------------------------------------------------------------------- real users
-
-
 @dataclass(frozen=True)
 class Person:
     """A user of this machine, and a cachectl that everybody can start."""
@@ -100,7 +97,6 @@ class Person:
     cachectl: tuple[str, ...]
 
     def run(self, *command: str) -> subprocess.Popen[str]:
-        """Start a program as this user."""
         account = pwd.getpwnam(self.name)
         return subprocess.Popen(
             command,
@@ -114,7 +110,6 @@ class Person:
         )
 
     def json(self, *words: str) -> Any:  # noqa: ANN401 - JSON
-        """Run a verb as this user would."""
         return json.loads(self.run(*self.cachectl, *words, "--json").communicate()[0])
 
     def own(self) -> None:
@@ -150,7 +145,6 @@ class People:
         )
 
     def json(self, *words: str) -> Any:  # noqa: ANN401 - JSON
-        """Run a command as root and return its document."""
         return json.loads(self.cachectl(*words, "--json").stdout)
 
 
