@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
+from cachectl.layers.base.facts import Entry, Finding
 from cachectl.layers.base.texts import printable
+from cachectl.listing import Listing
 from cachectl.pages.skeleton import Words, build_page
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.facts import Entry, Finding
-    from cachectl.listing import Listing
 
 
 def report_page(

@@ -10,20 +10,18 @@ from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from cachectl.layer_set import LayerSet, warn_user
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, CachectlError, Refused
 from cachectl.layers.base.facts import Ability, Scope
+from cachectl.layers.base.layer import Layer
 from cachectl.options import FORCE, UNEXPECTED, Option, Request, Step, positive
 from cachectl.switching import run as child
 from cachectl.switching.isolated import can_switch, copy_isolated_root, isolated_root, link_cache_home
 from cachectl.table import Column, Table
 from cachectl.watching.machine import Machine, machine
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.layer import Layer
 
 OPTIONS: Final = (
     UNEXPECTED,

@@ -21,16 +21,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import FAILURES
 from cachectl.layers.base.facts import Root, Scope
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import EntryFiles
 from cachectl.layers.disk.presence import nearest
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.environment import Environment
-    from cachectl.layers.base.layer import Layer
 
 # sys/inotify.h
 ACCESS, MODIFY, ATTRIBUTES, CLOSE_WRITE, CLOSE, OPEN, MOVED_FROM, MOVED_TO, CREATE, DELETE, DELETE_SELF, MOVE_SELF = (

@@ -12,18 +12,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
-from cachectl.layer_set import part_of
+from cachectl.layer_set import LayerSet, part_of
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, Damaged
 from cachectl.layers.base.facts import Condition, Entry, Scope
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import EntryFiles, Lookups
 from cachectl.watching.events import EntryUse, Seen, storing_refused
-
-if TYPE_CHECKING:
-    from cachectl.layer_set import LayerSet
-    from cachectl.layers.base.layer import Layer
 
 EXACT: Final = "exact"
 INFERRED: Final = "inferred"
@@ -93,21 +90,13 @@ class Miss:
     part: str | None = None
 
 
-class Listed(NamedTuple):
-    """One entry before or after a run: its bytes, when it was used, and whether it is a foreign one in the root."""
-
-    bytes: int
-    used: float | None
-    guest: bool
-
-
 class Before(NamedTuple):
     """What was known of one layer before the run: its entries by root and key, and its own counters.
 
     ``entries`` is ``None`` if the layer cannot be listed, or is watched in the programs.
     """
 
-    entries: dict[str, Listed] | None
+    entries: dict[str, Entry] | None
     counters: tuple[int, int] | None
 
 
@@ -209,7 +198,7 @@ class Evidence:
         for use in sorted(seen.entries, key=lambda use: min((*use.hits, *use.stores), default=0.0)):
             name = f"{use.root.path}/{use.key}"
             listed = after.get(name) or before.get(name)
-            if listed is None or not listed.guest:
+            if listed is None or listed.guest is None:
                 yield _described(layer, use, None if listed is None else listed.bytes)
 
     def _by_files(self, layer: Layer, used: Sequence[EntryTrace]) -> LayerTrace | None:
@@ -237,7 +226,7 @@ class Evidence:
 
     def _by_openings(self, layer: Layer, part: Lookups, seen: Seen, others: Sequence[str]) -> LayerTrace:
         before, after = self.before[layer.name].entries or {}, list_entries(layer, part) or {}
-        new = [key for key, entry in after.items() if key not in before and not entry.guest]
+        new = [key for key, entry in after.items() if key not in before and entry.guest is None]
         names, openings = ", ".join(sorted({path.name for path in seen.shared})), sum(seen.shared.values())
         hits, misses = part.by_openings(openings, len(new)) or (None, None)
         files = part.files or EntryFiles()
@@ -263,13 +252,13 @@ def counters_of(lookups: Lookups) -> tuple[int, int] | None:
         return None
 
 
-def list_entries(layer: Layer, lookups: Lookups) -> dict[str, Listed] | None:
+def list_entries(layer: Layer, lookups: Lookups) -> dict[str, Entry] | None:
     """List the entries of a layer; return ``None`` if it is watched, or read only, or cannot be listed."""
     if layer.scope is Scope.SYSTEM or modules_of(lookups):
         return None
     try:
         return {
-            f"{root.path}/{entry.key}": Listed(entry.bytes, entry.used, entry.guest is not None)
+            f"{root.path}/{entry.key}": entry
             for root in layer.roots()
             for entry in layer.scan(root, contents=False)
             if isinstance(entry, Entry)

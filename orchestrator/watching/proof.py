@@ -19,19 +19,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from cachectl.layer_set import LayerSet
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import FAILURES, reason_of
+from cachectl.layers.base.facts import Root
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.disk.plain import STAGE
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.watching import events
 from cachectl.watching.events import LOST, FileEvents, everybodys_folders
-
-if TYPE_CHECKING:
-    from cachectl.layer_set import LayerSet
-    from cachectl.layers.base.environment import Environment
-    from cachectl.layers.base.facts import Root
-    from cachectl.layers.base.layer import Layer
 
 _OPENED, _READ, _WRITTEN, _TOUCHED = "was opened", "was read", "was written", "was touched"
 _APPEARED, _VANISHED, _MOVED, _CHANGED = "appeared", "vanished", "was moved", "was changed"

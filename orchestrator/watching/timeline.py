@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -64,9 +64,29 @@ class Timeline:
     processes: tuple[Process, ...]
     spans: tuple[Span, ...]
 
-    def own(self) -> Iterator[tuple[Span, float, str | None]]:
-        """Yield each span with its seconds without the spans inside it, and its kernel, or that of a span around."""
-        return iter(own_times(self.spans))
+    def own(self) -> list[tuple[Span, float, str | None]]:
+        """Return each span with its seconds without the spans inside it, and its kernel, or that of a span around it.
+
+        Spans must be in order: by start, longer ones first. A wait for several kernels that were launched before it
+        belongs to none of them.
+        """
+        spans = self.spans
+        own = [span.seconds for span in spans]
+        kernels: list[str | None] = []
+        open_spans: dict[tuple[int, int], list[int]] = {}
+        for index, span in enumerate(spans):
+            stack = open_spans.setdefault((span.process, span.thread), [])
+            while stack and spans[stack[-1]].start + spans[stack[-1]].seconds <= span.start:
+                stack.pop()
+            kernel = None if span.stage == "launch" and " " in (span.kernel or "") else span.kernel
+            if stack:
+                outer = stack[-1]
+                # Parts of spans that overlap without nesting count once, in the later one.
+                own[outer] -= min(span.start + span.seconds, spans[outer].start + spans[outer].seconds) - span.start
+                kernel = kernel or kernels[outer]
+            kernels.append(kernel)
+            stack.append(index)
+        return [(span, max(0.0, seconds), kernel) for span, seconds, kernel in zip(spans, own, kernels, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,30 +233,6 @@ class _Reader:
         """Return a time of day by a process's clocks as seconds since the trace began."""
         clock = self._clocks[process]
         return epoch - (clock.epoch - clock.monotonic + clock.shift_from(self._began)) / 1e9
-
-
-def own_times(spans: Sequence[Span]) -> list[tuple[Span, float, str | None]]:
-    """Return each span with its seconds without the spans inside it, and its kernel, or that of a span around it.
-
-    Spans must be in the order of a timeline: by start, longer ones first. A wait for several kernels that were launched
-    before it belongs to none of them.
-    """
-    own = [span.seconds for span in spans]
-    kernels: list[str | None] = []
-    open_spans: dict[tuple[int, int], list[int]] = {}
-    for index, span in enumerate(spans):
-        stack = open_spans.setdefault((span.process, span.thread), [])
-        while stack and spans[stack[-1]].start + spans[stack[-1]].seconds <= span.start:
-            stack.pop()
-        kernel = None if span.stage == "launch" and " " in (span.kernel or "") else span.kernel
-        if stack:
-            outer = stack[-1]
-            # Parts of spans that overlap without nesting count once, in the later one.
-            own[outer] -= min(span.start + span.seconds, spans[outer].start + spans[outer].seconds) - span.start
-            kernel = kernel or kernels[outer]
-        kernels.append(kernel)
-        stack.append(index)
-    return [(span, max(0.0, seconds), kernel) for span, seconds, kernel in zip(spans, own, kernels, strict=True)]
 
 
 # ---------------------------------------------------------------------- sums

@@ -39,8 +39,7 @@ def check(name: str) -> None:
 
 
 def encode(timeline: Timeline, name: str) -> bytes:
-    """Return the file of a timeline, in the form that its name says."""
-    check(name)
+    """Return the file of a timeline, in the form that its name says, which :func:`check` has seen."""
     return page(timeline) if name.endswith(".html") else chrome_trace(timeline)
 
 

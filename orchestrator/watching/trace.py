@@ -17,11 +17,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
-from cachectl.layer_set import part_of
+from cachectl.layer_set import LayerSet, part_of
 from cachectl.layers.base.as_json import AsJson
-from cachectl.layers.base.environment import process_variable, set_process_variable
+from cachectl.layers.base.environment import Environment, process_variable, set_process_variable
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.parts import Lookups
 from cachectl.layers.inside import observer
@@ -31,10 +31,6 @@ from cachectl.watching.evidence import EntryTrace, Event, LayerTrace, Miss
 from cachectl.watching.notes import messages_after, read_events
 from cachectl.watching.processes import Processes
 from cachectl.watching.timeline import Clock, Span, Summary, Timeline, read_timeline, summarize
-
-if TYPE_CHECKING:
-    from cachectl.layer_set import LayerSet
-    from cachectl.layers.base.environment import Environment
 
 _FOLDER: Final = "CACHECTL_TRACE"
 _SITE: Final = """
@@ -298,7 +294,6 @@ def traced() -> Iterator[Traced]:
     The numbers are there when the block has ended, however it ends. Only one block of a process is traced at a time; a
     second one raises :class:`BadRequest`.
     """
-    from cachectl.layer_set import LayerSet
     from cachectl.switching.isolated import isolated_root
 
     if not _ONE.acquire(blocking=False):
@@ -324,8 +319,6 @@ def traced() -> Iterator[Traced]:
 
 @contextmanager
 def _observed(tracer: Tracer) -> Iterator[None]:
-    from cachectl.layers.base.environment import Environment
-
     changes = tracer.variables(Environment.here())
     before = {name: process_variable(name) for name in changes}
     for name, wanted in changes.items():
