@@ -287,14 +287,12 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 @pytest.fixture
 def warm(filled: Home, tmp_path: Path) -> Home:
-    """Return a copy of the filled home, to do with as one likes."""
     shutil.copytree(filled.path, tmp_path / "home", symlinks=True)
     return make_home(tmp_path / "home")
 
 
 @pytest.fixture(scope="session")
 def fill(filled: Home) -> Callable[[Environment], None]:
-    """Return a way to fill the home of any environment with what the real libraries wrote."""
     return lambda environment: _copy(filled, environment)
 
 

@@ -142,7 +142,6 @@ class Home:
         )
 
     def run(self, *command: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
-        """Run a command here, with some variables changed."""
         done = subprocess.run(
             command,
             env={**self.variables, **changes},

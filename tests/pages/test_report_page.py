@@ -6,9 +6,10 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from homes import Home
 from support.browser import Browser
 from support.hostile_names import HOSTILE
 from support.reports import make_report
@@ -17,9 +18,6 @@ from support.timelines import make_timeline
 from cachectl.verbs.report import draw
 from cachectl.watching.timeline import Timeline
 from cachectl.watching.timeline_files import page
-
-if TYPE_CHECKING:
-    from homes import Home
 
 ENTER, ESCAPE, RIGHT = "\ue007", "\ue00c", "\ue014"
 DASH, BELOW = "\N{EN DASH}", "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"

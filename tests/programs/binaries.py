@@ -36,16 +36,20 @@ def build_and_check(context, queue, index):
     assert np.allclose(result, numbers * (index + 2) + index)
 
 
-if __name__ == "__main__":
+def listen(*names):
+    """Return a list that fills with what these loggers say."""
     said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    for name in names:
+        logging.getLogger(name).addHandler(handler)
+        logging.getLogger(name).setLevel(logging.DEBUG)
+    return said
 
-    class Listener(logging.Handler):
-        def emit(self, record):
-            said.append(record.getMessage())
 
+if __name__ == "__main__":
     characterize.has_src_build_cache = lambda _device: None
-    logging.getLogger("pyopencl.cache").addHandler(Listener())
-    logging.getLogger("pyopencl.cache").setLevel(logging.DEBUG)
+    said = listen("pyopencl.cache")
     context = cl.Context([device()])
     queue = cl.CommandQueue(context)
     for index in range(int(sys.argv[1])):

@@ -12,6 +12,7 @@ import warnings
 from contextlib import nullcontext
 
 import pyopencl as cl
+from binaries import device
 
 warnings.filterwarnings("ignore")
 library = ctypes.CDLL(None)
@@ -32,8 +33,7 @@ def source(name):
 
 
 def build_all():
-    device = next(p for p in cl.get_platforms() if p.name == "Portable Computing Language").get_devices()[0]
-    context = cl.Context([device])
+    context = cl.Context([device()])
     thread = threading.Thread(target=chat)
     thread.start()
     cl.Program(context, source("built")).build()

@@ -1,14 +1,13 @@
 """Compile and check N loopy kernels ``lk0`` … on PoCL; print loopy's messages about its caches as JSON."""
 
 import json
-import logging
 import sys
 import warnings
 
 import loopy
 import numpy as np
 import pyopencl as cl
-from binaries import device
+from binaries import device, listen
 
 warnings.filterwarnings("ignore")
 
@@ -23,15 +22,7 @@ def compile_and_check(context, queue, index):
 
 
 if __name__ == "__main__":
-    said = []
-
-    class Listener(logging.Handler):
-        def emit(self, record):
-            said.append(record.getMessage())
-
-    for name in ("loopy", "pyopencl.cache"):
-        logging.getLogger(name).addHandler(Listener())
-        logging.getLogger(name).setLevel(logging.DEBUG)
+    said = listen("loopy", "pyopencl.cache")
     context = cl.Context([device()])
     queue = cl.CommandQueue(context)
     for index in range(int(sys.argv[1])):

@@ -58,7 +58,6 @@ class Job:
         return subprocess.run(command, env=self.variables, capture_output=True, text=True, check=True)
 
     def logged(self) -> tuple[str, ...]:
-        """Return the command that runs the program with its openings logged."""
         self.log.unlink(missing_ok=True)
         added = (f"LD_PRELOAD={self.library}", f"OPENS_LOG={self.log}", "OPENS_IN=/ComputeCache/")
         return ("env", *added, *PROGRAM)
@@ -120,7 +119,6 @@ class Job:
             print(f"  {key}: opened {hits[key]} {stores[key]}, traced {own[0].get(key, 0)} {own[1].get(key, 0)}")
 
     def expect(self, what: str, expected: str, holds: bool) -> None:
-        """Print what does not hold, and count it."""
         self.differences += not holds
         if not holds:
             print(f"{what}: DIFFERENT: {expected}")

@@ -13,7 +13,6 @@ FOLDER = sys.argv[1]
 
 
 def cached():
-    """List the files of every PoCL program, and count the rows of every dictionary."""
     pocl = Path(os.environ.get("POCL_CACHE_DIR") or Path.home() / ".cache/pocl/kcache")
     rows = {}
     for file in (Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytools").glob("*.sqlite"):

@@ -429,27 +429,29 @@ def another_holder():
     HELD[:] = (kernel, again, twin, foreign)
 
 
+def close(mode):
+    for part in (CACHE / "pocl/kcache").glob("??"):
+        part.chmod(mode)
+
+
 def unremovable():
     """Let what a block stored be beyond removal, where warnings are errors."""
     context, queue = started()
     launched(queue, compiled(context))
-    folder = CACHE / "pocl/kcache"
     warnings.simplefilter("error", RuntimeWarning)
     variables, methods, before = dict(os.environ), dict(vars(cl.Program)), tree()
     for own in (KeyError("mine"), None):
         try:
             with cachectl.disabled(), cachectl.disabled("pocl"):
                 launched(queue, compiled(context))
-                for part in folder.glob("??"):
-                    part.chmod(0o500)
+                close(0o500)
                 if own is not None:
                     raise own
         except (KeyError, RuntimeWarning) as error:
             SEEN.setdefault("raised", []).append(type(error).__name__)
             SEEN.setdefault("said", []).append(" ".join([str(error), *getattr(error, "__notes__", ())]))
         SEEN.setdefault("restored", []).append((dict(os.environ), dict(vars(cl.Program))) == (variables, methods))
-        for part in folder.glob("??"):
-            part.chmod(0o700)
+        close(0o700)
     with cachectl.disabled():
         pass
     SEEN["swept"] = tree() == before
@@ -459,21 +461,18 @@ def unremovable_after():
     """Let a build outlive its block, and fail, while what it stored is beyond removal and warnings are errors."""
     context, _ = started()
     warnings.simplefilter("error", RuntimeWarning)
-    folder = CACHE / "pocl/kcache"
     try:
         with cachectl.disabled():
             built(context)
             build = cl.Program.build
-            for part in folder.glob("??"):
-                part.chmod(0o500)
+            close(0o500)
     except RuntimeWarning as error:
         SEEN["left"] = str(error)
     try:
         build(cl.Program(context, "__kernel void broken() { nonsense }"))
     except (cl.RuntimeError, RuntimeWarning) as error:
         SEEN["raised"] = [type(error).__name__, " ".join([str(error), *getattr(error, "__notes__", ())])]
-    for part in folder.glob("??"):
-        part.chmod(0o700)
+    close(0o700)
 
 
 def unknown_form():

@@ -4,6 +4,7 @@ A line for each request goes to the file that the first argument names.
 """
 
 import contextlib
+import functools
 import os
 import socket
 import sys
@@ -29,50 +30,53 @@ def note(*words):
             print(*words, file=file)
 
 
-class Files(paramiko.SFTPServerInterface):
-    def stat(self, path):
+def answered(method):
+    """Return a method whose failures become answers."""
+
+    @functools.wraps(method)
+    def call(*arguments):
         try:
-            return paramiko.SFTPAttributes.from_stat(os.stat(path))
+            return method(*arguments)
         except OSError as error:
             return paramiko.SFTPServer.convert_errno(error.errno)
+
+    return call
+
+
+class Files(paramiko.SFTPServerInterface):
+    @answered
+    def stat(self, path):
+        return paramiko.SFTPAttributes.from_stat(os.stat(path))
 
     lstat = stat
 
+    @answered
     def list_folder(self, path):
         note("list", path)
         listed = []
-        try:
-            with os.scandir(path) as found:
-                for one in found:
-                    # As OpenSSH does, leave out what was renamed meanwhile.
-                    with contextlib.suppress(FileNotFoundError):
-                        listed.append(paramiko.SFTPAttributes.from_stat(one.stat(follow_symlinks=False), one.name))
-        except OSError as error:
-            return paramiko.SFTPServer.convert_errno(error.errno)
+        with os.scandir(path) as entries:
+            for entry in entries:
+                # As OpenSSH does, leave out what was renamed meanwhile.
+                with contextlib.suppress(FileNotFoundError):
+                    listed.append(paramiko.SFTPAttributes.from_stat(entry.stat(follow_symlinks=False), entry.name))
         return listed
 
+    @answered
     def mkdir(self, path, attr):  # noqa: ARG002
-        try:
-            os.mkdir(path)
-        except OSError as error:
-            return paramiko.SFTPServer.convert_errno(error.errno)
+        os.mkdir(path)
         return paramiko.SFTP_OK
 
+    @answered
     def open(self, path, flags, attr):  # noqa: ARG002
         note("write" if flags & os.O_WRONLY else "read", path)
-        try:
-            file = os.fdopen(os.open(path, flags, 0o600), "wb" if flags & os.O_WRONLY else "rb")
-        except OSError as error:
-            return paramiko.SFTPServer.convert_errno(error.errno)
+        file = os.fdopen(os.open(path, flags, 0o600), "wb" if flags & os.O_WRONLY else "rb")
         handle = paramiko.SFTPHandle(flags)
         handle.readfile = handle.writefile = file
         return handle
 
+    @answered
     def remove(self, path):
-        try:
-            os.remove(path)
-        except OSError as error:
-            return paramiko.SFTPServer.convert_errno(error.errno)
+        os.remove(path)
         return paramiko.SFTP_OK
 
     def posix_rename(self, oldpath, newpath):

@@ -11,11 +11,10 @@ import json
 import os
 import random
 import signal
-import sqlite3
 import sys
 import time
 import traceback
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import cachectl.exchange.pull
@@ -24,32 +23,24 @@ import cachectl.verbs.store  # noqa: F401 - before the forks
 from cachectl.exchange.trust import Trust
 from cachectl.stack import Stack
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support.miopen_kernels import store, user_file
+
 TRUSTED = Trust(blindly=True)
 #: How many numbers each writer has.
 SPAN = 1_000_000
 
 
 def code_of(number):
-    """Return the code of a kernel; every fifth is large enough to be an object."""
     seed = hashlib.sha256(str(number).encode()).digest()
     return b"\x7fELF" + seed * (9000 if number % 5 == 4 else 3)
 
 
 def add(home, number):
-    path = home / ".cache" / "miopen" / "3.3.0.a85ca8a54" / "gfx90a6e.ukdb"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(
-            "CREATE TABLE IF NOT EXISTS `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,"
-            "`kernel_args` TEXT NOT NULL,`kernel_blob` BLOB NOT NULL,`kernel_hash` TEXT NOT NULL,"
-            "`uncompressed_size` INT NOT NULL);"
-            "CREATE UNIQUE INDEX IF NOT EXISTS `idx_kern_db` ON kern_db(kernel_name, kernel_args);"
-        )
-        code = code_of(number)
-        row = (f"k{number}.cl.o", " -O3", code, hashlib.md5(code).hexdigest(), 0)  # noqa: S324 - MIOpen's choice
-        columns = "kernel_name, kernel_args, kernel_blob, kernel_hash, uncompressed_size"
-        connection.execute(f"INSERT OR IGNORE INTO kern_db({columns}) VALUES(?, ?, ?, ?, ?)", row)
-        connection.commit()
+    code = code_of(number)
+    digest = hashlib.md5(code).hexdigest()  # noqa: S324 - MIOpen's choice
+    store(user_file(home), {(f"k{number}.cl.o", " -O3"): (code, digest, 0)})
 
 
 def note(home, *words):

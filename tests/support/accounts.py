@@ -25,7 +25,6 @@ _SECONDS: Final = 30.0
 
 @contextmanager
 def account(name: str, home: Path) -> Iterator[str]:
-    """Make an account with a home, and remove both afterwards."""
     _repeat("useradd", "--create-home", "--home-dir", str(home), name)
     try:
         yield name

@@ -30,7 +30,6 @@ class Browser:
     requests: list[str] = field(default_factory=list)
 
     def open(self, page: bytes, file: Path, *, width: int = 1280, scheme: str = "light") -> None:
-        """Write a page to a file, open it, and wait until it is drawn."""
         file.write_bytes(page)
         screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **screen)
@@ -54,7 +53,6 @@ class Browser:
         return self.chrome.find_element("id", identity)
 
     def press(self, identity: str, *keys: str) -> None:
-        """Type keys into an element, and wait until the page has been drawn."""
         self.find(identity).send_keys(*keys)
         self.settle()
 

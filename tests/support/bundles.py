@@ -6,18 +6,15 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 
 from cachectl.exchange.bundle import BundlePlace
 from cachectl.exchange.index import StoreIndex
 from cachectl.exchange.trust import Trust
 from cachectl.layers.base.environment import Environment
 from cachectl.stack import Stack
-
-if TYPE_CHECKING:
-    from homes import Home
 
 TRUSTED = Trust(blindly=True)
 

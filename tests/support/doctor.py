@@ -56,7 +56,6 @@ def only(findings: Sequence[Finding], code: str) -> Finding:
 
 
 def shell(home: Path, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a script as a user's shell would, with the real command in it."""
     command = f'cachectl() {{ {shlex.quote(sys.executable)} -m cachectl "$@"; }}\n'
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
     return subprocess.run(

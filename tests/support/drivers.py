@@ -7,7 +7,6 @@ from pathlib import Path
 
 
 def register_driver(folder: Path, name: str) -> str:
-    """Register a driver under a maker's name, with some library; return its ICD file."""
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / name
     library.symlink_to(sys.executable)

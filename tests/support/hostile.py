@@ -24,6 +24,7 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Scope
 from cachectl.stack import Stack
 from cachectl.verbs.prune import plan_prune
+from support import dictionaries, miopen_kernels
 
 PYTHON = ".".join(str(part) for part in sys.version_info)
 DEAD = "3.1.4.final.0"
@@ -131,10 +132,8 @@ def link(folder: Path, outside: Path) -> None:
 
 
 def put_dictionary(root: Path) -> Path:
-    path = root / f"pdict-v5-far-{PYTHON}.sqlite"
-    rows = ";".join(f"insert into dict values ('{number:040x}', 'value')" for number in range(3))
-    database(path, f"create table dict (keyhash text not null primary key, key_value text not null); {rows}")
-    return path
+    rows = {f"{number:040x}": b"value" for number in range(3)}
+    return dictionaries.dictionary(root, f"pdict-v5-far-{PYTHON}.sqlite", rows)
 
 
 def put_old_dictionary(root: Path) -> Path:
@@ -164,14 +163,7 @@ def put_leaked(root: Path) -> Path:
 
 
 def put_kernels(root: Path) -> Path:
-    path = root / "gfx908c0.ukdb"
-    database(
-        path,
-        "create table kern_db (id integer primary key asc, kernel_name text not null, kernel_args text not null,"
-        "kernel_blob blob not null, kernel_hash text not null, uncompressed_size int not null);"
-        "insert into kern_db values (1, 'n.o', '-a', x'00', 'h', 1)",
-    )
-    return path
+    return miopen_kernels.store(root / "gfx908c0.ukdb", {("n.o", "-a"): (b"\0", "h", 1)})
 
 
 def put_object(root: Path) -> Path:
@@ -181,8 +173,9 @@ def put_object(root: Path) -> Path:
 
 
 def put_results(root: Path) -> Path:
-    write(root / "gfx908c0.HIP.2_3_0_a85.ufdb.txt", b"1x1=Solver:0.5,0,Algorithm\n")
-    return root / "gfx908c0.HIP.2_3_0_a85.ufdb.txt"
+    path = root / "gfx908c0.HIP.2_3_0_a85.ufdb.txt"
+    write(path, b"1x1=Solver:0.5,0,Algorithm\n")
+    return path
 
 
 #: Real content by the layers that recognise it. Dictionaries and databases stay as files, without their rows.

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+
+from homes import Home
 
 from cachectl.layers.base.facts import Artifact
 from cachectl.stack import Stack
 from support.miopen_kernels import store, user_file
-
-if TYPE_CHECKING:
-    from homes import Home
 
 
 def add_kernels(home: Home, numbers: Iterable[int], size: int = 99) -> None:

@@ -6,7 +6,9 @@ import hashlib
 import struct
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from homes import Home
 
 from cachectl.layers.base.conformance import nobody
 from cachectl.layers.base.environment import Environment
@@ -14,9 +16,6 @@ from cachectl.layers.base.facts import Artifact, Entry
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.cache import MesaShaderCache
-
-if TYPE_CHECKING:
-    from homes import Home
 
 #: Variables with which the loader loads Rusticl alone, which then shows the processor as a device.
 RUSTICL: dict[str, Any] = {"RUSTICL_ENABLE": "llvmpipe", "OCL_ICD_VENDORS": "/etc/OpenCL/vendors/rusticl.icd"}

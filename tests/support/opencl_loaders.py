@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Condition, State
+from cachectl.layers.base.facts import Condition
 from cachectl.layers.host.drivers import find_drivers
 from cachectl.layers.pocl import PoclKernels
 
@@ -204,16 +204,11 @@ def differences(loader: RealLoader, cases: Sequence[Case], known: Sequence[Path]
         real = None if platforms is None else set(platforms)
         if real is None or not real <= drivers or drivers & expected - real:
             differing[case.name] = {"loader": platforms, "cachectl": sorted(drivers)}
-        elif problem := _state_problem(PoclKernels(environment).state(), found=any(map(_is_pocl, real))):
-            differing[case.name] = problem
+            continue
+        has_pocl = any(os.path.basename(library).startswith("libpocl") for library in real)
+        state = PoclKernels(environment).state()
+        wanted = Condition.ENABLED if has_pocl else Condition.ABSENT
+        # It must say whether PoCL was found, and by which file.
+        if state.condition is not wanted or bool(state.drivers) is not has_pocl:
+            differing[case.name] = state
     return differing
-
-
-def _is_pocl(library: str) -> bool:
-    return os.path.basename(library).startswith("libpocl")
-
-
-def _state_problem(state: State, *, found: bool) -> State | None:
-    """Return a state that does not say whether PoCL was found, or by which file."""
-    wanted = Condition.ENABLED if found else Condition.ABSENT
-    return None if state.condition is wanted and bool(state.drivers) is found else state

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from homes import Home
+from homes import PROGRAMS, Home
 
-
-PROGRAMS = Path(__file__).parents[1] / "programs"
 #: The layers that a user's programs fill, and a file of each in the home that ``rich`` makes.
 FILES = {
     "loopy": ".cache/pytools/pdict-v5-loopy-*.sqlite",

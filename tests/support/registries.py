@@ -78,13 +78,12 @@ def _wait_for(address: str, server: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.fixture
-def real_registries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RealRegistry]]:
+def real_registries(tmp_path: Path, no_proxy: None) -> Iterator[Callable[..., RealRegistry]]:
     """Return what starts registries, which end with the test."""
+    # A proxy is not asked about this machine.
+    del no_proxy
     if shutil.which("docker-registry") is None:
         absent("needs a registry: apt-get install docker-registry")
-    # A proxy is not asked about this machine.
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.setenv(name, "127.0.0.1,localhost")
     with ExitStack() as running:
 
         def start(name: str = "registry", *, delete: bool = True, more: str = "") -> RealRegistry:

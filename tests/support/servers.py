@@ -7,12 +7,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from homes import Home
+from homes import Home
 
 BUCKET = "warm-caches"
 
@@ -34,7 +32,6 @@ class S3:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3]:
-    """Start moto's server, with a bucket."""
     pytest.importorskip("s3fs")
     pytest.importorskip("moto.server", reason="needs moto[server]")
     from moto.moto_server import threaded_moto_server

@@ -5,15 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 import pytest
 from documents import validated
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from homes import Home
+from homes import Home
 
 real = pytest.mark.real
 

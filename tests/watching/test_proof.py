@@ -5,24 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from support.proof import FILES, PROGRAMS, READ, one_file, program, prove, said_of
+from homes import PROGRAMS, Home
+from support.proof import FILES, READ, one_file, program, prove, said_of
 from tiers import amount
 
 from cachectl.layers.base.conformance import snapshot
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Artifact
 from cachectl.layers.miopen.databases import SEPARATOR
 from cachectl.stack import Stack
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from homes import Home
-
-    from cachectl.layers.base.environment import Environment
 UPSTREAM = {
     "LOOPY_NO_CACHE": "1",
     "CG_NO_CACHE": "1",

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 from support.proof import one_file, prove, said_of
 
 from cachectl.stack import Stack
 from cachectl.watching import events
 from cachectl.watching.events import FileEvents
 from cachectl.watching.proof import Proof, Verdict, Watch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from homes import Home
-
 
 # ---------------------------------------------------------------------- where events cannot be had
 

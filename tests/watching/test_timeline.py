@@ -7,11 +7,13 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from homes import Home
 from support.timelines import make_timeline, read_timeline_file
 from support.tracing import real, trace
 
@@ -21,18 +23,12 @@ from cachectl.layers.inside import observer
 from cachectl.watching import timeline_files
 from cachectl.watching.timeline import STAGES, Clock, Span, Timeline, read_timeline, summarize
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from homes import Home
-
 SECOND = 1_000_000_000
 
 
-def timed(home: Home, *program: str, check: bool = True) -> Timeline:
+def timed(home: Home, *command: str) -> Timeline:
     file = home.path / "timeline.json"
-    command = (sys.executable, str(home.programs / program[0]), *program[1:])
-    home.cachectl("trace", "--timeline", str(file), "--", *command, check=check)
+    home.cachectl("trace", "--timeline", str(file), "--", *command)
     return read_timeline_file(file)
 
 
@@ -42,7 +38,7 @@ def timed(home: Home, *program: str, check: bool = True) -> Timeline:
 @real
 def test_a_start_is_timed_stage_by_stage(home: Home) -> None:
     """A cold start passes every stage; a warm one has lookups that hit instead, each with its layer and kernel."""
-    cold = timed(home, "kernels.py", "1")
+    cold = timed(home, sys.executable, str(home.programs / "kernels.py"), "1")
     # PyOpenCL's own cache is off for PoCL.
     assert {span.stage for span in cold.spans} == set(STAGES)
     (process,) = cold.processes
@@ -65,10 +61,7 @@ def test_a_start_is_timed_stage_by_stage(home: Home) -> None:
 @pytest.mark.cluster
 def test_ranks_are_aligned(home: Home, mpiexec: str) -> None:
     """Four ranks leave a barrier at the same moment, give or take what the scheduler of two processors adds."""
-    file = home.path / "timeline.json"
-    rank = (sys.executable, str(home.programs / "barriers.py"))
-    home.cachectl("trace", "--timeline", str(file), "--", mpiexec, "-n", "4", *rank)
-    timeline = read_timeline_file(file)
+    timeline = timed(home, mpiexec, "-n", "4", sys.executable, str(home.programs / "barriers.py"))
     assert [one.rank for one in timeline.processes if "barriers.py" in one.command and one.rank is not None] == [
         *range(4)
     ]

@@ -91,7 +91,6 @@ def test_cold_warm_and_after_a_purge(home: Home) -> None:
 @pytest.mark.thorough
 @real
 def test_the_numbers_are_those_of_the_libraries_own_logs(home: Home) -> None:
-    """PyOpenCL says hit or miss for each program, PoCL prints what it builds and writes: beside it, not in it."""
     for expected in ("miss", "hit"):
         document = trace(home, "binaries.py", "5")
         said = Counter(re.findall("binary cache (hit|miss)", document["printed"]))
@@ -188,7 +187,6 @@ for options in sys.argv[3:] or [""]:
 
 @real
 def test_the_program_notices_nothing(home: Home) -> None:
-    """Output, status, standard input and the user's own sitecustomize are as without a trace."""
     site = home.path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text("import builtins; builtins.mine = 'ran'")
@@ -212,7 +210,6 @@ def test_the_program_notices_nothing(home: Home) -> None:
 
 
 def test_a_run_without_python_is_inferred_or_unknown(home: Home) -> None:
-    """Numbers that could not be watched are null, with the reason."""
     document = trace(home, "true")
     loopy, pocl = layer_of(document, "loopy"), layer_of(document, "pocl")
     assert (loopy["evidence"], loopy["hits"], pocl["evidence"], pocl["stores"]) == ("none", None, "inferred", 0)
@@ -258,7 +255,6 @@ print(json.dumps([cold["loopy"].misses, cold["loopy"].stores, cold["pocl"].store
 
 
 def test_misuse_is_one_line(home: Home) -> None:
-    """No command, and no folder for the document, are noticed before anything is run."""
     assert home.cachectl("trace", check=False).returncode == 2
     ran = home.path / "ran"
     (home.path / "folder.json").mkdir()

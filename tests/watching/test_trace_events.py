@@ -8,16 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+from homes import Home
 
 from cachectl.watching.notes import messages_after, read_events
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from homes import Home
 
 STARTED = {"pid": 7, "at": 1.0, "event": "started"}
 BUILD = {

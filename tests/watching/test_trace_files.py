@@ -13,10 +13,13 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from homes import Home
 from support.tracing import layer_of, numbers, trace
 from tiers import thorough
 
@@ -27,11 +30,6 @@ from cachectl.watching import events
 from cachectl.watching.events import LOST, EntryEvents
 from cachectl.watching.evidence import EntryTrace, with_files
 from cachectl.watching.timeline import Clock, read_timeline, summarize
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from homes import Home
 
 DATA = Path(__file__).parents[1] / "data"
 #: The folder of each kind below the home.
@@ -167,22 +165,18 @@ def test_the_database_of_miopen(home: Home, sources: Mapping[str, Path]) -> None
     assert layer_of(other, "miopen")["evidence"] == "exact"
 
 
-class watched:  # noqa: N801 - used as a function
-    def __init__(self, home: Home) -> None:
-        environment = Environment({"HOME": str(home.path)}, home=home.path, cwd=home.path)
-        stack = LayerSet(environment)
-        files = [(layer, layer.lookups.files) for layer in stack if layer.lookups and layer.lookups.files]
-        self.events = EntryEvents(files)
-        self.block = self.events.watching()
-        self.found: dict[str, Any] = {}
-
-    def __enter__(self) -> dict[str, Any]:
-        self.block.__enter__()
-        return self.found
-
-    def __exit__(self, *error: object) -> None:
-        self.block.__exit__(None, None, None)
-        self.found.update(self.events.seen() or {})
+@contextmanager
+def watched(home: Home, *, lost: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield what is filled with what was seen when the block has ended."""
+    stack = LayerSet(Environment({"HOME": str(home.path)}, home=home.path, cwd=home.path))
+    watching = EntryEvents([(layer, layer.lookups.files) for layer in stack if layer.lookups and layer.lookups.files])
+    seen: dict[str, Any] = {}
+    with watching.watching():
+        yield seen
+        if lost:
+            assert watching._events is not None
+            watching._events.lost = True
+    seen.update(watching.seen() or {})
 
 
 WRITING = (events.OPEN, events.MODIFY, events.CLOSE_WRITE)
@@ -264,10 +258,8 @@ def test_a_program_that_never_stops_opening_an_entry(home: Home, sources: Mappin
 
 
 def test_lost_events_are_doubtful(home: Home) -> None:
-    block = watched(home)
-    with block as found:
-        assert block.events._events is not None
-        block.events._events.lost = True
+    with watched(home, lost=True) as found:
+        pass
     assert found["comgr"].doubts == [LOST]
 
 
