@@ -45,6 +45,8 @@ _LAYOUT: Final = frozenset(
 #: a file was removed.
 _PROBE: Final = """
 import os, sys
+# Compiled modules are renamed into their places too.
+sys.dont_write_bytecode = True
 deepest = 0
 def hook(event, arguments):
     global deepest

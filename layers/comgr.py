@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base import declarations, facts, switches
+from cachectl.layers.base.facts import Condition, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.parts import EntryFiles, Lookups
@@ -45,14 +46,12 @@ _NOT_WHOLE: Final = (
 
 
 _SETTINGS: Final = (
-    switches.Setting(
-        "AMD_COMGR_CACHE", "0", "1", facts.Severity.HARMLESS, "is not 0, so it does not switch the cache off"
-    ),
+    switches.Setting("AMD_COMGR_CACHE", "0", "1", Severity.HARMLESS, "is not 0, so it does not switch the cache off"),
     switches.Setting(
         "AMD_COMGR_EMIT_VERBOSE_LOGS",
         "(?!)",
         "0",
-        facts.Severity.RECOMPILES,
+        Severity.RECOMPILES,
         "is part of every key: entries stored without it are not hit",
     ),
 )
@@ -71,9 +70,9 @@ class ComgrCodec(Codec):
         """Check that an entry is exactly an output and a log, and that bitcode and code objects are complete."""
         output = comgr_entries.output_of(data)
         if output is None:
-            return Damage(facts.Severity.RECOMPILES, _NOT_WHOLE)
+            return Damage(Severity.RECOMPILES, _NOT_WHOLE)
         wrong = comgr_entries.complaint(output)
-        return None if wrong is None else Damage(facts.Severity.FAILS, f"{wrong}; comgr hands it on as it is")
+        return None if wrong is None else Damage(Severity.FAILS, f"{wrong}; comgr hands it on as it is")
 
 
 class ComgrIndex(Index):
@@ -111,32 +110,28 @@ class ComgrCache(Layer):
     # LLVM sets the access time of an entry that it reads.
     store = Files(_SHAPE, codec=ComgrCodec(), index=ComgrIndex(), writers=LIBRARIES)
     on_network = facts.Hazard(
-        facts.Severity.RISKS,
+        Severity.RISKS,
         "programs map its files, and have been killed (SIGBUS) where others changed them; the newest releases keep no "
         "cache there unless AMD_COMGR_CACHE_DIR names it",
     )
 
-    def state(self) -> facts.State:
+    def state(self) -> State:
         """Read the switch, which has one value, the policy, and the place."""
         if self.environment.get("AMD_COMGR_CACHE") == "0":
-            return facts.State(facts.Condition.DISABLED, "AMD_COMGR_CACHE=0")
+            return State(Condition.DISABLED, "AMD_COMGR_CACHE=0")
         if not self._is_here():
-            return facts.State(facts.Condition.ABSENT, "no driver or GPU of AMD's is here, and none has left a cache")
+            return State(Condition.ABSENT, "no driver or GPU of AMD's is here, and none has left a cache")
         if (wrong := self._policy_complaint()) is not None:
-            return facts.State(
-                facts.Condition.DISABLED, f"AMD_COMGR_CACHE_POLICY cannot be read, so nothing is kept: {wrong}"
-            )
+            return State(Condition.DISABLED, f"AMD_COMGR_CACHE_POLICY cannot be read, so nothing is kept: {wrong}")
         if not (roots := self.roots()):
-            return facts.State(facts.Condition.DISABLED, "LOCALAPPDATA is not set: there is no place to keep a cache")
+            return State(Condition.DISABLED, "LOCALAPPDATA is not set: there is no place to keep a cache")
         kind = network_file_system(roots[0].path, mounts=self.environment.mounts)
         if kind is not None and roots[0].source != "AMD_COMGR_CACHE_DIR":
             why = f"the default place is on a network file system ({kind}): the newest releases keep no cache there"
-            return facts.State(facts.Condition.UNKNOWN, why, driver_files(self.environment, _MAKERS))
+            return State(Condition.UNKNOWN, why, driver_files(self.environment, _MAKERS))
         value = self.environment.get("AMD_COMGR_CACHE")
         ignored = f"; AMD_COMGR_CACHE={value!r} is not 0" if value is not None else ""
-        return facts.State(
-            facts.Condition.ENABLED, f"on by default since ROCm 7{ignored}", driver_files(self.environment, _MAKERS)
-        )
+        return State(Condition.ENABLED, f"on by default since ROCm 7{ignored}", driver_files(self.environment, _MAKERS))
 
     def _is_here(self) -> bool:
         registered = driver_files(self.environment, _MAKERS)
@@ -166,12 +161,12 @@ class ComgrCache(Layer):
         if comgr_entries.policy_complaint(corrected) is None:
             fix = f"export AMD_COMGR_CACHE_POLICY={shlex.quote(corrected)}"
         outcome = f"cannot be read ({wrong}): nothing is kept, and every run compiles"
-        yield switches.misread(self, "AMD_COMGR_CACHE_POLICY", facts.Severity.RECOMPILES, outcome, fix)
+        yield switches.misread(self, "AMD_COMGR_CACHE_POLICY", Severity.RECOMPILES, outcome, fix)
 
     def _unfit_place(self) -> Iterator[facts.Finding]:
         if self.environment.get("AMD_COMGR_CACHE_DIR") == "":
             outcome = "is empty: older releases keep nothing then, newer ones use the default place"
-            yield switches.misread(self, "AMD_COMGR_CACHE_DIR", facts.Severity.RECOMPILES, outcome)
+            yield switches.misread(self, "AMD_COMGR_CACHE_DIR", Severity.RECOMPILES, outcome)
         for root in self.roots():
             variable = root.source if root.source in ("AMD_COMGR_CACHE_DIR", "XDG_CACHE_HOME") else "HOME"
             value = self.environment.get(variable)
@@ -180,4 +175,4 @@ class ComgrCache(Layer):
                 fix = f"export {variable}={shlex.quote(str(self.environment.absolute(value)))}" if value else None
                 if variable == "HOME":
                     fix = f"export HOME={shlex.quote(str(self.environment.home))}"
-                yield switches.misread(self, variable, facts.Severity.RECOMPILES, outcome, fix)
+                yield switches.misread(self, variable, Severity.RECOMPILES, outcome, fix)

@@ -162,7 +162,11 @@ def write_chunks(name: str, chunks: Iterable[bytes]) -> None:
     :class:`BadRequest` for an invalid name of a file.
     """
     if name == STREAM:
-        write_all(1, chunks)
+        try:
+            write_all(1, chunks)
+        except OSError as error:
+            error.filename = "standard output"
+            raise
         return
     mode = _mode_of(name)
     if not name or name.endswith(os.sep) or (mode is not None and stat.S_ISDIR(mode)):

@@ -20,7 +20,7 @@ from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
-from cachectl.exchange.bundle import BundlePlace, unnamed_file
+from cachectl.exchange.bundle import BundlePlace, chunks_of, unnamed_file
 from cachectl.exchange.copying import keys_of
 from cachectl.exchange.index import StoreIndex, place_of
 from cachectl.exchange.place import STREAM, Missing
@@ -154,9 +154,7 @@ class NodeRoot:
 
     def stack(self) -> LayerSet:
         """Return the layers as programs of this node find them."""
-        unset = frozenset(name for name, value in self.variables.items() if value is None)
-        put = {name: value for name, value in self.variables.items() if value is not None}
-        moved = self.environment.with_variables(put, unset)
+        moved = self.environment.with_variables(self.variables)
         return LayerSet(moved if self.root is None else replace(moved, temporary=self.root))
 
     def fill(self, source: str, trust: Trust | None) -> None:
@@ -359,7 +357,8 @@ class Ranks:
     def _tell(self, leaders: Intracomm, here: NodeRoot) -> list[_Told]:
         """Tell rank 0 the results of this node; return those of all nodes there, nothing elsewhere."""
         notes, here.notes = tuple(here.notes), []
-        mine = _Told(node_name(self.environment), here.placed, here.usable, here.trusted, notes)
+        node = f"{_mpi().Get_processor_name()}{_suffix(self.environment)}"
+        mine = _Told(node, here.placed, here.usable, here.trusted, notes)
         return leaders.gather(mine) or []
 
     def _say(self, told: Iterable[_Told]) -> None:
@@ -407,7 +406,7 @@ class Ranks:
         if leaders.rank:
             mine = new.difference(lower or ())
             parcel = here.pack(mine) if mine else None
-            for chunk in _chunks(parcel):
+            for chunk in () if parcel is None else chunks_of(parcel, _CHUNK):
                 leaders.ssend(chunk, dest=0)
             leaders.ssend(b"", dest=0)
             return
@@ -481,13 +480,6 @@ class Ranks:
             self._here.remove()
 
 
-def _chunks(file: BinaryIO | None) -> Iterator[bytes]:
-    if file is not None:
-        file.seek(0)
-        while chunk := file.read(_CHUNK):
-            yield chunk
-
-
 def _reason(error: OSError | CachectlError) -> str:
     return str(error) if isinstance(error, CachectlError) else reason_of(error)
 
@@ -518,11 +510,6 @@ def _connected(environment: Environment) -> _Module:
         name, version = mpi.get_vendor()
         raise NotConnected(launch, " ".join((name, ".".join(map(str, version)))))
     return mpi
-
-
-def node_name(environment: Environment) -> str:
-    """Return the name of the node this rank runs on."""
-    return str(_mpi().Get_processor_name()) + _suffix(environment)
 
 
 def _suffix(environment: Environment) -> str:
@@ -574,13 +561,8 @@ def staged(
 
     environment = Environment.here()
     vouchers = (allowed_signers, digest, trust)
-    job = Job(
-        source,
-        Trust(*vouchers) if any(vouchers) else None,
-        out,
-        sign,
-        None if scratch is None else Path(scratch).absolute(),
-    )
+    folder = None if scratch is None else Path(scratch).absolute()
+    job = Job(source, Trust(*vouchers) if any(vouchers) else None, out, sign, folder)
     lines: list[str] = []
     ranks = Ranks(environment, job, comm, notice=lines.append, inform=lambda _: None if notice is None else notice(_))
     late = ranks.united(too_late(LayerSet(environment).clearable(), environment.temporary))

@@ -133,17 +133,17 @@ def home(tmp_path: Path) -> Home:
     return make_home(tmp_path / "home")
 
 
-@pytest.fixture
-def injector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Injector]:
+@pytest.fixture(scope="session")
+def injector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Injector]:
     """Return what runs cachectl commands in which a call fails. Skips where there is no C compiler."""
-    monkeypatch.syspath_prepend(str(HERE / "faults"))
     from injector import Injector, compiled_shim
 
+    folder = tmp_path_factory.mktemp("injector")
     try:
-        shim = compiled_shim(tmp_path)
+        shim = compiled_shim(folder)
     except FileNotFoundError as error:
         pytest.skip(str(error))
-    with closing(Injector(shim, tmp_path)) as injector:
+    with closing(Injector(shim, folder)) as injector:
         yield injector
 
 

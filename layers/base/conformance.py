@@ -151,7 +151,7 @@ class LayerConformance(ABC):
         entry = first_entry(layer)
         artifact = layer.get(entry.key)
         assert artifact is not None
-        assert artifact.form in layer.forms
+        assert artifact.form in layer.store.forms
         if not can(layer, Ability.PUT):
             return
         if can(layer, Ability.CLEAR):

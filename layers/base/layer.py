@@ -89,11 +89,6 @@ class Declaration(ABC):
     def __repr__(self) -> str:
         return f"<layer {self.name}>"
 
-    @property
-    def forms(self) -> tuple[str, ...]:
-        """Artifact forms that :meth:`put` takes; the first is what :meth:`get` gives."""
-        return self.store.forms
-
     def roots(self) -> tuple[Root, ...]:
         """Return every place the library would use, existing or not; the one it writes to comes first.
 
@@ -243,14 +238,14 @@ class Layer(Declaration):
         return [next(written) if reason is None else reason for reason in refused]
 
     def _require_fit(self, artifact: facts.Artifact, root: Root) -> None:
-        if artifact.layer != self.name or artifact.form not in self.forms:
-            expected = " or ".join(self.forms)
+        if artifact.layer != self.name or artifact.form not in self.store.forms:
+            expected = " or ".join(self.store.forms)
             raise ForeignForm(
                 self.name, f"takes {expected}, this is {artifact.form} of layer {artifact.layer}; put it there instead"
             )
         if key_complaint(artifact.key) is not None or not self.store.is_key(artifact.key):
             raise not_a_key(self.name, artifact.key)
-        if (owner := self._other_owner(root, artifact.key)) is not None:
+        if (owner := self._other_owner(root.path, artifact.key)) is not None:
             raise Refused(self.name, belonging_to(owner), root.path / artifact.key)
 
     def _root_to_put(self) -> Root:
@@ -360,18 +355,15 @@ class Layer(Declaration):
         if reason is not None:
             raise Refused(self.name, reason, root.path)
 
-    def _other_owner(self, root: Root, key: str) -> int | None:
+    def _other_owner(self, root: Path, key: str) -> int | None:
         """Return the user whose entry the superuser must leave alone; ``None`` for any other entry and user."""
-        if not self.environment.superuser:
-            return None
-        return owner_of(root.path, self.store.file_of(root.path, key)) or None
+        return (owner_of(root, self.store.file_of(root, key)) or None) if self.environment.superuser else None
 
     def _without_others(self, plan: facts.Plan) -> facts.Plan:
         """Leave entries of other users out of the superuser's plan."""
         if not self.environment.superuser:
             return plan
-        owners = [owner_of(entry.root, self.store.file_of(entry.root, entry.key)) for entry in plan.entries]
-        pairs = list(zip(plan.entries, owners, strict=True))
+        pairs = [(entry, self._other_owner(entry.root, entry.key)) for entry in plan.entries]
         skipped = tuple(facts.Note(entry.key, belonging_to(owner)) for entry, owner in pairs if owner)
         own = tuple(entry for entry, owner in pairs if not owner)
         return replace(plan, entries=own, skipped=(*plan.skipped, *skipped))

@@ -56,11 +56,18 @@ class _Object:
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the object has
         if name.startswith("__"):
             raise AttributeError(name)
-        made = self._make()
-        self._make = lambda: made
-        return getattr(made, name)
+        return getattr(made(self), name)
 
 
 def later(module: str, maker: str, *arguments: object) -> Any:  # noqa: ANN401 - stands in for any object
     """Return a stand-in for what a class of a module makes of arguments; neither is loaded before it is used."""
     return _Object(lambda: getattr(import_module(module), maker)(*arguments))
+
+
+def made(thing: Any) -> Any:  # noqa: ANN401 - of any kind
+    """Return the object that a stand-in of :func:`later` stands for; any other object as it is."""
+    if isinstance(thing, _Object):
+        found = thing._make()
+        thing._make = lambda: found
+        return found
+    return thing

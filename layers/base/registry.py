@@ -20,7 +20,7 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import CachectlError, LayerError, PluginFailed
 from cachectl.layers.base.facts import Ability
 from cachectl.layers.base.layer import Declaration, Layer
-from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.lazy import made, regex
 from cachectl.layers.base.parts import Lookups, Portability, Tagging
 from cachectl.layers.base.store import Store, attempt
 from cachectl.layers.host.distributions import entry_points
@@ -99,7 +99,7 @@ def _wrong(layer: object) -> str | None:
         return f"has the name {layer.name!r}; a name is letters, digits, dots and dashes"
     if layer.name in BUILT_IN:
         return f"takes the name of the built-in layer {layer.name}"
-    if not isinstance(layer.title, str) or not isinstance(layer.store, Store):
+    if not isinstance(layer.title, str) or not isinstance(made(layer.store), Store):
         return "has no title, or no store"
     return None
 
@@ -132,6 +132,7 @@ def guarded(layer: Layer) -> Layer:
 
 def _guarded(thing: Any, name: str) -> Any:  # noqa: ANN401 - any answer
     """Return an object of the interface copied into a subclass of its own class; any other as it is."""
+    thing = made(thing)
     own: type = type(thing)
     kind = next((kind for kind in _WRAPPED if issubclass(own, kind)), None)
     if kind is None:
@@ -149,8 +150,9 @@ class _LayerRules(Layer):
     """Guards the store in each environment, and adds abilities that fail when tried to the refusals."""
 
     def __init__(self, environment: Environment) -> None:
-        super().__init__(environment)
-        self.store = _guarded(self.store, self.name)
+        with _failing(self.name):
+            super().__init__(environment)
+            self.store = _guarded(self.store, self.name)
 
     def refusals(self) -> Mapping[Ability, str]:
         """Return the refused abilities: all of them if this question fails."""

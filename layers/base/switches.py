@@ -145,9 +145,9 @@ def diagnosed_settings(layer: Layer, settings: Iterable[Setting]) -> Iterator[fa
     for setting in settings:
         if (value := layer.environment.get(setting.variable)) is None:
             continue
-        if re.fullmatch(setting.off, value, re.IGNORECASE):
+        if re.fullmatch(setting.off, value, re.IGNORECASE | re.ASCII):
             yield off(layer, setting.variable, setting.what)
-        elif not re.fullmatch(setting.fine, value, re.IGNORECASE | re.DOTALL):
+        elif not re.fullmatch(setting.fine, value, re.IGNORECASE | re.ASCII | re.DOTALL):
             yield misread(layer, setting.variable, setting.severity, setting.outcome, setting.fix)
 
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final
 from cachectl.layers.base import declarations, facts, parts, switches
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import LayerError
+from cachectl.layers.base.facts import Condition, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import later
 from cachectl.layers.disk.plain import read_plain
@@ -29,7 +30,7 @@ _MAKERS: Final = ("NVIDIA",)
 _DEFAULT_CAP: Final = 1 << 30
 _HIGHEST_CAP: Final = 1 << 32
 _SETTINGS: Final = (
-    switches.Setting("CUDA_CACHE_DISABLE", "1", "0", facts.Severity.HARMLESS, "is not 1, so it does nothing"),
+    switches.Setting("CUDA_CACHE_DISABLE", "1", "0", Severity.HARMLESS, "is not 1, so it does nothing"),
 )
 
 
@@ -87,11 +88,11 @@ class CudaComputeCache(Layer):
     title = "CUDA ComputeCache"
     reveals = "source text of your kernels, in keys"
     on_network = facts.Hazard(
-        facts.Severity.RISKS,
+        Severity.RISKS,
         "programs of all nodes wait for one lock on its index, and read entries that are half written",
     )
     among_ranks = facts.Hazard(
-        facts.Severity.RISKS, "they wait for one lock on its index, and may miss files that another is just replacing"
+        Severity.RISKS, "they wait for one lock on its index, and may miss files that another is just replacing"
     )
     # A relative or empty path leaves the driver without a cache.
     places = declarations.Rules(
@@ -122,29 +123,25 @@ class CudaComputeCache(Layer):
         """How entries of tagged builds are recognised."""
         return CudaTagging(self.store)
 
-    def state(self) -> facts.State:
+    def state(self) -> State:
         """Read the variables: the value 1 switches the cache off, and so does a path that cannot be used."""
         environment = self.environment
         switch, named = environment.get("CUDA_CACHE_DISABLE"), environment.get("CUDA_CACHE_PATH")
         if switch == "1":
-            return facts.State(facts.Condition.DISABLED, "CUDA_CACHE_DISABLE=1")
+            return State(Condition.DISABLED, "CUDA_CACHE_DISABLE=1")
         if named is not None and not Path(named).is_absolute():
-            return facts.State(
-                facts.Condition.DISABLED, f"CUDA_CACHE_PATH={named!r} is not absolute: every run compiles"
-            )
+            return State(Condition.DISABLED, f"CUDA_CACHE_PATH={named!r} is not absolute: every run compiles")
         limit = environment.get("CUDA_CACHE_MAXSIZE")
         if limit is not None and switches.leading_number(limit) == 0:
             hint = "" if limit == "0" else " (the driver takes it for 0)"
-            return facts.State(facts.Condition.DISABLED, f"CUDA_CACHE_MAXSIZE={limit}: nothing is stored{hint}")
+            return State(Condition.DISABLED, f"CUDA_CACHE_MAXSIZE={limit}: nothing is stored{hint}")
         roots = self.roots()
         if not roots:
-            return facts.State(
-                facts.Condition.DISABLED, "HOME is not set to an absolute folder: the driver keeps no cache"
-            )
+            return State(Condition.DISABLED, "HOME is not set to an absolute folder: the driver keeps no cache")
         if not roots[0].exists and not self._driver_is_here():
-            return facts.State(facts.Condition.ABSENT, "no NVIDIA driver is present, and none has left a cache")
+            return State(Condition.ABSENT, "no NVIDIA driver is present, and none has left a cache")
         ignored = f"; CUDA_CACHE_DISABLE={switch!r} is not 1, so it does nothing" if switch not in (None, "0") else ""
-        return facts.State(facts.Condition.ENABLED, f"on by default{ignored}", driver_files(environment, _MAKERS))
+        return State(Condition.ENABLED, f"on by default{ignored}", driver_files(environment, _MAKERS))
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables, and a cache that is nearly full."""
@@ -154,7 +151,7 @@ class CudaComputeCache(Layer):
         held = None if limit is None else switches.leading_number(limit)
         if limit is not None and not switches.is_number(limit):
             outcome = f"is no number of bytes: the driver takes it for {held}"
-            yield switches.misread(self, "CUDA_CACHE_MAXSIZE", facts.Severity.RECOMPILES, outcome)
+            yield switches.misread(self, "CUDA_CACHE_MAXSIZE", Severity.RECOMPILES, outcome)
         elif held == 0:
             yield switches.off(self, "CUDA_CACHE_MAXSIZE")
         elif held is None or held > 0:
@@ -168,11 +165,11 @@ class CudaComputeCache(Layer):
             path = shlex.quote(str(environment.absolute(named)))
             fix = f"export CUDA_CACHE_PATH={path}" if named else None
             outcome = "is not absolute: the driver keeps nothing, and every run compiles"
-            yield switches.misread(self, "CUDA_CACHE_PATH", facts.Severity.RECOMPILES, outcome, fix)
+            yield switches.misread(self, "CUDA_CACHE_PATH", Severity.RECOMPILES, outcome, fix)
         elif not self.roots() and environment.platform != "win32" and self._driver_is_here():
             fix = f"export HOME={shlex.quote(str(environment.home))}"
             yield switches.misread(
-                self, "HOME", facts.Severity.RECOMPILES, "is no absolute folder: the driver keeps nothing", fix
+                self, "HOME", Severity.RECOMPILES, "is no absolute folder: the driver keeps nothing", fix
             )
 
     def _driver_is_here(self) -> bool:

@@ -124,9 +124,10 @@ def walk(
                     below = f"{path}/{child}" if path else child
                     yield from walk(folder, child, errors, first=first, path=below)
     except OSError as error:
-        if errors is None or path in first:
+        has_vanished = isinstance(error, FileNotFoundError)
+        if errors is None or (path in first and not has_vanished):
             raise
-        if not isinstance(error, FileNotFoundError):
+        if not has_vanished:
             errors.append(error)
         return
     yield Visited(handle, name, path, status)

@@ -14,6 +14,7 @@ from cachectl.layers.base.limits import LARGEST_ENTRY, too_large
 
 _NO_LINKS: Final = getattr(os, "O_NOFOLLOW", 0)
 _FLAGS: Final = os.O_RDONLY | _NO_LINKS | getattr(os, "O_NONBLOCK", 0)
+#: Kinds of files that may block or act when they are opened.
 _SPECIAL: Final = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
@@ -56,13 +57,8 @@ def open_plain(path: str | Path, *, dir_fd: int | None = None, flags: int = _FLA
 
 
 def _refuse_special(status: os.stat_result, path: str | Path) -> None:
-    if (kind := special_kind(status.st_mode)) is not None:
+    if (kind := _SPECIAL.get(stat.S_IFMT(status.st_mode))) is not None:
         raise OSError(errno.EINVAL, f"{kind}, no plain file", str(path))
-
-
-def special_kind(mode: int) -> str | None:
-    """Return the kind of a file that may block or act when opened, given its mode; ``None`` for any other file."""
-    return _SPECIAL.get(stat.S_IFMT(mode))
 
 
 #: Descriptors that cannot be closed yet.

@@ -69,14 +69,6 @@ def own_folder_in(place: Path) -> Path:
     return place / f"cachectl-{os.geteuid()}"
 
 
-def is_private(folder: Path) -> bool:
-    """Return whether a folder exists, is this user's own, and has mode 0700."""
-    try:
-        return _why_not_private(folder) is None
-    except OSError:
-        return False
-
-
 def _why_not_private(folder: Path) -> str | None:
     """Return why a folder is not private, by its kind, owner or mode; ``None`` if it is."""
     status = folder.lstat()
@@ -115,8 +107,9 @@ def temporary_parents(environment: Environment) -> Iterator[Path]:
         return
     temporary = Path(os.path.realpath(environment.temporary))
     for folder in dict.fromkeys((temporary, own_folder_in(temporary), _state_folder(environment))):
-        if is_private(folder):
-            yield folder
+        with suppress(OSError):
+            if _why_not_private(folder) is None:
+                yield folder
 
 
 def _state_folder(environment: Environment) -> Path:

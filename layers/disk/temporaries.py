@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 from cachectl.layers.base.facts import Orphan
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk.atomic import create, cut, remove_file, remove_tree, write_all
-from cachectl.layers.disk.handles import opened, walk
 from cachectl.layers.disk.locking import is_same_file, try_flock
 from cachectl.layers.disk.locks import node
 from cachectl.layers.disk.plain import open_plain, read_plain
+from cachectl.layers.disk.presence import status_at
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.host.processes import mentioning, start_of
 
@@ -140,8 +140,9 @@ def abandoned_temporaries(environment: Environment) -> tuple[Orphan, ...]:
 
 
 def _measured(parent: Path, name: str) -> Orphan:
-    with opened(str(parent)) as handle:
-        steps = [step.status for step in walk(handle, name, [])]
+    below = os.walk(parent / name)
+    paths = (os.path.join(above, path) for above, folders, files in below for path in (*folders, *files))
+    steps = [status for path in (str(parent / name), *paths) if (status := status_at(path)) is not None]
     files = [status.st_size for status in steps if stat.S_ISREG(status.st_mode)]
     newest = max((status.st_mtime for status in steps), default=0.0)
     return Orphan(name, parent, sum(files), len(files), newest, _KILLED, idle_only=False)

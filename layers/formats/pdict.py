@@ -24,12 +24,7 @@ V4_MEMBERS: Final = regex("key|contents|lock")
 
 #: Folders of a v2 and of a v3 or v4 dictionary, below ``pdict-v…``: the hash, whole or fanned out.
 V2_LEVELS: Final = (regex(r"pdict-v2-.+"), regex(r"[0-9a-f]{16,64}"))
-V4_LEVELS: Final = (
-    regex(r"pdict-v[34]-.+"),
-    regex(r"[0-9a-f]{3}"),
-    regex(r"[0-9a-f]{3}"),
-    regex(r"[0-9a-f]{10,58}"),
-)
+V4_LEVELS: Final = (regex(r"pdict-v[34]-.+"), regex(r"[0-9a-f]{3}"), regex(r"[0-9a-f]{3}"), regex(r"[0-9a-f]{10,58}"))
 
 # Releases until 2024.1 add the revision in git, or "None".
 _DATA_MODEL: Final = regex(r"-(?P<loopy>\d[^-]*)-islpy(?P<islpy>[^-]+)-cgen(?P<cgen>[^-]+)(?:-[^-]+)?-v\d+$")

@@ -17,7 +17,9 @@ def names_in(folder: str, *beginnings: str) -> tuple[str, ...]:
         changed = os.stat(folder or ".").st_mtime_ns
         settled = time.time_ns() - changed >= _SETTLED_NANOSECONDS
         listing = _listing if settled else _listing.__wrapped__
-        return listing(os.path.abspath(folder), beginnings, changed)
+        # Not normalised: after a link, ".." is not the folder above its name.
+        whole = folder if os.path.isabs(folder) else os.path.join(os.getcwd(), folder)
+        return listing(whole, beginnings, changed)
     except OSError:
         return ()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachectl.layers.base import facts, switches
+from cachectl.layers.base.facts import Condition, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import later, regex
 from cachectl.layers.base.parts import EntryFiles, Lookups
@@ -41,17 +42,17 @@ _TRUE: Final = "1|t|true|y|yes"
 _FALSE: Final = "0|f|false|n|no"
 _ALSO_READ: Final = "names files that programs also take entries from: they are neither listed nor purged"
 _IGNORED: Final = "is not a boolean that Mesa knows, so it does nothing"
-_SETTINGS: Final = tuple(switches.Setting(name, _TRUE, _FALSE, facts.Severity.HARMLESS, _IGNORED) for name in _SWITCHES)
+_SETTINGS: Final = tuple(switches.Setting(name, _TRUE, _FALSE, Severity.HARMLESS, _IGNORED) for name in _SWITCHES)
 #: Settings with an effect that few expect. The first two name read-only files of a single-file store beside its own
 #: (``src/util/fossilize_db.c``).
 _SURPRISES: Final = (
-    switches.Setting("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS", "(?!)", "", facts.Severity.HARMLESS, _ALSO_READ),
-    switches.Setting("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS_DYNAMIC_LIST", "(?!)", "", facts.Severity.HARMLESS, _ALSO_READ),
+    switches.Setting("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS", "(?!)", "", Severity.HARMLESS, _ALSO_READ),
+    switches.Setting("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS_DYNAMIC_LIST", "(?!)", "", Severity.HARMLESS, _ALSO_READ),
     switches.Setting(
         "MESA_GLSL_DISABLE_IO_OPT",
         "(?!)",
         f"(?!(?:{_TRUE})\\Z).*",
-        facts.Severity.RECOMPILES,
+        Severity.RECOMPILES,
         "switches the cache off in releases since 2025",
     ),
 )
@@ -73,11 +74,11 @@ class MesaShaderCache(Layer):
     name = "mesa"
     title = "Mesa shader cache (Rusticl)"
     on_network = facts.Hazard(
-        facts.Severity.HARMLESS,
+        Severity.HARMLESS,
         "every lookup goes over the network, and the size is counted in a file that programs map",
     )
     among_ranks = facts.Hazard(
-        facts.Severity.HARMLESS,
+        Severity.HARMLESS,
         "of those that compile the same at once, one stores it; a single file or a database they lock",
     )
     lookups = MesaLookups()
@@ -116,26 +117,22 @@ class MesaShaderCache(Layer):
         selected = (store for store, variable in _SELECTORS.items() if _is_true(self.environment.get(variable)))
         return next(selected, MULTI_FILE)
 
-    def state(self) -> facts.State:
+    def state(self) -> State:
         """Read the variables: a value that Mesa takes for true switches the cache off, and so does an empty place."""
         environment, (switch, value), (place, folder) = self.environment, self._first(_SWITCHES), self._first(_PLACES)
         if environment.platform == "win32":
-            return facts.State(facts.Condition.ABSENT, "Mesa keeps no cache on Windows")
+            return State(Condition.ABSENT, "Mesa keeps no cache on Windows")
         if _is_true(value):
-            return facts.State(facts.Condition.DISABLED, f"{switch}={value}")
+            return State(Condition.DISABLED, f"{switch}={value}")
         if place is not None and not folder:
-            return facts.State(
-                facts.Condition.DISABLED, f"{place} is set but empty: Mesa finds no place for a cache; unset it"
-            )
+            return State(Condition.DISABLED, f"{place} is set but empty: Mesa finds no place for a cache; unset it")
         drivers = driver_files(environment, _DRIVERS)
         if not drivers and not any(root.exists for root in self.roots()):
-            return facts.State(
-                facts.Condition.ABSENT, "no OpenCL driver of Mesa is registered here, and none has left a cache"
-            )
+            return State(Condition.ABSENT, "no OpenCL driver of Mesa is registered here, and none has left a cache")
         hint = "" if drivers else "; no OpenCL driver of Mesa is registered here"
         if drivers and not environment.get("RUSTICL_ENABLE"):
             hint = "; RUSTICL_ENABLE names no device, so there may be none"
-        return facts.State(facts.Condition.ENABLED, f"on by default{hint}", drivers)
+        return State(Condition.ENABLED, f"on by default{hint}", drivers)
 
     def switched(self, *, on: bool) -> facts.Switch:
         """Return the variable, which Mesa reads when a device is first opened, and unset its old name."""
@@ -165,25 +162,25 @@ class MesaShaderCache(Layer):
             if len(self._bases()) > 1:
                 outcome = f"is not the home of the account, {environment.home}, which releases before 2025 use instead"
                 fix = f"export MESA_SHADER_CACHE_DIR={shlex.quote(str(self._bases()[0][0]))}"
-                yield switches.misread(self, "HOME", facts.Severity.HARMLESS, outcome, fix)
+                yield switches.misread(self, "HOME", Severity.HARMLESS, outcome, fix)
         elif not value:
             yield switches.misread(
-                self, variable, facts.Severity.RECOMPILES, "is empty: Mesa finds no place and keeps nothing"
+                self, variable, Severity.RECOMPILES, "is empty: Mesa finds no place and keeps nothing"
             )
         elif not Path(value).is_absolute():
             outcome = "is not absolute: Mesa makes a cache of its own in every folder it is started from"
             fix = f"export {variable}={shlex.quote(str(environment.absolute(value)))}"
-            yield switches.misread(self, variable, facts.Severity.RECOMPILES, outcome, fix)
+            yield switches.misread(self, variable, Severity.RECOMPILES, outcome, fix)
         elif not Path(value).parent.is_dir():
             outcome = "has no parent folder, and releases before 2024 make only the last one: they keep nothing"
-            yield switches.misread(self, variable, facts.Severity.RECOMPILES, outcome, f"mkdir -p {shlex.quote(value)}")
+            yield switches.misread(self, variable, Severity.RECOMPILES, outcome, f"mkdir -p {shlex.quote(value)}")
 
     def _limited(self) -> Iterator[facts.Finding]:
         variable, value = self._first(_SIZES)
         limit, plain = (_DEFAULT_CAP, True) if variable is None else read_limit(value)
         if variable is not None and not plain:
             outcome = f"is taken for {limit:,} bytes: any unit but K or M counts as gigabytes"
-            yield switches.misread(self, variable, facts.Severity.HARMLESS, outcome, f"export {variable}=1G")
+            yield switches.misread(self, variable, Severity.HARMLESS, outcome, f"export {variable}=1G")
         for root in self.roots():
             counted = (self.store.indexed_bytes(root) if root.role == MULTI_FILE else None) or 0
             message = f"counts {counted:,} of at most {limit:,} bytes: Mesa drops entries to make room"
@@ -192,7 +189,7 @@ class MesaShaderCache(Layer):
 
 
 def _is_true(value: str | None) -> bool:
-    return re.fullmatch(_TRUE, value or "", re.IGNORECASE) is not None
+    return re.fullmatch(_TRUE, value or "", re.IGNORECASE | re.ASCII) is not None
 
 
 def read_limit(value: str) -> tuple[int, bool]:

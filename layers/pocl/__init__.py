@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final
 
 from cachectl.layers.base import declarations, facts, parts, switches
 from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.facts import Condition, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import later, regex
 from cachectl.layers.disk.presence import is_there
@@ -48,7 +49,7 @@ _SETTINGS: Final = (
         "POCL_KERNEL_CACHE",
         "n|no|f|false|off|0",
         "1.*",
-        facts.Severity.RECOMPILES,
+        Severity.RECOMPILES,
         "switches the cache off: only a value that begins with 1 means on",
         "export POCL_KERNEL_CACHE=1",
     ),
@@ -184,14 +185,14 @@ class PoclKernels(Layer):
     distributions = ("pocl-binary-distribution",)
     reveals = "paths of your home, in bitcode"
     on_network = facts.Hazard(
-        facts.Severity.HARMLESS,
+        Severity.HARMLESS,
         "every lookup goes over the network, and some builds of PoCL load what another kind of processor compiled",
     )
     among_ranks = facts.Hazard(
-        facts.Severity.RISKS,
+        Severity.RISKS,
         "PoCL before 6.0 removes a program before it replaces it, so those that build it at once may not find it",
     )
-    when_closed = facts.Hazard(facts.Severity.FAILS, "PoCL can build no program")
+    when_closed = facts.Hazard(Severity.FAILS, "PoCL can build no program")
     places = PLACES
     portability = PoclPortability()
     lookups = PoclLookups()
@@ -206,22 +207,20 @@ class PoclKernels(Layer):
         """Resolve as PoCL does when its first device is opened."""
         return roots_in(self.environment)
 
-    def state(self) -> facts.State:
+    def state(self) -> State:
         """Read the variables: only a value that begins with 1 means on."""
         environment = self.environment
         if environment.get("POCL_CACHE_DIR") == "":
-            return facts.State(
-                facts.Condition.DISABLED, "POCL_CACHE_DIR is set but empty: PoCL finds no device; unset it"
-            )
+            return State(Condition.DISABLED, "POCL_CACHE_DIR is set but empty: PoCL finds no device; unset it")
         if switched_on(environment) is False:
             value = environment.get("POCL_KERNEL_CACHE")
             hint = "" if value == "0" else " (only a value that begins with 1 means on)"
-            return facts.State(facts.Condition.DISABLED, f"POCL_KERNEL_CACHE={value}{hint}")
+            return State(Condition.DISABLED, f"POCL_KERNEL_CACHE={value}{hint}")
         drivers = driver_files(environment, ("PoCL",))
         if not drivers and not any(root.exists for root in self.roots()):
-            return facts.State(facts.Condition.ABSENT, "no PoCL driver is registered here, and none has left a cache")
+            return State(Condition.ABSENT, "no PoCL driver is registered here, and none has left a cache")
         why = "on by default" if switched_on(environment) is None else "POCL_KERNEL_CACHE=1"
-        return facts.State(facts.Condition.ENABLED, why, drivers)
+        return State(Condition.ENABLED, why, drivers)
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables, and several drivers."""
@@ -229,11 +228,11 @@ class PoclKernels(Layer):
         variable = "XDG_CACHE_HOME" if self.environment.get("POCL_CACHE_DIR") is None else "POCL_CACHE_DIR"
         value = self.environment.get(variable)
         if value == "" and variable == "POCL_CACHE_DIR":
-            yield switches.misread(self, variable, facts.Severity.FAILS, "leaves PoCL without a device")
+            yield switches.misread(self, variable, Severity.FAILS, "leaves PoCL without a device")
         elif value and self.environment.platform != "win32" and not Path(value).is_absolute():
             outcome = "is not absolute: PoCL makes a cache of its own in every folder it is started from"
             fix = f"export {variable}={shlex.quote(str(self.environment.absolute(value)))}"
-            yield switches.misread(self, variable, facts.Severity.RECOMPILES, outcome, fix)
+            yield switches.misread(self, variable, Severity.RECOMPILES, outcome, fix)
         yield from switches.diagnosed_settings(self, _SETTINGS)
 
     def switched(self, *, on: bool) -> facts.Switch:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final
 
 from cachectl.layers.base import facts, parts, switches
 from cachectl.layers.base.environment import Environment, release_of
+from cachectl.layers.base.facts import Condition, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import later
 from cachectl.layers.disk.plain import read_plain
@@ -134,15 +135,15 @@ class PyOpenCLBinaries(Layer):
     distributions = ("pyopencl",)
     reveals = "source text of your kernels, paths of included headers"
     on_network = facts.Hazard(
-        facts.Severity.RISKS,
+        Severity.RISKS,
         "its one lock is a file, which a program killed on any node leaves behind; then every build waits a minute "
         "and fails",
     )
     among_ranks = facts.Hazard(
-        facts.Severity.RISKS,
+        Severity.RISKS,
         "one lock file serves them all, and if one of them is killed while it holds it, the builds of the others fail",
     )
-    when_closed = facts.Hazard(facts.Severity.FAILS, "every build fails, after a minute where its lock cannot be made")
+    when_closed = facts.Hazard(Severity.FAILS, "every build fails, after a minute where its lock cannot be made")
     portability = BinaryPortability()
     lookups = BinaryLookups()
     store: Any = later("cachectl.layers.pyopencl.programs", "ProgramFolders")
@@ -156,26 +157,24 @@ class PyOpenCLBinaries(Layer):
         """Return the folder above the per-Python caches; a context's own ``cache_dir`` cannot be known."""
         return user_cache_roots(self.environment, "pyopencl")
 
-    def state(self) -> facts.State:
+    def state(self) -> State:
         """Read the variable, then the drivers: PyOpenCL does not use this cache on PoCL and NVIDIA."""
         if (off := switches.switched_off(self.environment, "pyopencl", (VARIABLE,))) is not None:
             return off
         if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
-            return facts.State(facts.Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
+            return State(Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
         found = find_drivers(self.environment)
         drivers = tuple(dict.fromkeys(driver.maker for driver in found))
         others = bypassed_on(self.environment)
         bypassed = [driver for driver in drivers if driver in others]
         if not drivers:
-            return facts.State(facts.Condition.UNKNOWN, "no OpenCL driver is registered here")
+            return State(Condition.UNKNOWN, "no OpenCL driver is registered here")
         if len(bypassed) == len(drivers):
-            return facts.State(
-                facts.Condition.BYPASSED, f"PyOpenCL leaves {' and '.join(bypassed)} to the driver's own cache"
-            )
+            return State(Condition.BYPASSED, f"PyOpenCL leaves {' and '.join(bypassed)} to the driver's own cache")
         used = [driver for driver in drivers if driver not in others]
         why = f"on for {' and '.join(used)}" + (f", but not {' and '.join(bypassed)}" if bypassed else "")
         files = dict.fromkeys(driver.file for driver in found if driver.maker in used)
-        return facts.State(facts.Condition.ENABLED, why, tuple(files))
+        return State(Condition.ENABLED, why, tuple(files))
 
     def switched(self, *, on: bool) -> facts.Switch:
         """Return the switch that PyOpenCL reads at every build."""
@@ -189,7 +188,7 @@ class PyOpenCLBinaries(Layer):
         """Yield problems with the variables, and locks that have lost their holders."""
         yield from switches.diagnosed(self, "pyopencl", (VARIABLE,))
         yield from switches.relative_cache_home(self)
-        consulted = self.state().condition in (facts.Condition.ENABLED, facts.Condition.UNKNOWN)
+        consulted = self.state().condition in (Condition.ENABLED, Condition.UNKNOWN)
         for root in self.roots():
             yield from self.store.stale_locks(root, consulted=consulted)
 

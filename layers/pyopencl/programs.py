@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -209,7 +209,8 @@ class ProgramFolders(TreeStore):
                 by_base.setdefault(target.key.partition("/")[0], []).append(target)
         for base in sorted(by_base):
             planned = tuple(by_base[base])
-            parts.append((base, planned, partial(self._remove_from, root, base, planned)))
+            guard: Guard = partial(self._locked, root, base) if _BASE.fullmatch(base) else nullcontext
+            parts.append((base, planned, partial(self.tree_of(root).remove, planned, guard=guard)))
         return each_part(self.name, parts)
 
     def _remove_lock(self, root: facts.Root, target: facts.Removable) -> facts.Outcome:
@@ -218,11 +219,6 @@ class ProgramFolders(TreeStore):
             return facts.Outcome(self.name, bytes_freed=target.bytes)
         reason = "changed since it was planned" if os.path.lexists(lock) else "already gone"
         return facts.Outcome(self.name, skipped=(facts.Note(target.key, reason),))
-
-    def _remove_from(self, root: facts.Root, base: str, planned: tuple[facts.Removable, ...]) -> facts.Outcome:
-        if not _BASE.fullmatch(base):
-            return self.tree_of(root).remove(planned)
-        return self.tree_of(root).remove(planned, guard=partial(self._locked, root, base))
 
     @contextmanager
     def _locked(self, root: facts.Root, base: str, handle: int) -> Iterator[None]:
@@ -268,10 +264,8 @@ class ProgramFolders(TreeStore):
         """Return what is wrong with a program; its severity says what PyOpenCL does with it."""
         damage = self._damage(binary, info) if info else self._binary_damage(binary)
         if damage is not None:
-            fix, severity = (
-                f"cachectl purge --damaged {self.name}",
-                facts.Severity.RISKS if damage.runs else facts.Severity.FAILS,
-            )
+            fix = f"cachectl purge --damaged {self.name}"
+            severity = facts.Severity.RISKS if damage.runs else facts.Severity.FAILS
             thing = leaf.entry(self.name, root.path)
             return facts.Finding(self.name, root.path, leaf.key, severity, "damaged", damage.message, fix, thing)
         if not info:

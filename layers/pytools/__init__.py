@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final
 
 from cachectl.layers.base import facts, parts, switches
 from cachectl.layers.base.environment import Environment, is_common_cache_home, user_cache_folder
+from cachectl.layers.base.facts import Condition, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import later
 
@@ -25,7 +26,7 @@ _SETTINGS: Final = tuple(
         variable,
         "y|yes|t|true|on|1",
         "(?!)",
-        facts.Severity.RECOMPILES,
+        Severity.RECOMPILES,
         "switches sumpy's dictionaries off all the same: sumpy asks only whether it is set",
         what="sumpy's dictionaries",
     )
@@ -116,13 +117,11 @@ class PytoolsDictionaries(Layer):
     #: Modules that open the layer's dictionaries when they are imported.
     opened_by: ClassVar[tuple[str, ...]] = ()
     on_network = facts.Hazard(
-        facts.Severity.RISKS,
+        Severity.RISKS,
         "the locks of sqlite may not hold there, so programs of several nodes may stall, or damage a dictionary",
     )
-    among_ranks = facts.Hazard(facts.Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait")
-    when_closed = facts.Hazard(
-        facts.Severity.FAILS, "no dictionary can be made or extended, and programs that try fail"
-    )
+    among_ranks = facts.Hazard(Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait")
+    when_closed = facts.Hazard(Severity.FAILS, "no dictionary can be made or extended, and programs that try fail")
     # Dictionaries of loopy and PyOpenCL belong to other layers.
     portability = DictionaryPortability()
     store: Any = dictionary_store("pytools", lambda identifier: not identifier.startswith(("loopy-", "pyopencl-")))
@@ -136,12 +135,10 @@ class PytoolsDictionaries(Layer):
         """Return the pytools folder; pytools reads the environment whenever it opens a dictionary."""
         return user_cache_roots(self.environment, "pytools")
 
-    def state(self) -> facts.State:
+    def state(self) -> State:
         """Return that pytools has no switch, but sumpy has one."""
         if self.environment.get("SUMPY_NO_CACHE") is not None:
-            return facts.State(
-                facts.Condition.ENABLED, "off for sumpy alone (SUMPY_NO_CACHE is set, its value is not read)"
-            )
+            return State(Condition.ENABLED, "off for sumpy alone (SUMPY_NO_CACHE is set, its value is not read)")
         return self._presence("pytools", "pytools has no switch")
 
     def diagnose(self) -> Iterator[facts.Finding]:
@@ -167,18 +164,16 @@ class PytoolsDictionaries(Layer):
         """Return the user cache folder; open dictionaries stay where they are."""
         return relocate_user_cache(self, folder, self.opened_by)
 
-    def judged(self, distribution: str, variables: tuple[str, ...]) -> facts.State:
+    def judged(self, distribution: str, variables: tuple[str, ...]) -> State:
         """Return the state by the variables that switch a library's dictionaries off, then by what is installed."""
         off = switches.switched_off(self.environment, distribution, variables)
         return off or self._presence(distribution, "not switched off by " + " or ".join(variables))
 
-    def _presence(self, distribution: str, why: str) -> facts.State:
+    def _presence(self, distribution: str, why: str) -> State:
         root = self.roots()[0]
         if self.environment.installed(distribution) is None and next(self.store.dictionaries(root), None) is None:
-            return facts.State(
-                facts.Condition.ABSENT, f"{distribution} is not installed here and has left no dictionary"
-            )
-        return facts.State(facts.Condition.ENABLED, why)
+            return State(Condition.ABSENT, f"{distribution} is not installed here and has left no dictionary")
+        return State(Condition.ENABLED, why)
 
 
 def user_cache_roots(environment: Environment, application: str) -> tuple[facts.Root, ...]:

@@ -181,11 +181,7 @@ class BundlePlace(StorePlace):
         """Return the SHA-256 of the file; ``None`` for no file."""
         if self._opened() is None or self._old is None:
             return None
-        self._old.seek(0)
-        digest = hashlib.sha256()
-        for chunk in iter(lambda: self._old.read(_CHUNK), b""):  # type: ignore[union-attr]
-            digest.update(chunk)
-        return digest.hexdigest()
+        return sha256_of(self._old)
 
     # ------------------------------------------------------------------ writing
 
@@ -266,7 +262,7 @@ class BundlePlace(StorePlace):
     def _publish(self, file: BinaryIO) -> None:
         """Put the complete file in its place, or copy it to standard output."""
         if self._path is None:
-            write_all(1, _chunks(file))
+            write_all(1, chunks_of(file))
             return
         self._require_same()
         os.fsync(file.fileno())
@@ -278,7 +274,7 @@ class BundlePlace(StorePlace):
                 raise
             except OSError:
                 # It lies elsewhere, or the system does not show open files.
-                (new_file if self._old is None else replace_file)(self._path, _chunks(file))
+                (new_file if self._old is None else replace_file)(self._path, chunks_of(file))
         except FileExistsError as error:
             # A first push was faster.
             raise Changed(self.shown) from error
@@ -299,10 +295,19 @@ def _link(file: BinaryIO, path: Path, stage: Path | None) -> None:
         os.close(folder)
 
 
-def _chunks(file: BinaryIO) -> Iterator[bytes]:
+def chunks_of(file: BinaryIO, size: int = _CHUNK) -> Iterator[bytes]:
+    """Yield the content of an open file in pieces, from its beginning."""
     file.seek(0)
-    while chunk := file.read(_CHUNK):
+    while chunk := file.read(size):
         yield chunk
+
+
+def sha256_of(file: BinaryIO) -> str:
+    """Return the SHA-256 of the content of an open file."""
+    digest = hashlib.sha256()
+    for chunk in chunks_of(file):
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _info(name: str, size: int) -> zipfile.ZipInfo:

@@ -227,26 +227,26 @@ def root_of(environment: Environment, folder: Path) -> LayerSet | None:
     """Return the layers of an isolated root, of a folder for ``XDG_CACHE_HOME``, or of a home; ``None`` for others."""
     # What cachectl remembers stays with the user: a source is only read.
     state = {"XDG_STATE_HOME": str(user_state_folder(environment).parent)}
-    bare = _with(_bare(environment), state)
-    below_home = replace(_with(bare, {"XDG_CACHE_HOME": str(folder), "HOME": str(folder)}), home=folder)
+    bare = _bare(environment).with_variables(state)
+    below_home = replace(bare.with_variables({"XDG_CACHE_HOME": str(folder), "HOME": str(folder)}), home=folder)
     in_cache, in_home = _folders(bare)
     if (folder / "xdg").is_dir():
         changes: dict[str, str] = {}
         for switch in relocations(LayerSet(bare), folder).values():
             changes.update(switch.set)
-        return LayerSet(_with(bare, changes))
+        return LayerSet(bare.with_variables(changes))
     if any((folder / name).is_dir() for name in in_cache):
         # Layers below the home find nothing, because such a folder contains no home.
         return LayerSet(below_home)
     if any((folder / name).is_dir() for name in in_home):
-        return LayerSet(replace(_with(bare, {"HOME": str(folder)}), home=folder))
+        return LayerSet(replace(bare.with_variables({"HOME": str(folder)}), home=folder))
     return None
 
 
 def _folders(bare: Environment) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the folders that layers keep in a user cache folder, and in a home folder."""
     cache, home = Path("/cache"), Path("/home")
-    environment = replace(_with(bare, {"XDG_CACHE_HOME": str(cache), "HOME": str(home)}), home=home)
+    environment = replace(bare.with_variables({"XDG_CACHE_HOME": str(cache), "HOME": str(home)}), home=home)
     places = [root.path for layer in LayerSet(environment).clearable() for root in layer.roots()]
     found = ([path.relative_to(top).parts[0] for path in places if top in path.parents] for top in (cache, home))
     in_cache, in_home = (tuple(dict.fromkeys(names)) for names in found)
@@ -259,11 +259,7 @@ def _bare(environment: Environment) -> Environment:
     layers = tuple(LayerSet(environment))
     switches = [layer.disable() for layer in layers if layer.abilities()[Ability.DISABLE] is None]
     names = {name for switch in (*switches, *relocations(layers, Path("/")).values()) for name in switch.set}
-    return environment.with_variables({}, frozenset(names))
-
-
-def _with(environment: Environment, changes: Mapping[str, str]) -> Environment:
-    return environment.with_variables(dict(changes), frozenset())
+    return environment.with_variables(dict.fromkeys(names))
 
 
 def require_own(path: Path, folders: Iterable[Path] = ()) -> None:

@@ -141,7 +141,7 @@ class StoreIndex:
             if document is None or is_new:
                 if name not in self.names.keys:
                     raise BadStore(f"{self.place.shown}: the key document {file} is missing")
-                document = self._read(file, LARGEST_KEY)
+                document = self._fetch(INDEX + file, LARGEST_KEY)
             with self.naming():
                 self._keys[name] = parse_key(name, document)
             if is_new and self._cache is not None:
@@ -162,7 +162,7 @@ class StoreIndex:
         data = None if self._cache is None else self._cache.read(file, MOST_PART)
         is_new = data is None or hashlib.sha256(data).hexdigest() != name.sha256
         if data is None or is_new:
-            data = self._read(file, MOST_PART)
+            data = self._fetch(INDEX + file, MOST_PART)
         with self.naming():
             text, signature = open_part(name, data)
             signer, untrusted = self._judged(name, text, signature)
@@ -205,20 +205,13 @@ class StoreIndex:
         for part, item in wanted:
             groups.setdefault(item.place, []).append((part, item))
         for group in groups.values():
+            part, first = group[0]
             with self.naming():
-                entries = self._together(group)
+                # What is missing may have been condemned a grace period ago, and its part with it.
+                file = self._fetch(first.place, most_bytes(part, first))
+                self.fetched += len(file)
+                entries = open_entries(part, [item for _, item in group], file)
             yield from entries
-
-    def _together(self, group: Sequence[tuple[Part, Item]]) -> list[tuple[Item, bytes]]:
-        """Return the verified bytes of entries in one pack or object."""
-        part, first = group[0]
-        # What is missing may have been condemned a grace period ago, and its part with it.
-        file = self._fetch(first.place, most_bytes(part, first))
-        self.fetched += len(file)
-        return open_entries(part, [item for _, item in group], file)
-
-    def _read(self, file: str, most: int) -> bytes:
-        return self._fetch(INDEX + file, most)
 
     def _fetch(self, name: str, most: int) -> bytes:
         try:

@@ -114,7 +114,7 @@ class UnreadKey:
     differences: tuple[Difference, ...] = ()
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Pull:
     """What a pull did with each layer, or (``dry_run``) would do.
 
@@ -236,12 +236,14 @@ class _Pulling:
         if (source.abilities()[Ability.GET] or target.abilities()[Ability.PUT]) is not None:
             return
         done = self.done.get(target.name) or PulledLayer(target.name, entries=[] if self.dry_run else None)
+        before = (done.placed, done.there, len(done.failed))
         new = copy(source, target, self.selection, done, below=below, dry_run=self.dry_run)
+        if (done.placed, done.there, len(done.failed)) == before:
+            return
         if done.entries is not None:
             done.entries += new
         done.exposed |= bool(exposed_folders(source))
-        if done.placed or done.there or done.failed:
-            self.done[target.name] = done
+        self.done[target.name] = done
 
     def _from_store(self, name: str) -> Pull:
         if self.trust is None:

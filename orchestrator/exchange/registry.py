@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from urllib.parse import urlencode, urljoin, urlsplit
 
-from cachectl.exchange.bundle import BundlePlace, lacks_room, unnamed_file
+from cachectl.exchange.bundle import BundlePlace, lacks_room, sha256_of, unnamed_file
 from cachectl.exchange.place import BadStore, Changed, TransferFailed
 from cachectl.layers.base.errors import BadRequest, CachectlError
 from cachectl.layers.base.limits import LARGEST_BUNDLE
@@ -97,12 +97,8 @@ class RegistryPlace(BundlePlace):
         """Upload the bundle, then the manifest of the tag."""
         if self._manifest()[1] != self._seen:
             raise Changed(self.shown)
-        digest = hashlib.sha256()
-        file.seek(0)
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
         empty = {"mediaType": "application/vnd.oci.empty.v1+json", **_described(_EMPTY)}
-        layer = {"mediaType": _BUNDLE, "digest": f"sha256:{digest.hexdigest()}", "size": file.tell()}
+        layer = {"mediaType": _BUNDLE, "digest": f"sha256:{sha256_of(file)}", "size": file.tell()}
         manifest = {
             "schemaVersion": 2,
             "mediaType": _MANIFEST,

@@ -53,7 +53,7 @@ class RemotePlace(StorePlace):
         if url.endswith("://"):
             raise BadRequest(f"{printable(url)} names no store; write a bucket or a server, and a folder, after it")
         self._url = url.rstrip("/")
-        self.shown = printable(without_secrets(self._url))
+        self.shown = _shown(self._url)
         self._system, root = _located(self._url)
         self._root = root.rstrip("/")
         protocols = self._system.protocol
@@ -94,7 +94,10 @@ class RemotePlace(StorePlace):
                 self._make(folder)
             stage = f"{folder}/{own_name()}"
             try:
-                self._write(stage, data)
+                with self._system.open(stage, "wb") as file:
+                    if hasattr(file, "set_pipelined"):
+                        file.set_pipelined(True)
+                    file.write(data)
                 self._system.mv(stage, path)
             except BaseException:
                 with suppress(Exception):
@@ -143,12 +146,6 @@ class RemotePlace(StorePlace):
                 with suppress(OSError):
                     file.prefetch()
             return _read_up_to(file, most)
-
-    def _write(self, path: str, data: bytes) -> None:
-        with self._system.open(path, "wb") as file:
-            if hasattr(file, "set_pipelined"):
-                file.set_pipelined(True)
-            file.write(data)
 
     @contextmanager
     def _reached(self, verb: str, name: str = "") -> Iterator[None]:

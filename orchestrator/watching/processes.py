@@ -140,9 +140,12 @@ class Processes:
 
 
 def _children(parent: int) -> Iterator[int]:
-    for tasks in (_PROC / f"{parent}/task").glob("*/children"):
-        with suppress(OSError):
-            yield from map(int, tasks.read_bytes().split())
+    tasks = _PROC / f"{parent}/task"
+    # It may end at any moment.
+    with suppress(OSError):
+        for task in os.listdir(tasks):
+            with suppress(OSError):
+                yield from map(int, (tasks / task / "children").read_bytes().split())
 
 
 def _command(pid: int) -> str:

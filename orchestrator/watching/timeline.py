@@ -289,8 +289,8 @@ def summarize(timeline: Timeline) -> Summary:
         times[2] += seconds * (span.outcome == "miss")
         threads.setdefault((span.process, span.thread), []).append(span)
         if name is not None:
-            by_stage = kernels.setdefault(name, dict.fromkeys(STAGES, 0.0))
-            by_stage[span.stage] += seconds
+            by_stage = kernels.setdefault(name, {})
+            by_stage[span.stage] = by_stage.get(span.stage, 0.0) + seconds
             outcomes.setdefault(name, set()).add(span.outcome)
     slowest = [
         KernelTime(

@@ -141,6 +141,7 @@ def test_a_deleted_working_folder_is_named(home: Home) -> None:
     [
         ("ls >&-", 1, "Bad file descriptor: standard output"),
         ("report --json >/dev/full", 1, "No space left on device: standard output"),
+        ("report --html - >/dev/full", 1, "No space left on device: standard output"),
         ("put pocl key - <&-", 1, "Bad file descriptor: standard input"),
         ("run --no-cache -- true <&- >&- 2>&-", 0, ""),
         *thorough(

@@ -46,10 +46,8 @@ PartitionName=main Nodes={host} Default=YES
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 @pytest.fixture
@@ -59,9 +57,8 @@ def cluster(schedulers: None) -> Iterator[Path]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurm-")))
         folder.chmod(0o755)
-        (folder / "epilog.d").mkdir()
-        (folder / "state").mkdir()
-        (folder / "spool").mkdir()
+        for name in ("epilog.d", "state", "spool"):
+            (folder / name).mkdir()
         host = socket.gethostname().partition(".")[0]
         ports = {"controller": free_port(), "node": free_port()}
         (folder / "slurm.conf").write_text(CONFIG.format(folder=folder, host=host, **ports))
@@ -70,11 +67,8 @@ def cluster(schedulers: None) -> Iterator[Path]:
         key.chmod(0o400)
         files = {"socket": "sock", "pid-file": "pid", "log-file": "log", "seed-file": "seed", "key-file": "key"}
         munge = ["munged", "--foreground", *(f"--{option}={folder}/munge.{end}" for option, end in files.items())]
-        variables = {
-            **os.environ,
-            "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin",
-            "SLURM_CONF": str(folder / "slurm.conf"),
-        }
+        paths = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+        variables = {**os.environ, "PATH": paths, "SLURM_CONF": str(folder / "slurm.conf")}
         for command in (munge, ["slurmctld", "-D"], ["slurmd", "-D"]):
             program = subprocess.Popen(command, env=variables, cwd="/", stdout=-3, stderr=-3)
             stack.callback(program.wait)
@@ -122,7 +116,5 @@ def test_the_end_of_a_job_prunes_the_home_of_its_user(cluster: Path, user: pwd.s
         time.sleep(0.2)
     assert not leaked.exists(), (cluster / "slurmd.log").read_text()
     assert config.exists()
-    node = subprocess.run(
-        ["sinfo", "--noheader", "--format=%T"], env=variables, capture_output=True, text=True, check=True
-    )
-    assert node.stdout.strip() in ("idle", "completing")
+    node = subprocess.check_output(["sinfo", "--noheader", "--format=%T"], env=variables, text=True)
+    assert node.strip() in ("idle", "completing")

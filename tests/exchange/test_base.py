@@ -154,22 +154,17 @@ def test_many_starts_at_once_make_one_root(home: Home, base: Path) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.real
-def test_env_prints_the_same_roots(home: Home, base: Path) -> None:
+def test_a_temporary_root_is_warm_and_keeps_nothing_and_env_prints_the_same_roots(home: Home, base: Path) -> None:
+    command = ("run", "--base", str(base), "--isolated", "--", *program("kernels.py", KNOWN + 1))
+    for _ in range(2):
+        assert stores(home.cachectl(*command, POCL_DEBUG="general,llvm")) == 1
+    assert not own_root(home.environment(), base).exists()
     done = home.cachectl("env", "--base", str(base), "--root", "own", "--shell", "sh")
     assert f"base: pocl: {FILLED} copied" in done.stderr
     script = f"{done.stdout}\nexec {sys.executable} {PROGRAMS / 'kernels.py'} {KNOWN}"
     ran = home.run("sh", "-c", script, POCL_DEBUG="general,llvm")
     assert stores(ran) == 0
     assert ran.stdout.count("code generation cache hit") == KNOWN
-
-
-@pytest.mark.thorough
-@pytest.mark.real
-def test_a_temporary_root_is_warm_and_keeps_nothing(home: Home, base: Path) -> None:
-    command = ("run", "--base", str(base), "--isolated", "--", *program("kernels.py", KNOWN + 1))
-    for _ in range(2):
-        assert stores(home.cachectl(*command, POCL_DEBUG="general,llvm")) == 1
-    assert not own_root(home.environment(), base).exists()
 
 
 def warmed_by_binaries(home: Home, base: Path, mount: Mount, *command: str, **variables: Any) -> None:  # noqa: ANN401
@@ -203,21 +198,16 @@ def test_a_base_and_an_own_root_do_not_contain_one_another(tmp_path: Path) -> No
             start_from(environment, tmp_path / base, tmp_path / own, notice=print)
 
 
-def test_a_base_without_entries_says_so(home: Home, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    done = home.cachectl("run", "--base", str(tmp_path / "empty"), "--", "true")
-    assert f"base: {tmp_path / 'empty'} has no entry of any layer" in done.stderr
-
-
-def test_a_base_that_others_can_write_is_named(home: Home, open_folder: Path) -> None:
+def test_a_base_without_entries_and_one_that_others_can_write_say_so(home: Home, open_folder: Path) -> None:
     base = open_folder / "base"
     base.mkdir()
     base.chmod(0o777)
     done = home.cachectl("run", "--base", str(base), "--", "true")
+    assert f"base: {base} has no entry of any layer" in done.stderr
     assert f"other users can write to {base}" in done.stderr
-    assert home.cachectl("run", "--base", "nowhere", "--", "true", check=False).returncode == 2
-    assert home.cachectl("run", "--base", str(base), "--no-cache", "--", "true", check=False).returncode == 2
-    assert home.cachectl("env", "--base", str(base), "--disable", check=False).returncode == 2
+    run = ("run", "--base", str(base), "--no-cache", "--", "true")
+    for words in (("run", "--base", "nowhere", "--", "true"), run, ("env", "--base", str(base), "--disable")):
+        assert home.cachectl(*words, check=False).returncode == 2
 
 
 @pytest.mark.parametrize("planted", ["folder", "link"])

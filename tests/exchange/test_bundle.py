@@ -22,10 +22,10 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from support.bundles import TRUSTED, keys, listed, programs
+from support.bundles import TRUSTED, count, keys, listed, programs
 from support.kernels import add_kernels
 from support.registries import RealRegistry
 from tiers import amount
@@ -46,23 +46,6 @@ if TYPE_CHECKING:
     from homes import Home
 
 
-def content(home: Home) -> dict[str, bytes]:
-    """Read every file of a home's caches."""
-    folder = home.path / ".cache"
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def counts(home: Home) -> dict[str, int]:
-    layers = home.json("report")["layers"]
-    return {layer["layer"]: layer["entries"] for layer in layers if layer["entries"]}
-
-
-def traced(home: Home, *command: str) -> dict[str, Any]:
-    done = home.cachectl("trace", "--json", str(home.path / "trace.json"), "--", sys.executable, *command)
-    assert done.returncode == 0
-    return {layer["layer"]: layer for layer in json.loads((home.path / "trace.json").read_text())["layers"]}
-
-
 # ---------------------------------------------------------------------- warm elsewhere
 
 
@@ -71,14 +54,15 @@ def test_the_first_run_at_an_empty_home_compiles_nothing(source: Home, packed: P
     document = home.json("pull", str(packed), "--trust")
     assert document["total"]["placed"] == len(keys(source))
     assert {one["hits"] for layer in document["layers"] for one in layer["outlook"]} == {True}
-    before, compiled = counts(home), programs(home)
-    assert before == counts(source)
+    before, compiled = count(home), programs(home)
+    assert before == count(source)
     assert compiled == programs(source)
 
-    layers = traced(home, str(home.programs / "thirteen.py"), "4", "2")
+    command = ("--", sys.executable, str(home.programs / "thirteen.py"), "4", "2")
+    home.cachectl("trace", "--json", str(home.path / "trace.json"), *command)
+    layers = {layer["layer"]: layer for layer in json.loads((home.path / "trace.json").read_text())["layers"]}
 
-    assert counts(home) == before
-    assert programs(home) == compiled
+    assert (count(home), programs(home)) == (before, compiled)
     for name in ("loopy", "pocl"):
         assert layers[name]["hits"] > 0
         assert layers[name]["stores"] == 0
@@ -191,11 +175,11 @@ def test_misses_in_another_virtual_environment_are_those_foreseen(packed: Path, 
     assert [one["hits"] for one in seen["loopy"]] == [True]
     # Placed nevertheless, by a cachectl that sees the other PyOpenCL, they are missed there, and only they.
     Stack(home.environment()).pull(str(packed), TRUSTED)
-    already, compiled = counts(home), programs(home)
+    already, compiled = count(home), programs(home)
     home.run(python, str(home.programs / "thirteen.py"), "4", "2")
     assert not compiled & (programs(home) - compiled)
     assert len(programs(home)) == 2 * len(compiled)
-    assert {**counts(home), "pocl": 0} == {**already, "pocl": 0}
+    assert {**count(home), "pocl": 0} == {**already, "pocl": 0}
 
 
 def test_another_driver_or_processor_decides_and_an_unknown_one_does_not(home: Home) -> None:
@@ -374,19 +358,20 @@ def test_a_registry_that_answers_nonsense_is_no_empty_one(home: Home, answer: by
     assert "is not a bundle of cachectl" in done.stderr
 
 
-def test_two_pushes_into_one_file_lose_nothing(home: Home, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["bundle.zip", "gfx90a6e.kdb"])
+def test_pushes_into_one_file_at_once_lose_nothing(home: Home, tmp_path: Path, name: str) -> None:
     add_kernels(home, range(8))
-    file = str(tmp_path / "bundle.zip")
-    selections = [("--key", entry.key) for entry in Stack(home.environment()).entries(layers=["miopen"])]
-    push = [sys.executable, "-m", "cachectl", "push", file, "miopen"]
+    file, stack = str(tmp_path / name), Stack(home.environment())
+    push = [sys.executable, "-m", "cachectl", "push", file, "miopen", "--key"]
     started = [
-        subprocess.Popen([*push, *one], env=home.variables, stderr=subprocess.PIPE, stdout=-3) for one in selections
+        subprocess.Popen([*push, entry.key], env=home.variables, stderr=subprocess.PIPE, stdout=-3)
+        for entry in stack.entries(layers=["miopen"])
     ]
-    said = [one.communicate()[1].decode() for one in started]
-    assert [process.returncode for process in started] == [0] * len(selections), said
-    assert len(listed(Path(file))) == len(selections)
+    said = [process.communicate()[1].decode() for process in started]
+    assert [process.returncode for process in started] == [0] * 8, said
+    assert stack.pull(file, TRUSTED).total.there == 8
     assert list(tmp_path.glob(".cachectl-*")) == []
-    assert home.json("store", "verify", file)["findings"] == []
+    assert not name.endswith(".zip") or home.json("store", "verify", file)["findings"] == []
 
 
 @pytest.mark.parametrize("unnamed", [True, False])

@@ -78,19 +78,14 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, new_home: Callable[[Path], Ho
 
 @pytest.mark.cluster
 @pytest.mark.real
-def test_a_cold_job_writes_each_entry_of_all_nodes_once(jobs: Jobs) -> None:
-    items = listed(jobs.home.path / "warm.zip")
+def test_a_cold_job_writes_each_entry_once_and_no_rank_of_a_staged_job_compiles(jobs: Jobs) -> None:
+    file = jobs.home.path / "warm.zip"
+    items = listed(file)
     assert {layer for layer, _ in items} == {"loopy", "pyopencl-invoker", "pocl"}
     assert sum(layer == "pocl" for layer, _ in items) == 3
     assert len(set(items)) == len(items)
     assert jobs.left() == []
     assert not (jobs.home.path / ".cache").exists()
-
-
-@pytest.mark.cluster
-@pytest.mark.real
-def test_no_rank_of_a_staged_job_compiles(jobs: Jobs) -> None:
-    file = jobs.home.path / "warm.zip"
     before = file.read_bytes()
     digest = hashlib.sha256(before).hexdigest()
     said, ranks = jobs.ranks("warm", "warm.zip", "--digest", digest, "--out", "warm.zip")
@@ -160,9 +155,8 @@ def test_a_bundle_signed_by_one_job_is_trusted_by_the_next(jobs: Jobs, keygen: C
 @pytest.mark.cluster
 @pytest.mark.real
 def test_a_root_is_staged_as_its_bundle_is(jobs: Jobs) -> None:
-    root = jobs.home.path / "root"
     program = (sys.executable, str(jobs.home.programs / "thirteen.py"), "2", "1")
-    jobs.home.cachectl("run", f"--isolated={root}", "--", *program)
+    jobs.home.cachectl("run", "--isolated=root", "--", *program)
     said, ranks = jobs.ranks("of-root", "root")
     assert "entries on 2 of 2 nodes" in said
     assert len(ranks) == 2 * RANKS
@@ -240,14 +234,13 @@ def test_the_highest_status_is_everybodys(tmp_path: Path, new_home: Callable[[Pa
     jobs = Jobs(new_home(tmp_path / "home"), mpiexec)
     token = jobs.home.path / "token"
     out = ("--out", str(jobs.home.path / "warm.zip"))
-    said = jobs.both("sh", "-c", f"mkdir {token} 2>&- && exit 3; exit 0", options=out, check=False)
-    assert said.startswith("3\n")
-    said = jobs.both("no-such-command", options=out, check=False)
-    assert said.startswith("127\n")
-    assert said.count("cannot start 'no-such-command'") == 2 * RANKS
-    said = jobs.both("true", options=("--out", "/nowhere/at/all"), check=False)
-    assert said.startswith("2\n")
-    assert said.count("--out '/nowhere/at/all'") == 1
+    for command, options, status, words, times in (
+        (("sh", "-c", f"mkdir {token} 2>&- && exit 3; exit 0"), out, 3, "Traceback", 0),
+        (("no-such-command",), out, 127, "cannot start 'no-such-command'", 2 * RANKS),
+        (("true",), ("--out", "/nowhere/at/all"), 2, "--out '/nowhere/at/all'", 1),
+    ):
+        said = jobs.both(*command, options=options, check=False)
+        assert (said.partition("\n")[0], said.count(words)) == (str(status), times)
 
 
 @pytest.mark.cluster

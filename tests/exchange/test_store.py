@@ -7,7 +7,6 @@ import socket
 import stat
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.bundles import TRUSTED, files, keys, programs
+from support.bundles import TRUSTED, count, files, keys, programs
 from support.kernels import add_kernels
 
 from cachectl.exchange.around import StoreUse
@@ -30,10 +29,6 @@ from cachectl.stack import Stack
 
 if TYPE_CHECKING:
     from homes import Home
-
-
-def count(home: Home) -> dict[str, int]:
-    return Counter(layer for layer, _ in keys(home))
 
 
 @pytest.mark.real
@@ -146,6 +141,9 @@ def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: 
     stack = at(cheap, now)
     before = files(store)
     planned = stack.store(str(store)).gc(older_than=3 * 86400, dry_run=True)
+    # A machine with a wrong clock removes nothing.
+    with pytest.raises(CachectlError, match="set it"):
+        at(cheap, now + 365 * 86400).store(str(store)).gc(older_than=30 * 86400)
     assert files(store) == before
     assert (len(planned.parts), planned.entries, planned.condemned, planned.removed) == (1, 10, 3, 0)
     # A reader that has listed the store goes on.
@@ -183,15 +181,6 @@ def test_a_damaged_list_of_condemned_names_is_found(cheap: Home, tmp_path: Path)
     check = Stack(cheap.environment()).store(str(store)).verify()
     assert (check.failed, [one.code for one in check.findings]) == (True, ["damaged"])
     assert str(store) in cheap.cachectl("store", "gc", str(store), check=False).stderr
-
-
-def test_gc_on_a_machine_with_a_wrong_clock_removes_nothing(cheap: Home, tmp_path: Path) -> None:
-    store, now = tmp_path / "store", time.time()
-    at(cheap, now).push(str(store), layers=["miopen"])
-    before = files(store)
-    with pytest.raises(CachectlError, match="set it"):
-        at(cheap, now + 365 * 86400).store(str(store)).gc(older_than=30 * 86400)
-    assert files(store) == before
 
 
 @pytest.mark.thorough
@@ -245,6 +234,12 @@ def test_a_command_runs_with_a_store_around_it(cheap: Home, other: Home, tmp_pat
     assert other.cachectl("run", *reading, *child, check=False).stderr == ""
     assert not (other.path / ".cache" / "miopen").exists()
     assert len(list(Stack.below(str(other.path / "root"), other.environment())["miopen"].entries())) == 10
+    # Entries that cannot be placed are one line.
+    (other.path / ".cache").mkdir(exist_ok=True)
+    (other.path / ".cache" / "miopen").touch()
+    done = other.cachectl("run", "--store", store, "--trust", "--", "true")
+    assert ["10 not pulled" in line for line in done.stderr.splitlines()] == [True]
+    (other.path / ".cache" / "miopen").unlink()
     # A damaged store is one warning, and the command runs; nothing is pushed.
     next((tmp_path / "store" / "objects").iterdir()).write_bytes(b"damaged")
     add_kernels(other, [70])
@@ -328,15 +323,6 @@ def test_entries_of_a_base_are_neither_pulled_nor_pushed(cheap: Home, other: Hom
     (tmp_path / "base" / "pocl").symlink_to("pocl")
     done = other.cachectl(*trusting, "--base", base, f"--isolated={own}", "--", "true")
     assert "base: miopen: 10 there before" in done.stderr
-
-
-def test_entries_that_cannot_be_placed_are_one_line_around_a_command(cheap: Home, other: Home, tmp_path: Path) -> None:
-    store = str(tmp_path / "store")
-    cheap.cachectl("push", store, "miopen")
-    (other.path / ".cache").mkdir(exist_ok=True)
-    (other.path / ".cache" / "miopen").touch()
-    done = other.cachectl("run", "--store", store, "--trust", "--", "true")
-    assert ["10 not pulled" in line for line in done.stderr.splitlines()] == [True]
 
 
 def test_no_file_is_removed_through_a_planted_link(cheap: Home, tmp_path: Path) -> None:
@@ -477,24 +463,17 @@ def test_an_answer_after_the_deadline_has_no_effect(
     before = files(other.path)
     status, said = run_around(other, store, 1.5)
     assert (status, ["no answer within 1.5 s" in line for line in said]) == (7, [True])
+    # A push ends at the deadline, too.
+    monkeypatch.undo()
+    monkeypatch.setattr("cachectl.exchange.push.place_of", lambda *_, **__: Odd(store, late))
+    began = time.monotonic()
+    status, said = run_around(cheap, tmp_path / "none", 1)
+    assert (status, ["nothing was pushed: no answer within 1 s" in line for line in said]) == (7, [True])
+    assert time.monotonic() - began < 15
     go_on.set()
     assert answered.wait(60)
     time.sleep(0.2)
     assert files(other.path) == before
-
-
-def test_a_push_ends_at_the_deadline(cheap: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on, began = Event(), time.monotonic()
-
-    def late() -> Sequence[Stored]:
-        go_on.wait(20)
-        return ()
-
-    monkeypatch.setattr("cachectl.exchange.push.place_of", lambda *_, **__: Odd(tmp_path, late))
-    status, said = run_around(cheap, tmp_path / "none", 1)
-    go_on.set()
-    assert (status, ["nothing was pushed: no answer within 1 s" in line for line in said]) == (7, [True])
-    assert time.monotonic() - began < 15
 
 
 def test_entries_that_are_not_placed_by_the_deadline_are_left_out(cheap: Home, other: Home, tmp_path: Path) -> None:

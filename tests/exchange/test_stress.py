@@ -26,19 +26,15 @@ def stress(home: Home, url: str, folder: Path, crowd: str = "8", **variables: st
     assert done["kills"] > 0
 
 
-@pytest.mark.hazard
-def test_nothing_that_a_push_acknowledged_is_lost_in_a_folder(home: Home, tmp_path: Path) -> None:
-    stress(home, str(tmp_path / "store"), tmp_path / "homes")
-
-
-@pytest.mark.parametrize("name", ["store", "store.zip"])
-def test_a_killed_push_leaves_the_store_readable(home: Home, tmp_path: Path, name: str) -> None:
-    stress(home, str(tmp_path / name), tmp_path / "homes", "1")
-
-
-@pytest.mark.hazard
-def test_nothing_that_a_push_acknowledged_is_lost_in_a_bundle(home: Home, tmp_path: Path) -> None:
-    stress(home, str(tmp_path / "store.zip"), tmp_path / "homes", "4")
+@pytest.mark.parametrize(
+    ("name", "crowd"),
+    [
+        *(("store", "1"), ("store.zip", "1")),
+        *(pytest.param(*row, marks=pytest.mark.hazard) for row in (("store", "8"), ("store.zip", "4"))),
+    ],
+)
+def test_nothing_that_a_push_acknowledged_is_lost(home: Home, tmp_path: Path, name: str, crowd: str) -> None:
+    stress(home, str(tmp_path / name), tmp_path / "homes", crowd)
 
 
 @pytest.mark.hazard

@@ -77,7 +77,7 @@ def _false_listing(said: Any, true: Any) -> Iterator[str]:  # noqa: ANN401 - JSO
         yield f"lacks entries of {required_roots}, and nobody says so"
 
 
-def false_findings(said: Any, true: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
+def _false_findings(said: Any, true: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
     def names(document: Any) -> set[tuple[str, ...]]:  # noqa: ANN401 - JSON
         return {
             (found["layer"], found["root"], str(found["key"]), found["code"])
@@ -95,6 +95,5 @@ def false_findings(said: Any, true: Any) -> Iterator[str]:  # noqa: ANN401 - JSO
 TRUTHS: Final = {
     "report": _false_report,
     "ls": _false_listing,
-    "verify": false_findings,
-    "doctor": false_findings,
+    **dict.fromkeys(("verify", "doctor"), _false_findings),
 }

@@ -28,22 +28,19 @@ from __future__ import annotations
 import errno
 import hashlib
 import shutil
-import sys
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+from injector import KILL, LOCKS, READS, WRITES, Ended, Fault, Injector
+from rules import TRUTHS, miscounted, timeless, without_moments
+from worlds import World, bystanders, damage, disk_bytes, leftovers
 
-from injector import KILL, LOCKS, READS, WRITES, Ended, Fault, Injector  # noqa: E402
-from rules import TRUTHS, miscounted, timeless, without_moments  # noqa: E402
-from worlds import World, bystanders, damage, disk_bytes, leftovers  # noqa: E402
-
-from cachectl.exchange.bundle import BundlePlace  # noqa: E402
-from cachectl.exchange.index import StoreIndex  # noqa: E402
-from cachectl.layers.base.environment import Environment  # noqa: E402
+from cachectl.exchange.bundle import BundlePlace
+from cachectl.exchange.index import StoreIndex
+from cachectl.layers.base.environment import Environment
 
 #: What can go wrong, by the kind of call.
 FAULTS: Final = (
@@ -76,10 +73,6 @@ class Case:
     output: str | None = None
 
 
-def _first(world: World, home: Path, layer: str) -> str:
-    return min(entry.key for entry in world.stack(home).entries(layers=[layer]))
-
-
 def _quiet(injector: Injector, world: World, home: Path, *arguments: str) -> Ended:
     done = injector.run(*arguments, home=home, fault=Fault(0), variables=world.variables)
     assert done.status == 0, (arguments, done)
@@ -88,7 +81,7 @@ def _quiet(injector: Injector, world: World, home: Path, *arguments: str) -> End
 
 def _take_out(layer: str) -> Callable[[Injector, World, Path], object]:
     def prepare(injector: Injector, world: World, home: Path) -> None:
-        key = _first(world, home, layer)
+        key = min(entry.key for entry in world.stack(home).entries(layers=[layer]))
         _quiet(injector, world, home, "get", layer, key, "-o", str(home / "artifact"))
         _quiet(injector, world, home, "purge", layer, "--key", key)
         (home / "key").write_text(key)
@@ -140,15 +133,9 @@ class Sweep:
         faults: Collection[tuple[int, int, bool]] = FAULTS,
     ) -> None:
         """Prepare to try each ``every``-th call under some faults, and with ``None`` one call under each fault."""
-        self._injector = injector
-        self._world = world
-        self._home = folder / "home"
-        self._prepared = folder / "prepared"
-        self._every = every
-        self._calls: dict[int, int] = {}
-        self._written: bytes | None = None
-        self._unreadable: set[str] = set()
-        self._faults = faults
+        self._injector, self._world = injector, world
+        self._home, self._prepared = folder / "home", folder / "prepared"
+        self._every, self._faults = every, faults
 
     def case(self, case: Case) -> Iterator[str]:
         """Try one command under every kind of fault; yield each rule that it broke."""
@@ -158,55 +145,44 @@ class Sweep:
         case.prepare(self._injector, self._world, self._home)
         self._copy(self._home, self._prepared)
         self._unreadable = set(self._world.unreadable(self._home))
-        arguments = self._arguments(case)
-        good, complete = self._run(arguments, Fault(0)), self._world.keys(self._home)
-        assert good.status in (0, 1), good
+        self._case, self._arguments = case, self._arguments_of(case)
+        #: The result of a run without faults.
+        self._good, self._complete = self._run(self._arguments, Fault(0)), self._world.keys(self._home)
+        assert self._good.status in (0, 1), self._good
         self._written = None if case.output is None else (self._home / case.output).read_bytes()
         if case.output == "bundle.zip":
             self._listed = _bundled(self._home / case.output)
-        self._calls.clear()
+        self._calls: dict[int, int] = {}
         for kinds, error, sticky in self._faults:
             if case.writes or kinds != WRITES:
-                yield from self._under(case, arguments, (kinds, error, sticky), good, complete)
+                yield from self._under(kinds, error, sticky=sticky)
 
-    def _arguments(self, case: Case) -> tuple[str, ...]:
+    def _arguments_of(self, case: Case) -> tuple[str, ...]:
         layer = max(keys := self._world.keys(self._home), key=lambda name: len(keys[name]), default="")
         key = min(keys.get(layer, {" "})).partition(" ")[2]
         kept = self._home / "key"
-        words = {
-            "home": str(self._home),
-            "layer": layer,
-            "key": key,
-            "kept": kept.read_text() if kept.exists() else "",
-        }
+        words = {"home": str(self._home), "layer": layer, "key": key}
+        words["kept"] = kept.read_text() if kept.exists() else ""
         # Keys may have braces of their own.
         return tuple(words.get(part[1:-1], part.replace("{home}", words["home"])) for part in case.arguments)
 
-    def _under(
-        self,
-        case: Case,
-        arguments: tuple[str, ...],
-        kind: tuple[int, int, bool],
-        good: Ended,
-        complete: Mapping[str, set[str]],
-    ) -> Iterator[str]:
-        kinds, error, sticky = kind
+    def _under(self, kinds: int, error: int, *, sticky: bool) -> Iterator[str]:
         if kinds not in self._calls:
             self._copy(self._prepared, self._home)
-            self._calls[kinds] = self._run(arguments, Fault(kinds)).seen
+            self._calls[kinds] = self._run(self._arguments, Fault(kinds)).seen
         calls = self._calls[kinds]
         every = self._every or calls or 1
         # Another fault, and another case, meets other calls.
         named = str(Fault(kinds, 0, error, sticky)).replace(" at 0", "")
-        first = 1 + zlib.crc32(f"{case.name} {_KINDS[kinds]} {named}".encode()) % min(every, calls or 1)
+        first = 1 + zlib.crc32(f"{self._case.name} {_KINDS[kinds]} {named}".encode()) % min(every, calls or 1)
         tried = range(first, calls + 1, every)
         assert tried or not calls
         for nth in tried:
             self._copy(self._prepared, self._home)
             fault = Fault(kinds, nth, error, sticky)
-            done = self._run(arguments, fault)
-            for complaint in self._judge(case, arguments, done, good, complete):
-                yield f"{case.name}: {fault} ({done.where}): {complaint}"
+            done = self._run(self._arguments, fault)
+            for complaint in self._judge(done):
+                yield f"{self._case.name}: {fault} ({done.where}): {complaint}"
 
     def _run(self, arguments: tuple[str, ...], fault: Fault) -> Ended:
         return self._injector.run(*arguments, home=self._home, fault=fault, variables=self._world.variables)
@@ -216,15 +192,9 @@ class Sweep:
         shutil.rmtree(to, ignore_errors=True)
         shutil.copytree(source, to, symlinks=True)
 
-    def _judge(
-        self,
-        case: Case,
-        arguments: tuple[str, ...],
-        done: Ended,
-        good: Ended,
-        complete: Mapping[str, set[str]],
-    ) -> Iterator[str]:
+    def _judge(self, done: Ended) -> Iterator[str]:
         """Yield each rule that the command broke."""
+        case, complete = self._case, self._complete
         killed = done.status < 0 and done.status != -9
         if killed or done.status not in (0, 1, -9) or "Traceback" in done.stderr:
             yield f"status {done.status}: {done.stderr[-300:]}"
@@ -243,14 +213,13 @@ class Sweep:
         if case.output is not None:
             yield from self._miswritten(self._home / case.output, done)
         if done.status in (0, 1):
-            yield from self._untrue(case, done, good, before, after)
+            yield from self._untrue(done, before, after)
         if case.writes:
-            yield from self._again(case, arguments, good, complete)
+            yield from self._again()
 
-    def _untrue(
-        self, case: Case, done: Ended, good: Ended, before: Mapping[str, set[str]], after: Mapping[str, set[str]]
-    ) -> Iterator[str]:
+    def _untrue(self, done: Ended, before: Mapping[str, set[str]], after: Mapping[str, set[str]]) -> Iterator[str]:
         """Yield what of its output is not so."""
+        case, good = self._case, self._good
         if case.removes:
             yield from miscounted(done, "removed", before, after)
             yield from self._misweighed(done)
@@ -293,13 +262,12 @@ class Sweep:
         if said not in (before - after, before - after + staged) and not unknown_usage:
             yield f"says {said} bytes freed, {before - after} have gone"
 
-    def _again(
-        self, case: Case, arguments: tuple[str, ...], good: Ended, complete: Mapping[str, set[str]]
-    ) -> Iterator[str]:
+    def _again(self) -> Iterator[str]:
         """Run the command once more, without a fault, and see what is left after a purge."""
+        case, complete = self._case, self._complete
         was_done = not self._lacking(self._world.keys(self._home), complete)
-        again = self._run(arguments, Fault(0))
-        if again.status not in {0, good.status} and not was_done:
+        again = self._run(self._arguments, Fault(0))
+        if again.status not in {0, self._good.status} and not was_done:
             yield f"the next run ends with {again.status}: {again.stderr[-300:]}"
         found = self._world.keys(self._home)
         if case.name == "prune":
@@ -309,7 +277,11 @@ class Sweep:
                 yield f"the next run leaves {size} bytes"
         elif self._lacking(found, complete):
             yield "the next run does not bring the result"
-        if case.output is not None and (self._home / case.output).read_bytes() != self._written:
+        if case.output == "bundle.zip":
+            # What the first run pushed stays as it is, and what it lacked comes behind it.
+            if _bundled(self._home / case.output) != self._listed:
+                yield "the next run does not write the same entries"
+        elif case.output is not None and (self._home / case.output).read_bytes() != self._written:
             yield "the next run does not write the same file"
         yield from self._left()
 

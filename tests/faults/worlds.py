@@ -10,8 +10,9 @@ import sqlite3
 import stat
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -73,16 +74,10 @@ class World:
         bad = []
         with recovered(home) as whole:
             for layer in self.stack(whole):
-                try:
-                    many = layer.get_many([entry.key for entry in layer.entries()])
-                except CachectlError:
-                    continue
-                bad += [
-                    f"{layer.name} {key}: {str(found).replace(str(whole), '')}"
-                    for key, found in many.items()
-                    if isinstance(found, Exception)
-                ]
-        return bad
+                with suppress(CachectlError):
+                    read = layer.get_many([entry.key for entry in layer.entries()]).items()
+                    bad += [f"{layer.name} {key}: {found}" for key, found in read if isinstance(found, Exception)]
+            return [text.replace(str(whole), "") for text in bad]
 
 
 @contextmanager
@@ -199,8 +194,7 @@ def mesa_world(folder: Path, store: str) -> World:
 #: Homes that are made here, by name.
 WORLDS: Final[Mapping[str, Callable[[Path], World]]] = {
     "synthetic": synthetic_world,
-    "mesa-single-file": lambda folder: mesa_world(folder, "single-file"),
-    "mesa-database": lambda folder: mesa_world(folder, "database"),
+    **{f"mesa-{store}": partial(mesa_world, store=store) for store in ("single-file", "database")},
 }
 
 

@@ -117,10 +117,6 @@ def _objects(data: bytes) -> None:
         list(file.dynamic_strings())
 
 
-def _source(data: bytes) -> None:
-    opencl_source.kernel_names(data)
-
-
 def _neo(data: bytes) -> None:
     neo_binaries.complaint(data)
     neo_binaries.describe(data)
@@ -163,7 +159,7 @@ def _mesa_index(data: bytes) -> None:
             assert blob is None or len(form.record(blob)) <= len(data)
 
 
-PARSERS: Final[tuple[Callable[[bytes], None], ...]] = (
+PARSERS: Final[tuple[Callable[[bytes], object], ...]] = (
     _pdict_name,
     _pickle,
     _source_info,
@@ -174,7 +170,7 @@ PARSERS: Final[tuple[Callable[[bytes], None], ...]] = (
     _names,
     _archive,
     _objects,
-    _source,
+    opencl_source.kernel_names,
     _neo,
     _bitcode,
     _comgr,

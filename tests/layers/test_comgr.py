@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
 import tarfile
 from dataclasses import replace
@@ -12,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.layers import orphans, somebody
 
 from cachectl.layers.base.conformance import LayerConformance, nobody
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Damaged
-from cachectl.layers.base.facts import Condition, Orphan, Problem, Severity
+from cachectl.layers.base.facts import Condition, Problem, Severity
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.comgr import ComgrCache
 from cachectl.layers.formats import bitcode, comgr_entries
@@ -67,28 +67,16 @@ class TestConformance(LayerConformance):
         fill(environment.home / ".cache" / "comgr")
 
 
-def environment_of(home: Path, **variables: str) -> Environment:
-    return Environment(
-        {"HOME": str(home), **variables},
-        home,
-        cwd=home / "cwd",
-        processes=nobody(home.parent / "processes"),
-        mounts=home / "no-mounts",
-        topology=home / "no-gpus",
-    )
-
-
 @pytest.fixture
 def layer(tmp_path: Path) -> ComgrCache:
-    fill(tmp_path / "home" / ".cache" / "comgr")
-    return ComgrCache(environment_of(tmp_path / "home"))
+    home = tmp_path / "home"
+    fill(home / ".cache" / "comgr")
+    environment = Environment({"HOME": str(home)}, home, cwd=home / "cwd", processes=nobody(tmp_path / "processes"))
+    return ComgrCache(replace(environment, mounts=home / "no-mounts", topology=home / "no-gpus"))
 
 
 def folder_of(layer: ComgrCache) -> Path:
     return layer.roots()[0].path
-
-
-# ---------------------------------------------------------------------- formats
 
 
 def test_bitcode_and_code_objects_name_kernels_and_device(layer: ComgrCache) -> None:
@@ -138,30 +126,15 @@ def test_the_policy_is_read_as_llvm_reads_it(policy: str, wrong: str | None) -> 
     assert (said is None) if wrong is None else (said is not None and wrong in said)
 
 
-# ---------------------------------------------------------------------- places and states
-
-
-def on_nfs(environment: Environment) -> Environment:
-    """Have everything on a network file system."""
-    environment.mounts.write_text("1 1 0:1 / / rw - nfs4 server:/ rw\n")
-    return environment
-
-
 def test_a_network_file_system_is_a_hazard_named_once(tmp_path: Path, layer: ComgrCache) -> None:
-    environment = on_nfs(layer.environment)
-    there = ComgrCache(environment)
-    assert there.state().condition is Condition.UNKNOWN
+    environment = layer.environment
+    environment.mounts.write_text("1 1 0:1 / / rw - nfs4 server:/ rw\n")
+    assert ComgrCache(environment).state().condition is Condition.UNKNOWN
     (found,) = diagnosis(Stack(environment, plugins=False).named(["comgr"])).findings
     assert (found.code, found.severity, "SIGBUS" in found.message) == ("network", Severity.RISKS, True)
     (tmp_path / "named").mkdir()
     named = environment.with_variables({"AMD_COMGR_CACHE_DIR": str(tmp_path / "named")})
     assert ComgrCache(named).state().condition is Condition.ENABLED
-
-
-# ---------------------------------------------------------------------- what is wrong
-
-
-# ---------------------------------------------------------------------- damage, strangers, temporaries
 
 
 def test_damage_is_reported_with_its_effect_in_comgr(layer: ComgrCache) -> None:
@@ -213,14 +186,9 @@ def test_a_left_temporary_goes_once_nobody_compiles(layer: ComgrCache, tmp_path:
     left = folder_of(layer) / "amdgpu-compiler-0a1b2c.tmp.o"
     left.write_bytes(b"half")
     left.chmod(0o600)
-    assert [one.key for one in layer.scan(layer.roots()[0]) if isinstance(one, Orphan)] == [left.name]
-    busy = nobody(tmp_path / "busy")
-    (busy / str(os.getpid())).mkdir()
-    (busy / str(os.getpid()) / "maps").write_text("7f00 /opt/rocm/lib/libamd_comgr.so.3\n")
+    assert list(orphans(layer)) == [left.name]
+    busy = somebody(tmp_path / "busy", "/opt/rocm/lib/libamd_comgr.so.3")
     plan = ComgrCache(replace(layer.environment, processes=busy)).plan_clear()
     assert ([note.key for note in plan.skipped], len(plan.entries)) == ([left.name], 4)
     layer.clear(layer.plan_clear())
     assert not left.exists()
-
-
-# ---------------------------------------------------------------------- the command

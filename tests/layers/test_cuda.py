@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.layers import got
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Damaged, LayerError, Unsettled
@@ -40,8 +41,10 @@ def folder(layer: CudaComputeCache) -> Path:
     return layer.roots()[0].path
 
 
-def index(layer: CudaComputeCache) -> form.SizeIndex | None:
-    return form.read_index((folder(layer) / "index").read_bytes())
+def index(folder: Path) -> form.SizeIndex:
+    records = form.read_index((folder / "index").read_bytes())
+    assert records is not None
+    return records
 
 
 def test_every_entry_is_decoded(layer: CudaComputeCache) -> None:
@@ -65,8 +68,7 @@ def test_an_index_is_made_in_the_folder_that_was_opened(
     """Another folder that takes the root's name while an entry is placed gets no index, and its own is not written."""
     root = folder(layer)
     entry = next(layer.entries())
-    artifact = layer.get(entry.key)
-    assert artifact is not None
+    artifact = got(layer, entry.key)
     (root / "index").unlink()
     (tmp_path / "outside").mkdir()
     lock = record_lock
@@ -79,16 +81,13 @@ def test_an_index_is_made_in_the_folder_that_was_opened(
     monkeypatch.setattr(cuda_compute_cache, "record_lock", exchange_and_lock)
     layer.put(entry.key, artifact)
     assert os.listdir(tmp_path / "outside") == []
-    written = form.read_index((tmp_path / "moved" / "index").read_bytes())
-    assert written is not None
-    assert len(written) == 40
+    assert len(index(tmp_path / "moved")) == 40
 
 
 @pytest.mark.parametrize(("at", "words"), [(-1, "checksum"), (40, "hash of its key")])
 def test_a_flipped_byte_is_named_and_not_put(layer: CudaComputeCache, at: int, words: str) -> None:
     entry = next(layer.entries())
-    artifact = layer.get(entry.key)
-    assert artifact is not None
+    artifact = got(layer, entry.key)
     data = bytearray(artifact.data)
     data[at] ^= 1
     with pytest.raises(Damaged, match=words):
@@ -102,26 +101,21 @@ def test_a_flipped_byte_is_named_and_not_put(layer: CudaComputeCache, at: int, w
 def test_clearing_one_kernel_takes_it_out_of_the_index(layer: CudaComputeCache) -> None:
     outcome = layer.clear(layer.plan_clear(Selection(kernel="ka3")))
     assert outcome.removed == 2
-    left = index(layer)
-    assert left is not None
-    kept = {form.identifier_of(entry.key) for entry in layer.entries()}
-    assert {identifier for identifier, _ in left} == kept
+    left = index(folder(layer))
+    assert {identifier for identifier, _ in left} == {form.identifier_of(entry.key) for entry in layer.entries()}
     assert len(left) == 38
     assert list(layer.verify(layer.roots()[0])) == []
     assert layer.clear(layer.plan_clear()).removed == 38
     assert [path.name for path in folder(layer).rglob("*") if path.is_file()] == ["index"]
-    assert index(layer) == ()
+    assert index(folder(layer)) == ()
 
 
 def test_put_counts_an_entry_in_the_index(layer: CudaComputeCache) -> None:
     entry = next(layer.entries())
-    artifact = layer.get(entry.key)
-    assert artifact is not None
+    artifact = got(layer, entry.key)
     layer.clear(layer.plan_clear(Selection(key=entry.key)))
     layer.put(entry.key, artifact)
-    listed = index(layer)
-    assert listed is not None
-    assert listed[-1] == (form.identifier_of(entry.key), len(artifact.data) - 28)
+    assert index(folder(layer))[-1] == (form.identifier_of(entry.key), len(artifact.data) - 28)
     assert (entry.root / entry.key).stat().st_mode & 0o777 == 0o644
     assert list(layer.verify(layer.roots()[0])) == []
 
@@ -143,18 +137,16 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def made_up_entry(number: int) -> tuple[str, bytes]:
     """Make an entry that is whole: lengths, name and checksum hold."""
     key, payload = b"key %d" % number, b"payload"
-    name = f"{form.fnv1a(key):016x}"
     data = form.HEADER.pack(form.VERSION, len(key), len(payload), form.fnv1a(payload)) + key + payload
-    return f"{name[0]}/{name[1]}/{name[2:]}", data
+    return form.key_from(form.fnv1a(key)), data
 
 
 def test_an_index_that_has_no_room_to_grow_stays_whole(small_disk: Path) -> None:
     """With 255 entries the index fills its page: one entry more, and on a full disk there is no other page."""
     layer = CudaComputeCache(Environment({"CUDA_CACHE_PATH": str(small_disk / "cache")}, small_disk))
-    for number in range(255):
-        path = folder(layer) / made_up_entry(number)[0]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(made_up_entry(number)[1])
+    for key, data in map(made_up_entry, range(255)):
+        (folder(layer) / key).parent.mkdir(parents=True, exist_ok=True)
+        (folder(layer) / key).write_bytes(data)
     key, data = made_up_entry(255)
     artifact = Artifact("cuda", key, "cuda-entry/65", data)
     layer.put(key, artifact)
@@ -179,18 +171,14 @@ def test_an_index_that_has_no_room_to_grow_stays_whole(small_disk: Path) -> None
 @pytest.mark.parametrize("content", [None, b"", b"\x41\x00\x00\x00" + b"\xff" * 12])
 def test_an_index_that_is_not_whole_is_named_and_made_anew(layer: CudaComputeCache, content: bytes | None) -> None:
     # Without an index, or with an empty one, a real driver drops every entry at its next store.
-    path = folder(layer) / "index"
-    if content is None:
-        path.unlink()
-    else:
-        path.write_bytes(content)
+    (folder(layer) / "index").unlink()
+    if content is not None:
+        (folder(layer) / "index").write_bytes(content)
     root = layer.roots()[0]
     assert [finding.code for finding in layer.verify(root)] == ["index"]
     assert [problem.code for problem in layer.usage(root).problems] == (["index"] if content else [])
     assert layer.clear(layer.plan_clear(Selection(kernel="ka3"))).removed == 2
-    listed = index(layer)
-    assert listed is not None
-    assert len(listed) == 38
+    assert len(index(folder(layer))) == 38
     assert list(layer.verify(root)) == []
 
 
@@ -280,23 +268,20 @@ def test_a_stranger_with_an_entrys_name_is_left_alone(layer: CudaComputeCache) -
 
 def test_fnv1a_is_the_standard_one() -> None:
     # The published test vectors of the 64-bit hash.
-    assert form.fnv1a(b"") == 0xCBF29CE484222325
-    assert form.fnv1a(b"a") == 0xAF63DC4C8601EC8C
-    assert form.fnv1a(b"foobar") == 0x85944171F73967E8
+    vectors = {b"": 0xCBF29CE484222325, b"a": 0xAF63DC4C8601EC8C, b"foobar": 0x85944171F73967E8}
+    assert {data: form.fnv1a(data) for data in vectors} == vectors
 
 
 def test_an_index_is_recounted_also_after_a_put_that_fails(layer: CudaComputeCache) -> None:
     entry, gone = list(layer.entries())[:2]
-    artifact = layer.get(entry.key)
-    assert artifact is not None
+    artifact = got(layer, entry.key)
     (folder(layer) / gone.key).unlink()
     (folder(layer) / entry.key).unlink()
     # Nothing can be put where a folder stands.
     (folder(layer) / entry.key).mkdir()
     with pytest.raises(LayerError):
         layer.put(entry.key, artifact)
-    listed = index(layer)
-    assert listed is not None
+    listed = index(folder(layer))
     assert form.identifier_of(gone.key) not in dict(listed)
     assert len(listed) == 38
 
@@ -315,6 +300,4 @@ def test_an_index_keeps_what_it_says_of_entries_that_cannot_be_read(
     said = json.loads(done.stdout)["layers"][0]
     assert (done.returncode, said["removed"]) == (1, len(entries) - len(hidden))
     assert [note["key"] for note in said["failed"]] == [str(closed)]
-    listed = index(layer)
-    assert listed is not None
-    assert {key for key, _ in listed} == {form.identifier_of(entry.key) for entry in hidden}
+    assert {key for key, _ in index(folder(layer))} == {form.identifier_of(entry.key) for entry in hidden}

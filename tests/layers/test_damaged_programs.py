@@ -58,9 +58,9 @@ def test_a_damaged_program_is_found(warm: Home, kind: str) -> None:
     for path, message in zip((folder / "program.bc", next(folder.glob("*/*/*.so"))), messages, strict=True):
         whole = path.read_bytes()
         path.write_bytes(damage(whole))
-        found = [(finding.key, finding.severity, finding.message) for finding in findings(layer)]
-        assert [one[:2] for one in found] == ([(key, Severity.FAILS)] if message else [])
-        assert all(one[2].startswith(f"{path.relative_to(folder)}: {message}") for one in found)
+        found = findings(layer)
+        assert [(one.key, one.severity) for one in found] == ([(key, Severity.FAILS)] if message else [])
+        assert all(one.message.startswith(f"{path.relative_to(folder)}: {message}") for one in found)
         path.write_bytes(whole)
 
 
@@ -121,8 +121,6 @@ def test_a_pocl_that_links_itself_replaces_a_damaged_object(home: Home, built_po
     assert findings(layer) == []
 
 
-# ---------------------------------------------------------------------- PyOpenCL's binaries
-
 INTEL = """
 import pyopencl as cl
 context = cl.Context([cl.get_platforms()[0].get_devices()[0]])
@@ -130,22 +128,26 @@ print(cl.Program(context, "__kernel void k(__global int *a) { a[get_global_id(0)
 """
 
 
+def built(home: Home, driver: Driver) -> tuple[PyOpenCLBinaries, Path]:
+    """Build a program with Intel's driver; return the layer and the program's binary."""
+    home.run(sys.executable, "-c", INTEL, check=True, **driver.variables)
+    layer = PyOpenCLBinaries(home.environment(**driver.variables))
+    (entry,) = layer.entries()
+    assert findings(layer) == []
+    return layer, entry.root / entry.key / "binary"
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("damage", ["cut in half", "random"])
 def test_a_broken_binary_of_intels_driver_is_found(home: Home, intel_driver: Driver, damage: str) -> None:
     """PyOpenCL reads no byte of it, and every run fails."""
-    run = (sys.executable, "-c", INTEL)
-    home.run(*run, check=True, **intel_driver.variables)
-    layer = PyOpenCLBinaries(home.environment(**intel_driver.variables))
-    (entry,) = layer.entries()
-    assert findings(layer) == []
-    binary = entry.root / entry.key / "binary"
+    layer, binary = built(home, intel_driver)
     data = binary.read_bytes()
     noise = random.Random(5).randbytes(len(data))  # noqa: S311 - damage, repeatable
     binary.write_bytes(data[: len(data) // 2] if damage == "cut in half" else noise)
-    assert "KeyError" in home.run(*run, check=False, **intel_driver.variables).stderr
+    assert "KeyError" in home.run(sys.executable, "-c", INTEL, check=False, **intel_driver.variables).stderr
     (finding,) = findings(layer)
-    assert (finding.key, finding.severity) == (entry.key, Severity.FAILS)
+    assert (finding.root / (finding.key or ""), finding.severity) == (binary.parent, Severity.FAILS)
     assert finding.message.startswith("binary: is ")
 
 
@@ -155,10 +157,7 @@ def test_damage_inside_a_binary_of_intels_driver_is_found(
     home: Home, intel_driver: Driver, section: str, severity: Severity
 ) -> None:
     """It runs with damaged bitcode, and not with a damaged object."""
-    home.run(sys.executable, "-c", INTEL, check=True, **intel_driver.variables)
-    layer = PyOpenCLBinaries(home.environment(**intel_driver.variables))
-    (entry,) = layer.entries()
-    binary = entry.root / entry.key / "binary"
+    layer, binary = built(home, intel_driver)
     data = binary.read_bytes()
     found = elf.read_elf(data)
     assert found is not None
@@ -175,9 +174,6 @@ def test_a_binary_of_a_driver_whose_format_is_unknown_is_left_alone(home: Home) 
     folder.mkdir(parents=True)
     (folder / "binary").write_bytes(b"a format of its own")
     assert [finding.code for finding in findings(layer)] == ["info"]
-
-
-# ---------------------------------------------------------------------- formats
 
 
 def test_bitcode_in_a_wrapper_is_read() -> None:

@@ -11,15 +11,16 @@ import subprocess
 import tarfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+from support.layers import got, orphans, somebody
 from support.tracing import no_file_events
 
 from cachectl.layers.base.conformance import LayerConformance, nobody
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Busy, Damaged, LayerError
-from cachectl.layers.base.facts import Artifact, Entry, Orphan, Problem, Severity
+from cachectl.layers.base.facts import Artifact, Entry, Problem, Severity
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.formats import neo_binaries
 from cachectl.layers.neo import NeoCompilerCache
@@ -89,9 +90,6 @@ def by_key(layer: NeoCompilerCache) -> dict[str, Entry]:
     return {entry.key: entry for entry in layer.entries()}
 
 
-# ---------------------------------------------------------------------- formats
-
-
 def test_every_kind_of_program_names_its_kernels(layer: NeoCompilerCache) -> None:
     entries = by_key(layer)
     assert len(entries) == 8
@@ -147,20 +145,10 @@ def test_a_zebin_names_kernels_device_and_version(tmp_path: Path, kind: int, val
     assert about.versions == {"zebin": "1.32"}
 
 
-# ---------------------------------------------------------------------- places and states
-
-
-# ---------------------------------------------------------------------- what is wrong
-
-
-# ---------------------------------------------------------------------- account
-
-
 def test_put_and_a_purge_of_damage_set_the_account_right(layer: NeoCompilerCache) -> None:
     root = layer.roots()[0]
     key = f"{SPIRV[0]}.ocloc_cache"
-    artifact = layer.get(key)
-    assert artifact is not None
+    artifact = got(layer, key)
     before = accounted(root.path)
     outcome = layer.clear(layer.plan_clear(Selection(key="9/0/90acc8ebe339bbdf.cl_cache")))
     assert outcome.removed == 1
@@ -208,12 +196,9 @@ def test_the_drivers_lock_is_waited_for_before_anything_goes(layer: NeoCompilerC
     with (folder_of(layer) / "config.file").open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         outcome = layer.clear(plan)
-        assert (outcome.removed, [note.because for note in outcome.failed]) == (
-            0,
-            ["locked by another process for more than 0.1 s"],
-        )
-        artifact = layer.get(next(layer.entries()).key)
-        assert artifact is not None
+        assert outcome.removed == 0
+        assert [note.because for note in outcome.failed] == ["locked by another process for more than 0.1 s"]
+        artifact = got(layer, next(layer.entries()).key)
         with pytest.raises(Busy):
             layer.put(artifact.key, artifact)
         assert len(by_key(layer)) == 8
@@ -226,9 +211,6 @@ def test_an_account_replaced_by_a_pipe_waits_for_nobody(layer: NeoCompilerCache)
     os.mkfifo(path)
     assert [note.because for note in layer.clear(layer.plan_clear()).failed] == ["cannot open: a pipe, no plain file"]
     assert list(layer.verify(layer.roots()[0])) == []
-
-
-# ---------------------------------------------------------------------- damage, strangers, temporaries
 
 
 def test_the_effect_of_an_unreadable_entry_is_reported(layer: NeoCompilerCache) -> None:
@@ -261,13 +243,8 @@ def test_damage_is_reported_with_its_effect_in_the_driver(layer: NeoCompilerCach
 
 def test_other_files_are_neither_listed_nor_removed(layer: NeoCompilerCache, tmp_path: Path) -> None:
     root = layer.roots()[0]
-    strangers = [
-        "a/b/notes.cl_cache",
-        "0123456789ABCDEF.cl_cache",
-        "a/0123456789abcdef.cl_cache",
-        "stats.txt",
-        "a/stats",
-    ]
+    upper, misplaced = "0123456789ABCDEF.cl_cache", "a/0123456789abcdef.cl_cache"
+    strangers = ["a/b/notes.cl_cache", upper, misplaced, "stats.txt", "a/stats"]
     for name in strangers:
         (root.path / name).parent.mkdir(parents=True, exist_ok=True)
         (root.path / name).write_text("mine")
@@ -283,19 +260,13 @@ def test_other_files_are_neither_listed_nor_removed(layer: NeoCompilerCache, tmp
 
 
 def test_a_left_temporary_goes_once_no_driver_runs(layer: NeoCompilerCache, tmp_path: Path) -> None:
-    root = layer.roots()[0]
-    left = root.path / "cl_cache.aB3xYz"
+    left = folder_of(layer) / "cl_cache.aB3xYz"
     left.write_bytes(b"half")
     left.chmod(0o600)
-    assert [one.key for one in layer.scan(root) if isinstance(one, Orphan)] == ["cl_cache.aB3xYz"]
-    busy = tmp_path / "busy"
-    nobody(busy)
-    (busy / str(os.getpid())).mkdir()
-    (busy / str(os.getpid()) / "maps").write_text("7f00 /usr/lib/intel-opencl/libigdrcl.so\n")
-    beside = NeoCompilerCache(replace(layer.environment, processes=busy))
-    plan = beside.plan_clear()
-    assert [note.key for note in plan.skipped] == ["cl_cache.aB3xYz"]
-    assert len(plan.entries) == 8
+    assert list(orphans(layer)) == [left.name]
+    busy = somebody(tmp_path / "busy", "/usr/lib/intel-opencl/libigdrcl.so")
+    plan = NeoCompilerCache(replace(layer.environment, processes=busy)).plan_clear()
+    assert ([note.key for note in plan.skipped], len(plan.entries)) == ([left.name], 8)
     layer.clear(layer.plan_clear())
     assert not left.exists()
 
@@ -308,22 +279,6 @@ def test_looking_does_not_look_like_use(layer: NeoCompilerCache) -> None:
     list(layer.entries())
     list(layer.verify(layer.roots()[0]))
     assert {path.stat().st_atime for path in paths} == {1.0}
-
-
-# ---------------------------------------------------------------------- the command
-
-
-def test_the_command_carries_and_names(home: Home) -> None:
-    unpack(home.path / ".cache" / "neo_compiler_cache")
-    (reported,) = home.json("report", "neo")["layers"]
-    assert (reported["state"], reported["entries"]) == ("enabled", 8)
-    listed: list[dict[str, Any]] = home.json("ls", "neo", "--kernel", "scale")["entries"]
-    assert len(listed) == 8
-    key = listed[0]["key"]
-    home.cachectl("get", "neo", key, "-o", "entry")
-    assert home.json("purge", "--all")["total"]["removed"] == 8
-    home.cachectl("put", "neo", key, "entry")
-    assert [entry["key"] for entry in home.json("ls", "neo")["entries"]] == [key]
 
 
 def test_a_move_makes_the_folder_without_which_nothing_is_kept(home: Home) -> None:

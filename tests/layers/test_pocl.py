@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from support.layers import orphans
 
 from benchmarks.trees import native
 from cachectl.layers import pocl as pocl_roots
 from cachectl.layers.base.errors import Damaged, LayerError
-from cachectl.layers.base.facts import Artifact, Entry, Orphan, Problem
+from cachectl.layers.base.facts import Artifact, Entry, Problem
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pocl import programs as pocl_kernels
 from cachectl.layers.stores.archive import pack, unpack
@@ -21,10 +23,8 @@ if TYPE_CHECKING:
 
     from homes import Home
 
-# The least that is whole: bitcode of one empty module.
+#: The least that is whole: bitcode of one empty module.
 BITCODE = b"BC\xc0\xde" + bytes.fromhex("210c0000 01000000 00000000")
-
-
 ELF = native("k", "add", "mul", "matmul_fp32x4")
 NAME = "AB/" + "C" * 37
 
@@ -46,16 +46,20 @@ def found(layer: PoclKernels) -> list[object]:
     return list(layer.scan(layer.roots()[0]))
 
 
+def grow_old(layer: PoclKernels, file: Path, seconds: float) -> None:
+    """Make a file and its folder so old."""
+    moment = layer.environment.clock() - seconds
+    for path in (file, file.parent):
+        os.utime(path, (moment, moment))
+
+
 @pytest.mark.parametrize("suffix", [".so", ".so.o"])
 def test_kernels_and_variants_of_both_layouts(layer: PoclKernels, suffix: str) -> None:
     files = {
         f"{kernel}/{variant}/{kernel}{suffix}": ELF for kernel in ("add", "mul") for variant in ("0-0-0", "16-1-1")
     }
-    place(
-        layer,
-        NAME,
-        {"program.bc": BITCODE, "last_accessed": b"", "add/8-1-1-goffs0-smallgrid/add" + suffix: ELF} | files,
-    )
+    small = f"add/8-1-1-goffs0-smallgrid/add{suffix}"
+    place(layer, NAME, {"program.bc": BITCODE, "last_accessed": b"", small: ELF, **files})
     (entry,) = found(layer)
     assert isinstance(entry, Entry)
     assert entry.kernels == ("add", "mul")
@@ -72,8 +76,7 @@ def test_a_file_that_no_lookup_reaches_is_an_orphan(layer: PoclKernels) -> None:
         (root / name).chmod(0o600)
     (root / "_UNCACHED_a1B2c3").mkdir(mode=0o700)
     (root / "_UNCACHED_a1B2c3" / "program.bc").write_bytes(BITCODE)
-    orphans = {thing.key: thing.why for thing in found(layer) if isinstance(thing, Orphan)}
-    assert orphans == {
+    assert orphans(layer) == {
         NAME: "a build that failed",
         "_UNCACHED_a1B2c3": "a program built with the cache off",
         "tempfile_a1B2c3": "leaked by a PoCL process",
@@ -99,9 +102,7 @@ def test_the_uncached_folder_is_seen_and_cleared(home: Home) -> None:
     (uncached / "_UNCACHED_aBc3ef").chmod(0o700)
     (uncached / "_UNCACHED_aBc3ef" / "program.bc").write_bytes(BITCODE)
     assert layer.usage(layer.roots()[1]).orphan_files == 1
-    long_ago = layer.environment.clock() - 2 * pocl_kernels.ORPHAN_REST
-    for path in (uncached / "_UNCACHED_aBc3ef" / "program.bc", uncached / "_UNCACHED_aBc3ef"):
-        os.utime(path, (long_ago, long_ago))
+    grow_old(layer, uncached / "_UNCACHED_aBc3ef" / "program.bc", 2 * pocl_kernels.ORPHAN_REST)
     layer.clear(layer.plan_clear())
     assert list(uncached.iterdir()) == []
     assert uncached.is_dir()
@@ -110,9 +111,7 @@ def test_the_uncached_folder_is_seen_and_cleared(home: Home) -> None:
 def test_temporaries_of_a_running_compiler_are_left(layer: PoclKernels, monkeypatch: pytest.MonkeyPatch) -> None:
     place(layer, NAME, {"program.bc": BITCODE, "k/0-0-0/k.so": ELF})
     old = place(layer, "AB/" + "D" * 37, {"program.bc": BITCODE})
-    long_ago = layer.environment.clock() - 2 * pocl_kernels.ENTRY_REST
-    for path in (old / "program.bc", old):
-        os.utime(path, (long_ago, long_ago))
+    grow_old(layer, old / "program.bc", 2 * pocl_kernels.ENTRY_REST)
     monkeypatch.setattr(pocl_roots, "using", lambda _libraries, **_: (4711,))
     monkeypatch.setattr(pocl_kernels, "age_of", lambda _pid, **_: 1.0)
     plan = layer.plan_clear()
@@ -232,14 +231,9 @@ def test_a_failed_build_is_an_orphan(home: Home) -> None:
         "try: cl.Program(cl.Context([device()]), 'not OpenCL at all').build()\n"
         "except cl.RuntimeError: print('failed')"
     )
-    import sys
-
-    done = home.run(
-        sys.executable, "-c", program, PYTHONPATH=f"{home.programs}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    )
-    assert "failed" in done.stdout
-    orphans = {thing.why for thing in found(PoclKernels(home.environment())) if isinstance(thing, Orphan)}
-    assert "a build that failed" in orphans
+    path = f"{home.programs}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    assert "failed" in home.run(sys.executable, "-c", program, PYTHONPATH=path).stdout
+    assert "a build that failed" in orphans(PoclKernels(home.environment())).values()
 
 
 def test_put_goes_where_lookups_look_even_while_the_cache_is_off(home: Home) -> None:
@@ -258,19 +252,17 @@ def test_an_entry_that_holds_no_plain_file_is_not_handed_on_without_it(
         layer.get(NAME)
 
 
-def empty_folders(home: Home, *names: str, mode: int = 0o700) -> Path:
-    root = home.path / ".cache" / "pocl" / "kcache"
+def empty_folders(layer: PoclKernels, *names: str) -> Path:
+    root = layer.roots()[0].path
     for name in names:
-        (root / name).mkdir(mode=mode, parents=True)
+        (root / name).mkdir(mode=0o700, parents=True)
     return root
 
 
-def test_empty_folders_of_programs_are_orphans_and_go(home: Home) -> None:
-    root = empty_folders(home, "AB", "CD")
-    layer = PoclKernels(home.environment())
+def test_empty_folders_of_programs_are_orphans_and_go(layer: PoclKernels) -> None:
+    root = empty_folders(layer, "AB", "CD")
     place(layer, "EF/" + "G" * 37, {"program.bc": BITCODE})
-    orphans = {thing.key: thing.why for thing in found(layer) if isinstance(thing, Orphan)}
-    assert orphans == {"AB": "an empty folder of programs", "CD": "an empty folder of programs"}
+    assert orphans(layer) == {"AB": "an empty folder of programs", "CD": "an empty folder of programs"}
     usage = layer.usage(layer.roots()[0])
     assert (usage.orphan_files, usage.orphan_bytes, usage.problems) == (0, 0, ())
     outcome = layer.clear(layer.plan_clear())
@@ -279,10 +271,10 @@ def test_empty_folders_of_programs_are_orphans_and_go(home: Home) -> None:
 
 
 def test_empty_folders_stay_while_a_program_may_build_in_them(
-    layer: PoclKernels, home: Home, monkeypatch: pytest.MonkeyPatch
+    layer: PoclKernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However old they are: PoCL makes the folder of a program in one step after it has seen the folder above."""
-    root = empty_folders(home, "AB")
+    root = empty_folders(layer, "AB")
     os.utime(root / "AB", (1, 1))
     planned_before = layer.plan_clear()
     assert [target.key for target in planned_before.entries] == ["AB"]
@@ -309,7 +301,7 @@ def test_an_empty_folder_may_be_somebodys_own(home: Home, folder: str, mode: int
     (home.path / folder / "DE").chmod(mode)
     layer = PoclKernels(home.environment(POCL_CACHE_DIR=str(home.path / folder)))
     assert len(layer.plan_clear().entries) == known
-    assert sum(isinstance(thing, Orphan) for thing in found(layer)) == known
+    assert len(orphans(layer)) == known
 
 
 @pytest.mark.real

@@ -29,14 +29,22 @@ if TYPE_CHECKING:
 @contextmanager
 def holding(home: Home, variables: Mapping[str, str], *numbers: str) -> Iterator[subprocess.Popen[str]]:
     """Have a program run that has built some kernels, and will ask for their binaries."""
-    command = [sys.executable, str(home.programs / "holding.py"), *numbers]
-    environment = {**home.variables, **variables}
+    command = (sys.executable, str(home.programs / "holding.py"), *numbers)
+    with running(command, "built\n", {**home.variables, **variables}, home.path) as program:
+        yield program
+
+
+@contextmanager
+def running(
+    command: tuple[str, ...], says: str, variables: Mapping[str, str], cwd: Path | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Have a program run once it has printed a line."""
     with subprocess.Popen(
-        command, env=environment, cwd=home.path, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        command, env=variables, cwd=cwd, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as program:
         try:
             assert program.stdout is not None
-            assert program.stdout.readline() == "built\n"
+            assert program.stdout.readline() == says
             yield program
         finally:
             program.kill()
@@ -131,14 +139,8 @@ sys.stdin.read()
 @contextmanager
 def mapping(variables: Mapping[str, str], *files: Path, inside: tuple[str, ...] = ()) -> Iterator[int]:
     """Have a program run that maps files, as one with a driver does; yield its id."""
-    command = (*inside, sys.executable, "-c", MAPPING, *map(str, files))
-    with subprocess.Popen(command, env=variables, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
-        try:
-            assert program.stdout is not None
-            assert program.stdout.readline() == "mapped\n"
-            yield program.pid
-        finally:
-            program.kill()
+    with running((*inside, sys.executable, "-c", MAPPING, *map(str, files)), "mapped\n", variables) as program:
+        yield program.pid
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the variables of a process")
@@ -159,8 +161,7 @@ def mapping(variables: Mapping[str, str], *files: Path, inside: tuple[str, ...] 
 def test_a_program_spares_the_entries_of_its_own_root(
     home: Home, variables: Mapping[str, str], maps: str, *, spares: bool
 ) -> None:
-    library = home.path / "libpocl.so.2"
-    demand_spared(home, variables, *([home.path / maps] if maps else ()), library, spares=spares)
+    require_spared(home, variables, maps, spares=spares)
 
 
 #: Mounts the first argument over the second, and starts a program.
@@ -188,25 +189,22 @@ def test_a_program_in_a_container_spares_what_it_can_reach(
         pytest.skip("user namespaces are closed here")
     for name in ("there", "other", "empty/.cache/pocl/kcache"):
         (home.path / name).mkdir(parents=True)
-    files = [home.path / maps] if maps else []
     mounted = (*inside, MOUNTED, str(home.path / ".cache"), str(home.path / "there"))
-    demand_spared(
-        home, {**variables, "PATH": os.defpath}, *files, home.path / "libpocl.so.2", spares=spares, inside=mounted
-    )
+    require_spared(home, {**variables, "PATH": os.defpath}, maps, spares=spares, inside=mounted)
 
 
-def demand_spared(
-    home: Home, variables: Mapping[str, str], *files: Path, spares: bool, inside: tuple[str, ...] = ()
+def require_spared(
+    home: Home, variables: Mapping[str, str], maps: str, *, spares: bool, inside: tuple[str, ...] = ()
 ) -> None:
-    """Purge beside a program with these variables, which maps these files, a driver among them."""
-    layer = layer_of(home)
+    """Purge while a program with these variables runs, which maps a file of the home and a driver."""
+    layer, library = layer_of(home), home.path / "libpocl.so.2"
     program = home.path / PROGRAM
     program.parent.mkdir(parents=True)
     program.write_bytes(b"BC\xc0\xde")
-    files[-1].write_bytes(b"a driver")
+    library.write_bytes(b"a driver")
     (home.path / "link").symlink_to(home.path)
     set_to = {name: value.format(home.path) for name, value in variables.items()}
-    with mapping(set_to, *files, inside=inside) as number:
+    with mapping(set_to, *([home.path / maps] if maps else ()), library, inside=inside) as number:
         plan = layer.plan_clear()
         spared = [note.key for note in plan.skipped if f"process {number} " in note.because]
         assert spared == (["AB/" + "C" * 37] if spares else [])

@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.layers import got, orphans
 
 from cachectl.layers import pyopencl as pyopencl_cache
 from cachectl.layers.base.errors import Busy, Damaged
-from cachectl.layers.base.facts import Artifact, Condition, Orphan
+from cachectl.layers.base.facts import Condition, Orphan
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk import locks
 from cachectl.layers.host.drivers import Driver
@@ -31,11 +32,18 @@ pytestmark = pytest.mark.real
 
 @pytest.fixture
 def layer(warm: Home) -> PyOpenCLBinaries:
-    return PyOpenCLBinaries(warm.environment())
+    return PyOpenCLBinaries(replace(warm.environment(), lock_timeout=0.1))
 
 
 def base(layer: PyOpenCLBinaries) -> Path:
     return next(layer.roots()[0].path.iterdir())
+
+
+def old_lock(layer: PyOpenCLBinaries) -> Path:
+    lock = base(layer) / "lock"
+    lock.touch()
+    os.utime(lock, (1, 1))
+    return lock
 
 
 def test_the_kernels_are_read_from_the_source(layer: PyOpenCLBinaries) -> None:
@@ -62,7 +70,8 @@ def test_a_changed_header_makes_an_entry_stale(home: Home) -> None:
         "source = '#include \"answer.h\"\\n__kernel void with_header(__global int *a) { *a = ANSWER; }'\n"
         f"cl.Program(cl.Context([device()]), source).build(['-I', {str(header.parent)!r}])"
     )
-    home.run(sys.executable, "-c", program, PYTHONPATH=f"{home.programs}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    path = f"{home.programs}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    home.run(sys.executable, "-c", program, PYTHONPATH=path)
     layer = PyOpenCLBinaries(home.environment())
     assert [entry.stale for entry in layer.entries()] == [False]
     os.utime(header)
@@ -74,13 +83,11 @@ def test_a_changed_header_makes_an_entry_stale(home: Home) -> None:
     assert [entry.stale_because for entry in layer.entries()] == [f"includes {header}, which is gone"]
 
 
-def test_a_held_lock_is_waited_for_and_never_broken(warm: Home) -> None:
-    layer = PyOpenCLBinaries(replace(warm.environment(), lock_timeout=0.1))
+def test_a_held_lock_is_waited_for_and_never_broken(layer: PyOpenCLBinaries) -> None:
     lock = base(layer) / "lock"
     lock.write_bytes(b"")
     entry = next(layer.entries())
-    artifact = layer.get(entry.key)
-    assert artifact is not None
+    artifact = got(layer, entry.key)
     plan = layer.plan_clear()
     outcome = layer.clear(plan)
     assert outcome.removed == 0
@@ -96,32 +103,26 @@ def test_a_held_lock_is_waited_for_and_never_broken(warm: Home) -> None:
     assert not lock.exists()
 
 
-def test_a_missing_half_is_a_problem(layer: PyOpenCLBinaries) -> None:
-    entry = next(layer.entries())
-    (entry.root / entry.key / "binary").unlink()
+def test_a_missing_half_is_a_problem_and_a_cut_one_is_found(layer: PyOpenCLBinaries) -> None:
+    missing, cut = list(layer.entries())[:2]
+    (missing.root / missing.key / "binary").unlink()
+    info = cut.root / cut.key / "info"
+    info.write_bytes(info.read_bytes()[:-5])
     root = layer.roots()[0]
     assert [problem.message for problem in layer.usage(root).problems] == ["binary is missing"]
-    assert [finding.key for finding in layer.verify(root)] == [entry.key]
+    messages = {finding.key: finding.message for finding in layer.verify(root)}
+    assert messages.keys() == {missing.key, cut.key}
+    assert "info is not the pickle" in messages[cut.key]
 
 
 @pytest.mark.parametrize("half", ["info", "binary"])
 def test_a_bad_half_is_not_put(layer: PyOpenCLBinaries, half: str) -> None:
     entry = next(layer.entries())
-    artifact = layer.get(entry.key)
-    assert artifact is not None
+    artifact = got(layer, entry.key)
     members = unpack(artifact.data)
     for bad in (b"", members["info"][:10] if half == "info" else b""):
         with pytest.raises(Damaged):
-            layer.put(
-                entry.key, Artifact("pyopencl", entry.key, artifact.form, pack({**members, half: bad})), replace=True
-            )
-
-
-def test_a_truncated_info_is_found(layer: PyOpenCLBinaries) -> None:
-    entry = next(layer.entries())
-    info = entry.root / entry.key / "info"
-    info.write_bytes(info.read_bytes()[:-5])
-    assert ["info is not the pickle" in finding.message for finding in layer.verify(layer.roots()[0])] == [True]
+            layer.put(entry.key, replace(artifact, data=pack({**members, half: bad})), replace=True)
 
 
 @pytest.mark.parametrize(
@@ -160,11 +161,10 @@ def test_the_oldest_release_asks_only_whether_its_variable_is_set(layer: PyOpenC
     assert "switches PyOpenCL program binaries off all the same" in found.message
 
 
-def test_an_old_lock_is_taken_over_only_where_nobody_can_hold_it(warm: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = PyOpenCLBinaries(replace(warm.environment(), lock_timeout=0.1))
-    lock = base(layer) / "lock"
-    lock.write_bytes(b"")
-    os.utime(lock, (1, 1))
+def test_an_old_lock_is_taken_over_only_where_nobody_can_hold_it(
+    layer: PyOpenCLBinaries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = old_lock(layer)
     monkeypatch.setattr(pyopencl_programs, "using", lambda _libraries, **_: (4711,))
     assert layer.clear(layer.plan_clear()).removed == 0
     assert lock.exists()
@@ -172,9 +172,10 @@ def test_an_old_lock_is_taken_over_only_where_nobody_can_hold_it(warm: Home, mon
     assert layer.clear(layer.plan_clear()).removed == 3
 
 
-def test_a_lock_that_nobody_holds_is_an_orphan_and_goes(warm: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_nobody_holds_is_an_orphan_and_goes(
+    warm: Home, layer: PyOpenCLBinaries, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where no entry is left: a program killed under PyOpenCL's lock leaves it, and every build waits for it."""
-    layer = PyOpenCLBinaries(warm.environment())
     layer.clear(layer.plan_clear())
     lock = base(layer) / "lock"
     program = "import os, sys; from pyopencl.cache import CacheLockManager, CleanupManager\n"
@@ -186,8 +187,7 @@ def test_a_lock_that_nobody_holds_is_an_orphan_and_goes(warm: Home, monkeypatch:
     assert layer.usage(root).orphan_files == 0
     os.utime(lock, (1, 1))
     assert layer.usage(root).orphan_files == 1
-    (orphan,) = [found for found in layer.scan(root) if isinstance(found, Orphan)]
-    assert (orphan.key, orphan.modified) == (f"{lock.parent.name}/lock", 1)
+    assert list(orphans(layer)) == [f"{lock.parent.name}/lock"]
     monkeypatch.setattr(pyopencl_programs, "using", lambda _libraries, **_: (4711,))
     assert layer.usage(root).orphan_files == 0
     monkeypatch.setattr(pyopencl_programs, "using", lambda _libraries, **_: ())
@@ -199,9 +199,7 @@ def test_a_lock_that_nobody_holds_is_an_orphan_and_goes(warm: Home, monkeypatch:
 
 
 def test_a_lock_that_is_taken_after_the_plan_stays(layer: PyOpenCLBinaries) -> None:
-    lock = base(layer) / "lock"
-    lock.write_bytes(b"")
-    os.utime(lock, (1, 1))
+    lock = old_lock(layer)
     (found,) = [found for found in layer.scan(layer.roots()[0]) if isinstance(found, Orphan)]
     plan = layer.plan_removal([found])
     lock.unlink()
@@ -233,13 +231,12 @@ def test_the_next_command_removes_the_lock_of_a_killed_one(warm: Home) -> None:
         "import sys, time; from pathlib import Path; from cachectl.layers.disk.locks import presence_lock\n"
         "with presence_lock('pyopencl', Path(sys.argv[1])): print(flush=True); time.sleep(600)"
     )
-    holder = subprocess.Popen([sys.executable, "-c", program, str(lock)], stdout=subprocess.PIPE)
-    assert holder.stdout is not None
-    holder.stdout.readline()
-    assert lock.read_bytes().startswith(b"cachectl ")
-    assert warm.cachectl("purge", "pyopencl", "--wait", "0.2", check=False).returncode == 1
-    holder.kill()
-    holder.communicate()
+    with subprocess.Popen([sys.executable, "-c", program, str(lock)], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        assert lock.read_bytes().startswith(b"cachectl ")
+        assert warm.cachectl("purge", "pyopencl", "--wait", "0.2", check=False).returncode == 1
+        holder.kill()
     assert lock.exists()
     warm.cachectl("purge", "pyopencl", "--wait", "0.2")
     assert not lock.exists()
@@ -289,15 +286,13 @@ for _ in range(rounds):
 
 def test_one_of_many_processes_takes_over_a_dead_lock(tmp_path: Path) -> None:
     """Many processes find the same dead lock: only one at a time gets in, and no live lock is removed."""
-    kinds = ["cachectl"] * 6 + ["program"] * 2
-    contenders = [
-        subprocess.Popen(
-            [sys.executable, "-c", CONTENDER, kind, str(tmp_path / "lock"), "12"], stderr=subprocess.PIPE, text=True
-        )
-        for kind in kinds
+    commands = [
+        [sys.executable, "-c", CONTENDER, kind, str(tmp_path / "lock"), "12"]
+        for kind in ["cachectl"] * 6 + ["program"] * 2
     ]
+    contenders = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
     errors = [contender.communicate()[1] for contender in contenders]
-    assert [contender.returncode for contender in contenders] == [0] * len(kinds), "\n".join(errors)
+    assert {contender.returncode for contender in contenders} == {0}, "\n".join(errors)
 
 
 HOLDER = """

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.dictionaries import dictionary
+from support.dictionaries import NONE, dictionary, mine
+from support.layers import got
 
 from cachectl.layers.base.errors import Busy
 from cachectl.layers.base.facts import Artifact
@@ -135,8 +136,7 @@ def test_folders_of_old_generations_are_entries(home: Home) -> None:
     entries = list(layer.entries())
     assert len(entries) == 3
     assert all(entry.stale is None and entry.files == 2 for entry in entries)
-    artifact = layer.get(entries[0].key)
-    assert artifact is not None
+    artifact = got(layer, entries[0].key)
     assert artifact.form == "loopy-pdict/4"
     assert layer.clear(layer.plan_clear()).removed == 3
     layer.put(entries[0].key, artifact)
@@ -171,25 +171,19 @@ def test_a_live_program_goes_on_after_a_purge(home: Home) -> None:
 
 
 def test_rows_that_came_after_the_plan_stay(home: Home) -> None:
-    environment = home.environment()
-    path = dictionary(
-        home.path / ".cache" / "pytools", f"pdict-v5-mine-{environment.python}.sqlite", {"a" * 16: b"\x80\x04N."}
-    )
-    layer = PytoolsDictionaries(environment)
+    layer, path = mine(home, {"a" * 16: NONE})
     plan = layer.plan_clear()
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("insert into dict values (?, ?)", ("b" * 16, b"\x80\x04N."))
+        connection.execute("insert into dict values (?, ?)", ("b" * 16, NONE))
         connection.commit()
     assert layer.clear(plan).removed == 1
     assert [entry.key.rpartition("/")[2] for entry in layer.entries()] == ["b" * 16]
 
 
 def test_a_purge_gives_the_space_back_and_keeps_the_file(home: Home) -> None:
-    environment = home.environment()
-    content = {f"{n:016x}": b"\x80\x04B" + (4096).to_bytes(4, "little") + bytes(4096) + b"." for n in range(200)}
-    path = dictionary(home.path / ".cache" / "pytools", f"pdict-v5-mine-{environment.python}.sqlite", content)
+    row = b"\x80\x04B" + (4096).to_bytes(4, "little") + bytes(4096) + b"."
+    layer, path = mine(home, {f"{n:016x}": row for n in range(200)})
     inode, size = path.stat().st_ino, path.stat().st_size
-    layer = PytoolsDictionaries(environment)
     outcome = layer.clear(layer.plan_clear())
     assert path.stat().st_ino == inode
     assert outcome.bytes_freed == size - path.stat().st_size > 200 * 4096
@@ -199,7 +193,7 @@ def test_a_locked_dictionary_fails_alone_and_in_finite_time(home: Home) -> None:
     environment = replace(home.environment(), lock_timeout=0.2)
     folder = home.path / ".cache" / "pytools"
     for name in ("free", "held"):
-        dictionary(folder, f"pdict-v5-{name}-{environment.python}.sqlite", {"a" * 16: b"\x80\x04N."})
+        dictionary(folder, f"pdict-v5-{name}-{environment.python}.sqlite", {"a" * 16: NONE})
     layer = PytoolsDictionaries(environment)
     plan = layer.plan_clear()
     with closing(sqlite3.connect(folder / f"pdict-v5-held-{environment.python}.sqlite", isolation_level=None)) as other:

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.dictionaries import dictionary
+from support.dictionaries import NONE, dictionary, mine
+from support.layers import orphans
 from tiers import thorough
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Damaged, LayerError
-from cachectl.layers.base.facts import Artifact, Orphan, Problem
+from cachectl.layers.base.facts import Artifact, Problem
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk.plain import read_locked
 from cachectl.layers.loopy import LoopyDictionaries
@@ -29,10 +30,8 @@ if TYPE_CHECKING:
 
 def test_a_file_that_was_just_made_is_no_damage(home: Home) -> None:
     """It is empty until its program makes the table in it."""
-    environment = home.environment()
-    path = dictionary(home.path / ".cache" / "pytools", f"pdict-v5-mine-{environment.python}.sqlite", {})
+    layer, path = mine(home, {})
     path.write_bytes(b"")
-    layer = PytoolsDictionaries(environment)
     root = layer.roots()[0]
     assert [thing for thing in layer.scan(root) if isinstance(thing, Problem)] == []
     assert list(layer.verify(root)) == []
@@ -41,10 +40,7 @@ def test_a_file_that_was_just_made_is_no_damage(home: Home) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ["purge", "--all"],
-        *thorough(["purge", "pytools", "--older-than", "0s"], ["prune", "--max-size", "1B"]),
-    ],
+    [["purge", "--all"], *thorough(["purge", "pytools", "--older-than", "0s"], ["prune", "--max-size", "1B"])],
 )
 def test_a_purge_names_the_cure_of_a_broken_dictionary_and_clears_the_others(home: Home, arguments: list[str]) -> None:
     folder = home.path / ".cache" / "pytools"
@@ -76,22 +72,16 @@ def test_a_purge_names_the_cure_of_a_broken_dictionary_and_clears_the_others(hom
 
 @pytest.mark.parametrize("data", [b"", b"junk", b"\x80\x04N", b"\x80\x04N.trailing"])
 def test_a_broken_pickle_is_found_and_not_put(home: Home, data: bytes) -> None:
-    environment = home.environment()
-    file = f"pdict-v5-mine-{environment.python}.sqlite"
-    dictionary(home.path / ".cache" / "pytools", file, {"a" * 16: data})
-    layer = PytoolsDictionaries(environment)
+    layer, path = mine(home, {"a" * 16: data})
     assert [finding.code for finding in layer.verify(layer.roots()[0])] == ["pickle"]
-    key = f"{file}/{'b' * 16}"
+    key = f"{path.name}/{'b' * 16}"
     with pytest.raises(Damaged):
         layer.put(key, Artifact("pytools", key, "pytools-pdict/5", data))
 
 
 def test_a_pickle_of_a_later_protocol_is_not_removed_as_damaged(home: Home) -> None:
-    environment = home.environment()
     later = bytes([0x80, pickle.HIGHEST_PROTOCOL + 1]) + b"\xfe."
-    rows = {"a" * 16: later, "b" * 16: bytes(50)}
-    dictionary(home.path / ".cache" / "pytools", f"pdict-v5-mine-{environment.python}.sqlite", rows)
-    layer = PytoolsDictionaries(environment)
+    layer, _ = mine(home, {"a" * 16: later, "b" * 16: bytes(50)})
     assert [finding.code for finding in layer.verify(layer.roots()[0])] == ["foreign", "pickle"]
     assert [entry.key[-1] for entry in layer.plan_clear(damaged=True).entries] == ["b"]
 
@@ -99,86 +89,53 @@ def test_a_pickle_of_a_later_protocol_is_not_removed_as_damaged(home: Home) -> N
 def test_files_of_an_interrupted_cachectl_are_orphans_of_one_layer(home: Home) -> None:
     environment = home.environment()
     (home.path / ".cache" / "pytools" / (".cachectl-stage-" + "0" * 32)).mkdir(parents=True)
-    orphans = [
-        layer.name
-        for layer in (LoopyDictionaries(environment), PyOpenCLInvoker(environment), PytoolsDictionaries(environment))
-        for thing in layer.scan(layer.roots()[0])
-        if isinstance(thing, Orphan)
-    ]
-    assert orphans == ["pytools"]
+    layers = (LoopyDictionaries(environment), PyOpenCLInvoker(environment), PytoolsDictionaries(environment))
+    assert [layer.name for layer in layers if orphans(layer)] == ["pytools"]
     layer = PytoolsDictionaries(environment)
     layer.clear(layer.plan_clear(Selection()))
     assert list((home.path / ".cache" / "pytools").iterdir()) == []
 
 
-def linked(home: Home) -> tuple[PytoolsDictionaries, str, Path]:
-    """Return a layer in which a link stands under a dictionary's name, the link's name, and what it points at."""
-    environment = home.environment()
-    file = f"pdict-v5-mine-{environment.python}.sqlite"
-    innocent = dictionary(home.path / "elsewhere", "innocent.db", {"a" * 16: b"\x80\x04N."})
-    folder = home.path / ".cache" / "pytools"
-    folder.mkdir(parents=True)
-    (folder / file).symlink_to(innocent)
-    return PytoolsDictionaries(environment), file, innocent
-
-
 def test_nothing_is_read_or_written_through_a_link(home: Home) -> None:
-    layer, file, innocent = linked(home)
-    before = innocent.read_bytes()
-    key = f"{file}/{'a' * 16}"
-    with pytest.raises(LayerError, match="link"):
-        layer.get(key)
-    with pytest.raises(LayerError, match="link"):
-        layer.put(key, Artifact("pytools", key, "pytools-pdict/5", b"\x80\x04N."), replace=True)
-    assert len(list(layer.verify(layer.roots()[0]))) == 1
-    assert [problem.code for problem in layer.usage(layer.roots()[0]).problems] == ["link"]
-    layer.clear(layer.plan_clear())
-    assert innocent.read_bytes() == before
-
-
-def test_a_file_swapped_for_a_link_after_the_plan_is_left_alone(home: Home) -> None:
-    layer, file, innocent = linked(home)
-    path = home.path / ".cache" / "pytools" / file
-    path.unlink()
-    dictionary(path.parent, file, {"a" * 16: b"\x80\x04N."})
+    """Nor is what a link points at that took the dictionary's place after the plan."""
+    innocent = dictionary(home.path / "elsewhere", "innocent.db", {"a" * 16: NONE})
+    layer, path = mine(home, {"a" * 16: NONE})
     plan = layer.plan_clear()
     path.unlink()
     path.symlink_to(innocent)
     before = innocent.read_bytes()
+    key = f"{path.name}/{'a' * 16}"
+    with pytest.raises(LayerError, match="link"):
+        layer.get(key)
+    with pytest.raises(LayerError, match="link"):
+        layer.put(key, Artifact("pytools", key, "pytools-pdict/5", NONE), replace=True)
+    assert len(list(layer.verify(layer.roots()[0]))) == 1
+    assert [problem.code for problem in layer.usage(layer.roots()[0]).problems] == ["link"]
+    layer.clear(layer.plan_clear())
     outcome = layer.clear(plan)
     assert (outcome.removed, len(outcome.failed)) == (0, 1)
     assert innocent.read_bytes() == before
 
 
 def test_a_pipe_under_a_dictionarys_name_makes_nobody_wait(home: Home) -> None:
-    environment = home.environment()
-    file = f"pdict-v5-mine-{environment.python}.sqlite"
-    folder = home.path / ".cache" / "pytools"
-    folder.mkdir(parents=True)
-    os.mkfifo(folder / file)
-    layer = PytoolsDictionaries(environment)
+    layer, path = mine(home, {})
+    path.unlink()
+    os.mkfifo(path)
     root = layer.roots()[0]
     layer.usage(root)
     assert len(list(layer.verify(root))) == 1
     with pytest.raises(LayerError):
-        layer.get(f"{file}/{'a' * 16}")
+        layer.get(f"{path.name}/{'a' * 16}")
 
 
 def test_advice_is_safe_to_paste(home: Home) -> None:
-    environment = home.environment()
-    key = "x'; touch pwned; '"
-    dictionary(home.path / ".cache" / "pytools", f"pdict-v5-mine-{environment.python}.sqlite", {key: b"junk"})
-    layer = PytoolsDictionaries(environment)
+    layer, _ = mine(home, {"x'; touch pwned; '": b"junk"})
     (finding,) = layer.verify(layer.roots()[0])
     assert shlex.split(finding.fix)[-1] == finding.key
 
 
 def test_rows_that_took_the_numbers_of_deleted_ones_stay(home: Home) -> None:
-    environment = home.environment()
-    path = dictionary(
-        home.path / ".cache" / "pytools", f"pdict-v5-mine-{environment.python}.sqlite", {"a" * 16: b"\x80\x04N."}
-    )
-    layer = PytoolsDictionaries(environment)
+    layer, path = mine(home, {"a" * 16: NONE})
     plan = layer.plan_clear()
     layer.clear(layer.plan_clear())
     with closing(sqlite3.connect(path)) as connection:
@@ -200,12 +157,10 @@ def test_folders_with_other_files_are_no_entries(home: Home) -> None:
 @pytest.mark.parametrize("size", [0, 100, 8192])
 def test_looking_at_a_file_with_a_stray_log_writes_nothing(home: Home, size: int) -> None:
     """Sqlite makes a shared-memory file, or deletes the log, wherever it finds one beside a database, even empty."""
-    folder = home.path / ".cache" / "pytools"
-    path = dictionary(folder, f"pdict-v5-held-{home.environment().python}.sqlite", {"b" * 16: b"\x80\x04N."})
+    layer, path = mine(home, {"b" * 16: NONE})
     os.truncate(path, size)
     Path(f"{path}-wal").write_bytes(b"no log at all" * 100)
     before = snapshot(home.path, times=True)
-    layer = PytoolsDictionaries(home.environment())
     for root in layer.roots():
         list(layer.scan(root))
         list(layer.verify(root))

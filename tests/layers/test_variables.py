@@ -116,7 +116,7 @@ def test_places_without_a_home_and_on_other_platforms(name: str, platform: str, 
 
 ON, OFF = Condition.ENABLED, Condition.DISABLED
 MESA_OFF = ("true", "1", "yes", "y", "t", "TRUE")
-MESA_ON = ("false", "0", "no", "n", "f", "", "on", "2")
+MESA_ON = ("false", "0", "no", "n", "f", "", "on", "2", "ye\N{LATIN SMALL LETTER LONG S}")
 STATES = [
     ("neo", {}, ON, "default"),
     ("neo", {"NEO_CACHE_PERSISTENT": "1"}, ON, "=1"),

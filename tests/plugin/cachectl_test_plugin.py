@@ -101,15 +101,6 @@ class Talking(Notes):
         raise RecursionError
 
 
-class Untitled(Notes):
-    name = "untitled"
-    title = None  # type: ignore[assignment]
-
-
-class Nameless(Notes):
-    name = "--all"
-
-
 class Raising(Notes):
     def __init__(self, environment: object) -> None:
         raise RuntimeError("on purpose")
@@ -118,7 +109,3 @@ class Raising(Notes):
 class NoLayer:
     def __init__(self, environment: object) -> None:
         pass
-
-
-class Usurper(Notes):
-    name = "pocl"

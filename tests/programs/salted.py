@@ -23,6 +23,12 @@ CACHE = Path(os.environ["HOME"], ".cache")
 KERNELS = [sys.executable, os.path.join(os.path.dirname(__file__), "kernels.py"), "2"]
 
 
+def set_modes(mode):
+    """Change the mode of the folders in which PoCL keeps programs."""
+    for part in (CACHE / "pocl/kcache").glob("??"):
+        part.chmod(mode)
+
+
 def tree():
     """Hash every file of every cache, by its path; placeholders that PoCL leaks at each start apart."""
     return {
@@ -359,15 +365,21 @@ def without_pyopencl():
     places = (folder / ".libs", folder.parent / "pyopencl.libs")
     library = next(path for place in places for path in place.glob("libpocl*"))
     ctypes.CDLL(str(library))
+    stay_on(lambda: None, "pocl")
+
+
+def stay_on(action, *layers):
+    """Enter a block that is refused, and then one that warns, in which something is done."""
     try:
-        with cachectl.disabled("pocl"):
+        with cachectl.disabled(*layers):
             SEEN["entered"] = True
     except cachectl.StillOn as error:
-        SEEN["still_on"] = error.layers
+        SEEN["refused"] = error.layers
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with cachectl.disabled("pocl", strict=False) as layers:
-            SEEN["status"] = layers["pocl"].status
+        with cachectl.disabled(*layers, strict=False) as held:
+            action()
+    SEEN["held"] = {name: hold.status for name, hold in held.items()}
     SEEN["warned"] = [str(warning.message) for warning in caught]
 
 
@@ -429,11 +441,6 @@ def another_holder():
     HELD[:] = (kernel, again, twin, foreign)
 
 
-def close(mode):
-    for part in (CACHE / "pocl/kcache").glob("??"):
-        part.chmod(mode)
-
-
 def unremovable():
     """Let what a block stored be beyond removal, where warnings are errors."""
     context, queue = started()
@@ -444,14 +451,14 @@ def unremovable():
         try:
             with cachectl.disabled(), cachectl.disabled("pocl"):
                 launched(queue, compiled(context))
-                close(0o500)
+                set_modes(0o500)
                 if own is not None:
                     raise own
         except (KeyError, RuntimeWarning) as error:
             SEEN.setdefault("raised", []).append(type(error).__name__)
             SEEN.setdefault("said", []).append(" ".join([str(error), *getattr(error, "__notes__", ())]))
         SEEN.setdefault("restored", []).append((dict(os.environ), dict(vars(cl.Program))) == (variables, methods))
-        close(0o700)
+        set_modes(0o700)
     with cachectl.disabled():
         pass
     SEEN["swept"] = tree() == before
@@ -465,14 +472,14 @@ def unremovable_after():
         with cachectl.disabled():
             built(context)
             build = cl.Program.build
-            close(0o500)
+            set_modes(0o500)
     except RuntimeWarning as error:
         SEEN["left"] = str(error)
     try:
         build(cl.Program(context, "__kernel void broken() { nonsense }"))
     except (cl.RuntimeError, RuntimeWarning) as error:
         SEEN["raised"] = [type(error).__name__, " ".join([str(error), *getattr(error, "__notes__", ())])]
-    close(0o700)
+    set_modes(0o700)
 
 
 def unknown_form():
@@ -481,17 +488,7 @@ def unknown_form():
 
     warmed()
     del cl.link_program, loopy.CACHING_ENABLED
-    try:
-        with cachectl.disabled("pocl", "loopy"):
-            pass
-    except cachectl.StillOn as error:
-        SEEN["refused"] = error.layers
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with cachectl.disabled("pocl", "loopy", strict=False) as held:
-            warmed()
-    SEEN["held"] = {name: hold.status for name, hold in held.items()}
-    SEEN["warned"] = [str(warning.message) for warning in caught]
+    stay_on(warmed, "pocl", "loopy")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,11 @@ TRUSTED = Trust(blindly=True)
 
 def keys(home: Home) -> set[tuple[str, str]]:
     return {(entry.layer, entry.key) for entry in Stack(home.environment()).entries()}
+
+
+def count(home: Home) -> dict[str, int]:
+    """Return the number of entries of each layer that has some."""
+    return Counter(layer for layer, _ in keys(home))
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -10,16 +10,20 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
-from support import dictionaries
-
 PYTHON: Final = ".".join(str(part) for part in sys.version_info)
 FILE: Final = f"pdict-v5-mine-{PYTHON}.sqlite"
-CREATE: Final = dictionaries.CREATE
+CREATE: Final = "create table dict (keyhash text not null primary key, key_value text not null)"
 
 
 def dictionary(path: Path, rows: int = 20) -> Path:
-    content = {f"{number:016x}": b"\x80\x04N." + bytes(500) for number in range(rows)}
-    return dictionaries.dictionary(path.parent, path.name, content)
+    """Make a dictionary as pytools does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(CREATE)
+        content = ((f"{number:016x}", b"\x80\x04N." + bytes(500)) for number in range(rows))
+        connection.executemany("insert into dict values (?, ?)", content)
+        connection.commit()
+    return path
 
 
 #: Fills the dictionary that it is given, and is killed before the end.
@@ -32,6 +36,7 @@ INTERRUPTED: Final = (
 
 
 def interrupted(path: Path) -> Path:
+    """Make a dictionary with an interrupted write."""
     dictionary(path)
     subprocess.run([sys.executable, "-c", INTERRUPTED, str(path)], check=False)
     assert Path(f"{path}-journal").stat().st_size
@@ -39,6 +44,7 @@ def interrupted(path: Path) -> Path:
 
 
 def rows_of(path: Path) -> int:
+    """Count the rows of a dictionary."""
     with closing(sqlite3.connect(path)) as connection:
         return int(connection.execute("select count(*) from dict").fetchone()[0])
 

@@ -6,14 +6,12 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-CREATE = "create table dict (keyhash text not null primary key, key_value text not null)"
-
 
 def dictionary(folder: Path, file: str, content: dict[str, bytes]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute(CREATE)
+        connection.execute("create table dict (keyhash text not null primary key, key_value text not null)")
         connection.executemany("insert into dict values (?, ?)", content.items())
         connection.commit()
     return path

@@ -6,11 +6,13 @@ import json
 import os
 import pickle
 import shlex
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +23,6 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Finding
 from cachectl.stack import Stack
 from cachectl.verbs.doctor import diagnosis
-from support import dictionaries
 
 #: What lies in a home; what came with the tester's MIOpen is another matter.
 HOMELY = ("loopy", "pyopencl-invoker", "pytools", "pyopencl", "pocl", "cuda", "miopen", "miopen-tuning")
@@ -56,6 +57,7 @@ def only(findings: Sequence[Finding], code: str) -> Finding:
 
 
 def shell(home: Path, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a script as a user's shell would, with the real command in it."""
     command = f'cachectl() {{ {shlex.quote(sys.executable)} -m cachectl "$@"; }}\n'
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
     return subprocess.run(
@@ -99,8 +101,13 @@ def make(*folders: Path) -> None:
 
 
 def dictionary(home: Path, ending: str) -> Path:
-    file, content = f"pdict-v5-mine{ending}.sqlite", {"0123456789abcdef": pickle.dumps((1, 2))}
-    return dictionaries.dictionary(home / ".cache" / "pytools", file, content).parent
+    folder = home / ".cache" / "pytools"
+    folder.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(folder / f"pdict-v5-mine{ending}.sqlite")) as connection:
+        connection.execute("create table dict (keyhash text not null primary key, key_value text not null)")
+        connection.execute("insert into dict values ('0123456789abcdef', ?)", (pickle.dumps((1, 2)),))
+        connection.commit()
+    return folder
 
 
 def leak(home: Path, data: bytes = b"") -> Path:

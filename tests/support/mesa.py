@@ -12,7 +12,7 @@ from homes import Home
 
 from cachectl.layers.base.conformance import nobody
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Artifact, Entry
+from cachectl.layers.base.facts import Entry
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.cache import MesaShaderCache
@@ -127,12 +127,6 @@ def layer_of(home: Path, store: str, **variables: str) -> MesaShaderCache:
 
 def listed(layer: Layer) -> dict[str, Entry]:
     return {found.key: found for found in layer.entries()}
-
-
-def _got(layer: Layer, name: str) -> Artifact:
-    artifact = layer.get(name)
-    assert artifact is not None
-    return artifact
 
 
 def rusticl(home: Home, count: int = 2, /, **changes: str) -> Any:  # noqa: ANN401 - JSON

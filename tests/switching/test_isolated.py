@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cachectl.layers.disk.temporaries import abandoned_temporaries
 from cachectl.stack import Stack
 from cachectl.switching import isolated
 from cachectl.switching.isolated import make_isolated_root, remove_abandoned, remove_isolated_root
@@ -85,21 +86,15 @@ def test_a_forked_child_leaves_its_parents_root_alone(home: Home) -> None:
     assert not folder.exists()
 
 
-@pytest.mark.usefixtures("cache")
-def test_a_read_only_root_goes_too(home: Home) -> None:
-    with isolated.isolated_root(home.environment()) as folder:
-        (folder / "a" / "b").mkdir(parents=True)
-        (folder / "a" / "b").chmod(stat.S_IRUSR)
-        (folder / "a").chmod(stat.S_IRUSR | stat.S_IXUSR)
-    assert not folder.exists()
-
-
-def test_files_of_other_programs_stay_where_the_links_lead(home: Home, cache: Path) -> None:
-    """Nothing that lies behind a link is removed with a root."""
+def test_a_root_goes_even_if_it_is_read_only_and_nothing_behind_its_links(home: Home, cache: Path) -> None:
     (cache / "fonts").mkdir()
     (cache / "fonts" / "one").write_text("font")
     with isolated.isolated_root(home.environment()) as folder:
         assert linked(home, folder) == ["fonts"]
+        (folder / "a" / "b").mkdir(parents=True)
+        (folder / "a" / "b").chmod(stat.S_IRUSR)
+        (folder / "a").chmod(stat.S_IRUSR | stat.S_IXUSR)
+    assert not folder.exists()
     assert (cache / "fonts" / "one").read_text() == "font"
 
 
@@ -203,6 +198,15 @@ def test_a_folder_that_a_program_made_again_goes(home: Home, temporary: Path) ->
     (root / "xdg" / "pytools").mkdir(parents=True)
     assert remove_abandoned(home.environment()) == 1
     assert os.listdir(temporary) == []
+
+
+def test_everything_in_a_left_folder_is_counted(home: Home, temporary: Path) -> None:
+    """However deep it is nested."""
+    deep = temporary.joinpath("cachectl-0123456789abcdef", *"abcdefghijklmnopqrstuvwxyz")
+    deep.mkdir(parents=True)
+    (deep / "file").write_bytes(b"12345")
+    (found,) = abandoned_temporaries(home.environment())
+    assert (found.files, found.bytes) == (1, 5)
 
 
 @pytest.mark.parametrize("record", ['{"host": ["', '{"host": [], "pid": "x", "start": [1]}', ""])

@@ -1,6 +1,6 @@
 """Run the test suites of pytools and PyOpenCL plain, and under cachectl: every test is to end the same.
 
-``python tests/upstream/run_upstream.py [--suite …] [--mode …] [--repeat N] [-k EXPRESSION] [--json FILE]``. The
+``python tests/upstream/run_upstream.py [--suite …] [--mode …] [--repeat N] [-k EXPRESSION]``. The
 suites are those of the installed versions: pytools' comes with its package, PyOpenCL's with its source archive, which
 is fetched from the index. Each run has a home of its own. A test that ends differently in two plain runs says nothing
 about cachectl, so ``--repeat`` runs each mode several times, and results that vary by themselves are recognised.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -132,10 +131,8 @@ def main() -> int:
     parser.add_argument("--tests", type=Path, help="PyOpenCL's tests, where they are unpacked already")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("-k", metavar="EXPRESSION", help="as pytest's")
-    parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     only = ("-k", options.k) if options.k else ()
-    runs: list[Run] = []
     different = False
     with tempfile.TemporaryDirectory(prefix="cachectl-upstream-") as name:
         scratch = Path(name)
@@ -145,17 +142,12 @@ def main() -> int:
             for mode in ("plain", *(options.mode or [*MODES][1:])):
                 done = [run_suite(suite, tests.resolve(), mode, scratch, only=only) for _ in range(options.repeat)]
                 plain = plain or done
-                runs += done
                 for run in done:
                     sys.stdout.write(f"{suite:9} {mode:15} {run.seconds:6.1f} s  {summary(run)}\n")
                 for test, (usual, seen) in differences(plain, done).items():
                     different = True
                     sys.stdout.write(f"  {test}: {usual} plain, {seen} here\n")
                 sys.stdout.flush()
-    if options.json:
-        options.json.write_text(
-            json.dumps([{"suite": r.suite, "mode": r.mode, "seconds": r.seconds, "outcomes": r.outcomes} for r in runs])
-        )
     return 1 if different else 0
 
 

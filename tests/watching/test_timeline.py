@@ -231,6 +231,8 @@ def test_misses_last_from_the_lookup_to_the_end_of_the_store() -> None:
     assert (slowest.kernel, slowest.seconds, slowest.slowest_stage, slowest.warm) == ("k", 11.5, "compile", False)
     silent = summarize(Timeline((), 0.0, 14.0, (), (span("compile", 0, 1, **KEY),)))
     assert silent.at_least
+    (instant,) = summarize(Timeline((), 0.0, 1.0, (), (span("launch", 0, 0, kernel="k"),))).slowest
+    assert instant.slowest_stage == "launch"
 
 
 def test_a_wait_for_several_kernels_is_part_of_none() -> None:

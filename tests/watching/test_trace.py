@@ -11,13 +11,14 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from support.tracing import layer_of, numbers, real, trace
 from tiers import thorough
 
 from cachectl.switching.run import CannotStart
+from cachectl.watching.processes import Processes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -340,6 +341,17 @@ def test_a_child_that_cannot_be_watched_is_named(home: Home, how: str) -> None:
     assert set(unwatched["layers"]) >= {"loopy", "pyopencl-invoker", "pocl"}
     assert "not counted" in document["said"]
     assert {layer_of(document, name)["evidence"] for name in ("loopy", "pocl")} == {"inferred"}
+
+
+def test_a_process_that_ends_while_it_is_looked_at_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vanished(path: object) -> NoReturn:
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, vanished)
+    Processes(tmp_path, {}).look()
 
 
 @pytest.mark.thorough

@@ -15,7 +15,7 @@ from cachectl.layers.base.errors import BadRequest, LayerError, PluginFailed
 from cachectl.layers.base.facts import Ability, Root, Scope, Switch
 from cachectl.layers.base.layer import Declaration, Layer
 from cachectl.layers.base.parts import Lookups, Portability, Tagging
-from cachectl.layers.base.registry import Broken, guarded, plugged_in
+from cachectl.layers.base.registry import BUILT_IN, Broken, built_in_layer, guarded, plugged_in
 from cachectl.layers.base.selection import ALL
 from cachectl.layers.base.store import Store
 
@@ -111,6 +111,17 @@ def test_a_layer_in_another_environment_is_guarded_too(tmp_path: Path) -> None:
         moved.store.read(ROOT, 7)  # type: ignore[arg-type]
 
 
+def test_a_layer_that_cannot_be_made_in_another_environment_is_named() -> None:
+    def begin(self: Notes, environment: Environment) -> None:
+        Layer.__init__(self, environment)
+        if environment is ELSEWHERE:
+            raise ValueError("x")
+
+    layer = guarded(type("Mine", (Notes,), {"__init__": begin})(HERE))
+    with pytest.raises(PluginFailed):
+        type(layer)(ELSEWHERE)
+
+
 def test_what_cannot_be_switched_is_refused() -> None:
     layer = guard(Layer, switched=raising(KeyError("x")))
     assert layer.refusals() == {Ability.DISABLE: "the plug-in failed: KeyError: 'x'"}
@@ -142,3 +153,19 @@ def test_what_cannot_be_a_layer_is_named_when_it_is_loaded(
     monkeypatch.setattr("cachectl.layers.base.registry.entry_points", lambda _: [Point])
     (found,) = plugged_in(HERE)
     assert (found.why if isinstance(found, Broken) else None) == (why and f"mine {why}")
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_layer_based_on_a_built_in_one_is_taken_and_guarded(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    class Point:
+        name = value = "mine"
+
+        @staticmethod
+        def load() -> type[Layer]:
+            return type("Mine", (type(built_in_layer(name, HERE)),), {"name": "mine"})
+
+    monkeypatch.setattr("cachectl.layers.base.registry.entry_points", lambda _: [Point])
+    (found,) = plugged_in(HERE)
+    assert isinstance(found, Layer), found
+    with pytest.raises(PluginFailed):
+        found.store.read(ROOT, 7)  # type: ignore[arg-type]

@@ -33,14 +33,9 @@ def pytools(environment: Environment) -> Path:
 ODD = [
     {"XDG_CACHE_HOME": "{home}/moved", "POCL_CACHE_DIR": "{home}/pocl here"},
     *thorough(
-        {},
-        {"XDG_CACHE_HOME": "{home}/moved"},
-        {"POCL_CACHE_DIR": "{home}/pocl here"},
-        {"XDG_CACHE_HOME": ""},
-        {"XDG_CACHE_HOME": "relative/cache"},
-        {"POCL_CACHE_DIR": "pocl-there"},
-        {"POCL_KERNEL_CACHE": "0"},
-        {"POCL_KERNEL_CACHE": "true"},
+        *({}, {"XDG_CACHE_HOME": "{home}/moved"}, {"XDG_CACHE_HOME": ""}, {"XDG_CACHE_HOME": "relative/cache"}),
+        *({"POCL_CACHE_DIR": "{home}/pocl here"}, {"POCL_CACHE_DIR": "pocl-there"}),
+        *({"POCL_KERNEL_CACHE": "0"}, {"POCL_KERNEL_CACHE": "true"}),
     ),
 ]
 

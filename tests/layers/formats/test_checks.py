@@ -11,15 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachectl.layers.formats import (
-    bitcode,
-    comgr_entries,
-    compute_cache,
-    device_binaries,
-    elf,
-    neo_binaries,
-    spirv,
-)
+from cachectl.layers.formats import bitcode, comgr_entries, compute_cache, device_binaries, elf, neo_binaries, spirv
 from cachectl.layers.mesa import entries as mesa_entries
 
 TESTS = Path(__file__).parents[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -19,6 +20,10 @@ def asked(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
+
+
+def layers() -> set[str]:
+    return {point.name for point in distributions.entry_points("cachectl.layers")}
 
 
 def install(folder: Path, name: str, version: str = "1.0", points: str = "") -> None:
@@ -71,22 +76,20 @@ def test_entry_points_are_found_where_they_lie(tmp_path: Path, monkeypatch: pyte
     """In a folder, and in an egg that is on the path itself; a moment after they were installed."""
     points = "[cachectl.layers]\nmine = mine:Mine\n"
     monkeypatch.syspath_prepend(tmp_path)
-    assert "mine" not in {point.name for point in distributions.entry_points("cachectl.layers")}
+    assert "mine" not in layers()
     install(tmp_path, "mine-1.0.dist-info", points=points)
-    assert "mine" in {point.name for point in distributions.entry_points("cachectl.layers")}
+    assert "mine" in layers()
     egg = tmp_path / "other-1.0-py3.egg"
     (egg / "EGG-INFO").mkdir(parents=True)
     (egg / "EGG-INFO" / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
     (egg / "EGG-INFO" / "entry_points.txt").write_text(points.replace("mine =", "other ="))
     monkeypatch.syspath_prepend(str(egg))
-    assert "other" in {point.name for point in distributions.entry_points("cachectl.layers")}
+    assert "other" in layers()
     assert distributions.version_of("other") == "1.0"
 
 
 def test_the_library_is_not_imported_if_folder_names_suffice() -> None:
     """It takes longer to import than a report of every cache."""
-    import subprocess
-
     program = (
         "import sys; from cachectl.layers.host import distributions; distributions.version_of('pytest');"
         "distributions.entry_points('no.such.group'); print('importlib.metadata' in sys.modules)"

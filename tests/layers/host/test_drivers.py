@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from support.drivers import register_driver
 import cachectl
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.drivers import driver_files, driver_libraries, only_library, opencl_drivers
+from cachectl.layers.host.listings import names_in
 from cachectl.layers.pyopencl import BinaryPortability
 
 if TYPE_CHECKING:
@@ -44,26 +46,18 @@ def wheel() -> Path:
     return Path(package.origin).parent
 
 
-def lay_out_pocl(prefix: Path) -> Path:
-    """Register PoCL of the wheel in a prefix; return the ICD file."""
-    library = next(wheel().glob(".libs/libpocl*"))
-    file = prefix / "etc" / "OpenCL" / "vendors" / "pocl.icd"
-    file.parent.mkdir(parents=True)
-    file.write_text(f"{library}\n")
-    return file
-
-
 @pytest.mark.real
 def test_report_names_the_file_by_which_a_driver_in_a_conda_prefix_is_found(home: Home) -> None:
-    file = lay_out_pocl(home.path / "envs" / "of mine")
     prefix = str(home.path / "envs" / "of mine")
+    vendors = home.path / "envs" / "of mine" / "etc" / "OpenCL" / "vendors"
+    file = register_driver(vendors, "libpocl.so")
     # An empty variable names no driver, and the loader searches its folders.
     variables: dict[str, Any] = {"CONDA_PREFIX": prefix, "OCL_ICD_VENDORS": ""}
     (layer,) = json.loads(home.cachectl("report", "pocl", "--json", **variables).stdout)["layers"]
     assert layer["state"] == "enabled"
-    assert layer["drivers"][-1] == str(file)
+    assert layer["drivers"][-1] == file
     shown = home.cachectl("report", "pocl", COLUMNS="80", **variables).stdout.splitlines()
-    assert "  driver: ~/envs/of mine/etc/OpenCL/vendors/pocl.icd" in shown
+    assert f"  driver: ~/envs/of mine/etc/OpenCL/vendors/{Path(file).name}" in shown
     assert max(map(len, (line for line in shown if "site-packages" not in line))) <= 80
 
 
@@ -107,6 +101,17 @@ def test_the_activated_prefix_counts_beside_the_systems_folder(tmp_path: Path) -
     (tmp_path / "system" / "again").symlink_to(tmp_path / "system")
     linked = Environment({"CONDA_PREFIX": str(tmp_path / "conda")}, home=tmp_path)
     assert driver_files(linked, ("Intel CPU",)) == (f"{vendors}/ocl-icd-system/{Path(folder).name}",)
+
+
+def test_a_folder_above_a_linked_one_is_where_the_link_leads(tmp_path: Path) -> None:
+    """The folder of drivers is named as the loader follows it, whether or not it changed a moment ago."""
+    vendors = tmp_path / "there" / "vendors"
+    (tmp_path / "there" / "below").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "there" / "below")
+    vendors.mkdir()
+    register_driver(vendors, "libintelocl.so")
+    os.utime(vendors, (1, 1))
+    assert names_in(f"{tmp_path}/link/../vendors") == names_in(str(vendors)) != ()
 
 
 def test_makers_are_named_by_the_library_alone(tmp_path: Path) -> None:
@@ -215,7 +220,7 @@ def test_drivers_that_pyopencl_keeps_no_binaries_of_do_not_hide_the_others(
 @pytest.mark.real
 def test_a_libopencl_that_is_a_driver_is_the_only_one(tmp_path: Path) -> None:
     """A module's PoCL may be built without a loader; the wheel's stands in the place of such a one."""
-    pocl = Path(lay_out_pocl(tmp_path).read_text().strip())
+    pocl = next(wheel().glob(".libs/libpocl*"))
     loader = tmp_path / "prefix" / "lib" / "libOpenCL.so.1"
     loader.parent.mkdir(parents=True)
     loader.symlink_to(pocl)

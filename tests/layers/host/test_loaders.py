@@ -220,8 +220,8 @@ for name in sys.argv[1:]:
 
 def test_a_library_is_found_by_its_name_as_dlopen_finds_it(tmp_path: Path) -> None:
     """Names that the linker's list has, that lie only in its folders, that lie elsewhere, and of another machine."""
-    folders = (f"/usr/lib/{sys.implementation._multiarch}", "/usr/lib64", "/usr/lib32", "/usr/lib")
-    inside = [path for folder in folders for stem in ("libz", "libcrypt") for path in Path(folder).glob(f"{stem}.so.*")]
+    folders = map(Path, (f"/usr/lib/{sys.implementation._multiarch}", "/usr/lib64", "/usr/lib32", "/usr/lib"))
+    inside = [path for folder in folders for stem in ("libz", "libcrypt") for path in folder.glob(f"{stem}.so.*")]
     # The list has only the links, by the names that programs ask for.
     assert any(path.is_symlink() for path in inside)
     names = {path.name for path in inside} | {"libnobody.so.1", "ld-linux-x86-64.so.2", "ld-linux.so.2"}

@@ -61,30 +61,26 @@ def test_a_folder_of_ones_own_is_used_itself_and_made_where_it_is_missing(tmp_pa
     assert mode(own(shared)) == 0o700
 
 
-def theirs(folder: Path) -> None:
-    folder.mkdir(mode=0o700)
-    os.chown(folder, NOBODY, NOBODY)
-
-
 @pytest.mark.parametrize("planted", ["link", "file", "wide", pytest.param("theirs", marks=as_root)])
 def test_a_planted_folder_is_refused_and_the_home_takes_its_place(home: Home, shared: Path, planted: str) -> None:
+    place = own(shared)
     if planted == "link":
         (shared / "theirs").mkdir(mode=0o700)
-        own(shared).symlink_to(shared / "theirs")
+        place.symlink_to(shared / "theirs")
     elif planted == "file":
-        own(shared).touch(mode=0o700)
-    elif planted == "wide":
-        own(shared).mkdir()
-        own(shared).chmod(0o750)
+        place.touch(mode=0o700)
     else:
-        theirs(own(shared))
-    with pytest.raises(NotPrivate, match=f"^{own(shared)}: "):
+        place.mkdir()
+        place.chmod(0o750 if planted == "wide" else 0o700)
+    if planted == "theirs":
+        os.chown(place, NOBODY, NOBODY)
+    with pytest.raises(NotPrivate, match=f"^{place}: "):
         private_folder(shared)
     done = home.cachectl("run", "--isolated", "--", "sh", "-c", 'echo "$XDG_CACHE_HOME"', TMPDIR=str(shared))
-    assert done.stdout.startswith(str(home.path / ".local" / "state" / "cachectl" / "scratch"))
-    assert len(done.stderr.splitlines()) == 1
-    assert str(own(shared)) in done.stderr
-    assert os.listdir(home.path / ".local" / "state" / "cachectl" / "scratch") == []
+    scratch = home.path / ".local" / "state" / "cachectl" / "scratch"
+    assert done.stdout.startswith(str(scratch))
+    assert (len(done.stderr.splitlines()), str(place) in done.stderr) == (1, True)
+    assert os.listdir(scratch) == []
 
 
 def test_without_any_place_one_line_says_so(home: Home, shared: Path) -> None:
@@ -101,7 +97,8 @@ def test_without_any_place_one_line_says_so(home: Home, shared: Path) -> None:
 @as_root
 @pytest.mark.parametrize("scratch", ["job", "job/deeper"])
 def test_a_node_stages_nothing_in_a_folder_that_another_user_made_first(home: Home, shared: Path, scratch: str) -> None:
-    theirs(shared / "job")
+    (shared / "job").mkdir(mode=0o700)
+    os.chown(shared / "job", NOBODY, NOBODY)
     root = NodeRoot.make(home.environment(), shared / scratch)
     assert (root.root, root.variables) == (None, {})
     assert len(root.notes) == 1

@@ -11,12 +11,12 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from cachectl.layers.base.environment import Environment, user_state_folder
-from cachectl.layers.host.pythons import RECORD, PythonRecord, candidates, look, pythons_of
+from cachectl.layers.host.pythons import RECORD, Python, PythonRecord, candidates, look, pythons_of
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
@@ -37,22 +37,20 @@ def installs(prefix: Path, **packages: str) -> None:
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
-class Prefix(NamedTuple):
+class Prefix:
     """A virtual environment of this Python, with an interpreter that counts how often it is started."""
 
-    folder: Path
-
-    @property
-    def python(self) -> Path:
-        return self.folder / "bin" / "python"
-
-    @property
-    def counting(self) -> Path:
-        return self.folder / "bin" / "counting"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.python, self.counting = folder / "bin" / "python", folder / "bin" / "counting"
 
     @property
     def starts(self) -> int:
         return (self.folder / "starts").read_text().count("started")
+
+
+#: What is installed where nothing else is said.
+PACKAGES = {"loopy": "2024.1", "pytools": "2026.1.1", "islpy": "2024.2", "cgen": "2020.1"}
 
 
 @pytest.fixture
@@ -61,7 +59,7 @@ def prefix(tmp_path: Path) -> Prefix:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", made.folder], check=True)
     made.counting.write_text(f'#!/bin/sh\necho started >> {made.folder}/starts\nexec {made.python} "$@"\n')
     made.counting.chmod(0o755)
-    installs(made.folder, loopy="2024.1", pytools="2026.1.1", islpy="2024.2", cgen="2020.1")
+    installs(made.folder, **PACKAGES)
     return made
 
 
@@ -77,7 +75,7 @@ def row(home: Home, loopy: str, version: str = VERSION) -> None:
 
 def user(home: Home, *folders: Path, **changes: str) -> Environment:
     """Return the environment of a user whose own Python has no loopy, with these folders on PATH."""
-    environment = home.environment(PATH=os.pathsep.join(map(str, folders)), **changes)
+    environment = home.environment(**{"PATH": os.pathsep.join(map(str, folders)), **changes})
     return replace(environment, searches_pythons=True, installed=lambda _: None, site=())
 
 
@@ -90,6 +88,12 @@ def edit_records(environment: Environment, edit: Callable[[dict[str, Any]], obje
     file.write_text(json.dumps(document))
 
 
+def asked(path: Path, records: dict[str, PythonRecord], *, named: bool = True) -> Python:
+    python = look(path, records, named=named)
+    assert python is not None
+    return python
+
+
 def staleness(environment: Environment) -> list[tuple[bool | None, str | None]]:
     entries = Stack(environment, plugins=False).ls(layers=["loopy"]).entries
     return [(entry.stale, entry.stale_because) for entry in entries]
@@ -98,14 +102,12 @@ def staleness(environment: Environment) -> list[tuple[bool | None, str | None]]:
 def test_an_interpreter_is_asked_once_for_its_version_and_packages(prefix: Prefix) -> None:
     records: dict[str, PythonRecord] = {}
     for _ in range(2):
-        python = look(prefix.counting, records, named=True)
-        assert python is not None
+        python = asked(prefix.counting, records)
         assert (python.version, python.installed("loopy")) == (VERSION, "2024.1")
     assert prefix.starts == 1
     # Packages are read again without it.
     installs(prefix.folder, loopy="2025.2")
-    python = look(prefix.counting, records, named=True)
-    assert python is not None
+    python = asked(prefix.counting, records)
     assert (python.installed("loopy"), python.installed("pytools"), prefix.starts) == ("2025.2", None, 1)
     assert python.has_had("loopy", "2024.1")
     os.utime(prefix.counting, (1, 1))
@@ -119,12 +121,10 @@ def test_a_python_that_is_not_asked_or_does_not_answer_now_is_remembered(prefix:
     before = dict(records)
     # Without a user who names it, it is a script that another user could replace.
     os.utime(prefix.counting, (1, 1))
-    python = look(prefix.counting, records)
-    assert python is not None
+    python = asked(prefix.counting, records, named=False)
     assert (python.present, prefix.starts) == (None, 1)
     prefix.counting.write_text("#!/bin/sh\nexit 1\n")
-    python = look(prefix.counting, records, named=True)
-    assert python is not None
+    python = asked(prefix.counting, records)
     assert (python.present, python.version, records) == (None, VERSION, before)
 
 
@@ -134,10 +134,8 @@ def test_code_in_a_folder_of_packages_is_not_run(prefix: Prefix, tmp_path: Path)
     for name in ("by.pth", "sitecustomize.py", "usercustomize.py"):
         (site / name).write_text(f"import os; open({str(run)!r}, 'a').close()\n")
     site.chmod(0o777)
-    python = look(prefix.python, {})
+    assert asked(prefix.python, {}, named=False).installed("loopy") == "2024.1"
     assert not run.exists()
-    assert python is not None
-    assert python.installed("loopy") == "2024.1"
     # It is run by whoever starts the interpreter otherwise.
     subprocess.run([prefix.python, "-I", "-c", ""], check=True)
     assert run.exists()
@@ -154,9 +152,7 @@ def test_a_pipe_or_a_device_in_a_folder_of_packages_is_not_read(
     os.mkfifo(pipe)
     device.symlink_to("/dev/zero")
     monkeypatch.setattr("cachectl.layers.host.pythons._SECONDS", 5.0)
-    python = look(prefix.python, {})
-    assert python is not None
-    assert python.installed("loopy") == "2024.1"
+    assert asked(prefix.python, {}, named=False).installed("loopy") == "2024.1"
 
 
 @pytest.mark.parametrize("base", dict.fromkeys([os.path.realpath(sys.executable), "/usr/bin/python3"]))
@@ -181,7 +177,7 @@ def test_the_folders_of_packages_are_those_that_an_interpreter_adds_to_its_path(
     found = records[str(python)].folders
     # Without -I, the user's own packages count.
     ask = "import json, sys; print(json.dumps(sys.path))"
-    started = {"PATH": "", **({"HOME": os.environ["HOME"]} if "HOME" in os.environ else {})}
+    started = {name: value for name, value in os.environ.items() if name == "HOME"} | {"PATH": ""}
     done = subprocess.run([python, "-c", ask], env=started, cwd="/", capture_output=True, text=True, check=True)
     path = [os.path.normpath(folder) for folder in json.loads(done.stdout) if folder.endswith("-packages")]
     assert [os.path.normpath(folder) for folder in found if os.path.isdir(folder)] == path
@@ -283,7 +279,7 @@ def test_a_row_of_a_neighbour_is_stale_once_its_package_was_replaced(home: Home,
     assert staleness(user(home, prefix.python.parent)) == [(False, None)]
     # It is remembered, and need not be on PATH again.
     assert staleness(user(home)) == [(False, None)]
-    installs(prefix.folder, loopy="2025.2", pytools="2026.1.1", islpy="2024.2", cgen="2020.1")
+    installs(prefix.folder, **PACKAGES | {"loopy": "2025.2"})
     assert staleness(user(home)) == [(True, "written with loopy 2024.1, 2025.2 is installed")]
 
 
@@ -293,17 +289,15 @@ def test_a_row_of_a_neighbour_that_was_not_looked_for_is_unknown(home: Home) -> 
     same, other = sorted(staleness(user(home)), key=str)
     assert (same[0], other[0]) == (None, None)
     assert other[1] == "unknown: written by Python 3.99.0, which was not looked for; --python PATH names it"
-    done = home.cachectl("prune", "--stale", "--json")
-    assert json.loads(done.stdout)["total"]["removed"] == 0
+    assert home.json("prune", "--stale")["total"]["removed"] == 0
 
 
 @pytest.mark.parametrize("variable", ["PATH", "VIRTUAL_ENV", "CONDA_PREFIX"])
 def test_rows_of_a_removed_python_are_stale(home: Home, prefix: Prefix, variable: str) -> None:
     row(home, "2024.1")
     row(home, "2023.1")
-    environment = user(home, prefix.python.parent)
-    if variable != "PATH":
-        environment = user(home, **{variable: str(prefix.folder)})
+    folder = prefix.folder if variable != "PATH" else prefix.python.parent
+    environment = user(home, **{variable: str(folder)})
     assert {stale for stale, _ in staleness(environment)} == {False, None}
     shutil.rmtree(prefix.folder)
     found = staleness(user(home))
@@ -327,7 +321,7 @@ def test_rows_of_a_python_that_may_come_back_are_not_stale(
 
     edit_records(environment, moved)
     if what == "another machine":
-        installs(prefix.folder, loopy="2025.2", pytools="2026.1.1", islpy="2024.2", cgen="2020.1")
+        installs(prefix.folder, **PACKAGES | {"loopy": "2025.2"})
     elif what == "not mounted":
         shutil.rmtree(prefix.folder)
     else:

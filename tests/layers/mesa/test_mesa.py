@@ -9,19 +9,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from support.mesa import (
-    OPENCL,
-    STORES,
-    contents,
-    crc,
-    entry,
-    environment,
-    fill,
-    graphics,
-    key,
-    layer_of,
-    listed,
-)
+from support.mesa import OPENCL, STORES, contents, crc, entry, environment, fill, graphics, key, layer_of, listed
 
 from cachectl.layers.base.conformance import LayerConformance
 from cachectl.layers.base.environment import Environment

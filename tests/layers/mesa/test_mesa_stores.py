@@ -10,17 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.mesa import (
-    STORES,
-    _got,
-    contents,
-    entry,
-    fill,
-    graphics,
-    key,
-    layer_of,
-    listed,
-)
+from support.layers import got
+from support.mesa import STORES, contents, entry, fill, graphics, key, layer_of, listed
 from tiers import amount, thorough
 
 from cachectl.config import Limits
@@ -35,7 +26,9 @@ if TYPE_CHECKING:
     from injector import Injector
 
 
-# ---------------------------------------------------------------------- stores
+def filled(home: Path, store: str, entries: dict[str, bytes]) -> tuple[MesaShaderCache, Path]:
+    """Fill a store; return the layer and the root."""
+    return layer_of(home, store), fill(home / ".cache", store, entries)
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -60,22 +53,20 @@ def test_an_entry_goes_from_one_store_into_another(store: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("store", STORES)
 def test_a_different_entry_is_replaced_only_when_asked(store: str, tmp_path: Path) -> None:
-    layer = layer_of(tmp_path / "home", store)
-    fill(tmp_path / "home" / ".cache", store, contents())
+    layer, _ = filled(tmp_path / "home", store, contents())
     artifact = Artifact("mesa", key("b"), "mesa-entry/1", entry(b"\x7fELF, another"))
     with pytest.raises(EntryExists):
         layer.put(key("b"), artifact)
-    assert layer.get(key("b")) == replace(_got(layer, key("b")), data=contents()[key("b")])
+    assert layer.get(key("b")) == replace(got(layer, key("b")), data=contents()[key("b")])
     layer.put(key("b"), artifact, replace=True)
-    assert _got(layer, key("b")).data == artifact.data
-    assert all(_got(layer, name).data == contents()[name] for name in contents().keys() - {key("b")})
+    assert got(layer, key("b")).data == artifact.data
+    assert all(got(layer, name).data == contents()[name] for name in contents().keys() - {key("b")})
     assert list(layer.verify(layer.roots()[0])) == []
 
 
 @pytest.mark.parametrize("store", STORES)
 def test_a_flipped_byte_is_found_and_the_entry_removed(store: str, tmp_path: Path) -> None:
-    layer = layer_of(tmp_path / "home", store)
-    root = fill(tmp_path / "home" / ".cache", store, {**contents(), **graphics()})
+    layer, root = filled(tmp_path / "home", store, {**contents(), **graphics()})
     bad = {key("c"): contents()[key("c")], key("h"): graphics()[key("h")]}
     for path in root.rglob("*"):
         if path.is_file():
@@ -95,8 +86,7 @@ def test_a_flipped_byte_is_found_and_the_entry_removed(store: str, tmp_path: Pat
 
 @pytest.mark.parametrize("store", STORES)
 def test_an_unknown_version_is_not_removed_as_damaged(store: str, tmp_path: Path) -> None:
-    layer = layer_of(tmp_path / "home", store)
-    root = fill(tmp_path / "home" / ".cache", store, contents())
+    layer, root = filled(tmp_path / "home", store, contents())
     for path in root.glob("[0-9a-f]*/*") if store == "multi-file" else (*root.rglob("foz*"), *root.glob("mesa_cache*")):
         if path.is_file():
             place = {"multi-file": 0, "single-file": 15, "database": 8}[store]
@@ -113,8 +103,7 @@ def test_an_unknown_version_is_not_removed_as_damaged(store: str, tmp_path: Path
 
 @pytest.mark.parametrize("name", ["foz_cache.foz", "foz_cache_idx.foz"])
 def test_a_single_file_that_mesa_cannot_use_is_removed_with_its_other_half(name: str, tmp_path: Path) -> None:
-    layer = layer_of(tmp_path / "home", "single-file")
-    root = fill(tmp_path / "home" / ".cache", "single-file", contents())
+    layer, root = filled(tmp_path / "home", "single-file", contents())
     (path,) = root.rglob(name)
     path.write_bytes(b"what is none of Mesa's")
     found = list(layer.verify(layer.roots()[0]))
@@ -149,8 +138,7 @@ def test_a_store_that_a_program_locks_is_waited_for_and_left_as_it_is(tmp_path: 
 
 def test_a_program_that_has_a_single_file_open_goes_on_using_its_own(tmp_path: Path) -> None:
     """Mesa keeps places in memory: under an open file nothing may move."""
-    layer = layer_of(tmp_path / "home", "single-file")
-    root = fill(tmp_path / "home" / ".cache", "single-file", contents())
+    layer, root = filled(tmp_path / "home", "single-file", contents())
     (path,) = root.rglob("foz_cache.foz")
     before = path.read_bytes()
     with path.open("rb") as program:
@@ -160,8 +148,7 @@ def test_a_program_that_has_a_single_file_open_goes_on_using_its_own(tmp_path: P
 
 
 def test_a_database_gets_another_number_so_that_programs_read_it_again(tmp_path: Path) -> None:
-    layer = layer_of(tmp_path / "home", "database")
-    root = fill(tmp_path / "home" / ".cache", "database", contents())
+    layer, root = filled(tmp_path / "home", "database", contents())
     inode, before = (root / "mesa_cache.db").stat().st_ino, (root / "mesa_cache.db").read_bytes()[:20]
     layer.clear(layer.plan_clear(Selection(key=key("a"))))
     heads = {(root / f"mesa_cache.{ending}").read_bytes()[:20] for ending in ("db", "idx")}
@@ -171,8 +158,7 @@ def test_a_database_gets_another_number_so_that_programs_read_it_again(tmp_path:
 
 
 def test_the_index_counts_what_is_there_after_every_change(tmp_path: Path) -> None:
-    layer = layer_of(tmp_path / "home", "multi-file")
-    root = fill(tmp_path / "home" / ".cache", "multi-file", {**contents(), **graphics()})
+    layer, root = filled(tmp_path / "home", "multi-file", {**contents(), **graphics()})
 
     def counted() -> int:
         return int(struct.unpack("<Q", (root / "index").read_bytes()[:8])[0])
@@ -182,7 +168,7 @@ def test_the_index_counts_what_is_there_after_every_change(tmp_path: Path) -> No
 
     (root / "index").write_bytes(struct.pack("<Q", 1 << 28) + bytes(65536 * 20))
     assert [finding.code for finding in layer.verify(layer.roots()[0])] == ["index"]
-    artifact = _got(layer, key("a"))
+    artifact = got(layer, key("a"))
     layer.clear(layer.plan_clear())
     assert counted() == held() > 0
     layer.put(key("a"), artifact)
@@ -192,8 +178,7 @@ def test_the_index_counts_what_is_there_after_every_change(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("store", ["multi-file", "single-file"])
 def test_an_index_of_one_length_is_no_ground_for_removing_entries(store: str, tmp_path: Path) -> None:
-    layer = layer_of(tmp_path / "home", store)
-    root = fill(tmp_path / "home" / ".cache", store, contents())
+    layer, root = filled(tmp_path / "home", store, contents())
     held = sum(path.stat().st_size for path in root.rglob("*") if path.is_file() and path.name != "index")
     assert plan_prune([layer], Limits(bytes=held)).plans[0].entries == ()
     assert len(plan_prune([layer], Limits(bytes=held - 1)).plans[0].entries) == 1
@@ -264,8 +249,7 @@ def test_a_kernel_stays_while_the_machine_code_of_its_driver_cannot_go(tmp_path:
 
 
 def test_temporaries_go_unless_somebody_may_be_writing_them(tmp_path: Path) -> None:
-    layer = layer_of(tmp_path / "home", "multi-file")
-    root = fill(tmp_path / "home" / ".cache", "multi-file", contents())
+    layer, root = filled(tmp_path / "home", "multi-file", contents())
     (root / f"{key('a')}.tmp").write_bytes(b"half")
     (orphan,) = (found for found in layer.scan(layer.roots()[0]) if isinstance(found, Orphan))
     assert orphan.key == f"{key('a')}.tmp"

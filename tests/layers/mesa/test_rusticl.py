@@ -14,14 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.mesa import (
-    FOLDERS,
-    RUSTICL,
-    STORES,
-    _got,
-    listed,
-    rusticl,
-)
+from support.layers import got
+from support.mesa import FOLDERS, RUSTICL, STORES, listed, rusticl
 
 from cachectl.layers.base.conformance import LayerConformance, snapshot
 from cachectl.layers.base.environment import Environment
@@ -136,7 +130,7 @@ def test_rusticl_runs_what_put_has_placed(
     """The machine code of one kernel under the key of the other: whatever that computes came out of the cache."""
     assert rusticl(cold, 2, **STORES[store])["results"] == [2.0, 103.0]
     layer = real(cold, store)
-    artifacts = {name: _got(layer, name) for name in listed(layer)}
+    artifacts = {name: got(layer, name) for name in listed(layer)}
     other = new_home(tmp_path / "other")
     rusticl(other, 1, **STORES[store])
     code = {name for name, artifact in artifacts.items() if not artifact.detail["kernels"]}
@@ -151,7 +145,7 @@ def test_rusticl_runs_what_put_has_placed(
     assert rusticl(cold, 2, **STORES[store])["results"] == [103.0, 103.0]
     layer.clear(layer.plan_clear(Selection(key=mine)))
     assert rusticl(cold, 2, **STORES[store])["results"] == [2.0, 103.0]
-    assert _got(layer, mine).data == artifacts[mine].data
+    assert got(layer, mine).data == artifacts[mine].data
 
 
 @pytest.mark.real
@@ -160,7 +154,7 @@ def test_damage_that_mesa_never_repairs_is_found_and_fixed(store: str, cold: Hom
     rusticl(cold, 1, **STORES[store])
     layer = real(cold, store)
     bad = next(name for name, found in listed(layer).items() if found.kernels is None)
-    whole = _got(layer, bad).data
+    whole = got(layer, bad).data
     damaged = whole[:-5] + bytes(byte ^ 0xFF for byte in whole[-5:])
     holder = next(
         path for path in (cold.path / ".cache").glob("mesa*/**/*") if path.is_file() and whole in path.read_bytes()
@@ -174,7 +168,7 @@ def test_damage_that_mesa_never_repairs_is_found_and_fixed(store: str, cold: Hom
     assert (finding["key"], finding["severity"]) == (bad, "recompiles every run")
     assert cold.cachectl(*finding["fix"].split()[1:]).returncode == 0
     assert rusticl(cold, 1, **STORES[store])["results"] == [2.0]
-    assert _got(layer, bad).data == whole
+    assert got(layer, bad).data == whole
     assert cold.json("verify", "mesa")["findings"] == []
 
 
@@ -210,12 +204,7 @@ def test_a_program_that_runs_on_meets_a_purge_without_an_error(cold: Home) -> No
         (cold.path / ".cache").mkdir(exist_ok=True)
         with subprocess.Popen(
             [sys.executable, "-c", program, str(cold.programs)],
-            env={
-                **cold.variables,
-                **RUSTICL,
-                "POCL_CACHE_DIR": str(cold.path / "pocl"),
-                **variables,
-            },
+            env={**cold.variables, **RUSTICL, "POCL_CACHE_DIR": str(cold.path / "pocl"), **variables},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

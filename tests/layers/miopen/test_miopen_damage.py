@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.layers import got
 from support.miopen_kernels import (
     ARGS,
     CODE,
@@ -42,15 +43,19 @@ from cachectl.layers.miopen.kernels import MIOpenKernels
 from cachectl.layers.miopen.system import MIOpenSystemKernels
 
 
+@pytest.fixture
+def layer(tmp_path: Path) -> MIOpenKernels:
+    return MIOpenKernels(environment_of(tmp_path))
+
+
 def test_system_kernels_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
     path = store(tmp_path / "db" / "gfx90a.kdb", {(NAME, ARGS): packed(CODE)})
     layer = MIOpenSystemKernels(environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db")))
     before = snapshot(tmp_path, times=True)
     (entry,) = layer.entries()
     assert (entry.key, entry.device, entry.versions) == (key_of("gfx90a.kdb"), "gfx90a", {})
-    got = layer.get(entry.key)
-    assert got is not None
-    assert got.data == CODE
+    read = got(layer, entry.key)
+    assert read.data == CODE
     require_read_only(layer, artifact(entry.key, layer="miopen-system"), "miopen")
     assert snapshot(tmp_path, times=True) == before
     assert os.listdir(path.parent) == ["gfx90a.kdb"]
@@ -90,18 +95,16 @@ def test_rows_that_miopen_accepts_are_read_and_put_as_it_stores_them(
 ) -> None:
     path = store(user_file(tmp_path), {(NAME, ARGS): values})
     layer = MIOpenKernels(environment_of(tmp_path))
-    got = layer.get(KEY)
-    assert got is not None
+    read = got(layer, KEY)
     assert (problems(layer), findings(layer)) == ([], [])
     assert layer.clear(layer.plan_clear()).removed == 1
-    layer.put(KEY, got)
-    assert stored(path) == [(NAME, ARGS, *kernel_db.encode(got.data))]
+    layer.put(KEY, read)
+    assert stored(path) == [(NAME, ARGS, *kernel_db.encode(read.data))]
 
 
 @pytest.mark.parametrize("values", REJECTED.values(), ids=REJECTED)
-def test_rows_that_miopen_rejects_are_damaged(tmp_path: Path, values: tuple[object, ...]) -> None:
+def test_rows_that_miopen_rejects_are_damaged(tmp_path: Path, layer: MIOpenKernels, values: tuple[object, ...]) -> None:
     store(user_file(tmp_path), {(NAME, ARGS): values, ("good.s.o", ""): GOOD})
-    layer = MIOpenKernels(environment_of(tmp_path))
     with pytest.raises(Damaged):
         layer.get(KEY)
     assert problems(layer) == []
@@ -118,14 +121,13 @@ def test_rows_that_miopen_rejects_are_damaged(tmp_path: Path, values: tuple[obje
 NAMES = ("ns::name.cl.o", "ns", "a:b%3A.s.o", "::", ":", "100%.cl.o", "%25", "colon:", "plain.cl.o")
 
 
-def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path) -> None:
+def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path, layer: MIOpenKernels) -> None:
     keys = {kernel_key(name, args): (name, args) for name in NAMES for args in ("", ":x", "::", ARGS, "ns::name.cl.o")}
     assert len(keys) == len(NAMES) * 5
     assert {key: split_kernel_key(key) for key in keys} == keys
     odd = {(name, ARGS): kernel_db.encode(CODE + name.encode()) for name in NAMES}
     path = store(user_file(tmp_path), odd)
     before = stored(path)
-    layer = MIOpenKernels(environment_of(tmp_path))
     entries = {entry.detail["kernel_name"]: entry.key for entry in layer.entries()}
     assert entries["ns::name.cl.o"] == key_of(name="ns%3A%3Aname.cl.o")
     read = layer.get_many(list(entries.values()))
@@ -144,7 +146,7 @@ def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
-def test_a_file_in_the_place_of_a_database_is_named(tmp_path: Path, kind: str) -> None:
+def test_a_file_in_the_place_of_a_database_is_named(tmp_path: Path, layer: MIOpenKernels, kind: str) -> None:
     """MIOpen throws at every lookup and every store. That of a package is the package's to fix."""
     (tmp_path / "db" / "gfx90a.kdb").mkdir(parents=True)
     system = MIOpenSystemKernels(environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db")))
@@ -154,7 +156,6 @@ def test_a_file_in_the_place_of_a_database_is_named(tmp_path: Path, kind: str) -
     path = user_file(tmp_path)
     path.parent.mkdir(parents=True)
     path.mkdir() if kind == "folder" else os.mkfifo(path)
-    layer = MIOpenKernels(environment_of(tmp_path))
     (problem,) = (found for found in layer.scan(layer.roots()[0]) if isinstance(found, Problem))
     assert (problem.path, problem.code) == (path, "no-file")
     (finding,) = layer.verify(layer.roots()[0])
@@ -166,9 +167,8 @@ def test_a_file_in_the_place_of_a_database_is_named(tmp_path: Path, kind: str) -
     assert list(layer.verify(layer.roots()[0])) == []
 
 
-def test_rows_that_break_statements_or_the_index_are_found(tmp_path: Path) -> None:
+def test_rows_that_break_statements_or_the_index_are_found(tmp_path: Path, layer: MIOpenKernels) -> None:
     path = store(user_file(tmp_path), {("it's.cl.o", ""): GOOD, (NAME, ARGS): GOOD})
-    layer = MIOpenKernels(environment_of(tmp_path))
     assert len(list(layer.entries())) == 2
     assert findings(layer) == [("quote", Severity.FAILS)]
     assert layer.clear(layer.plan_clear(Selection(key=key_of(name="it's.cl.o", args="")))).removed == 1
@@ -189,7 +189,7 @@ def test_an_empty_database_is_housekeeping_and_a_locked_one_a_problem(tmp_path: 
         assert (problems(layer), findings(layer)) == (["busy"], [("unreadable", Severity.HARMLESS)])
 
 
-def test_unusable_files_are_problems(tmp_path: Path) -> None:
+def test_unusable_files_are_problems(tmp_path: Path, layer: MIOpenKernels) -> None:
     folder = user_file(tmp_path).parent
     tables = {"gfx900_56": "CREATE TABLE other(x)", "gfx906_60": "CREATE TABLE kern_db(kernel_name, kernel_hash)"}
     for base, table in {**tables, "gfx90878": TABLE_2_3}.items():
@@ -197,7 +197,6 @@ def test_unusable_files_are_problems(tmp_path: Path) -> None:
     (folder / "gfx90a6e.ukdb").write_bytes(b"garbage" * 1000)
     store(folder / "gfx1030_36.ukdb", {(f"k{n}.s.o", ""): (os.urandom(5000), "0", 0) for n in range(9)})
     os.truncate(folder / "gfx1030_36.ukdb", 20_000)
-    layer = MIOpenKernels(environment_of(tmp_path))
     found = [thing for thing in layer.scan(layer.roots()[0]) if isinstance(thing, Problem)]
     codes = {problem.path.stem: problem.code for problem in found}
     assert codes == {**dict.fromkeys(tables, "unreadable"), **dict.fromkeys(("gfx90a6e", "gfx1030_36"), "sqlite")}

@@ -14,6 +14,7 @@ from dataclasses import replace as changed
 from pathlib import Path
 
 import pytest
+from support.layers import got
 from support.miopen_kernels import MIOpenConformance, environment_of, require_read_only
 
 from cachectl.layers.base.conformance import snapshot
@@ -89,18 +90,21 @@ class TestSystem(MIOpenConformance):
     layer, fill = MIOpenSystemTuning, staticmethod(fill_system)
 
 
-def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path) -> None:
+@pytest.fixture
+def layer(tmp_path: Path) -> MIOpenTuning:
+    return MIOpenTuning(environment_of(tmp_path))
+
+
+def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path, layer: MIOpenTuning) -> None:
     folder = fill(tmp_path)
-    layer = MIOpenTuning(environment_of(tmp_path))
     entries = {entry.key: entry for entry in layer.entries()}
     assert set(entries) == {f"{FIND}::{PROBLEM}", f"{FIND}::other", f"{PERF}::{TUNED}"}
     entry = entries[f"{FIND}::{PROBLEM}"]
     assert (entry.bytes, entry.device, entry.kernels) == (len(LINE) + 1, "gfx90a", None)
     assert entry.versions == {"miopen": "3.3.0.a85ca8a54"}
     assert entry.written_before == (folder / FIND).stat().st_mtime
-    got = layer.get(entry.key)
-    assert got is not None
-    assert (got.form, got.data) == ("miopen-record/1", LINE.encode())
+    read = got(layer, entry.key)
+    assert (read.form, read.data) == ("miopen-record/1", LINE.encode())
     assert layer.get(f"{FIND}::missing") is None
     usage = layer.usage(layer.roots()[0])
     assert (usage.files, usage.bytes) == (2, sum(path.stat().st_size for path in folder.iterdir()))
@@ -152,10 +156,9 @@ def test_many_records_are_placed_by_one_rewrite(tmp_path: Path, monkeypatch: pyt
     assert [one for number, one in enumerate(again) if number != 3] == [False] * 3 + [True] + [False] * 45
 
 
-def test_running_programs_notice_an_edit(tmp_path: Path) -> None:
+def test_running_programs_notice_an_edit(tmp_path: Path, layer: MIOpenTuning) -> None:
     folder = fill(tmp_path)
     (folder / FIND).chmod(0o777)
-    layer = MIOpenTuning(environment_of(tmp_path))
     began = time.monotonic_ns()
     layer.put(f"{FIND}::new", artifact(f"{FIND}::new", "new=S:1,0,A"))
     assert (folder / FIND).read_text() == f"{LINE}\nother=S:1.5,0,A;T:2.5,0,B\nnew=S:1,0,A\n"
@@ -229,18 +232,16 @@ def test_put_refuses_what_is_no_record_of_a_user_file(tmp_path: Path, key: str, 
     assert {path: what for path, what in snapshot(tmp_path).items() if "lock" not in path} == before
 
 
-def test_sqlite_results_are_read_and_left(tmp_path: Path) -> None:
+def test_sqlite_results_are_read_and_left(tmp_path: Path, layer: MIOpenTuning) -> None:
     path = folder_of(tmp_path) / "gfx906_60_1.1.0.udb"
     perf_table(path)
-    layer = MIOpenTuning(environment_of(tmp_path))
     before = snapshot(tmp_path, times=True)
     assert [entry.key for entry in layer.entries()] == [
         "gfx906_60_1.1.0.udb::7::SolverA",
         "gfx906_60_1.1.0.udb::7::SolverB",
     ]
-    got = layer.get("gfx906_60_1.1.0.udb::7::SolverA")
-    assert got is not None
-    assert got.data == f"{TUNED}=SolverA:1,2".encode()
+    read = got(layer, "gfx906_60_1.1.0.udb::7::SolverA")
+    assert read.data == f"{TUNED}=SolverA:1,2".encode()
     plan = layer.plan_clear()
     assert not plan.entries
     assert [note.because for note in plan.skipped] == [plan.skipped[0].because] * 2
@@ -267,11 +268,10 @@ def test_what_interrupted_rewrites_leave_goes_when_no_program_has_miopen(
     assert sorted(os.listdir(folder)) == ["miopen-lockfiles", "notes.temp"]
 
 
-def test_damage_is_reported_line_by_line(tmp_path: Path) -> None:
+def test_damage_is_reported_line_by_line(tmp_path: Path, layer: MIOpenTuning) -> None:
     folder = folder_of(tmp_path)
     (folder / FIND).write_text("good=S:1,0,A\nno equals\ngood=S:2,0,A\nlast=S:1")
     (folder / "gfx906_60_1.1.0.udb").write_bytes(b"garbage" * 1000)
-    layer = MIOpenTuning(environment_of(tmp_path))
     found = [thing for thing in layer.scan(layer.roots()[0]) if isinstance(thing, Problem)]
     assert sorted(problem.code for problem in found) == ["duplicate", "malformed", "newline", "sqlite"]
     findings = {finding.code: finding for finding in layer.verify(layer.roots()[0])}
@@ -323,9 +323,8 @@ def test_system_results_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
         "gfx906_60.db::7::SolverB",
         f"gfx90a6e.db.txt::{TUNED}",
     ]
-    got = layer.get(f"gfx906_60.HIP.fdb.txt::{PROBLEM}")
-    assert got is not None
-    assert got.data == LINE.encode()
+    read = got(layer, f"gfx906_60.HIP.fdb.txt::{PROBLEM}")
+    assert read.data == LINE.encode()
     (finding,) = layer.verify(layer.roots()[0])
     assert "reinstall the package" in finding.fix
     assert layer.abilities()[Ability.KERNELS] is not None

@@ -1,4 +1,4 @@
-"""Deterministic tars: what is made quickly is what tarfile makes, and what is read quickly is what tarfile reads."""
+"""Deterministic tars: tarfile reads what is made quickly, and what tarfile makes is read, or refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cachectl.layers.base.errors import NotAnArtifact
 from cachectl.layers.base.facts import Artifact
-from cachectl.layers.stores.archive import artifact_from_bytes, artifact_to_bytes, pack, tar_header, unpack
+from cachectl.layers.stores.archive import artifact_from_bytes, artifact_to_bytes, pack, unpack
 
 PARTS = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="/"), min_size=1, max_size=40)
 PLAIN = st.lists(PARTS.filter(lambda part: part not in {".", ".."}), min_size=1, max_size=3).map("/".join)
@@ -20,22 +20,8 @@ ANY = st.one_of(PLAIN, st.text(st.characters(exclude_characters="\0/.", exclude_
 MEMBERS = st.dictionaries(ANY, st.binary(max_size=1500), max_size=5)
 
 
-def by_tarfile(name: str, size: int) -> bytes:
-    info = tarfile.TarInfo(name)
-    info.size, info.mode = size, 0o600
-    plain = name.isascii() and len(name) < tarfile.LENGTH_NAME and size < 8**11
-    return info.tobuf(tarfile.USTAR_FORMAT if plain else tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-
-
-@given(ANY, st.integers(0, 8**11))
-@example("x" * 200, 1)
-@example("café", 7)
-@example("big", 8**11)
-def test_a_header_is_tarfiles(name: str, size: int) -> None:
-    assert tar_header(name, size) == by_tarfile(name, size)
-
-
 @given(MEMBERS)
+@example({"x" * 200: b"1", "café": b"2", "x" * 100: b"", "plain": b"3" * 513})
 def test_packed_members_are_read_back_by_us_and_by_tarfile(members: dict[str, bytes]) -> None:
     packed = pack(members)
     assert packed == pack(dict(reversed(members.items())))
@@ -82,15 +68,9 @@ def test_a_damaged_header_does_not_hide_the_members_after_it() -> None:
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../up", "a/../../b", "", ".", "a/.."])
 def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
-    written = io.BytesIO()
-    with tarfile.open(fileobj=written, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        info = tarfile.TarInfo(name)
-        info.size = 1
-        tar.addfile(info, io.BytesIO(b"x"))
-    with pytest.raises(ValueError, match="unsafe member"):
-        unpack(written.getvalue())
-    with pytest.raises(ValueError, match="unsafe member"):
-        unpack(pack({name: b"x"}))
+    for tar in (_foreign({name: b"x"}), pack({name: b"x"})):
+        with pytest.raises(ValueError, match="unsafe member"):
+            unpack(tar)
 
 
 def test_a_name_ends_at_its_first_nul_as_tarfile_has_it() -> None:
@@ -103,23 +83,21 @@ def hostile_tars() -> dict[str, bytes]:
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
     sparse.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.size": str(1 << 40),
                           "GNU.sparse.map": f"0,0,{1 << 40},0", "GNU.sparse.name": "sparse"}  # fmt: skip
-    made = {}
-    for name, info in (("link", link), ("sparse", sparse)):
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-            tar.addfile(info)
-        made[name] = buffer.getvalue()
     header = tarfile.TarInfo("././@LongLink")
     header.type, header.size = tarfile.GNUTYPE_LONGNAME, 0
-    made["chained"] = header.tobuf(tarfile.GNU_FORMAT) * 3000
-    made["text"] = b"no tar at all"
-    return made
+    end = bytes(tarfile.RECORDSIZE)
+    return {
+        "link": link.tobuf(tarfile.PAX_FORMAT) + end,
+        "sparse": sparse.tobuf(tarfile.PAX_FORMAT) + end,
+        "chained": header.tobuf(tarfile.GNU_FORMAT) * 3000,
+        "text": b"no tar at all",
+    }
 
 
-@pytest.mark.parametrize("name", hostile_tars())
-def test_a_hostile_tar_is_refused_at_once(name: str) -> None:
+@pytest.mark.parametrize("tar", hostile_tars().values(), ids=hostile_tars())
+def test_a_hostile_tar_is_refused_at_once(tar: bytes) -> None:
     with pytest.raises(ValueError, match=r"unsafe member|not a tar"):
-        unpack(hostile_tars()[name])
+        unpack(tar)
 
 
 def test_an_artifact_file_names_its_own_damage() -> None:

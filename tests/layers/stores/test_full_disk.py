@@ -31,7 +31,6 @@ PROGRAM = """
 import sys
 from pytools.persistent_dict import WriteOncePersistentDict
 mine = WriteOncePersistentDict(sys.argv[1], safe_sync=False, in_mem_cache_size=0)
-print("ready", flush=True)
 for line in sys.stdin:
     try:
         print(repr(eval(line)), flush=True)
@@ -70,10 +69,16 @@ def fill_dictionary(home: Path, identifier: str, rows: int = ROWS) -> Path:
 def fill_up(disk: Path) -> Path:
     """Leave no free byte on a disk; return the file that takes the room."""
     filler = disk / "filler"
-    with suppress(OSError), filler.open("wb", buffering=0) as file:
+    with suppress(OSError), filler.open("ab", buffering=0) as file:
         while True:
             file.write(bytes(4096))
     return filler
+
+
+def use_up_inodes(disk: Path) -> None:
+    with suppress(OSError):
+        for number in range(30):
+            (disk / str(number)).touch()
 
 
 def cachectl(home: Path, *arguments: str, command: tuple[str, ...] = ("-m", "cachectl")) -> tuple[int, dict[str, Any]]:
@@ -99,9 +104,8 @@ def state(file: Path) -> tuple[str, int]:
 
 
 def of_layer(result: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the messages of a purge about one layer."""
-    (found,) = (layer for layer in result["layers"] if layer["layer"] == name)
-    return dict(found)
+    layers: dict[str, dict[str, Any]] = {layer["layer"]: layer for layer in result["layers"]}
+    return layers[name]
 
 
 @pytest.mark.real
@@ -120,9 +124,9 @@ def test_a_disk_with_dictionaries_alone_is_cleared_without_a_free_byte(disk: Pat
     full = file.stat().st_size
     status, result = cachectl(disk, *verb)
     assert status == 0
-    assert of_layer(result, "pytools")["removed"] == 2 * ROWS
-    assert of_layer(result, "pytools")["bytes_freed"] >= 2 * (full - 12288)
-    assert of_layer(result, "pytools")["skipped"] == []
+    said = of_layer(result, "pytools")
+    assert (said["removed"], said["skipped"]) == (2 * ROWS, [])
+    assert said["bytes_freed"] >= 2 * (full - 12288)
     assert state(file) == state(other) == ("ok", 0)
     assert file.stat().st_size == 12288
     assert sorted(path.name for path in file.parent.iterdir()) == sorted([file.name, other.name])
@@ -141,17 +145,14 @@ def test_a_program_that_has_the_dictionary_open_goes_on(disk: Path) -> None:
         stdout=subprocess.PIPE,
         text=True,
     ) as live:
-        assert live.stdin is not None
-        assert live.stdout is not None
 
         def ask(line: str) -> str:
             assert live.stdin is not None
             assert live.stdout is not None
-            live.stdin.write(f"{line}\n")
-            live.stdin.flush()
+            print(line, file=live.stdin, flush=True)
             return live.stdout.readline().strip()
 
-        assert live.stdout.readline() == "ready\n"
+        assert ask("len(mine)") == str(ROWS)
         assert ask("mine[3][:2]") == repr(b"\x03\x03")
         fill_up(disk)
         inode = file.stat().st_ino
@@ -161,8 +162,8 @@ def test_a_program_that_has_the_dictionary_open_goes_on(disk: Path) -> None:
         assert ask("mine.store_if_not_present(3, b'new')") == "None"
         assert ask("mine[3]") == repr(b"new")
         assert ask("len(mine)") == "1"
-        live.stdin.close()
-        assert live.wait() == 0
+        live.communicate()
+        assert live.returncode == 0
     assert state(file) == ("ok", 1)
 
 
@@ -177,9 +178,7 @@ def test_a_kill_at_any_write_leaves_all_rows_or_none(disk: Path, tmp_path: Path)
     killed = -signal.SIGKILL
     while killed == -signal.SIGKILL:
         file.write_bytes(whole.read_bytes())
-        with suppress(OSError), filler.open("ab", buffering=0) as rest:
-            while True:
-                rest.write(bytes(4096))
+        fill_up(disk)
         script = tmp_path / "killed.py"
         script.write_text(KILLED)
         killed, _ = cachectl(disk, "purge", "pytools", command=(str(script), str(len(found))))
@@ -201,9 +200,7 @@ def test_a_disk_without_inodes_is_cleared(mount: Callable[..., Path], tmp_path: 
     """Sqlite cannot even make a journal where no file can be made."""
     disk = mount("-t", "tmpfs", "-o", "size=8m,nr_inodes=30", "tmpfs", on=tmp_path / "disk")
     file = fill_dictionary(disk, "mine")
-    with suppress(OSError):
-        for number in range(30):
-            (disk / str(number)).touch()
+    use_up_inodes(disk)
     status, result = cachectl(disk, "purge", "--all")
     assert (status, of_layer(result, "pytools")["removed"]) == (0, ROWS)
     assert state(file) == ("ok", 0)
@@ -248,17 +245,9 @@ def test_a_quota_that_sqlite_takes_for_an_io_error_is_no_hindrance(home: Home) -
     limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))\n"
     program = f"{limited}from cachectl.cli.main import main; sys.exit(main(sys.argv[1:]))"
     with closing(sqlite3.connect(file)) as connection:
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                f"{limited}import sqlite3; c = sqlite3.connect(sys.argv[1]); c.execute('delete from dict'); c.commit()",
-                str(file),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        delete = "import sqlite3; c = sqlite3.connect(sys.argv[1]); c.execute('delete from dict'); c.commit()"
+        command = [sys.executable, "-c", limited + delete, str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert "disk I/O error" in done.stderr
         assert connection.execute("select count(*) from dict").fetchone() == (ROWS,)
     status, result = cachectl(home.path, "purge", "pytools", command=("-c", program))
@@ -314,9 +303,7 @@ def test_a_full_home_is_reported_first_and_pruned(
     if lack == "bytes":
         fill_up(disk)
     else:
-        with suppress(OSError):
-            for number in range(30):
-                (disk / str(number)).touch()
+        use_up_inodes(disk)
     free = os.statvfs(disk)
     assert 0 in (free.f_bavail, free.f_favail)
     status, result = cachectl(disk, "doctor")

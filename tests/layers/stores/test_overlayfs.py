@@ -14,7 +14,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from injector import KILL, WRITES, Fault
 from tiers import thorough
+from worlds import leftovers
 
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pyopencl import PyOpenCLBinaries
@@ -84,14 +86,9 @@ def built(home: Home, layer: str) -> int:
     program, number = {"pocl": ("kernels.py", "2"), "pyopencl": ("binaries.py", "3")}[layer]
     command = (sys.executable, str(home.programs / program), number)
     home.cachectl("trace", "--json", str(document), "--force", "--", *command)
-    found = {one["layer"]: one["stores"] for one in json.loads(document.read_text())["layers"]}
-    stores = found[layer]
+    stores = {part["layer"]: part["stores"] for part in json.loads(document.read_text())["layers"]}[layer]
     assert isinstance(stores, int)
     return stores
-
-
-def leftovers(home: Home) -> list[Path]:
-    return list((home.path / ".cache").rglob(".cachectl-*"))
 
 
 @pytest.mark.real
@@ -107,11 +104,11 @@ def test_entries_of_an_image_are_replaced_and_removed(image: Home, layer: str) -
     placed = adapter.get(here)
     assert placed is not None
     assert placed.data == other.data
-    assert leftovers(image) == []
+    assert leftovers(image.path / ".cache") == []
     (adapter.roots()[0].path / there / {"pocl": "program.bc", "pyopencl": "binary"}[layer]).write_bytes(b"")
     image.cachectl("purge", layer, "--damaged")
     assert keys(image, layer) == {here, *others}
-    assert leftovers(image) == []
+    assert leftovers(image.path / ".cache") == []
     document = image.json("purge", layer, "--key", here)
     assert (document["total"]["removed"], document["total"]["failed"]) == (1, 0)
     document = image.json("purge", layer)
@@ -128,8 +125,6 @@ def test_a_purge_that_is_killed_leaves_an_entry_or_a_miss(
     image: Home, mounted: Mounter, injector: Injector, layer: str, first: str
 ) -> None:
     """Killed at each call in turn. No half may look whole to the library: the file that it looks for goes first."""
-    from injector import KILL, WRITES, Fault
-
     # Of those that the program stores again: PyOpenCL makes each build for its own cache a new program to PoCL.
     found = [
         entry

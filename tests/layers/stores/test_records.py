@@ -125,16 +125,12 @@ def test_a_record_is_hit_if_any_item_has_an_id(
     assert copy.read_bytes() == path.read_bytes()
 
 
-def test_a_record_is_never_glued_to_an_unfinished_line(tmp_path: Path) -> None:
-    path = tmp_path / "records.txt"
-    path.write_bytes(b"k8=A:1")
-    store(path).put(b"k9=Z:1", replace=False)
-    assert path.read_bytes() == b"k8=A:1\nk9=Z:1\n"
-
-
 def test_another_record_is_replaced_only_on_request_and_in_its_place(tmp_path: Path) -> None:
     path = tmp_path / "records.txt"
-    path.write_bytes(b"a=S:1\nb=S:1\n")
+    path.write_bytes(b"a=S:1")
+    # It is not glued to an unfinished line.
+    store(path).put(b"b=S:1", replace=False)
+    assert path.read_bytes() == b"a=S:1\nb=S:1\n"
     path.chmod(0o640)
     standing = path.stat().st_ino
     store(path).put(b"a=S:1", replace=False)
@@ -148,18 +144,20 @@ def test_another_record_is_replaced_only_on_request_and_in_its_place(tmp_path: P
     assert os.listdir(tmp_path) == ["records.txt"]
 
 
-def test_deleting_a_record_does_not_bring_back_one_it_hid(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "deleted", "after"),
+    [
+        # One that the record hid does not come back.
+        (b"a=S:1\nb=S:1\na=S:2\n", {"a"}, b"b=S:1\n"),
+        # It has changed.
+        (b"a=S:2\n", set(), b"a=S:2\n"),
+    ],
+)
+def test_a_record_is_deleted_as_it_was_planned(tmp_path: Path, before: bytes, deleted: set[str], after: bytes) -> None:
     path = tmp_path / "records.txt"
-    path.write_bytes(b"a=S:1\nb=S:1\na=S:2\n")
-    assert store(path).delete({"a": zlib.crc32(b"a=S:1")}) == {"a"}
-    assert path.read_bytes() == b"b=S:1\n"
-
-
-def test_a_changed_record_is_not_deleted(tmp_path: Path) -> None:
-    path = tmp_path / "records.txt"
-    path.write_bytes(b"a=S:2\n")
-    assert store(path).delete({"a": zlib.crc32(b"a=S:1"), "b": 0}) == set()
-    assert path.read_bytes() == b"a=S:2\n"
+    path.write_bytes(before)
+    assert store(path).delete({"a": zlib.crc32(b"a=S:1"), "c": 0}) == deleted
+    assert path.read_bytes() == after
 
 
 @pytest.mark.parametrize("line", [b"", b"a", b"=S:1", b"a=", b"a=S", b"a=S:1\nb=S:1", b"a=S:1\n"])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import resource
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,7 +22,6 @@ from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unreachable
 from cachectl.layers.base.facts import Entry, Orphan, Problem
 from cachectl.layers.disk.locks import presence_lock
-from cachectl.layers.stores.archive import pack
 from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree, always
 
 if TYPE_CHECKING:
@@ -104,13 +104,38 @@ def test_files_left_by_an_interrupted_removal_are_cleared_later(tree: Tree) -> N
     assert list(tree.root.iterdir()) == []
 
 
+def test_a_first_file_that_vanishes_during_a_removal_in_place_does_not_end_it(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when two purges work on an image, where no folder can be renamed."""
+    tree.shape = SHAPE._replace(first=("bitcode",))
+    folder = fill(tree, bitcode=b"first", object=b"second")
+    planned, list_folder, renames = targets(tree), os.listdir, []
+
+    def rename(*names: object, **_: object) -> None:
+        renames.append(names)
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    def list_and_remove(place: int) -> list[str]:
+        names = list_folder(place)
+        if renames and "bitcode" in names:
+            (folder / "bitcode").unlink()
+        return names
+
+    monkeypatch.setattr(os, "rename", rename)
+    monkeypatch.setattr(os, "listdir", list_and_remove)
+    outcome = tree.remove(planned)
+    assert (outcome.removed, outcome.failed) == (1, ())
+    assert not folder.exists()
+
+
 def test_write_is_all_or_nothing_and_replaces_only_when_asked(tree: Tree) -> None:
-    tree.write("ab/0001", pack({"one": b"1", "sub/two": b"2"}), replace=False)
+    tree.write_members("ab/0001", {"one": b"1", "sub/two": b"2"}, replace=False)
     assert tree.read_members("ab/0001") == {"one": b"1", "sub/two": b"2"}
     with pytest.raises(EntryExists):
-        tree.write("ab/0001", pack({"one": b"other"}), replace=False)
+        tree.write_members("ab/0001", {"one": b"other"}, replace=False)
     assert tree.read_members("ab/0001") == {"one": b"1", "sub/two": b"2"}
-    tree.write("ab/0001", pack({"one": b"other"}), replace=True)
+    tree.write_members("ab/0001", {"one": b"other"}, replace=True)
     assert tree.read_members("ab/0001") == {"one": b"other"}
     assert [path.name for path in tree.root.iterdir()] == ["ab"]
 
@@ -118,19 +143,9 @@ def test_write_is_all_or_nothing_and_replaces_only_when_asked(tree: Tree) -> Non
 @pytest.mark.parametrize("key", ["", "ab", "ab/0001/x", "../0001", "ab/../cd/0001", "/ab/0001", "ab/0001\n"])
 def test_a_key_of_another_shape_is_refused(tree: Tree, key: str) -> None:
     with pytest.raises(LayerError):
-        tree.write(key, pack({"one": b"1"}), replace=False)
+        tree.write_members(key, {"one": b"1"}, replace=False)
     assert tree.read(key) is None
     assert not tree.root.exists()
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_an_unreadable_folder_is_a_problem(tree: Tree) -> None:
-    fill(tree)
-    (tree.root / "ab").chmod(0)
-    try:
-        assert [problem.code for problem in tree.scan() if isinstance(problem, Problem)] == ["unreadable"]
-    finally:
-        (tree.root / "ab").chmod(0o700)
 
 
 NAMES = st.sampled_from(
@@ -178,9 +193,7 @@ def test_the_stage_of_a_running_cachectl_is_not_an_orphan(tree: Tree) -> None:
     tree.root.mkdir()
     stage = tree.root / (".cachectl-stage-" + "0" * 32)
     stage.mkdir()
-    program = (
-        "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX)\nprint(1, flush=True); input()"
-    )
+    program = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), 2); print(1, flush=True); input()"
     command = [sys.executable, "-c", program, str(stage)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
@@ -197,26 +210,23 @@ def test_an_entry_that_cannot_be_read_stays_unless_it_is_to_be_replaced(
     folder = fill(tree)
     make(folder / "strange")
     with pytest.raises(LayerError, match="cannot read strange: "):
-        tree.write("ab/0001", pack({"file": b"content"}), replace=False)
+        tree.write_members("ab/0001", {"file": b"content"}, replace=False)
     assert sorted(os.listdir(folder)) == ["file", "strange"]
-    tree.write("ab/0001", pack({"file": b"content"}), replace=True)
+    tree.write_members("ab/0001", {"file": b"content"}, replace=True)
     assert os.listdir(folder) == ["file"]
     assert os.listdir(tree.root) == ["ab"]
 
 
 def test_two_that_replace_one_entry_at_once_leave_one_of_theirs(tree: Tree) -> None:
-    contents = [pack({"one": bytes([letter]) * 5000}) for letter in b"ab"]
+    contents = [{"one": bytes([letter]) * 5000} for letter in b"ab"]
 
-    def replace_often(content: bytes) -> None:
+    def replace_often(content: dict[str, bytes]) -> None:
         for _ in range(40):
-            tree.write("ab/0001", content, replace=True)
+            tree.write_members("ab/0001", content, replace=True)
 
-    threads = [threading.Thread(target=replace_often, args=(content,)) for content in contents]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert tree.read("ab/0001") in contents
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(replace_often, contents))
+    assert tree.read_members("ab/0001") in contents
     assert [path.name for path in tree.root.iterdir()] == ["ab"]
 
 
@@ -233,10 +243,7 @@ def test_special_files_are_neither_read_nor_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_folder_nested_without_end_is_a_problem(tree: Tree) -> None:
-    path = tree.root / "ab" / "0001"
-    for _ in range(60):
-        path /= "d"
-    path.mkdir(parents=True)
+    (tree.root / "ab" / "0001").joinpath(*60 * ["d"]).mkdir(parents=True)
     assert [problem.code for problem in tree.scan() if isinstance(problem, Problem)] == ["unrecognised"]
 
 
@@ -265,7 +272,7 @@ def test_a_full_disk_can_be_cleared_and_loses_nothing_to_put(mount: Callable[...
         for number in range(100):
             (tiny_disk / str(number)).touch()
     with pytest.raises(LayerError, match="No space left"):
-        tree.write("ab/0001", pack({"file": b"other"}), replace=True)
+        tree.write_members("ab/0001", {"file": b"other"}, replace=True)
     assert tree.read_members("ab/0001") == {"file": b"content"}
     outcome = tree.remove(targets(tree))
     assert (outcome.removed, outcome.bytes_freed, outcome.failed) == (1, 7, ())
@@ -279,7 +286,7 @@ def test_put_replaces_entries_and_nothing_else(tmp_path: Path) -> None:
     before = snapshot(tmp_path)
     for key, reason in (("ab/0001", "left alone"), ("ab/0002", "left alone"), ("cd/0001", "cannot write")):
         with pytest.raises(LayerError, match=reason):
-            tree.write(key, pack({"file": b"2"}), replace=True)
+            tree.write_members(key, {"file": b"2"}, replace=True)
     assert snapshot(tmp_path) == before
 
 
@@ -321,8 +328,7 @@ print(len(placed), next(calls))
 
 def test_a_file_in_the_way_stays_and_other_entries_are_placed(tree: Tree, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
-    (tree.root / "ab").mkdir(parents=True)
-    (tree.root / "ab" / "0001").mkdir()
+    (tree.root / "ab" / "0001").mkdir(parents=True)
     (tree.root / "ab" / "0002").symlink_to(tmp_path / "outside")
     (tree.root / "ab" / "0003").write_text("no folder")
     (tree.root / "cd").symlink_to(tmp_path / "outside")
@@ -340,7 +346,7 @@ def test_a_file_in_the_way_stays_and_other_entries_are_placed(tree: Tree, tmp_pa
     assert not [name for name in os.listdir(tree.root) if OWN_TEMPORARY.fullmatch(name)]
 
 
-def test_a_kill_leaves_whole_entries_and_a_stage_that_is_cleared(tmp_path: Path) -> None:
+def test_a_kill_leaves_whole_entries(tmp_path: Path) -> None:
     def run(root: Path, call: int) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", KILLED, str(root), str(call)]
         return subprocess.run(command, capture_output=True, text=True, check=False)

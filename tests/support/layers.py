@@ -1,0 +1,28 @@
+"""Helpers shared by the tests of all layers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cachectl.layers.base.conformance import nobody
+from cachectl.layers.base.facts import Artifact, Orphan
+from cachectl.layers.base.layer import Layer
+
+
+def got(layer: Layer, key: str) -> Artifact:
+    artifact = layer.get(key)
+    assert artifact is not None
+    return artifact
+
+
+def orphans(layer: Layer) -> dict[str, str]:
+    """Return the orphans of the first root, with why each is one."""
+    return {thing.key: thing.why for thing in layer.scan(layer.roots()[0]) if isinstance(thing, Orphan)}
+
+
+def somebody(folder: Path, library: str) -> Path:
+    """Make a substitute for ``/proc`` in which this process alone runs, and has loaded a library."""
+    (nobody(folder) / str(os.getpid())).mkdir()
+    (folder / str(os.getpid()) / "maps").write_text(f"7f00 {library}\n")
+    return folder
