@@ -148,6 +148,7 @@ ctypes.CDLL(str(next(path for place in places for path in place.glob("libpocl*")
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_a_test_that_cannot_be_cold_is_one_line(home: Home) -> None:
     done = session(home, f"{LATE}\ndef test_cold(cold_caches): pass\n", check=False)
@@ -176,6 +177,7 @@ def test_nothing_stored():
     assert report["total"]["entries"] == 0
 
 
+@pytest.mark.thorough
 def test_no_kernel_caches_ends_with_the_session(home: Home) -> None:
     """Also where pytest is called from Python, and where it ends before it begins."""
     program = (
@@ -190,6 +192,7 @@ def test_no_kernel_caches_ends_with_the_session(home: Home) -> None:
     assert "--no-kernel-caches" in done.stdout
 
 
+@pytest.mark.thorough
 def test_the_header_says_what_is_on(home: Home) -> None:
     tests = "def test_nothing(): pass\n"
     done = session(home, tests, POCL_KERNEL_CACHE="0", LOOPY_NO_CACHE="maybe")
@@ -218,6 +221,7 @@ def test_workers_of_xdist_are_off_too(home: Home) -> None:
     assert "4 passed" in done.stdout
 
 
+@pytest.mark.thorough
 def test_a_timeline_for_each_test(home: Home) -> None:
     """Tests that use none of the stack have none."""
     tests = """

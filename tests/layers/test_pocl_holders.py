@@ -211,6 +211,7 @@ def require_spared(
         assert layer.clear(plan).removed == (not spares)
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the variables of a process")
 def test_the_demo_works_beside_a_program_whose_root_is_unknown(home: Home) -> None:

@@ -232,6 +232,7 @@ def test_a_build_that_outlives_its_block_fails_with_its_own_error(home: Home, he
     assert (seen["raised"][0], "nonsense" in seen["raised"][1]) == ("RuntimeError", True)
 
 
+@pytest.mark.thorough
 def test_libraries_of_an_unknown_form_stay_on_and_are_named(home: Home) -> None:
     """A layer whose library lacks what would be replaced or set is on: refused, or warned of, and builds go on."""
     # A driver that PyOpenCL did not start is named, too.

@@ -28,6 +28,7 @@ def program(name: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, str(PROGRAMS / name), *arguments)
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_settings_are_what_they_say_of_the_driver(home: Home, tmp_path: Path) -> None:
     """PoCL's messages show which of the runs of a plain program it compiled in."""
