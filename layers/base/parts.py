@@ -216,6 +216,10 @@ class Tagging(ABC):
     #: Pattern of the log, or leaked temporary, that the message of a failed build names.
     failure_trace: re.Pattern[str] | None = None
 
+    def __init__(self, store: Any = None) -> None:  # noqa: ANN401 - may be loaded when it is used
+        #: The layer's store, for those that read entries through it.
+        self.store = store
+
     @abstractmethod
     def find_tagged(
         self, root: Root, tag: re.Pattern[bytes], since: float, known: Container[str]

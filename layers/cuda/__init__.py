@@ -194,9 +194,6 @@ class CudaTagging(parts.Tagging):
     drivers = ("libnvidia-opencl.so",)
     platforms = ("NVIDIA CUDA",)
 
-    def __init__(self, store: Any) -> None:  # noqa: ANN401 - loaded when it is used
-        self._store = store
-
     def find_tagged(
         self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
     ) -> Iterator[tuple[facts.Removable, str]]:
@@ -204,5 +201,5 @@ class CudaTagging(parts.Tagging):
         from cachectl.layers.formats import compute_cache
 
         del known
-        tree = self._store.tree_of(root, "")
+        tree = self.store.tree_of(root, "")
         yield from tree.tagged(tag, since, lambda leaf: compute_cache.key_of(tree.read_file(leaf.key) or b""))

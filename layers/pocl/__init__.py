@@ -302,11 +302,8 @@ class PoclTagging(parts.Tagging):
     platforms = _PLATFORMS
     failure_trace = regex("tempfile_[A-Za-z0-9]{6}")
 
-    def __init__(self, store: Any) -> None:  # noqa: ANN401 - loaded when it is used
-        self._store = store
-
     def find_tagged(
         self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
     ) -> Iterator[tuple[facts.Removable, str]]:
         """Look for the tag in the bitcode, and in the log of a build that failed."""
-        yield from self._store.find_tagged(root, tag, since, known)
+        yield from self.store.find_tagged(root, tag, since, known)

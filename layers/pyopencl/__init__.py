@@ -196,13 +196,10 @@ class PyOpenCLBinaries(Layer):
 class BinaryTagging(parts.Tagging):
     """PyOpenCL keeps the source beside the binaries, whatever platform it builds for."""
 
-    def __init__(self, store: Any) -> None:  # noqa: ANN401 - loaded when it is used
-        self._store = store
-
     def find_tagged(
         self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
     ) -> Iterator[tuple[facts.Removable, str]]:
         """Look for the tag in the sources."""
         del known
-        tree = self._store.tree_of(root)
+        tree = self.store.tree_of(root)
         yield from tree.tagged(tag, since, lambda leaf: tree.read_file(leaf.key, "source.cl"))

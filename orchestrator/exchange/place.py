@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -60,7 +61,7 @@ class Stored:
     modified: float | None
 
 
-class StorePlace:
+class StorePlace(ABC):
     """A folder, a bucket or a bundle that holds a store.
 
     Every method raises :class:`TransferFailed` or :class:`OSError` if the place cannot be reached. :meth:`read` raises
@@ -73,27 +74,27 @@ class StorePlace:
     #: Whether it is one file, which one push rewrites: no name in it may depend on the clock.
     is_bundle: bool = False
 
+    @abstractmethod
     def names(self) -> Sequence[Stored]:
         """List the names under ``index/``, with one request for each 1,000 names; empty if there is no store."""
-        raise NotImplementedError
 
+    @abstractmethod
     def contents(self) -> Sequence[Stored]:
         """List all names, and the stages that killed writers left."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write(self, name: str, data: bytes) -> None:
         """Write a name."""
-        raise NotImplementedError
 
+    @abstractmethod
     def remove(self, names: Sequence[str]) -> None:
         """Remove names."""
-        raise NotImplementedError
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027 - a hook that most places leave alone
         """Do what is done once after all writing: nothing, where every file is complete."""
 
     def digest(self) -> str | None:

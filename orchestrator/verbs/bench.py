@@ -318,9 +318,7 @@ class _Work:
 
     def _moved(self, root: Path) -> LayerSet:
         """Return the layers as they are under a root."""
-        changes = child.variables_isolated(self.layers, root)
-        put = {name: value for name, value in changes.items() if value is not None}
-        return LayerSet(self.stack.environment.with_variables(put, frozenset(changes) - put.keys()))
+        return LayerSet(self.stack.environment.with_variables(child.variables_isolated(self.layers, root)))
 
     def _entries(self, root: Path) -> dict[str, int]:
         moved = self._moved(root)

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -63,8 +62,8 @@ def run(request: Request) -> int:
         )
     here, number = request.environment, request.options.kernels
     with isolated_root(here, notice=request.notice) as root:
-        stack = Stack(_changed(here, variables_isolated(Stack(here), root)))
-        off = _changed(here, variables_off(Stack(here), Stack(here), root / "off"))
+        stack = Stack(here.with_variables(variables_isolated(Stack(here), root)))
+        off = here.with_variables(variables_off(Stack(here), Stack(here), root / "off"))
 
         def measured(what: str, environment: Environment = stack.environment) -> DemoRun:
             with request.working(what):
@@ -101,8 +100,3 @@ def _run(what: str, environment: Environment, stack: Stack, count: int) -> DemoR
     seconds = json.loads(child.stdout)
     entries = stack.report(layers=("loopy", "pyopencl-invoker", "pocl")).total.entries or 0
     return DemoRun(what, sum(seconds.values()), time.perf_counter() - started, entries)
-
-
-def _changed(environment: Environment, changes: Mapping[str, str | None]) -> Environment:
-    put = {name: value for name, value in changes.items() if value is not None}
-    return environment.with_variables(put, frozenset(changes) - put.keys())

@@ -130,7 +130,7 @@ def _needed_variables(layers: LayerSet) -> Mapping[str, str]:
     here = _places(layers)
     needed = {}
     for name, value in environment.variables.items():
-        without = environment.with_variables({}, frozenset({name}))
+        without = environment.with_variables({name: None})
         if name != "HOME" and _places(type(layers)(without)) != here:
             _require_printable(name, value)
             needed[name] = value

@@ -7,8 +7,7 @@ import shutil
 import stat
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,15 +75,6 @@ def base(filled: Home, tmp_path: Path) -> Path:
     shutil.copytree(filled.path / ".cache" / "pocl" / "kcache", folder / "pocl")
     shutil.copytree(filled.path / ".cache" / "pytools", folder / "xdg" / "pytools")
     return folder
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """Return a folder that every user can enter."""
-    with tempfile.TemporaryDirectory(prefix="cachectl-base-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        yield folder
 
 
 def stores(done: subprocess.CompletedProcess[str]) -> int:

@@ -8,8 +8,7 @@ import os
 import shutil
 import sqlite3
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -67,16 +66,8 @@ def test_all_programs_of_all_ranks_are_warm_in_one_root(ranks: Home, tmp_path: P
     assert sorted((home.path / "all").rglob("program.bc")) == programs
 
 
-@pytest.fixture
-def reachable() -> Iterator[Path]:
-    """Return a folder that other users can enter."""
-    with tempfile.TemporaryDirectory(prefix="cachectl-roots-") as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
-
-
-def test_only_roots_that_no_other_user_can_write_are_trusted(home: Home, reachable: Path) -> None:
-    root = reachable / "root"
+def test_only_roots_that_no_other_user_can_write_are_trusted(home: Home, open_folder: Path) -> None:
+    root = open_folder / "root"
     home.cachectl("run", f"--isolated={root}", "--", "true")
     add_kernels(home, range(2))
     stack = Stack(home.environment())
@@ -103,9 +94,9 @@ def test_only_roots_that_no_other_user_can_write_are_trusted(home: Home, reachab
 
 
 def test_folders_that_others_can_write_and_that_gave_nothing_are_not_reported(
-    home: Home, reachable: Path, new_home: Callable[[Path], Home]
+    home: Home, open_folder: Path, new_home: Callable[[Path], Home]
 ) -> None:
-    rank, empty = new_home(reachable / "rank"), new_home(reachable / "empty")
+    rank, empty = new_home(open_folder / "rank"), new_home(open_folder / "empty")
     add_kernels(rank, range(2))
     shutil.copytree(rank.path / ".cache", empty.path / ".cache")
     for path in empty.path.rglob("*.ukdb"):
@@ -186,14 +177,14 @@ def test_a_database_that_a_program_has_open_is_not_replaced(home: Home, tmp_path
 
 
 def test_databases_of_ranks_are_pulled(
-    home: Home, tmp_path: Path, reachable: Path, new_home: Callable[[Path], Home]
+    home: Home, tmp_path: Path, open_folder: Path, new_home: Callable[[Path], Home]
 ) -> None:
     files = []
     for number in range(2):
         rank = new_home(tmp_path / f"home{number}")
         add_kernels(rank, range(number, number + 2))
         (made,) = rank.path.rglob("*.ukdb")
-        files.append(reachable / f"rank{number}" / made.name)
+        files.append(open_folder / f"rank{number}" / made.name)
         files[-1].parent.mkdir()
         shutil.copy(made, files[-1])
     with pytest.raises(BadRequest, match="name the version of MIOpen"):
