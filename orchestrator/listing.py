@@ -62,7 +62,7 @@ def full_key(layers: Iterable[Layer], text: str) -> str:
             if layer.store.is_key(text):
                 return text
             for root in layer.roots():
-                for thing in layer.scan(root, contents=False):
+                for thing in layer.store.scan(root, contents=False):
                     if isinstance(thing, (Entry, Orphan)) and thing.key == text:
                         return text
                     if isinstance(thing, Entry) and any(
@@ -101,7 +101,7 @@ def listed(
             continue
         for root in roots:
             try:
-                for thing in layer.store.find(root, selection) if contents else layer.scan(root, contents=False):
+                for thing in layer.store.find(root, selection) if contents else layer.store.scan(root, contents=False):
                     if isinstance(thing, Problem):
                         notice(Trouble(layer.name, thing.path, thing.code, thing.message, failed=thing.hides))
                     elif isinstance(thing, Entry) and selection.matches(thing):

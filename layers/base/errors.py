@@ -69,16 +69,12 @@ class NoRoom(Unreachable):
     """The file system is full, or a quota is used up: the same may succeed after something else has been removed."""
 
 
-class PluginFailed(LayerError):
-    """A plug-in's layer raised what no layer may raise, or gave a wrong answer."""
-
-
 class Unsettled(LayerError, OSError):
     """The entry is in its place, but a later step failed, such as counting it in an index; the message says which."""
 
 
-#: What one root or layer may raise without stopping the others.
-FAILURES: Final = (LayerError, OSError)
+#: What one root or layer may raise without stopping the others: layers of other people raise anything.
+FAILURES: Final = (Exception,)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -96,8 +92,10 @@ def not_a_key(layer: str, key: str) -> LayerError:
     return LayerError(layer, f"{key!r} is not a key of this layer; cachectl ls {layer} lists keys")
 
 
-def reason_of(error: LayerError | OSError) -> str:
-    """Return the message without the layer's name."""
+def reason_of(error: BaseException) -> str:
+    """Return the message without the layer's name; an error that no layer raises on purpose has its kind before it."""
     if isinstance(error, LayerError):
         return error.message
-    return str(error.strerror or error)
+    if isinstance(error, OSError):
+        return str(error.strerror or error)
+    return printable(": ".join(filter(None, (type(error).__name__, str(error)))))

@@ -273,14 +273,13 @@ class Plan:
     """The exact entries that a removal from one layer would remove, and what it would leave.
 
     The stamp of each entry is compared again before it is removed. ``failed`` are places that could not be read or
-    must not be changed. ``recreate`` lists missing folders that running programs need: they are recreated.
+    must not be changed.
     """
 
     layer: str
     entries: tuple[Removable, ...] = field(default=(), repr=False)
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
-    recreate: tuple[Path, ...] = ()
 
     def plus(self, other: Plan) -> Plan:
         """Return the sum of both."""
@@ -292,16 +291,14 @@ class Plan:
         orphans = sum(isinstance(entry, Orphan) for entry in self.entries)
         size = sum(entry.bytes for entry in self.entries)
         removed = len(self.entries) - orphans
-        return Outcome(
-            self.layer, removed, size, self.skipped, self.failed, self.recreate, orphans, entries=self.entries
-        )
+        return Outcome(self.layer, removed, size, self.skipped, self.failed, orphans, self.entries)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of a removal, or (with ``entries``) its plan.
 
-    ``removed`` counts entries, ``orphans_removed`` orphans; ``recreated`` lists folders.
+    ``removed`` counts entries, ``orphans_removed`` orphans.
     """
 
     layer: str
@@ -309,10 +306,9 @@ class Outcome:
     bytes_freed: int = 0
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
-    recreated: tuple[Path, ...] = ()
     orphans_removed: int = 0
     entries: tuple[Removable, ...] | None = field(default=None, repr=False)
-    as_json: ClassVar[AsJson] = AsJson(optional=("entries",), names={"recreated": "remade"})
+    as_json: ClassVar[AsJson] = AsJson(optional=("entries",))
 
     def plus(self, other: Outcome) -> Outcome:
         """Return the sum of both."""

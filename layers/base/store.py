@@ -8,9 +8,10 @@ when that is allowed.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from functools import partial
@@ -140,9 +141,9 @@ class Store(ABC):
         del selection
         yield from self.scan(root, contents=True)
 
-    def iter_usage(self, root: Root) -> Iterator[Found]:
-        """Yield the things to count in a root."""
-        yield from self.scan(root, contents=False)
+    def usage(self, root: Root) -> Usage:
+        """Count a root."""
+        return sum_usage(self.scan(root, contents=False))
 
     def in_use(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
         """Pair each thing to be cleared with the reason to leave it for now, ``None`` if there is none.
@@ -151,6 +152,18 @@ class Store(ABC):
         """
         for target in targets:
             yield target, None
+
+    def find_tagged(
+        self, root: Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[Removable, str]]:
+        """Yield the entries of tagged builds in a root, each with its tag; see :class:`parts.Tagging`.
+
+        Entries that have not changed after ``since`` (epoch seconds) are not read. A rest of an entry among the
+        ``known`` keys has the tag ``""`` if it does not name the constant. Raises :class:`LayerError` or
+        :class:`OSError` if the root cannot be read.
+        """
+        del root, tag, since, known
+        yield from ()
 
     # ------------------------------------------------------------------ many at once
 

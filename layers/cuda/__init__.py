@@ -5,9 +5,8 @@ Sources: the CUDA programming guide (variables), and the behaviour of driver 580
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -86,13 +85,19 @@ class CudaComputeCache(Layer):
 
     name = "cuda"
     title = "CUDA ComputeCache"
-    reveals = "source text of your kernels, in keys"
-    on_network = facts.Hazard(
-        Severity.RISKS,
-        "programs of all nodes wait for one lock on its index, and read entries that are half written",
-    )
-    among_ranks = facts.Hazard(
-        Severity.RISKS, "they wait for one lock on its index, and may miss files that another is just replacing"
+    about = parts.About(
+        on_network=facts.Hazard(
+            Severity.RISKS,
+            "programs of all nodes wait for one lock on its index, and read entries that are half written",
+        ),
+        among_ranks=facts.Hazard(
+            Severity.RISKS, "they wait for one lock on its index, and may miss files that another is just replacing"
+        ),
+        reveals="source text of your kernels, in keys",
+        portability=CudaPortability(),
+        lookups=CudaLookups(),
+        # A front end's key holds the source, a back end's names its constants.
+        tagging=parts.Tagging(("libnvidia-opencl.so",), ("NVIDIA CUDA",)),
     )
     # A relative or empty path leaves the driver without a cache.
     places = declarations.Rules(
@@ -114,14 +119,7 @@ class CudaComputeCache(Layer):
     )
     # The driver reads it once, when it starts.
     switch = declarations.EnvSwitch("CUDA_CACHE_DISABLE", off="1", read=declarations.at_load(*LIBRARIES))
-    portability = CudaPortability()
-    lookups = CudaLookups()
     store: Any = later("cachectl.layers.cuda.entries", "ComputeCache")
-
-    @property
-    def tagging(self) -> parts.Tagging:
-        """How entries of tagged builds are recognised."""
-        return CudaTagging(self.store)
 
     def state(self) -> State:
         """Read the variables: the value 1 switches the cache off, and so does a path that cannot be used."""
@@ -179,27 +177,10 @@ class CudaComputeCache(Layer):
         held = 0
         # Report names a root that cannot be read.
         with suppress(LayerError, OSError):
-            held = sum(self.usage(root).bytes or 0 for root in self.roots())
+            held = sum(self.store.usage(root).bytes or 0 for root in self.roots())
         said = "CUDA_CACHE_MAXSIZE" if self.environment.get("CUDA_CACHE_MAXSIZE") else "the driver's default"
         fix = f"export CUDA_CACHE_MAXSIZE={min(max(2 * limit, 2 * held), _HIGHEST_CAP)}"
         if limit >= _HIGHEST_CAP:
             fix = f"cachectl prune --max-size {limit // 2}B cuda"
         message = f"holds {held:,} of at most {limit:,} bytes ({said}): the driver drops entries to make room"
         yield from switches.nearly_full(self, held, limit, message, fix)
-
-
-class CudaTagging(parts.Tagging):
-    """A front end's key holds the source, a back end's names its constants."""
-
-    drivers = ("libnvidia-opencl.so",)
-    platforms = ("NVIDIA CUDA",)
-
-    def find_tagged(
-        self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[facts.Removable, str]]:
-        """Look for the tag in the keys."""
-        from cachectl.layers.formats import compute_cache
-
-        del known
-        tree = self.store.tree_of(root, "")
-        yield from tree.tagged(tag, since, lambda leaf: compute_cache.key_of(tree.read_file(leaf.key) or b""))

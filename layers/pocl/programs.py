@@ -16,7 +16,7 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.base.store import unreadable
+from cachectl.layers.base.store import sum_usage, unreadable
 from cachectl.layers.formats import pocl_programs
 from cachectl.layers.formats.pocl_programs import BITCODE, DRAWN, MEMBERS, NO_PROGRAM
 from cachectl.layers.host.mounts import network_file_system
@@ -107,13 +107,12 @@ class Programs(TreeStore):
         for leaf in Tree(self.name, root.path, shape_of(root), child=child).scan():
             yield from self._described(root, leaf, contents=True)
 
-    def iter_usage(self, root: facts.Root) -> Iterator[facts.Found]:
-        """Yield programs without the names of their kernels."""
-        for leaf in self.tree_of(root).scan():
-            if isinstance(leaf, facts.Problem):
-                yield leaf
-            else:
-                yield self._orphan(root, leaf) or leaf.entry(self.name, root.path)
+    def usage(self, root: facts.Root) -> facts.Usage:
+        """Count programs without the names of their kernels."""
+        return sum_usage(
+            leaf if isinstance(leaf, facts.Problem) else self._orphan(root, leaf) or leaf.entry(self.name, root.path)
+            for leaf in self.tree_of(root).scan()
+        )
 
     def _described(self, root: facts.Root, leaf: Leaf | facts.Problem, *, contents: bool) -> Iterator[facts.Found]:
         """Yield the entry or orphan of a leaf, and a problem for each of its files that could not be read."""
@@ -307,7 +306,7 @@ class Programs(TreeStore):
     def find_tagged(
         self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
     ) -> Iterator[tuple[facts.Removable, str]]:
-        """Yield what tagged builds left, as :meth:`Tagging.find_tagged` says.
+        """Yield what tagged builds left, as :meth:`Store.find_tagged` says.
 
         A kernel launched in a new work-group shape after its program was removed leaves a folder without bitcode.
         """

@@ -151,7 +151,7 @@ def place(layer: Layer, artifacts: Sequence[Artifact], counts: Counts) -> list[s
         if isinstance(result, EntryExists):
             counts.kept.append(Note(artifact.key, "a different or damaged entry is here, and stays"))
             continue
-        if isinstance(result, (LayerError, OSError)) and artifact.key not in reached:
+        if isinstance(result, Exception) and artifact.key not in reached:
             counts.failed.append(Note(artifact.key, reason_of(result)))
             if not isinstance(result, Unsettled):
                 continue
@@ -165,9 +165,7 @@ def place(layer: Layer, artifacts: Sequence[Artifact], counts: Counts) -> list[s
     return present
 
 
-def _reached(
-    layer: Layer, artifacts: Sequence[Artifact], done: Sequence[bool | LayerError | OSError]
-) -> frozenset[str]:
+def _reached(layer: Layer, artifacts: Sequence[Artifact], done: Sequence[bool | Exception]) -> frozenset[str]:
     """Return the keys of entries that are there although the layer reported a failure.
 
     An error may come after several entries of a batch were placed.
@@ -175,7 +173,7 @@ def _reached(
     failed = {
         artifact.key: artifact.data
         for artifact, result in zip(artifacts, done, strict=True)
-        if isinstance(result, (LayerError, OSError)) and not isinstance(result, (EntryExists, Unsettled))
+        if isinstance(result, Exception) and not isinstance(result, (EntryExists, Unsettled))
     }
     held: Mapping[str, object] = {}
     with suppress(*FAILURES):

@@ -225,7 +225,7 @@ def _push_layer(
         _describe(layer, new, done)
     done.exposed = exposed_folders(layer)
     writer.add(key, _read(layer, new.values(), done), exposed=bool(done.exposed))
-    done.sensitive = layer.reveals if done.placed else None
+    done.sensitive = layer.about.reveals if done.placed else None
 
 
 def _describe(layer: Layer, entries: dict[str, Entry], counts: Counts) -> None:
@@ -277,7 +277,7 @@ def _push_to_file(stack: LayerSet, file: Path, layer: Layer, place: Path, select
             except OSError as error:
                 raise TransferFailed(f"cannot write {printable(file)}: {error.strerror or error}") from error
     done.skipped += done.kept
-    done.sensitive = layer.reveals if done.placed else None
+    done.sensitive = layer.about.reveals if done.placed else None
     return Push(str(file), None, None, file.stat().st_size if done.placed else 0, (), False, (done,))  # noqa: FBT003
 
 

@@ -211,14 +211,15 @@ def _layer_report(layer: Layer) -> LayerReport:
         failures.append(reason_of(error))
     reports = tuple(_root_report(layer, root) for root in roots)
     said = tuple(dict.fromkeys(failures))
-    return LayerReport(layer.name, layer.title, state, layer.scope, layer.precious, reports, said)
+    return LayerReport(layer.name, layer.title, state, layer.about.scope, layer.about.precious, reports, said)
 
 
 def _root_report(layer: Layer, root: Root) -> RootReport:
     # A circular link leads to itself.
     link = Path(os.path.realpath(root.path)) if os.path.islink(root.path) else None
     try:
-        return RootReport(root, root.exists, layer.usage(root), link)
+        # The store of a missing root is not loaded.
+        return RootReport(root, root.exists, layer.store.usage(root) if link or root.exists else Usage(), link)
     except FAILURES as error:
         # An unreadable root exists.
         usage = unknown_usage(Problem(root.path, "unreadable", reason_of(error)))
