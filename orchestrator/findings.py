@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, LayerError, reason_of
-from cachectl.layers.base.facts import Finding, Severity
+from cachectl.layers.base.facts import AsJson, Finding, Severity
 from cachectl.layers.disk.trust import closed_by_another
 from cachectl.table import Column, Table, Whole
 

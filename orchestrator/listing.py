@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from cachectl.layer_set import warn_user
-from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, BadRequest, reason_of
-from cachectl.layers.base.facts import Entry, Orphan, Problem
+from cachectl.layers.base.facts import AsJson, Entry, Orphan, Problem
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer

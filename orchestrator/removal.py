@@ -7,11 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cachectl.layers.base.as_json import AsJson, total
-from cachectl.layers.base.errors import FAILURES, reason_of
-from cachectl.layers.base.facts import Ability, Note, Outcome, Plan
+from cachectl.layers.base.errors import FAILURES, plural, reason_of
+from cachectl.layers.base.facts import Ability, AsJson, Note, Outcome, Plan, total
 from cachectl.layers.base.layer import require_changeable
-from cachectl.layers.base.texts import plural
 from cachectl.table import Column, Table, ages, count, counts, size, sizes
 
 if TYPE_CHECKING:

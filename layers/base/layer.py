@@ -17,7 +17,7 @@ from typing import ClassVar, Final, final
 from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import EnvSwitch, Places, at_once
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import FAILURES, ForeignForm, Refused, not_a_key, reason_of
+from cachectl.layers.base.errors import FAILURES, ForeignForm, Refused, key_complaint, not_a_key, reason_of
 from cachectl.layers.base.facts import (
     Ability,
     Condition,
@@ -28,7 +28,6 @@ from cachectl.layers.base.facts import (
     Root,
     State,
 )
-from cachectl.layers.base.limits import key_complaint
 from cachectl.layers.base.parts import About
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import Store, attempt

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar, final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment
@@ -32,9 +32,10 @@ from cachectl.layers.base.facts import (
     Usage,
 )
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.disk.handles import NO_ROOM
 from cachectl.layers.disk.trust import closed_by_another
-from cachectl.layers.formats.details import Details
+
+if TYPE_CHECKING:
+    from cachectl.layers.formats.details import Details
 
 T = TypeVar("T")
 
@@ -273,6 +274,8 @@ def counting(layer: str, index: Path, recount: Callable[[], None]) -> Iterator[N
     try:
         recount()
     except (LayerError, OSError) as error:
+        from cachectl.layers.disk.handles import NO_ROOM
+
         advice = "make room, then " if isinstance(error, OSError) and error.errno in NO_ROOM else ""
         message = f"cannot count the entries again: {reason_of(error)}; {advice}put or purge any entry"
         raise Unsettled(layer, message, index) from error

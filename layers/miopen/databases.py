@@ -15,12 +15,11 @@ from typing import ClassVar, Final, NamedTuple
 from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import EnvSwitch
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import BadRequest, Damaged, EntryExists, LayerError, Refused, not_a_key
+from cachectl.layers.base.errors import BadRequest, Damaged, EntryExists, LayerError, Refused, not_a_key, printable
 from cachectl.layers.base.facts import Ability, Entry, Found, Problem, Root, Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.parts import UNFORESEEN, About, EntryFiles, Facts, Lookups, Outlook, Portability
-from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.presence import means_absent, status_at
 from cachectl.layers.miopen.names import (
     VERSION_FOLDER,

@@ -19,10 +19,9 @@ from cachectl.exchange.format import Item, artifact_of, complaint
 from cachectl.exchange.trust import Untrusted
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import user_name, user_state_folder
-from cachectl.layers.base.errors import FAILURES, EntryExists, LayerError, Unsettled, reason_of
+from cachectl.layers.base.errors import FAILURES, EntryExists, LayerError, Unsettled, printable, reason_of
 from cachectl.layers.base.facts import Ability, Artifact, Entry, Note, Scope
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.trust import deciding_owner, open_to_others, shared_because, shared_within
 from cachectl.listing import Trouble, listed
 from cachectl.switching.isolated import isolated_root, relocations

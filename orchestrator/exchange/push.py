@@ -49,10 +49,9 @@ from cachectl.exchange.index import Gone, StoreIndex, place_of
 from cachectl.exchange.place import Changed, Deadline, TransferFailed, is_url, local_path, timely
 from cachectl.exchange.portability import portability_key
 from cachectl.exchange.trust import judges, sign
-from cachectl.layers.base.as_json import AsJson, total
-from cachectl.layers.base.facts import Ability, Entry, Note
+from cachectl.layers.base.errors import printable
+from cachectl.layers.base.facts import Ability, AsJson, Entry, Note, total
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.atomic import new_file, replace_file
 from cachectl.layers.disk.locking import is_same_file, take_flock
 from cachectl.layers.stores.database import COMPANIONS, companion

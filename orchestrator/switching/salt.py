@@ -22,9 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cachectl.layers.base.errors import FAILURES, reason_of
+from cachectl.layers.base.errors import FAILURES, plural, reason_of
 from cachectl.layers.base.facts import Entry
-from cachectl.layers.base.texts import plural
 from cachectl.layers.host.processes import has_ended
 from cachectl.layers.inside.tagged_builds import Holders, ask_for_binaries, count_references, holders
 

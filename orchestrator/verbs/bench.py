@@ -13,9 +13,8 @@ from tempfile import TemporaryFile
 from typing import Any, ClassVar, Final
 
 from cachectl.layer_set import LayerSet, warn_user
-from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, CachectlError, Refused
-from cachectl.layers.base.facts import Ability, Scope
+from cachectl.layers.base.facts import Ability, AsJson, Scope
 from cachectl.layers.base.layer import Layer
 from cachectl.options import FORCE, UNEXPECTED, Option, Request, Step, positive
 from cachectl.switching import run as child

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Final
 
 from cachectl.findings import Findings, damage, failure, lines, table
 from cachectl.layers.base.environment import user_name
-from cachectl.layers.base.errors import FAILURES, LayerError
+from cachectl.layers.base.errors import FAILURES, LayerError, plural
 from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Root, Scope, Severity, Usage
-from cachectl.layers.base.texts import plural
 from cachectl.layers.disk.presence import nearest
 from cachectl.layers.disk.room import room_at
 from cachectl.layers.disk.trust import closed_by_another, open_to_others

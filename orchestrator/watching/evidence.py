@@ -15,9 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, NamedTuple
 
 from cachectl.layer_set import LayerSet
-from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, Damaged
-from cachectl.layers.base.facts import Condition, Entry, Scope
+from cachectl.layers.base.facts import AsJson, Condition, Entry, Scope
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import EntryFiles, Lookups
 from cachectl.watching.events import EntryUse, Seen, storing_refused
