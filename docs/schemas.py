@@ -109,8 +109,7 @@ class _Maker:
                 continue
             if member.optional:
                 hint = Union[tuple(one for one in get_args(hint) if one is not type(None))]  # noqa: UP007
-            schema = self._of_hint(hint | None if member.blank_is_null else hint)
-            yield member.key, (schema, not member.optional)
+            yield member.key, (self._of_hint(hint), not member.optional)
 
     def _of_hint(self, hint: Any) -> Schema:  # noqa: ANN401 - whatever an annotation says
         origin, arguments = get_origin(hint), get_args(hint)

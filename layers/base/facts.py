@@ -22,8 +22,8 @@ class AsJson(NamedTuple):
     """The differences between the fields of a class of facts and its JSON, in the class attribute ``as_json``.
 
     ``schema`` is the name of a document (``cachectl/report/1``). ``also`` lists properties to include, ``hidden``
-    fields to leave out, ``flat`` fields that are replaced by their own keys, ``optional`` those left out if ``None``,
-    ``blank_is_null`` texts that are ``null`` if empty. ``names`` maps attributes to keys.
+    fields to leave out, ``flat`` fields that are replaced by their own keys, ``optional`` those left out if ``None``.
+    ``names`` maps attributes to keys.
     """
 
     schema: str | None = None
@@ -31,7 +31,6 @@ class AsJson(NamedTuple):
     hidden: Container[str] = ()
     flat: Container[str] = ()
     optional: Container[str] = ()
-    blank_is_null: Container[str] = ()
     names: Mapping[str, str] = MappingProxyType({})
 
 
@@ -83,7 +82,6 @@ class Root:
     scope: Scope
     source: str
     role: str = ""
-    as_json: ClassVar[AsJson] = AsJson(blank_is_null=("role",))
 
     @property
     def exists(self) -> bool:
@@ -194,6 +192,11 @@ class Problem:
     message: str
 
     @property
+    def note(self) -> Note:
+        """Return it as the reason why something was not removed."""
+        return Note(str(self.path), self.message)
+
+    @property
     def hides(self) -> bool:
         """Return whether there may be entries that could not be listed."""
         return self.code in ("unreadable", "busy", "sqlite")
@@ -280,11 +283,6 @@ class Note:
     because: str
 
 
-def note_of(problem: Problem) -> Note:
-    """Return a problem as the reason why something was not removed."""
-    return Note(str(problem.path), problem.message)
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The exact entries that a removal from one layer would remove, and what it would leave.
@@ -335,7 +333,7 @@ class Outcome:
 def _plus(left: T, right: T) -> T:
     """Return the sum of two facts about one layer, field by field; ``None`` counts as nothing."""
     sums = {}
-    for name in left.__match_args__[1:]:  # type: ignore[attr-defined]
+    for name in _fields(type(left))[1:]:
         before, more = getattr(left, name), getattr(right, name)
         sums[name] = more if before is None else before if more is None else before + more
     return replace(left, **sums)  # type: ignore[type-var]
@@ -416,7 +414,6 @@ class JsonKey(NamedTuple):
     key: str
     flat: bool
     optional: bool
-    blank_is_null: bool
 
 
 #: Cached results of :func:`members`, by class.
@@ -434,10 +431,8 @@ def members(kind: type) -> tuple[JsonKey, ...]:
     if kind not in _KNOWN:
         say = declared(kind)
         shown = (*(name for name in _fields(kind) if name not in say.hidden), *say.also)
-        _KNOWN[kind] = tuple(
-            JsonKey(name, say.names.get(name, name), name in say.flat, name in say.optional, name in say.blank_is_null)
-            for name in shown
-        )
+        keys = (JsonKey(name, say.names.get(name, name), name in say.flat, name in say.optional) for name in shown)
+        _KNOWN[kind] = tuple(keys)
     return _KNOWN[kind]
 
 

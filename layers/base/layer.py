@@ -18,16 +18,7 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import EnvSwitch, Places, at_once
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import FAILURES, ForeignForm, Refused, key_complaint, not_a_key, reason_of
-from cachectl.layers.base.facts import (
-    Ability,
-    Condition,
-    Entry,
-    Orphan,
-    Problem,
-    Removable,
-    Root,
-    State,
-)
+from cachectl.layers.base.facts import Ability, Entry, Orphan, Outcome, Plan, Problem, Removable, Root, State
 from cachectl.layers.base.parts import About
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import Store, attempt
@@ -73,7 +64,11 @@ class Layer:
 
     def state(self) -> State:
         """Return whether a program started in this environment would use the cache, and why."""
-        return State(Condition.ENABLED, "has no switch") if self.switch is None else self.switch.state(self.environment)
+        return (
+            State(facts.Condition.ENABLED, "has no switch")
+            if self.switch is None
+            else self.switch.state(self.environment)
+        )
 
     def switched(self, *, on: bool) -> facts.Switch:
         """Return how to turn the layer on or off. Called only if :meth:`refusals` does not forbid it."""
@@ -134,8 +129,10 @@ class Layer:
 
         Raises :class:`Refused` if the layer cannot, :class:`Damaged` if the entry is not whole.
         """
-        self._require(Ability.GET)
-        return next(filter(None, (self.store.read(root, key) for root in self.roots())), None)
+        found = self.get_many([key]).get(key)
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     @final
     def put(self, key: str, artifact: facts.Artifact, *, replace: bool = False) -> None:
@@ -197,7 +194,7 @@ class Layer:
         return roots[0]
 
     @final
-    def plan_clear(self, selection: Selection = ALL, *, damaged: bool = False) -> facts.Plan:
+    def plan_clear(self, selection: Selection = ALL, *, damaged: bool = False) -> Plan:
         """List exactly the entries that clearing the selection would remove. Changes nothing.
 
         With ``damaged`` only those that :meth:`verify` finds damaged. Raises :class:`Refused` if the layer must not be
@@ -205,18 +202,18 @@ class Layer:
         """
         self._require(Ability.CLEAR)
         if selection.kernel is not None and (reason := self.refusals().get(Ability.KERNELS)) is not None:
-            return facts.Plan(self.name, skipped=(facts.Note("*", f"cannot be selected by kernel: {reason}"),))
-        plan = facts.Plan(self.name)
+            return Plan(self.name, skipped=(facts.Note("*", f"cannot be selected by kernel: {reason}"),))
+        plan = Plan(self.name)
         for root in self.roots():
             try:
                 part = self._plan_damaged(root, selection) if damaged else self._plan_root(root, selection)
             except FAILURES as error:
-                part = facts.Plan(self.name, failed=(facts.Note(str(root.path), reason_of(error)),))
+                part = Plan(self.name, failed=(facts.Note(str(root.path), reason_of(error)),))
             plan = plan.plus(part)
         return plan
 
     @final
-    def plan_removal(self, things: Iterable[Removable], *, in_use: bool = False) -> facts.Plan:
+    def plan_removal(self, things: Iterable[Removable], *, in_use: bool = False) -> Plan:
         """Plan the removal of exactly these things, as a scan yielded them. Changes nothing.
 
         With ``in_use`` those go too that a program may be using: entries that only this process could hit. Raises
@@ -227,13 +224,13 @@ class Layer:
         for root in self.roots():
             if any(thing.root == root.path for thing in unique):
                 require_changeable(self, root)
-        return self._without_others(facts.Plan(self.name, unique) if in_use else self._idle(unique))
+        return self._without_others(Plan(self.name, unique) if in_use else self._idle(unique))
 
     @final
-    def clear(self, plan: facts.Plan) -> facts.Outcome:
+    def clear(self, plan: Plan) -> Outcome:
         """Remove the entries of a plan. Entries that have changed since are skipped."""
         self._require(Ability.CLEAR)
-        outcome = facts.Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
+        outcome = Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
         for root in self.roots():
             entries = tuple(entry for entry in plan.entries if entry.root == root.path)
             if entries:
@@ -242,10 +239,10 @@ class Layer:
                     outcome = outcome.plus(self._remove(root, entries))
                 except FAILURES as error:
                     failed = (facts.Note(str(root.path), reason_of(error)),)
-                    outcome = outcome.plus(facts.Outcome(self.name, failed=failed))
+                    outcome = outcome.plus(Outcome(self.name, failed=failed))
         return outcome
 
-    def _remove(self, root: Root, entries: tuple[Removable, ...]) -> facts.Outcome:
+    def _remove(self, root: Root, entries: tuple[Removable, ...]) -> Outcome:
         orphans = [
             entry.key for entry in entries if isinstance(entry, Orphan) and os.path.lexists(root.path / entry.key)
         ]
@@ -275,7 +272,7 @@ class Layer:
         """Return the user whose entry the superuser must leave alone; ``None`` for any other entry and user."""
         return (owner_of(root, self.store.file_of(root, key)) or None) if self.environment.superuser else None
 
-    def _without_others(self, plan: facts.Plan) -> facts.Plan:
+    def _without_others(self, plan: Plan) -> Plan:
         """Leave entries of other users out of the superuser's plan."""
         if not self.environment.superuser:
             return plan
@@ -284,14 +281,14 @@ class Layer:
         own = tuple(entry for entry, owner in pairs if not owner)
         return replace(plan, entries=own, skipped=(*plan.skipped, *skipped))
 
-    def _plan_damaged(self, root: Root, selection: Selection) -> facts.Plan:
+    def _plan_damaged(self, root: Root, selection: Selection) -> Plan:
         damaged = [(finding, finding.thing) for finding in self.store.verify(root) if finding.thing is not None]
         if self.about.precious:
             notes = tuple(facts.Note(finding.key or "*", f"{_TUNING}; {finding.message}") for finding, _ in damaged)
-            return facts.Plan(self.name, skipped=notes)
+            return Plan(self.name, skipped=notes)
         return self.plan_removal(thing for _, thing in damaged if selection.selects(thing))
 
-    def _plan_root(self, root: Root, selection: Selection) -> facts.Plan:
+    def _plan_root(self, root: Root, selection: Selection) -> Plan:
         chosen: list[Removable] = []
         problems: list[Problem] = []
         nameless: set[str] = set()
@@ -320,16 +317,16 @@ class Layer:
         for whose, count in guests.items():
             skipped.append(facts.Note("*", f"{count} in {root.path} left, each {whose}; --key names one"))
         if selection.everything:
-            skipped += [facts.note_of(problem) for problem in problems if problem.stays]
+            skipped += [problem.note for problem in problems if problem.stays]
         # Entries hidden by such a problem may match the selection.
-        failed = tuple(facts.note_of(problem) for problem in problems if problem.hides)
+        failed = tuple(problem.note for problem in problems if problem.hides)
         return replace(plan, skipped=tuple(skipped), failed=failed)
 
-    def _idle(self, things: Iterable[Removable]) -> facts.Plan:
+    def _idle(self, things: Iterable[Removable]) -> Plan:
         """Plan the things that no program is using, and note the others."""
         asked = list(self.store.in_use(things))
         skipped = tuple(facts.Note(thing.key, reason) for thing, reason in asked if reason is not None)
-        return facts.Plan(self.name, tuple(thing for thing, reason in asked if reason is None), skipped)
+        return Plan(self.name, tuple(thing for thing, reason in asked if reason is None), skipped)
 
 
 def require_changeable(layer: Layer, root: Root) -> None:

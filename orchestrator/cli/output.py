@@ -64,7 +64,7 @@ def to_json(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and JSON
         if member.flat:
             document.update(to_json(value))
         elif value is not None or not member.optional:
-            document[member.key] = None if member.blank_is_null and not value else to_json(value)
+            document[member.key] = to_json(value)
     return document
 
 
