@@ -159,8 +159,8 @@ class PyOpenCLBinaries(Layer):
 
     def state(self) -> State:
         """Read the variable, then the drivers: PyOpenCL does not use this cache on PoCL and NVIDIA."""
-        if (off := switches.switched_off(self.environment, "pyopencl", (VARIABLE,))) is not None:
-            return off
+        for finding in switches.diagnosed(self, "pyopencl", (VARIABLE,)):
+            return State(Condition.DISABLED, finding.message)
         if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
             return State(Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
         found = find_drivers(self.environment)
