@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from cachectl.layers.base import declarations, facts, switches
 from cachectl.layers.base.facts import Condition, Severity, State
 from cachectl.layers.base.lazy import module, regex
-from cachectl.layers.base.parts import EntryFiles, Lookups
+from cachectl.layers.base.parts import About, EntryFiles, Lookups
 from cachectl.layers.base.store import Codec, Damage
 from cachectl.layers.formats.details import Details
 from cachectl.layers.host.driver_layers import DriverLayer
@@ -103,13 +103,15 @@ class ComgrCache(DriverLayer):
         windows=(declarations.Rule("AMD_COMGR_CACHE_DIR"), declarations.Rule("LOCALAPPDATA", "comgr")),
         macos=(),
     )
-    lookups = ComgrLookups()
     # LLVM sets the access time of an entry that it reads.
     store = Files(_SHAPE, codec=ComgrCodec(), index=ComgrIndex(), writers=LIBRARIES)
-    on_network = facts.Hazard(
-        Severity.RISKS,
-        "programs map its files, and have been killed (SIGBUS) where others changed them; the newest releases keep no "
-        "cache there unless AMD_COMGR_CACHE_DIR names it",
+    about = About(
+        on_network=facts.Hazard(
+            Severity.RISKS,
+            "programs map its files, and have been killed (SIGBUS) where others changed them; the newest releases keep "
+            "no cache there unless AMD_COMGR_CACHE_DIR names it",
+        ),
+        lookups=ComgrLookups(),
     )
 
     def is_here(self) -> bool:

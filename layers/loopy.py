@@ -11,13 +11,16 @@ from typing import Any
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.facts import When
-from cachectl.layers.base.parts import Lookups
 from cachectl.layers.base.switches import forgetting
 from cachectl.layers.pytools import DictionaryLookups, PytoolsDictionaries, dictionary_store
 
 _VARIABLES = ("LOOPY_NO_CACHE", "CG_NO_CACHE")
 #: Executors remember what they have compiled.
 _EXECUTORS = (("loopy.target.pyopencl_execution", "PyOpenCLExecutor"), ("loopy.target.c.c_execution", "CExecutor"))
+
+
+def _owns(identifier: str) -> bool:
+    return identifier.startswith("loopy-")
 
 
 class LoopyLookups(DictionaryLookups):
@@ -37,16 +40,12 @@ class LoopyDictionaries(PytoolsDictionaries):
 
     name = "loopy"
     title = "loopy code generation"
-    distributions = ("loopy",)
-    store: Any = dictionary_store("loopy", lambda identifier: identifier.startswith("loopy-"))
+    store: Any = dictionary_store("loopy", _owns)
+    about = PytoolsDictionaries.about._replace(
+        distributions=("loopy",), reveals="source text of your kernels", lookups=LoopyLookups(_owns)
+    )
     variables = _VARIABLES
     opened_by = ("loopy",)
-    reveals = "source text of your kernels"
-
-    @property
-    def lookups(self) -> Lookups:
-        """How the lookups and stores of a run are observed."""
-        return LoopyLookups(self.store.owns_identifier)
 
     def switched(self, *, on: bool) -> facts.Switch:
         """Return the variable for the next import, and the flag that loopy reads at each call in a running process."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base import declarations, facts, parts, switches
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Unreachable
 from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.store import Codec, Damage, counting, unreadable
@@ -136,6 +137,38 @@ class Account(Index):
                 yield facts.Finding(store.name, root.path, ACCOUNT, facts.Severity.WASTES, "index", complaint, fix)
 
 
+# An empty variable counts as not set.
+_PLACES: Final = declarations.Rules(
+    "NEO_CACHE_DIR",
+    linux=(
+        declarations.Rule("NEO_CACHE_DIR"),
+        declarations.Rule("XDG_CACHE_HOME", _LEAF),
+        declarations.Rule("HOME", f".cache/{_LEAF}", source="default (HOME)"),
+    ),
+    windows=(declarations.Rule("NEO_CACHE_DIR"), declarations.Rule("LOCALAPPDATA", f"NEO/{_LEAF}")),
+    macos=(),
+)
+
+
+class NeoLookups(parts.Lookups):
+    """The driver opens the file of an entry to read it, and renames a temporary to a new one.
+
+    From release 26.14 on, it also counts hits and misses in a file of the cache, if a variable says so.
+    """
+
+    files = parts.EntryFiles()
+    mapped = LIBRARIES
+    by = "the driver's own counters"
+    variables: Mapping[str, str] = {"NEO_CACHE_STATS": "1"}
+
+    def counters(self, environment: Environment) -> tuple[int, int] | None:
+        """Return the hits and misses of the cache, if it has the file."""
+        for root in _PLACES.roots(environment):
+            with suppress(OSError):
+                return neo_binaries.read_statistics(read_plain(root.path / STATISTICS, limit=64))
+        return None
+
+
 class NeoCompilerCache(DriverLayer):
     """Programs compiled by Intel's driver for OpenCL or Level Zero, one file each."""
 
@@ -156,23 +189,9 @@ class NeoCompilerCache(DriverLayer):
     limit = Limit("NEO_CACHE_MAX_SIZE")
     # The driver reads it once for each device.
     switch = declarations.EnvSwitch("NEO_CACHE_PERSISTENT", off="0", read=declarations.at_load(*LIBRARIES))
-    # An empty variable counts as not set.
-    places = declarations.Rules(
-        "NEO_CACHE_DIR",
-        linux=(
-            declarations.Rule("NEO_CACHE_DIR"),
-            declarations.Rule("XDG_CACHE_HOME", _LEAF),
-            declarations.Rule("HOME", f".cache/{_LEAF}", source="default (HOME)"),
-        ),
-        windows=(declarations.Rule("NEO_CACHE_DIR"), declarations.Rule("LOCALAPPDATA", f"NEO/{_LEAF}")),
-        macos=(),
-    )
+    places = _PLACES
     store = Files(_FLAT, _DEEP, codec=NeoCodec(), index=Account(), writers=LIBRARIES, unread=_NEVER)
-
-    @property
-    def lookups(self) -> parts.Lookups:
-        """How the lookups and stores of a run are observed."""
-        return NeoLookups(self.roots())
+    about = parts.About(lookups=NeoLookups())
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Add several drivers."""
@@ -246,26 +265,3 @@ def _account_complaint(account: bytes, sizes: Mapping[str, int]) -> str | None:
     if counted < min(sizes.values(), default=0):
         return f"the account says {counted} bytes where there are {total}: the cache grows beyond its limit"
     return None
-
-
-class NeoLookups(parts.Lookups):
-    """The driver opens the file of an entry to read it, and renames a temporary to a new one.
-
-    From release 26.14 on, it also counts hits and misses in a file of the cache, if a variable says so.
-    """
-
-    files = parts.EntryFiles()
-    mapped = LIBRARIES
-    by = "the driver's own counters"
-    variables: Mapping[str, str] = {"NEO_CACHE_STATS": "1"}
-
-    def __init__(self, roots: Iterable[facts.Root]) -> None:
-        super().__init__()
-        self._roots = roots
-
-    def counters(self) -> tuple[int, int] | None:
-        """Return the hits and misses of the first cache that has the file."""
-        for root in self._roots:
-            with suppress(OSError):
-                return neo_binaries.read_statistics(read_plain(root.path / STATISTICS, limit=64))
-        return None

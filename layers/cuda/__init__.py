@@ -5,8 +5,7 @@ Sources: the CUDA programming guide (variables), and the behaviour of driver 580
 
 from __future__ import annotations
 
-import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -75,13 +74,19 @@ class CudaComputeCache(DriverLayer):
 
     name = "cuda"
     title = "CUDA ComputeCache"
-    reveals = "source text of your kernels, in keys"
-    on_network = facts.Hazard(
-        Severity.RISKS,
-        "programs of all nodes wait for one lock on its index, and read entries that are half written",
-    )
-    among_ranks = facts.Hazard(
-        Severity.RISKS, "they wait for one lock on its index, and may miss files that another is just replacing"
+    about = parts.About(
+        on_network=facts.Hazard(
+            Severity.RISKS,
+            "programs of all nodes wait for one lock on its index, and read entries that are half written",
+        ),
+        among_ranks=facts.Hazard(
+            Severity.RISKS, "they wait for one lock on its index, and may miss files that another is just replacing"
+        ),
+        reveals="source text of your kernels, in keys",
+        portability=CudaPortability(),
+        lookups=CudaLookups(),
+        # A front end's key holds the source, a back end's names its constants.
+        tagging=parts.Tagging(("libnvidia-opencl.so",), ("NVIDIA CUDA",)),
     )
     # A relative or empty path leaves the driver without a cache.
     places = declarations.Rules(
@@ -106,32 +111,8 @@ class CudaComputeCache(DriverLayer):
     limit = Limit("CUDA_CACHE_MAXSIZE", highest=1 << 32, zero_is_off=True)
     # The driver reads it once, when it starts.
     switch = declarations.EnvSwitch("CUDA_CACHE_DISABLE", off="1", read=declarations.at_load(*LIBRARIES))
-    portability = CudaPortability()
-    lookups = CudaLookups()
     store: Any = later("cachectl.layers.cuda.entries", "ComputeCache")
-
-    @property
-    def tagging(self) -> parts.Tagging:
-        """How entries of tagged builds are recognised."""
-        return CudaTagging(self.store)
 
     def is_here(self) -> bool:
         """Return whether there is a driver, also one without OpenCL, or a cache."""
         return _KERNEL_MODULE.exists() or super().is_here()
-
-
-class CudaTagging(parts.Tagging):
-    """A front end's key holds the source, a back end's names its constants."""
-
-    drivers = ("libnvidia-opencl.so",)
-    platforms = ("NVIDIA CUDA",)
-
-    def find_tagged(
-        self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[facts.Removable, str]]:
-        """Look for the tag in the keys."""
-        from cachectl.layers.formats import compute_cache
-
-        del known
-        tree = self.store.tree_of(root, "")
-        yield from tree.tagged(tag, since, lambda leaf: compute_cache.key_of(tree.read_file(leaf.key) or b""))

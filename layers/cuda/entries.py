@@ -6,7 +6,8 @@ The format is in :mod:`cachectl.layers.formats.compute_cache`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -206,6 +207,14 @@ class ComputeCache(Files):
         if (complaint := compute_cache.complaint(key, artifact.data)) is not None:
             raise Damaged(self.name, complaint, key)
         return {"": artifact.data}
+
+    def find_tagged(
+        self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[facts.Removable, str]]:
+        """Look for the tag in the keys."""
+        del known
+        tree = self.tree_of(root, "")
+        yield from tree.tagged(tag, since, lambda leaf: compute_cache.key_of(tree.read_file(leaf.key) or b""))
 
     def _examined(self, root: facts.Root, tree: Tree, leaf: Leaf) -> Iterator[facts.Finding]:
         try:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cachectl.layers.base.environment import user_name, user_state_folder
-from cachectl.layers.base.errors import CachectlError
-from cachectl.layers.base.texts import printable
+from cachectl.layers.base.errors import CachectlError, printable
 from cachectl.layers.disk.trust import deciding_owner, shared_because
 
 if TYPE_CHECKING:

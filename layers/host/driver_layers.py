@@ -119,7 +119,7 @@ class DriverLayer(Layer):
         most, held = min(number, limit.highest or number), 0
         # Report names a root that cannot be read.
         with suppress(LayerError, OSError):
-            held = sum(self.usage(root).bytes or 0 for root in self.roots())
+            held = sum(self.store.usage(root).bytes or 0 for root in self.roots())
         wanted = 2 * max(most, held)
         fix = f"export {limit.variable}={wanted}"
         if limit.highest is not None and wanted > limit.highest:

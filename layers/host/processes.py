@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cachectl.layers.base.texts import printable
+from cachectl.layers.base.errors import printable
 from cachectl.layers.host.mounts import network_file_system
 
 if TYPE_CHECKING:

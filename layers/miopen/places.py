@@ -84,7 +84,7 @@ class SystemPlace(Places):
     """The databases that came with MIOpen; ``expands`` says whether every ``~`` in the variable means the home."""
 
     expands: bool
-    variable: ClassVar[str] = "MIOPEN_SYSTEM_DB_PATH"
+    variable: str = "MIOPEN_SYSTEM_DB_PATH"
     #: Why the databases are not moved.
     reason: ClassVar[str] = f"{PACKAGED}; MIOpen finds them beside its library, or through MIOPEN_SYSTEM_DB_PATH"
 

@@ -6,8 +6,7 @@ Sources: ``lib/CL/pocl_cache.c`` (places, keys), ``lib/CL/devices/devices.c`` (w
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -16,7 +15,6 @@ from cachectl.layers.base import declarations, facts, parts, switches
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Severity
 from cachectl.layers.base.lazy import later, regex
-from cachectl.layers.disk.presence import is_there
 from cachectl.layers.host.distributions import PYOPENCL_INCLUDES, pyopencl_includes
 from cachectl.layers.host.driver_layers import DriverLayer
 from cachectl.layers.host.drivers import only_library, several_drivers
@@ -171,17 +169,23 @@ class PoclKernels(DriverLayer):
 
     name = "pocl"
     title = "PoCL kernel cache"
-    distributions = ("pocl-binary-distribution",)
-    reveals = "paths of your home, in bitcode"
-    on_network = facts.Hazard(
-        Severity.HARMLESS,
-        "every lookup goes over the network, and some builds of PoCL load what another kind of processor compiled",
+    about = parts.About(
+        on_network=facts.Hazard(
+            Severity.HARMLESS,
+            "every lookup goes over the network, and some builds of PoCL load what another kind of processor compiled",
+        ),
+        among_ranks=facts.Hazard(
+            Severity.RISKS,
+            "PoCL before 6.0 removes a program before it replaces it, so those that build it at once may not find it",
+        ),
+        when_closed=facts.Hazard(Severity.FAILS, "PoCL can build no program"),
+        distributions=("pocl-binary-distribution",),
+        reveals="paths of your home, in bitcode",
+        portability=PoclPortability(),
+        lookups=PoclLookups(),
+        # PoCL keeps the names of constants in bitcode, and in the log of a build that failed.
+        tagging=parts.Tagging(LIBRARIES, _PLATFORMS, regex("tempfile_[A-Za-z0-9]{6}")),
     )
-    among_ranks = facts.Hazard(
-        Severity.RISKS,
-        "PoCL before 6.0 removes a program before it replaces it, so those that build it at once may not find it",
-    )
-    when_closed = facts.Hazard(Severity.FAILS, "PoCL can build no program")
     places = PLACES
     placeless = facts.Hazard(Severity.FAILS, "is empty: PoCL finds no device; unset it")
     makers = ("PoCL",)
@@ -196,14 +200,7 @@ class PoclKernels(DriverLayer):
             disables=True,
         ),
     )
-    portability = PoclPortability()
-    lookups = PoclLookups()
     store: Any = later("cachectl.layers.pocl.programs", "Programs")
-
-    @property
-    def tagging(self) -> parts.Tagging:
-        """How entries of tagged builds are recognised."""
-        return PoclTagging(self.store)
 
     def roots(self) -> tuple[facts.Root, ...]:
         """Resolve as PoCL does when its first device is opened."""
@@ -221,20 +218,6 @@ class PoclKernels(DriverLayer):
     def relocate(self, folder: Path) -> facts.Switch:
         """Return PoCL's own variable; PoCL makes the folder."""
         return facts.Switch(self.name, self.places.moved(self.name, folder), read_at_load=LIBRARIES)
-
-    def required_roots(self) -> tuple[facts.Root, ...]:
-        """Return the folders that were removed while a running PoCL still uses them: its later builds would fail."""
-        missing = [root for root in self.roots() if not is_there(root.path)]
-        if not missing:
-            return ()
-        needed = set()
-        for number in using(LIBRARIES, processes=self.environment.processes) or ():
-            program = of_program(number, self.environment)
-            if program is not None:
-                role, roots = "uncached" if switched_on(program) is False else "kcache", roots_in(program)
-                used = (root for root in roots if root.role == role or len(roots) == 1)
-                needed |= {self.environment.absolute(root.path) for root in used}
-        return tuple(root for root in missing if root.path in needed)
 
 
 # ---------------------------------------------------------------------- running programs
@@ -272,17 +255,3 @@ def _may_use(number: int, root: Path, environment: Environment) -> bool:
         )
     except OSError:
         return True
-
-
-class PoclTagging(parts.Tagging):
-    """PoCL keeps the names of constants in bitcode, and in the log of a build that failed."""
-
-    drivers = LIBRARIES
-    platforms = _PLATFORMS
-    failure_trace = regex("tempfile_[A-Za-z0-9]{6}")
-
-    def find_tagged(
-        self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[facts.Removable, str]]:
-        """Look for the tag in the bitcode, and in the log of a build that failed."""
-        yield from self.store.find_tagged(root, tag, since, known)

@@ -209,7 +209,7 @@ class Programs(Folders):
     def find_tagged(
         self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
     ) -> Iterator[tuple[facts.Removable, str]]:
-        """Yield what tagged builds left, as :meth:`Tagging.find_tagged` says.
+        """Yield what tagged builds left, as :meth:`Store.find_tagged` says.
 
         A kernel launched in a new work-group shape after its program was removed leaves a folder without bitcode.
         """

@@ -5,8 +5,7 @@ Sources: ``pyopencl/cache.py`` (places, locks), ``pyopencl/__init__.py`` (when t
 
 from __future__ import annotations
 
-import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -122,26 +121,26 @@ class PyOpenCLBinaries(Layer):
 
     name = "pyopencl"
     title = "PyOpenCL program binaries"
-    distributions = ("pyopencl",)
-    reveals = "source text of your kernels, paths of included headers"
-    on_network = facts.Hazard(
-        Severity.RISKS,
-        "its one lock is a file, which a program killed on any node leaves behind; then every build waits a minute "
-        "and fails",
+    about = parts.About(
+        on_network=facts.Hazard(
+            Severity.RISKS,
+            "its one lock is a file, which a program killed on any node leaves behind; then every build waits a minute "
+            "and fails",
+        ),
+        among_ranks=facts.Hazard(
+            Severity.RISKS,
+            "one lock file serves them all, and if one of them is killed while it holds it, the builds of the others "
+            "fail",
+        ),
+        when_closed=facts.Hazard(Severity.FAILS, "every build fails, after a minute where its lock cannot be made"),
+        distributions=("pyopencl",),
+        reveals="source text of your kernels, paths of included headers",
+        portability=BinaryPortability(),
+        lookups=BinaryLookups(),
+        # Whatever platform PyOpenCL builds for.
+        tagging=parts.Tagging(),
     )
-    among_ranks = facts.Hazard(
-        Severity.RISKS,
-        "one lock file serves them all, and if one of them is killed while it holds it, the builds of the others fail",
-    )
-    when_closed = facts.Hazard(Severity.FAILS, "every build fails, after a minute where its lock cannot be made")
-    portability = BinaryPortability()
-    lookups = BinaryLookups()
     store: Any = later("cachectl.layers.pyopencl.programs", "ProgramFolders")
-
-    @property
-    def tagging(self) -> parts.Tagging:
-        """How entries of tagged builds are recognised."""
-        return BinaryTagging(self.store)
 
     def roots(self) -> tuple[facts.Root, ...]:
         """Return the folder above the per-Python caches; a context's own ``cache_dir`` cannot be known."""
@@ -181,15 +180,3 @@ class PyOpenCLBinaries(Layer):
         consulted = self.state().condition in (Condition.ENABLED, Condition.UNKNOWN)
         for root in self.roots():
             yield from self.store.stale_locks(root, consulted=consulted)
-
-
-class BinaryTagging(parts.Tagging):
-    """PyOpenCL keeps the source beside the binaries, whatever platform it builds for."""
-
-    def find_tagged(
-        self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[facts.Removable, str]]:
-        """Look for the tag in the sources."""
-        del known
-        tree = self.store.tree_of(root)
-        yield from tree.tagged(tag, since, lambda leaf: tree.read_file(leaf.key, "source.cl"))

@@ -6,8 +6,9 @@ Source: ``pyopencl/cache.py`` (layout, lock, header check).
 from __future__ import annotations
 
 import os
+import re
 import shlex
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Container, Hashable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -213,6 +214,16 @@ class ProgramFolders(Folders):
             and using(_EXTENSION, processes=self.environment.processes) == ()
             and network_file_system(base, mounts=self.environment.mounts) is None
         )
+
+    # ------------------------------------------------------------------ tagged builds
+
+    def find_tagged(
+        self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[facts.Removable, str]]:
+        """Look for the tag in the sources, which PyOpenCL keeps beside the binaries."""
+        del known
+        tree = self.tree_of(root)
+        yield from tree.tagged(tag, since, lambda leaf: tree.read_file(leaf.key, "source.cl"))
 
 
 def _is_lock(key: str) -> bool:

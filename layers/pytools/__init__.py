@@ -107,31 +107,33 @@ def _without_versions(identifier: object) -> str:
     return re.sub(r"-v\d.*", "", str(identifier))
 
 
+def _owns(identifier: str) -> bool:
+    # Dictionaries of loopy and PyOpenCL belong to other layers.
+    return not identifier.startswith(("loopy-", "pyopencl-"))
+
+
 class PytoolsDictionaries(Layer):
     """Persistent dictionaries that belong to neither loopy nor PyOpenCL."""
 
     name = "pytools"
     title = "other pytools persistent dictionaries"
-    distributions: ClassVar[tuple[str, ...]] = ("pytools",)
-    reveals: ClassVar[str | None] = "whatever the programs keep in their dictionaries"
+    about = parts.About(
+        on_network=facts.Hazard(
+            Severity.RISKS,
+            "the locks of sqlite may not hold there, so programs of several nodes may stall, or damage a dictionary",
+        ),
+        among_ranks=facts.Hazard(Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait"),
+        when_closed=facts.Hazard(Severity.FAILS, "no dictionary can be made or extended, and programs that try fail"),
+        distributions=("pytools",),
+        reveals="whatever the programs keep in their dictionaries",
+        portability=DictionaryPortability(),
+        lookups=DictionaryLookups(_owns),
+    )
+    store: Any = dictionary_store("pytools", _owns)
     #: Modules that open the layer's dictionaries when they are imported.
     opened_by: ClassVar[tuple[str, ...]] = ()
     #: Variables that switch the dictionaries off when the library is imported.
     variables: ClassVar[tuple[str, ...]] = ()
-    on_network = facts.Hazard(
-        Severity.RISKS,
-        "the locks of sqlite may not hold there, so programs of several nodes may stall, or damage a dictionary",
-    )
-    among_ranks = facts.Hazard(Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait")
-    when_closed = facts.Hazard(Severity.FAILS, "no dictionary can be made or extended, and programs that try fail")
-    # Dictionaries of loopy and PyOpenCL belong to other layers.
-    portability = DictionaryPortability()
-    store: Any = dictionary_store("pytools", lambda identifier: not identifier.startswith(("loopy-", "pyopencl-")))
-
-    @property
-    def lookups(self) -> parts.Lookups:
-        """How the lookups and stores of a run are observed."""
-        return DictionaryLookups(self.store.owns_identifier)
 
     def roots(self) -> tuple[facts.Root, ...]:
         """Return the pytools folder; pytools reads the environment whenever it opens a dictionary."""
@@ -139,7 +141,7 @@ class PytoolsDictionaries(Layer):
 
     def state(self) -> State:
         """Read the variables as the library does when it is imported; pytools has none, but sumpy has one."""
-        library, root = self.distributions[0], self.roots()[0]
+        library, root = self.about.distributions[0], self.roots()[0]
         for finding in switches.diagnosed(self, library, self.variables):
             return State(Condition.DISABLED, finding.message)
         if not self.variables and self.environment.get("SUMPY_NO_CACHE") is not None:
@@ -151,7 +153,7 @@ class PytoolsDictionaries(Layer):
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables, those of sumpy for pytools."""
-        yield from switches.diagnosed(self, self.distributions[0], self.variables)
+        yield from switches.diagnosed(self, self.about.distributions[0], self.variables)
         if not self.variables:
             known = 1 if self.environment.installed("sumpy") is None else 2
             yield from switches.diagnosed_settings(self, _SETTINGS[:known])

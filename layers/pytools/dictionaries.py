@@ -16,7 +16,7 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment, release_of
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unreachable, not_a_key
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.base.store import Part, attempt
+from cachectl.layers.base.store import Part, attempt, sum_usage
 from cachectl.layers.disk.presence import is_plain_file, means_absent
 from cachectl.layers.formats import pdict, pickles
 from cachectl.layers.stores.database import disk_usage, without_companion
@@ -115,9 +115,9 @@ class Dictionaries(Rows):
         part = selection.kernel_part.encode() if selection.kernel_part.isprintable() else b""
         yield from self._scan(root, partial(_list, contents=True, part=part))
 
-    def iter_usage(self, root: facts.Root) -> Iterator[facts.Found]:
-        """Yield the rows of each v5 dictionary together, summed by sqlite."""
-        yield from self._scan(root, _weigh)
+    def usage(self, root: facts.Root) -> facts.Usage:
+        """Count the rows of each v5 dictionary together, summed by sqlite."""
+        return sum_usage(self._scan(root, _weigh))
 
     def _scan(self, root: facts.Root, look: _Look) -> Iterator[facts.Found]:
         for name in self.dictionaries(root):

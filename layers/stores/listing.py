@@ -16,11 +16,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
+from cachectl.layers.base.errors import LARGEST_ENTRY, Damaged, LayerError, Unreachable, printable, too_large
 from cachectl.layers.base.facts import Entry, Orphan, Problem
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.limits import LARGEST_ENTRY, too_large
-from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.handles import (
     blocks_of,
     descend,

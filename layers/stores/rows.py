@@ -15,11 +15,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from cachectl.layers.base.environment import LOCK_TIMEOUT
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Unreachable
 from cachectl.layers.base.facts import Orphan
 from cachectl.layers.disk.atomic import remove_file
 from cachectl.layers.disk.handles import NO_ROOM, lacks_room
-from cachectl.layers.disk.locks import LOCK_TIMEOUT
 from cachectl.layers.disk.plain import open_plain, release
 from cachectl.layers.disk.presence import is_there
 from cachectl.layers.stores.database import (

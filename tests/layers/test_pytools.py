@@ -114,7 +114,7 @@ def test_rows_that_nothing_opens_are_stale_and_those_of_other_pythons_unknown(
     layer = LoopyDictionaries(environment)
     (entry,) = layer.entries()
     assert (entry.stale, entry.stale_because) == (stale, because)
-    usage = layer.usage(layer.roots()[0])
+    usage = layer.store.usage(layer.roots()[0])
     expected = (None, None) if stale is None else (int(stale), usage.bytes if stale else 0)
     assert (usage.entries, usage.stale_entries, usage.stale_bytes) == (1, *expected)
     assert len(layer.plan_clear(Selection(stale=True)).entries) == (stale is True)
@@ -201,7 +201,7 @@ def test_a_locked_dictionary_fails_alone_and_in_finite_time(home: Home) -> None:
         outcome = layer.clear(plan)
         assert outcome.removed == 1
         assert ["locked by another process" in note.because for note in outcome.failed] == [True]
-        assert [problem.code for problem in layer.usage(layer.roots()[0]).problems] == ["busy"]
+        assert [problem.code for problem in layer.store.usage(layer.roots()[0]).problems] == ["busy"]
     assert layer.clear(plan).removed == 1
 
 
