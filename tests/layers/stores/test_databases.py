@@ -74,7 +74,7 @@ def test_only_the_table_that_pytools_makes_is_used(tmp_path: Path, statements: s
         connection.executescript(statements)
     before = path.read_bytes()
     rows = rows_in(path)
-    reads = (rows.sum, rows.rows, lambda: list(rows.rows_with("key_value")), lambda: rows.read(("a",)))
+    reads = (rows.sum, rows.rows, lambda: list(rows.rows_with("key_value")), lambda: rows.read_many([("a",)])[0])
     writes = (lambda: rows.insert(("a",), (b"1",), replace=True), lambda: rows.delete(()), rows.vacuum)
     checks = (rows.require_sound, lambda: rows.remove_damaged(file_stamp(path), lambda _path: None))
     for use in (*reads, *writes, *checks):
@@ -107,10 +107,10 @@ def test_many_rows_are_read_and_placed_as_one_is(tmp_path: Path) -> None:
         before = set(connection.execute("select * from dict"))
     rows = rows_in(path)
     keys = [(key,) for key in ("ABC", "abc", "a", "a ", "12", "012", "12.0", "x\0y", "x", "\udcff", "0", "Z", "z")]
-    assert rows.read_many(keys) == [rows.read(key) for key in keys]
+    assert rows.read_many(keys) == [rows.read_many([key])[0] for key in keys]
     new = [key for key in keys if key != ("\udcff",)]
     placed = rows.insert_new([(key, (b"1",)) for key in new])
-    assert [rows.read(key) == (b"1",) for key in new] == [row is not None for row in placed]
+    assert [rows.read_many([key])[0] == (b"1",) for key in new] == [row is not None for row in placed]
     with closing(sqlite3.connect(path)) as connection:
         assert before <= set(connection.execute("select * from dict"))
 
@@ -235,12 +235,12 @@ def test_a_log_is_unknown_until_it_is_applied_and_reading_leaves_no_file(tmp_pat
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("insert into dict values ('new', x'00')")
         before = snapshot(tmp_path, times=True)
-        for use in (rows.sum, rows.rows, rows.require_sound, lambda: rows.read(("new",))):
+        for use in (rows.sum, rows.rows, rows.require_sound, lambda: rows.read_many([("new",)])[0]):
             with pytest.raises(Unreachable, match="a log is pending"):
                 use()
         assert snapshot(tmp_path, times=True) == before
         rows.recover()
-        assert rows.read(("new",)) == (b"\0",)
+        assert rows.read_many([("new",)])[0] == (b"\0",)
         assert len(rows.delete(rows.rows())) == 21
         assert connection.execute("select count(*) from dict").fetchone() == (0,)
 
