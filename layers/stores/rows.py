@@ -271,7 +271,7 @@ class RowFile:
                 image = emptying.empty_image(os.pread(handle, page_size, 0), roots)
                 if image is None or len(roots) != len(found) or not may_go(rows):
                     raise error
-                emptying.write_empty(handle, image)
+                emptying.write_empty(handle, image, len(roots))
             finally:
                 plain.release(handle)
             return rows
