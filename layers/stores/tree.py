@@ -136,6 +136,11 @@ class Leaf(NamedTuple):
     head: Head = b""
 
     @property
+    def is_file(self) -> bool:
+        """Return whether the leaf is a file, not a folder."""
+        return [member.path for member in self.members] == [""]
+
+    @property
     def bytes(self) -> int:
         """Sum the file sizes."""
         return sum(member.bytes for member in self.members)
@@ -190,17 +195,13 @@ class Tree:
     """The entries of one shape under one root.
 
     ``handle`` is the root's open folder; without it, each method opens the root by its path. With a ``child`` only
-    those entries are seen that are folders with a file or folder of such a name.
+    those entries are seen that are folders with a file or folder of such a name. New files get ``file_mode``.
     """
 
+    file_mode = 0o600
+
     def __init__(
-        self,
-        layer: str,
-        root: Path,
-        shape: Shape,
-        handle: int | None = None,
-        *,
-        child: re.Pattern[str] | None = None,
+        self, layer: str, root: Path, shape: Shape, handle: int | None = None, *, child: re.Pattern[str] | None = None
     ) -> None:
         self._handle = handle
         self.layer = layer
@@ -406,13 +407,7 @@ class Tree:
         self.write_members(key, members, replace=replace)
 
     def write_members(
-        self,
-        key: str,
-        members: Mapping[str, bytes],
-        *,
-        replace: bool,
-        file_mode: int = 0o600,
-        guard: Guard = nullcontext,
+        self, key: str, members: Mapping[str, bytes], *, replace: bool, guard: Guard = nullcontext
     ) -> None:
         """Place an entry given file by file, atomically: stage it in the root and rename it.
 
@@ -428,12 +423,12 @@ class Tree:
             return
         if standing is not None and not replace:
             raise standing if isinstance(standing, LayerError) else errors.EntryExists(self.layer, self.root / key)
-        error = self._place({key: members}, guard, replace=replace, file_mode=file_mode)[key]
+        error = self._place({key: members}, guard, replace=replace)[key]
         if error is not None:
             raise error
 
     def write_new(
-        self, entries: Mapping[str, Mapping[str, bytes]], *, file_mode: int = 0o600, guard: Guard = nullcontext
+        self, entries: Mapping[str, Mapping[str, bytes]], *, guard: Guard = nullcontext
     ) -> dict[str, bool | LayerError]:
         """Place entries whose keys are free, given file by file, and sync them to the disk together.
 
@@ -441,23 +436,23 @@ class Tree:
         common; for the others :meth:`write_members` raises the reason.
         """
         fit = {key: members for key, members in entries.items() if members and self.shape.accepts(key)}
-        done = self._place(fit, guard, replace=False, file_mode=file_mode)
-        placed: dict[str, bool | LayerError] = {key: True for key, error in done.items() if error is None}
-        shared = {key: error for key, error in done.items() if isinstance(error, (errors.Busy, errors.Unsettled))}
-        return {**placed, **shared}
+        done = self._place(fit, guard, replace=False)
+        shared = (type(None), errors.Busy, errors.Unsettled)
+        return {key: True if error is None else error for key, error in done.items() if isinstance(error, shared)}
 
     def _place(
-        self, entries: Mapping[str, Mapping[str, bytes]], guard: Guard, *, replace: bool, file_mode: int
+        self, entries: Mapping[str, Mapping[str, bytes]], guard: Guard, *, replace: bool
     ) -> dict[str, LayerError | None]:
         """Stage entries in one folder, move each into its place, and sync them; return the error of each."""
         done: dict[str, LayerError | None] = {}
+        names = {key: str(number) for number, key in enumerate(entries)}
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._opened() as root, ExitStack() as stack:
                 if root is None:
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root))
                 stage = stack.enter_context(atomic.own_folder(root, STAGE))
-                staged = self._stage(stage, entries, file_mode, done)
+                staged = {key: name for key, name in names.items() if self._fill(stage, name, key, entries[key], done)}
                 parents = sorted({tuple(key.split("/")[:-1]) for key in staged})
                 # A guard may lock a file in one of these.
                 for parts in parents:
@@ -479,22 +474,24 @@ class Tree:
                     done[key] = self._failure(key, error)
         return done
 
-    def _stage(
-        self,
-        stage: int,
-        entries: Mapping[str, Mapping[str, bytes]],
-        file_mode: int,
-        done: dict[str, LayerError | None],
-    ) -> dict[str, str]:
-        """Write entries into the stage; return their names there. The errors of others are added to ``done``."""
-        staged = {key: str(number) for number, key in enumerate(entries)}
-        for key, members in entries.items():
-            try:
-                _fill(stage, staged[key], members, file_mode)
-            except (OSError, ValueError) as error:  # noqa: PERF203 - one must not end the rest
-                done[key] = self._failure(key, error)
-                del staged[key]
-        return staged
+    def _fill(
+        self, stage: int, name: str, key: str, members: Mapping[str, bytes], failed: dict[str, LayerError | None]
+    ) -> bool:
+        """Write an entry into the stage; return whether that succeeded, else add its error to ``failed``."""
+        try:
+            for path, content in members.items():
+                *above, file = f"{name}/{path}".split("/") if path else (name,)
+                # One at a time, because an entry may have more folders than a process may open.
+                with handles.made_below(stage, above) as folder:
+                    handle = atomic.create(file, folder, self.file_mode)
+                    try:
+                        atomic.write_all(handle, (content,))
+                        os.fsync(handle)
+                    finally:
+                        os.close(handle)
+        except (OSError, ValueError) as error:
+            failed[key] = self._failure(key, error)
+        return key not in failed
 
     def _failure(self, key: str, error: OSError | ValueError) -> LayerError:
         if isinstance(error, LayerError):
@@ -589,7 +586,10 @@ class Tree:
                 with guard(root):
                     for entry in entries:
                         try:
-                            reason = self._remove_one(root, trash, freed, entry, tidy)
+                            with handles.below(root, entry.key.split("/")[:-1]) as parent:
+                                reason = (
+                                    GONE if parent is None else self._remove_from(parent, entry, trash, freed, tidy)
+                                )
                         except FileNotFoundError:
                             reason = GONE
                         except OSError as error:
@@ -597,8 +597,7 @@ class Tree:
                             continue
                         if reason is not None:
                             skipped.append(facts.Note(entry.key, reason))
-                        elif isinstance(entry, facts.Entry):
-                            removed += 1
+                        removed += reason is None and isinstance(entry, facts.Entry)
                 if tidy is not None and tidy():
                     _remove_empty(root, [entry.key for entry in entries])
         except (LayerError, OSError) as error:
@@ -617,36 +616,35 @@ class Tree:
                 raise
         return None
 
-    def _remove_one(
+    def _remove_from(
         self,
-        root: int,
+        parent: int,
+        entry: facts.Removable,
         trash: Callable[[], int | None],
         freed: list[int],
-        entry: facts.Removable,
         tidy: Callable[[], bool] | None,
     ) -> str | None:
-        """Remove one leaf from its place; return why it was left, or ``None``."""
-        *above, name = entry.key.split("/")
-        with handles.below(root, above) as parent:
-            status = None if parent is None else handles.status_of(parent, name)
-            if parent is None or status is None:
-                return GONE
-            leaf = self._recognise(parent, (*above, name))
-            if not isinstance(leaf, Leaf) or leaf.stamp != entry.stamp:
+        """Remove one leaf from an open folder; return why it was left, or ``None``."""
+        parts = entry.key.split("/")
+        name = parts[-1]
+        leaf = self._recognise(parent, parts)
+        if leaf is None:
+            return GONE if handles.status_of(parent, name) is None else CHANGED
+        if not isinstance(leaf, Leaf) or leaf.stamp != entry.stamp:
+            return CHANGED
+        if leaf.orphan_rule is not None and leaf.orphan_rule is self.shape.empty:
+            if tidy is None or not tidy():
+                return IN_USE
+            try:
+                os.rmdir(name, dir_fd=parent)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
                 return CHANGED
-            if leaf.orphan_rule is not None and leaf.orphan_rule is self.shape.empty:
-                if tidy is None or not tidy():
-                    return IN_USE
-                try:
-                    os.rmdir(name, dir_fd=parent)
-                except OSError as error:
-                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                        raise
-                    return CHANGED
-            elif stat.S_ISDIR(status.st_mode) and (folder := trash()) is not None:
-                self._move_out(parent, name, folder, own_name(""), freed)
-            else:
-                atomic.delete(parent, name, freed, first=self.shape.first)
+        elif not leaf.is_file and (folder := trash()) is not None:
+            self._move_out(parent, name, folder, own_name(""), freed)
+        else:
+            atomic.delete(parent, name, freed, first=self.shape.first)
         return None
 
 
@@ -686,19 +684,6 @@ def _measured(folder: int, name: str, status: os.stat_result) -> tuple[tuple[Mem
     if failed:
         raise failed[0]
     return tuple(sorted(members)), newest or status.st_mtime_ns
-
-
-def _fill(stage: int, name: str, members: Mapping[str, bytes], file_mode: int) -> None:
-    for path, content in members.items():
-        *above, file = f"{name}/{path}".split("/") if path else (name,)
-        # One at a time, because an entry may have more folders than a process may open.
-        with handles.made_below(stage, above) as folder:
-            handle = atomic.create(file, folder, file_mode)
-            try:
-                atomic.write_all(handle, (content,))
-                os.fsync(handle)
-            finally:
-                os.close(handle)
 
 
 def _remove_empty(root: int, keys: Sequence[str]) -> None:

@@ -57,9 +57,13 @@ class TreeStore(Store):
         files = self.files_of(key, artifact)
         if replace:
             self.demand_replaceable(root, key, files)
-        tree, guard = self.tree_of(root, key), self.guard(root, key)
         with self.changing(root):
-            tree.write_members(key, files, replace=replace, file_mode=self.file_mode, guard=guard)
+            self._writable(root, key).write_members(key, files, replace=replace, guard=self.guard(root, key))
+
+    def _writable(self, root: facts.Root, key: str) -> Tree:
+        tree = self.tree_of(root, key)
+        tree.file_mode = self.file_mode
+        return tree
 
     def _write_together(
         self, root: facts.Root, artifacts: Sequence[facts.Artifact]
@@ -79,8 +83,7 @@ class TreeStore(Store):
             with self.changing(root) if groups else nullcontext():
                 for group in groups.values():
                     key = next(iter(group))
-                    tree, guard = self.tree_of(root, key), self.guard(root, key)
-                    done.update(tree.write_new(group, file_mode=self.file_mode, guard=guard))
+                    done.update(self._writable(root, key).write_new(group, guard=self.guard(root, key)))
         except Busy as error:
             done = {key: error for group in groups.values() for key in group} | done
         except Unsettled as error:
