@@ -202,14 +202,13 @@ class Rows(Store):
 
     def _together(
         self, keys: Sequence[str], act: Callable[[], Mapping[str, T] | None]
-    ) -> Mapping[str, T | LayerError] | None:
-        """Return the results of some rows of a file; ``None`` after an error, for one by one each gets its own."""
+    ) -> Mapping[str, T | LayerError | OSError] | None:
+        """Return the results of some rows of a file, or its error for each; ``None`` if they must go one by one."""
         try:
             return act()
-        except Busy as error:
-            # One by one, each row would wait as long.
+        except (LayerError, OSError) as error:
             return dict.fromkeys(keys, error)
-        except (LayerError, OSError, UnicodeError):
+        except UnicodeError:
             return None
 
     def _by_file(self, things: Iterable[tuple[str, T]]) -> dict[str, list[T]]:

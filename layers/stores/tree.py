@@ -414,10 +414,6 @@ class Tree:
         ``guard`` makes the context of the rename. Raises :class:`EntryExists` if a different entry is present
         and ``replace`` is not set.
         """
-        if not self.shape.accepts(key):
-            raise errors.not_a_key(self.layer, key)
-        if not members:
-            raise errors.Damaged(self.layer, "the artifact holds no file", key)
         standing = self.standing(key)
         if standing == members:
             return
@@ -432,47 +428,62 @@ class Tree:
     ) -> dict[str, bool | LayerError]:
         """Place entries whose keys are free, given file by file, and sync them to the disk together.
 
-        Each is placed whole or not at all. Returns ``True`` for each that was placed, and errors that all have in
-        common; for the others :meth:`write_members` raises the reason.
+        Each is placed whole or not at all. Returns ``True`` for each that was placed, and the errors of the others.
         """
-        fit = {key: members for key, members in entries.items() if members and self.shape.accepts(key)}
-        done = self._place(fit, guard, replace=False)
-        shared = (type(None), errors.Busy, errors.Unsettled)
-        return {key: True if error is None else error for key, error in done.items() if isinstance(error, shared)}
+        done = self._place(entries, guard, replace=False)
+        return {key: True if error is None else error for key, error in done.items()}
 
     def _place(
         self, entries: Mapping[str, Mapping[str, bytes]], guard: Guard, *, replace: bool
     ) -> dict[str, LayerError | None]:
-        """Stage entries in one folder, move each into its place, and sync them; return the error of each."""
+        """Place entries together; return the error of each."""
         done: dict[str, LayerError | None] = {}
-        names = {key: str(number) for number, key in enumerate(entries)}
+        for key, members in entries.items():
+            if not self.shape.accepts(key):
+                done[key] = errors.not_a_key(self.layer, key)
+            elif not members:
+                done[key] = errors.Damaged(self.layer, "the artifact holds no file", key)
+        fit = {key: members for key, members in entries.items() if key not in done}
         try:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with self._opened() as root, ExitStack() as stack:
-                if root is None:
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root))
-                stage = stack.enter_context(atomic.own_folder(root, STAGE))
-                staged = {key: name for key, name in names.items() if self._fill(stage, name, key, entries[key], done)}
-                parents = sorted({tuple(key.split("/")[:-1]) for key in staged})
-                # A guard may lock a file in one of these.
-                for parts in parents:
-                    with suppress(OSError), handles.made_below(root, parts):
-                        pass
-                with guard(root):
-                    for key, name in staged.items():
-                        done[key] = self._move_in(root, stage, name, key, replace=replace)
-                for parts in parents:
-                    with handles.below(root, parts) as parent:
-                        if parent is not None:
-                            os.fsync(parent)
+            if fit:
+                self._place_all(fit, done, guard, replace=replace)
         except OSError as error:
-            for key in entries:
+            for key in fit:
                 if key in done and done[key] is None:
                     message = f"placed, but not synced, or not cleaned up: {error.strerror or error}"
                     done[key] = errors.Unsettled(self.layer, message, self.root / key)
                 elif key not in done:
                     done[key] = self._failure(key, error)
         return done
+
+    def _place_all(
+        self,
+        entries: Mapping[str, Mapping[str, bytes]],
+        done: dict[str, LayerError | None],
+        guard: Guard,
+        *,
+        replace: bool,
+    ) -> None:
+        """Stage entries in one folder, move each into its place, and sync them; add the error of each to ``done``."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._opened() as root, ExitStack() as stack:
+            if root is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root))
+            stage = stack.enter_context(atomic.own_folder(root, STAGE))
+            names = {key: str(number) for number, key in enumerate(entries)}
+            staged = [key for key in entries if self._fill(stage, names[key], key, entries[key], done)]
+            parents = sorted({tuple(key.split("/")[:-1]) for key in staged})
+            # A guard may lock a file in one of these.
+            for parts in parents:
+                with suppress(OSError), handles.made_below(root, parts):
+                    pass
+            with guard(root):
+                for key in staged:
+                    done[key] = self._move_in(root, stage, names[key], key, replace=replace)
+            for parts in parents:
+                with handles.below(root, parts) as parent:
+                    if parent is not None:
+                        os.fsync(parent)
 
     def _fill(
         self, stage: int, name: str, key: str, members: Mapping[str, bytes], failed: dict[str, LayerError | None]

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.errors import Busy, LayerError, Unsettled
+from cachectl.layers.base.errors import EntryExists, LayerError
 from cachectl.layers.base.store import Store, attempt
 from cachectl.layers.stores.tree import REFUSALS, Guard, Tree
 
@@ -68,27 +68,25 @@ class TreeStore(Store):
     def _write_together(
         self, root: facts.Root, artifacts: Sequence[facts.Artifact]
     ) -> Mapping[str, bool | LayerError | OSError]:
-        unfit: dict[str, LayerError | OSError] = {}
+        """Place the entries whose keys are free."""
+        done: dict[str, bool | LayerError | OSError] = {}
         groups: dict[Hashable, dict[str, Mapping[str, bytes]]] = {}
-        for artifact in artifacts if len(artifacts) > 1 else ():
+        for artifact in artifacts:
             key = artifact.key
             if self.tree_of(root, key).standing(key) is None:
                 files = attempt(partial(self.files_of, key, artifact))
                 if isinstance(files, (LayerError, OSError)):
-                    unfit[key] = files
+                    done[key] = files
                 else:
                     groups.setdefault(self.group(key), {})[key] = files
-        done: dict[str, bool | LayerError] = {}
         try:
             with self.changing(root) if groups else nullcontext():
                 for group in groups.values():
                     key = next(iter(group))
                     done.update(self._writable(root, key).write_new(group, guard=self.guard(root, key)))
-        except Busy as error:
-            done = {key: error for group in groups.values() for key in group} | done
-        except Unsettled as error:
-            done = {key: error if result is True else result for key, result in done.items()}
-        except (LayerError, OSError):
-            # One by one, each gets an error of its own.
-            pass
-        return {**unfit, **done}
+        except (LayerError, OSError) as error:
+            # What was placed is unsettled.
+            failed = [key for group in groups.values() for key in group if done.get(key, True) is True]
+            done.update(dict.fromkeys(failed, error))
+        # Another process may just have placed the same.
+        return {key: result for key, result in done.items() if not isinstance(result, EntryExists)}
