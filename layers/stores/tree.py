@@ -419,25 +419,18 @@ class Tree:
             return
         if standing is not None and not replace:
             raise standing if isinstance(standing, LayerError) else errors.EntryExists(self.layer, self.root / key)
-        error = self._place({key: members}, guard, replace=replace)[key]
-        if error is not None:
-            raise error
+        result = self.write_new({key: members}, guard=guard, replace=replace)[key]
+        if isinstance(result, LayerError):
+            raise result
 
     def write_new(
-        self, entries: Mapping[str, Mapping[str, bytes]], *, guard: Guard = nullcontext
+        self, entries: Mapping[str, Mapping[str, bytes]], *, guard: Guard = nullcontext, replace: bool = False
     ) -> dict[str, bool | LayerError]:
         """Place entries whose keys are free, given file by file, and sync them to the disk together.
 
         Each is placed whole or not at all. Returns ``True`` for each that was placed, and the errors of the others.
         """
-        done = self._place(entries, guard, replace=False)
-        return {key: True if error is None else error for key, error in done.items()}
-
-    def _place(
-        self, entries: Mapping[str, Mapping[str, bytes]], guard: Guard, *, replace: bool
-    ) -> dict[str, LayerError | None]:
-        """Place entries together; return the error of each."""
-        done: dict[str, LayerError | None] = {}
+        done: dict[str, bool | LayerError] = {}
         for key, members in entries.items():
             if not self.shape.accepts(key):
                 done[key] = errors.not_a_key(self.layer, key)
@@ -446,25 +439,23 @@ class Tree:
         fit = {key: members for key, members in entries.items() if key not in done}
         try:
             if fit:
-                self._place_all(fit, done, guard, replace=replace)
+                self._place(fit, done, guard, replace=replace)
         except OSError as error:
+            message = f"placed, but not synced, or not cleaned up: {error.strerror or error}"
             for key in fit:
-                if key in done and done[key] is None:
-                    message = f"placed, but not synced, or not cleaned up: {error.strerror or error}"
+                if done.setdefault(key, self._failure(key, error)) is True:
                     done[key] = errors.Unsettled(self.layer, message, self.root / key)
-                elif key not in done:
-                    done[key] = self._failure(key, error)
         return done
 
-    def _place_all(
+    def _place(
         self,
         entries: Mapping[str, Mapping[str, bytes]],
-        done: dict[str, LayerError | None],
+        done: dict[str, bool | LayerError],
         guard: Guard,
         *,
         replace: bool,
     ) -> None:
-        """Stage entries in one folder, move each into its place, and sync them; add the error of each to ``done``."""
+        """Stage entries in one folder, move each into its place, and sync them; add the result of each to ``done``."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._opened() as root, ExitStack() as stack:
             if root is None:
@@ -479,14 +470,15 @@ class Tree:
                     pass
             with guard(root):
                 for key in staged:
-                    done[key] = self._move_in(root, stage, names[key], key, replace=replace)
+                    error = self._move_in(root, stage, names[key], key, replace=replace)
+                    done[key] = True if error is None else error
             for parts in parents:
                 with handles.below(root, parts) as parent:
                     if parent is not None:
                         os.fsync(parent)
 
     def _fill(
-        self, stage: int, name: str, key: str, members: Mapping[str, bytes], failed: dict[str, LayerError | None]
+        self, stage: int, name: str, key: str, members: Mapping[str, bytes], failed: dict[str, bool | LayerError]
     ) -> bool:
         """Write an entry into the stage; return whether that succeeded, else add its error to ``failed``."""
         try:
