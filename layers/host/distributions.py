@@ -11,44 +11,66 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk.plain import read_installed
-from cachectl.layers.host.listings import names_in
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
     from pathlib import Path
 
-_INFORMATION: Final = ".dist-info"
 #: The fact about that folder, which is added with ``-I`` to the options of every build (``pyopencl/__init__.py``,
 #: ``_DEFAULT_INCLUDE_OPTIONS``), and so to every key that is made from options.
 PYOPENCL_INCLUDES: Final = "pyopencl include path"
-#: Characters of a version that is not in normal form.
-_ODD: Final = regex("[-_]")
-#: Names of metadata beside modules.
-_PLAIN: Final = regex(r"(?i)\.(?:dist|egg)-info\Z")
-_EGG: Final = (".egg-info", ".egg-link", ".egg")
+_INFORMATION: Final = ".dist-info"
+_METADATA: Final = (_INFORMATION, ".egg-info", ".egg-link", ".egg")
+#: Within one tick of the file system's clock, a folder may change again without a new time.
+_SETTLED_NANOSECONDS: Final = 2_000_000_000
+
+
+def names_in(folder: str, *beginnings: str) -> tuple[str, ...]:
+    """Return the names in a folder with one of these prefixes, sorted; none if it cannot be listed.
+
+    The listing of a folder that does not change is kept.
+    """
+    try:
+        changed = os.stat(folder or ".").st_mtime_ns
+        settled = time.time_ns() - changed >= _SETTLED_NANOSECONDS
+        # Not normalised: after a link, ".." is not the folder above its name.
+        whole = folder if os.path.isabs(folder) else os.path.join(os.getcwd(), folder)
+        return (_listing if settled else _listing.__wrapped__)(whole, beginnings, changed)
+    except OSError:
+        return ()
+
+
+@lru_cache(maxsize=512)
+def _listing(folder: str, beginnings: tuple[str, ...], changed: int) -> tuple[str, ...]:
+    del changed
+    return tuple(sorted(name for name in os.listdir(folder) if name.startswith(beginnings or "")))
 
 
 def version_of(distribution: str) -> str | None:
     """Return the version of an installed distribution, ``None`` if it is not installed."""
-    folders, wanted = tuple(sys.path), normal(distribution)
-    if not _names_suffice(folders):
-        return _asked_version(distribution)
-    for folder in folders:
+    wanted, is_known = normal(distribution), _names_suffice()
+    for folder in sys.path if is_known else ():
         versions, doubtful = _offered_by(names_in(folder))
-        if wanted in versions and wanted not in doubtful:
-            name, version = versions[wanted]
-            if os.path.exists(os.path.join(folder, name, "METADATA")):
-                return version
         if wanted in versions or wanted in doubtful:
-            return _asked_version(distribution)
+            name, version = versions.get(wanted, ("", ""))
+            if wanted not in doubtful and os.path.exists(os.path.join(folder, name, "METADATA")):
+                return version
+            is_known = False
+            break
+    if is_known:
+        return None
+    from importlib import metadata
+
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(distribution)
     return None
 
 
@@ -63,11 +85,12 @@ def versions_in(folder: str) -> dict[str, str]:
     names = names_in(folder)
     versions, doubtful = _offered_by(names)
     found = {name: version for name, (_, version) in versions.items() if name not in doubtful}
-    for name in filter(_PLAIN.search, names) if doubtful else ():
-        headers = _headers(os.path.join(folder, name))
-        # A folder without metadata has no name.
-        if headers.get("name") and headers.get("version"):
-            found.setdefault(normal(headers["name"]), headers["version"])
+    for name in names if doubtful else ():
+        if name.lower().endswith(_METADATA[:2]):
+            headers = _headers(os.path.join(folder, name))
+            # A folder without metadata has no name.
+            if headers.get("name") and headers.get("version"):
+                found.setdefault(normal(headers["name"]), headers["version"])
     return found
 
 
@@ -86,20 +109,18 @@ def _headers(path: str) -> dict[str, str]:
 
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
     """Return the entry points of a group of all installed distributions."""
-    folders = tuple(sys.path)
-    if _names_suffice(folders) and not any(_mentions(group, folder, names_in(folder)) for folder in folders):
+    if _names_suffice() and not any(_mentions(group, folder, names_in(folder)) for folder in sys.path):
         return ()
     from importlib import metadata
 
     return tuple(metadata.entry_points(group=group))
 
 
-def _names_suffice(folders: Sequence[str]) -> bool:
+def _names_suffice() -> bool:
     """Return whether every distribution is a metadata folder beside its modules, so that names suffice."""
-    finders = [finder for finder in sys.meta_path if finder is not PathFinder]
-    if any(hasattr(finder, "find_distributions") for finder in finders):
+    if any(hasattr(finder, "find_distributions") for finder in sys.meta_path if finder is not PathFinder):
         return False
-    return not any(folder.endswith(".egg") or os.path.isfile(folder) for folder in folders)
+    return not any(folder.endswith(".egg") or os.path.isfile(folder) for folder in sys.path)
 
 
 @lru_cache(maxsize=64)
@@ -110,9 +131,11 @@ def _offered_by(names: tuple[str, ...]) -> tuple[dict[str, tuple[str, str]], fro
     for name in names:
         stem, ending = os.path.splitext(name)
         distribution, dash, version = stem.partition("-")
-        if ending == _INFORMATION and dash and not _ODD.search(version) and normal(distribution) not in versions:
+        # A version in normal form has neither a dash nor an underscore.
+        is_plain = ending == _INFORMATION and dash and not {"-", "_"} & set(version)
+        if is_plain and normal(distribution) not in versions:
             versions[normal(distribution)] = name, version
-        elif ending.lower() in (_INFORMATION, *_EGG):
+        elif ending.lower() in _METADATA:
             # Two of one name, an egg, or a form that only old tools used.
             doubtful.add(normal(distribution.partition(".egg")[0]))
     return versions, frozenset(doubtful)
@@ -121,25 +144,14 @@ def _offered_by(names: tuple[str, ...]) -> tuple[dict[str, tuple[str, str]], fro
 @lru_cache(maxsize=64)
 def _mentions(group: str, folder: str, names: tuple[str, ...]) -> bool:
     """Return whether any distribution in a folder has entry points of a group."""
-    information = (name for name in names if name.lower().endswith((_INFORMATION, *_EGG)))
-    return any(group.encode() in _read(os.path.join(folder, name, "entry_points.txt")) for name in information)
-
-
-def _read(path: str) -> bytes:
-    with suppress(OSError), open(path, "rb") as file:
-        return file.read()
-    return b""
+    for name in names:
+        if name.lower().endswith(_METADATA):
+            with suppress(OSError):
+                if group.encode() in read_installed(os.path.join(folder, name, "entry_points.txt")):
+                    return True
+    return False
 
 
 def normal(name: str) -> str:
     """Return the name of a distribution as it is compared."""
     return re.sub(r"[-_.]+", "_", name).lower()
-
-
-def _asked_version(distribution: str) -> str | None:
-    from importlib import metadata
-
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None

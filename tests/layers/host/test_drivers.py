@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,8 @@ from support.drivers import register_driver
 
 import cachectl
 from cachectl.layers.base.environment import Environment
+from cachectl.layers.host.distributions import names_in
 from cachectl.layers.host.drivers import driver_files, driver_libraries, only_library, opencl_drivers
-from cachectl.layers.host.listings import names_in
 from cachectl.layers.pyopencl import BinaryPortability
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def test_the_activated_prefix_counts_beside_the_systems_folder(tmp_path: Path) -
         nothing = Environment({"CONDA_PREFIX": prefix}, home=tmp_path)
         assert opencl_drivers(nothing) == opencl_drivers(plain)
     (vendors / "linked.icd").symlink_to(file)
+    conda = replace(conda)
     assert driver_libraries(conda, "NVIDIA") == (str(vendors / "libnvidia-opencl.so.1"),)
     assert driver_files(conda, ("NVIDIA",)) == (file, str(vendors / "linked.icd"))
     # So does the package ``ocl-icd-system``; links in a circle end.

@@ -18,8 +18,7 @@ from tiers import absent, needing
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.formats.elf import RPATH, read_elf
-from cachectl.layers.host.drivers import find_drivers
-from cachectl.layers.host.loaders import find_library, find_loaders
+from cachectl.layers.host.drivers import find_drivers, find_library, find_loaders, read_linked
 
 if TYPE_CHECKING:
     from conftest import Driver
@@ -162,7 +161,7 @@ def test_the_folders_that_a_library_names_are_read(wheel_loader: RealLoader) -> 
     extension, bundled = wheel_loader.libraries
     environment = Environment({}, home=Path("/"))
     assert find_library(bundled.name, environment) is None
-    assert find_library(bundled.name, environment, by=str(extension)) == str(bundled)
+    assert find_library(bundled.name, environment, read_linked(str(extension))) == str(bundled)
 
 
 def linked_by_the_linker(library: Path, name: str, variables: Mapping[str, str]) -> str:
@@ -191,7 +190,7 @@ def test_folders_of_either_tag_are_read_in_the_linkers_order(
         folder.mkdir()
         (folder / bundled.name).symlink_to(bundled)
     variables = {"LD_LIBRARY_PATH": str(listed)}
-    found = find_library(bundled.name, Environment(variables, home=tmp_path), by=str(moved))
+    found = find_library(bundled.name, Environment(variables, home=tmp_path), read_linked(str(moved)))
     assert found == linked_by_the_linker(moved, bundled.name, variables)
 
 
