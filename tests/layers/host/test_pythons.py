@@ -184,13 +184,11 @@ def test_the_folders_of_packages_are_those_that_an_interpreter_adds_to_its_path(
     assert [os.path.normpath(folder) for folder in found if os.path.isdir(folder)] == path
 
 
-#: Where an interpreter of this name has its standard library.
-MODULES = ("lib/python3.11", "lib64/python3.11")
+#: What is below the folder of a Python and of a virtual environment of it.
+PARTS = ("", "bin", "base/bin", "base/lib/python3.11", "base/lib64/python3.11", "pyvenv.cfg")
 
 
-@pytest.mark.parametrize(
-    "planted", [None, "mode of ", "mode of lib/python3.11", "mode of pyvenv.cfg", "script", "link"]
-)
+@pytest.mark.parametrize("planted", [None, "script", "link", *PARTS])
 @pytest.mark.parametrize("variable", ["PATH", "VIRTUAL_ENV"])
 def test_what_others_can_replace_and_scripts_are_not_started(
     planted: str | None, variable: str, tmp_path: Path
@@ -199,24 +197,25 @@ def test_what_others_can_replace_and_scripts_are_not_started(
     # Others cannot enter the folder of a test.
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for below in ("", "bin", *MODULES):
-            (folder / below).mkdir(parents=True, exist_ok=True)
-            (folder / below).chmod(0o755)
+        for part in PARTS:
+            (folder / part).mkdir(parents=True, exist_ok=True)
+            (folder / part).chmod(0o755)
+        (folder / "pyvenv.cfg").rmdir()
+        (folder / "pyvenv.cfg").touch()
+        real = Path(shutil.copy(sys.executable, folder / "base" / "bin" / "python3.11"))
         program = folder / "bin" / "python3.11"
         program.symlink_to(folder / "middle")
-        (folder / "middle").symlink_to(shutil.copy(sys.executable, folder / "lib" / "python3.11" / "program"))
-        (folder / "pyvenv.cfg").touch()
-        if planted is not None and planted.startswith("mode of "):
-            (folder / planted.removeprefix("mode of ")).chmod(0o777)
-        elif planted == "script":
-            (folder / "middle").resolve().write_text("#!/bin/sh\n")
+        (folder / "middle").symlink_to(real)
+        if planted == "script":
+            real.write_text("#!/bin/sh\n")
         elif planted == "link":
             if os.geteuid() != 0:
                 pytest.skip("needs the superuser, who gives files away")
             os.lchown(folder / "middle", 65534, 65534)
+        elif planted is not None:
+            (folder / planted).chmod(0o777)
         named = folder if variable == "VIRTUAL_ENV" else f"relative:{tmp_path}:{program.parent}"
-        found = list(candidates({variable: str(named)}))
-        assert found == ([] if planted else [program])
+        assert list(candidates({variable: str(named)})) == ([program] if planted is None else [])
 
 
 def test_a_program_that_is_no_python_is_left_out(tmp_path: Path) -> None:
