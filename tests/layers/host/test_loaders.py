@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -263,38 +263,13 @@ def prefix_loader(debian_loader: RealLoader, tmp_path: Path, layout: Path) -> It
     folder = os.open(layout, os.O_RDONLY)
     os.dup2(folder, 77, inheritable=True)
     os.close(folder)
-    library = relocate(debian_loader.libraries[0], b"/etc/OpenCL/vendors", b"/dev/fd/77/vendors", tmp_path / "prefix")
+    content = debian_loader.libraries[0].read_bytes()
+    assert content.count(b"/etc/OpenCL/vendors\0") == 1
+    library = tmp_path / "prefix" / "lib" / "libOpenCL.so.1"
+    library.parent.mkdir(parents=True)
+    library.write_bytes(content.replace(b"/etc/OpenCL/vendors\0", b"/dev/fd/77/vendors\0\0"))
     yield RealLoader((library,), prefix=tmp_path / "prefix", handles=(77,))
     os.close(77)
-
-
-@pytest.fixture
-def conda_loader(tmp_path: Path, layout: Path) -> RealLoader:
-    """Return conda-forge's ocl-icd in a prefix, in which the package ``ocl-icd-system`` has linked a folder.
-
-    ``CACHECTL_TEST_CONDA`` names its ``libOpenCL.so.1`` as it is in the package, with a placeholder for the prefix.
-    """
-    packed, prefix = os.environ.get("CACHECTL_TEST_CONDA"), tmp_path / "prefix"
-    if not packed:
-        pytest.skip("needs conda-forge's ocl-icd: CACHECTL_TEST_CONDA names its libOpenCL.so.1")
-    vendors = prefix / "etc" / "OpenCL" / "vendors"
-    library = relocate(Path(packed), rb"/[^\0]*placehold[^\0]*/OpenCL/vendors", os.fsencode(vendors), prefix)
-    (prefix / "conda-meta").mkdir()
-    vendors.mkdir(parents=True)
-    (vendors / "pocl.icd").symlink_to(layout / "pocl" / "pocl.icd")
-    (vendors / "ocl-icd-system").symlink_to(layout / "other")
-    return RealLoader((library,), prefix=prefix)
-
-
-def relocate(library: Path, pattern: bytes, place: bytes, prefix: Path) -> Path:
-    """Copy a loader into a prefix, with the folder that is built into it replaced as conda does."""
-    content, count = re.subn(pattern, lambda found: place.ljust(len(found[0]), b"\0"), library.read_bytes())
-    assert count == 1
-    assert len(content) == library.stat().st_size
-    moved = prefix / "lib" / "libOpenCL.so.1"
-    moved.parent.mkdir(parents=True)
-    moved.write_bytes(content)
-    return moved
 
 
 @pytest.fixture
@@ -309,28 +284,12 @@ def test_the_drivers_of_the_wheels_loader(wheel_loader: RealLoader, pocl: Path, 
     wheel_loader.check(make_cases(tmp_path / "layout", pocl, pocl), (pocl,), tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name", needing("wheel_loader", "debian_loader", "khronos_loader", "prefix_loader", "conda_loader")
-)
+@pytest.mark.parametrize("name", needing("wheel_loader", "debian_loader", "khronos_loader", "prefix_loader"))
 def test_the_drivers_of_every_loader(
     request: pytest.FixtureRequest, name: str, layout: Path, pocl: Path, rusticl_library: Path
 ) -> None:
     loader: RealLoader = request.getfixturevalue(name)
     loader.check(make_cases(layout, pocl, rusticl_library), (pocl, rusticl_library), layout.parent)
-
-
-def test_the_wheels_loader_does_not_read_the_prefix_of_conda(
-    wheel_loader: RealLoader, pocl: Path, layout: Path, tmp_path: Path
-) -> None:
-    """So PyOpenCL installed with pip finds conda's drivers only if a variable names their folder."""
-    vendors = tmp_path / "prefix" / "etc" / "OpenCL" / "vendors"
-    vendors.parent.mkdir(parents=True)
-    vendors.symlink_to(layout / "other")
-    loader, activated = replace(wheel_loader, prefix=tmp_path / "prefix"), {"CONDA_PREFIX": str(tmp_path / "prefix")}
-    cases: list[Case] = [(activated, tmp_path), ({**activated, "OCL_ICD_VENDORS": str(vendors)}, tmp_path)]
-    loader.check(cases, (pocl,), tmp_path)
-    found = [[driver.file for driver in find_drivers(loader.environment(case, tmp_path))] for case in cases]
-    assert [str(vendors / "other.icd") in files for files in found] == [False, True]
 
 
 def linked_by_the_linker(library: Path, name: str, variables: Mapping[str, str]) -> str:
