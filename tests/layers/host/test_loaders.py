@@ -143,66 +143,60 @@ def lay_out(folder: Path, pocl: Path, other: Path) -> None:
     (folder / "void").mkdir()
 
 
-#: Values of OCL_ICD_VENDORS, OPENCL_VENDOR_PATH and OCL_ICD_FILENAMES, and the working folder: "@" stands for the
-#: folder, POCL and OTHER for the libraries, and ``None`` for a variable that is not set.
-WAYS: list[tuple[str | None, str | None, str | None, str]] = [
-    (None, None, None, ""),
-    ("", None, None, ""),
-    ("@pocl", None, None, ""),
-    ("@void", None, None, ""),
-    ("@nowhere", None, None, ""),
-    ("@nowhere.icd", None, None, ""),
-    ("@pocl/pocl.icd", None, None, ""),
-    ("@two lines/pocl.icd", None, None, ""),
-    ("@other suffix/pocl.icd.off", None, None, ""),
-    ("@pocl:@other", None, None, ""),
-    ("both", None, None, ""),
-    (".", None, None, "both"),
-    ("pocl/pocl.icd", None, None, ""),
-    ("pocl.icd", None, None, "pocl"),
-    ("pocl.icd", None, None, ""),
-    ("pocl.icd", "@pocl", None, ""),
-    ("pocl.icd", "@not there", None, "pocl"),
-    (".icd", None, None, "no stem"),
-    ("POCL", None, None, ""),
-    ("OTHER.name", None, None, ""),
-    ("POCL.name", None, None, "libraries"),
-    (None, "", None, ""),
-    (None, "@pocl", None, ""),
-    (None, "both", None, ""),
-    (None, "@pocl/pocl.icd", None, ""),
-    ("@other", "@pocl", None, ""),
-    ("", "@pocl", None, ""),
-    ("@nowhere", "@pocl", None, ""),
-    (None, None, "POCL", ""),
-    ("@void", None, "POCL:OTHER", ""),
-    ("@void", None, "::POCL::OTHER.name:", ""),
-    ("@void", None, "@pocl/pocl.icd", ""),
-    ("", None, "libraries/POCL.name", ""),
-    ("@other", None, "POCL", ""),
-    (None, "@other", "POCL", ""),
-    ("@other", "@both", "POCL", ""),
-]
+#: Ways to name drivers: values of OCL_ICD_VENDORS (V), OPENCL_VENDOR_PATH (P) and OCL_ICD_FILENAMES (F), and the
+#: working folder. "@" stands for the folder with what was laid out, POCL and OTHER for the libraries.
+WAYS = (
+    "",
+    "V=",
+    "V=@pocl",
+    "V=@void",
+    "V=@nowhere",
+    "V=@nowhere.icd",
+    "V=@pocl/pocl.icd",
+    "V=@two lines/pocl.icd",
+    "V=@other suffix/pocl.icd.off",
+    "V=@pocl:@other",
+    "V=both",
+    "V=.;in=both",
+    "V=pocl/pocl.icd",
+    "V=pocl.icd;in=pocl",
+    "V=pocl.icd",
+    "V=pocl.icd;P=@pocl",
+    "V=pocl.icd;P=@not there;in=pocl",
+    "V=.icd;in=no stem",
+    "V=POCL",
+    "V=OTHER.name",
+    "V=POCL.name;in=libraries",
+    "P=",
+    "P=@pocl",
+    "P=both",
+    "P=@pocl/pocl.icd",
+    "V=@other;P=@pocl",
+    "V=;P=@pocl",
+    "V=@nowhere;P=@pocl",
+    "F=POCL",
+    "V=@void;F=POCL:OTHER",
+    "V=@void;F=::POCL::OTHER.name:",
+    "V=@void;F=@pocl/pocl.icd",
+    "V=;F=libraries/POCL.name",
+    "V=@other;F=POCL",
+    "P=@other;F=POCL",
+    "V=@other;P=@both;F=POCL",
+)
+_SHORT = {"V": "OCL_ICD_VENDORS", "P": "OPENCL_VENDOR_PATH", "F": "OCL_ICD_FILENAMES"}
 
 
 def make_cases(folder: Path, pocl: Path, other: Path) -> list[Case]:
     """Return environments that name what :func:`lay_out` has written in each of the ways that loaders know."""
-    places = {
-        "POCL.name": pocl.name,
-        "OTHER.name": other.name,
-        "POCL": str(pocl),
-        "OTHER": str(other),
-        "@": f"{folder}/",
-    }
-    variables = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH", "OCL_ICD_FILENAMES")
+    names = {"POCL.name": pocl.name, "OTHER.name": other.name}
+    places = {**names, "POCL": str(pocl), "OTHER": str(other), "@": f"{folder}/"}
     forms = sorted(item.name for item in folder.iterdir() if any(item.iterdir()) and item.name != "libraries")
     cases: list[Case] = []
-    for *values, cwd in (*WAYS, *((f"@{form}", None, None, "") for form in forms)):
-        case = {}
-        for variable, value in zip(variables, values, strict=True):
-            if value is not None:
-                case[variable] = re.sub("|".join(places), lambda match: places[match[0]], value)
-        cases.append((case, folder / cwd))
+    for way in (*WAYS, *(f"V=@{form}" for form in forms)):
+        filled = re.sub("|".join(places), lambda match: places[match[0]], way)
+        parts = dict(part.split("=", 1) for part in filled.split(";") if part)
+        cwd = folder / parts.pop("in", "")
+        cases.append(({_SHORT[name]: value for name, value in parts.items()}, cwd))
     return cases
 
 
