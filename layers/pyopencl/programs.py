@@ -186,7 +186,7 @@ class ProgramFolders(TreeStore):
         if not {"binary", "info"} <= set(members) <= _FILES:
             raise Damaged(self.name, f"needs binary and info, has {', '.join(sorted(members)) or 'nothing'}", key)
         if (damage := self._damage(members["binary"], members["info"])) is not None:
-            raise Damaged(self.name, damage.message, key)
+            raise Damaged(self.name, damage, key)
         return members
 
     def guard(self, root: facts.Root, key: str) -> Guard:
@@ -262,33 +262,28 @@ class ProgramFolders(TreeStore):
 
     def _finding(self, root: facts.Root, leaf: Leaf, binary: bytes, info: bytes | None) -> facts.Finding | None:
         """Return what is wrong with a program; its severity says what PyOpenCL does with it."""
-        damage = self._damage(binary, info) if info else self._binary_damage(binary)
+        damage = self._damage(binary, info or None)
         if damage is not None:
             fix = f"cachectl purge --damaged {self.name}"
-            severity = facts.Severity.RISKS if damage.runs else facts.Severity.FAILS
             thing = leaf.entry(self.name, root.path)
-            return facts.Finding(self.name, root.path, leaf.key, severity, "damaged", damage.message, fix, thing)
+            return facts.Finding(self.name, root.path, leaf.key, facts.Severity.FAILS, "damaged", damage, fix, thing)
         if not info:
             message, fix = "info is missing or empty", "nothing: PyOpenCL rebuilds the entry when it is asked for"
             return facts.Finding(self.name, root.path, leaf.key, facts.Severity.HARMLESS, "info", message, fix)
         return None
 
-    def _damage(self, binary: bytes, info: bytes) -> device_binaries.BinaryDamage | None:
-        damage, complaint = self._binary_damage(binary), source_info.complaint(info)
-        return device_binaries.BinaryDamage(complaint) if damage is None and complaint is not None else damage
-
-    def _binary_damage(self, binary: bytes) -> device_binaries.BinaryDamage | None:
+    def _damage(self, binary: bytes, info: bytes | None) -> str | None:
         if not binary:
-            return device_binaries.BinaryDamage("binary is missing or empty")
-        if (damage := device_binaries.damage(binary)) is not None:
-            return device_binaries.BinaryDamage(f"binary: {damage.message}", damage.runs)
+            return "binary is missing or empty"
+        if (wrong := device_binaries.complaint(binary)) is not None:
+            return f"binary: {wrong}"
         if not device_binaries.is_known(binary):
             bypassed = bypassed_on(self.environment)
             used = [driver for driver in opencl_drivers(self.environment) if driver not in bypassed]
             # Every driver here returns known formats, so none of them made this.
             if used and set(used) <= device_binaries.KNOWN_DRIVERS:
-                return device_binaries.BinaryDamage(f"binary: is no program of {' or '.join(used)}")
-        return None
+                return f"binary: is no program of {' or '.join(used)}"
+        return None if info is None else source_info.complaint(info)
 
 
 def _holding_cachectl(lock: Path) -> str | None:

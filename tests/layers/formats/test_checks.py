@@ -20,7 +20,7 @@ CHECKS: dict[str, tuple[Callable[[bytes], object], list[str]]] = {
     "bitcode of clang": (bitcode.complaint, ["12-clang", "amdgpu-llvm14:axpy.bc"]),
     "native code of PoCL": (elf.complaint, ["9-pocl-so", "9-pocl-object"]),
     "AMD's code objects": (elf.complaint, ["amdgpu-llvm14:axpy-gfx906.o", "amdgpu-llvm14:axpy-gfx90a.o"]),
-    "binaries of Intel's CPU driver": (device_binaries.damage, ["9-intel"]),
+    "binaries of Intel's CPU driver": (device_binaries.complaint, ["9-intel"]),
     "programs of ocloc": (neo_binaries.complaint, ["neo-ocloc-22.43:"]),
     "entries of comgr": (lambda data: data if comgr_entries.output_of(data) is None else None, ["13-entry"]),
     "entries of the ComputeCache": (compute_cache.form_complaint, ["computecache-h200-opencl:3/"]),
