@@ -6,10 +6,9 @@ the user's file first), ``src/sqlite_db.cpp``; ``src/find_db.cpp``, ``execution_
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterator
-from itertools import takewhile
+from contextlib import suppress
 from typing import Final
 
 from cachectl.layers.base import facts
@@ -45,26 +44,19 @@ class SystemKernelDatabases(KernelDatabases):
         return True
 
     def verify_file(self, root: Root, file: DatabaseFile) -> Iterator[facts.Finding]:
-        """Check the header, which decides whether MIOpen and other users can open the file, then every row."""
-        severity, fix = Severity.RECOMPILES, self.fix(file.path, "")
-        try:
-            head = read_plain(file.path, limit=_LEAST)
-        except OSError as error:
-            code, message = "unreadable", f"cannot be read: {error.strerror}; MIOpen takes it for missing"
-        else:
-            code, message = (
-                "too-small",
-                f"has {len(head)} bytes, a git-lfs pointer perhaps: MIOpen takes it for missing",
-            )
-            if len(head) >= _LEAST:
-                yield from super().verify_file(root, file)
-                code = ""
-            if is_wal(head):
-                code, message = "wal", "is in WAL mode: only users who can write beside it can open it"
-                severity = Severity.FAILS
+        """Check every row, and the header, which decides whether MIOpen and other users can open the file."""
+        place = self.name, root.path, file.relative
+        if not _counts(file):
+            message = "is smaller than 512 bytes, a git-lfs pointer perhaps: MIOpen takes it for missing"
+            yield facts.Finding(*place, Severity.RECOMPILES, "too-small", message, self.fix(file.path, ""))
+            return
+        yield from super().verify_file(root, file)
+        # An unreadable file has a finding.
+        with suppress(OSError):
+            if is_wal(read_plain(file.path, limit=_LEAST)):
+                message = "is in WAL mode: only users who can write beside it can open it"
                 fix = f"as its owner: sqlite3 {shlex.quote(str(file.path))} 'pragma journal_mode=delete'"
-        if code:
-            yield facts.Finding(self.name, root.path, file.relative, severity, code, message, fix)
+                yield facts.Finding(*place, Severity.FAILS, "wal", message, fix)
 
 
 def _counts(file: DatabaseFile) -> bool:
@@ -91,26 +83,11 @@ class MIOpenSystemKernels(MIOpenLayer):
         present = [file for root in roots for file in self.store.present(root)]
         for gpu in amd_gpus(self.environment) if roots else ():
             if not any(_serves(file, gpu) for file in present):
-                yield self._missing(roots[0], gpu, present)
-
-    def _missing(self, root: Root, gpu: Gpu, present: list[DatabaseFile]) -> facts.Finding:
-        """Name the nearest database: by compute units of the same architecture, else by the most similar name."""
-        names = " nor ".join(f"{stem}.kdb" for stem in (*gpu.bases, gpu.arch))
-        package = f"miopen-hip-{gpu.arch}kdb"
-        fix = f"sudo apt-get install {package} || sudo dnf install {package}"
-        nearest = min(present, key=lambda file: _distance(file, gpu), default=None)
-        if nearest is None:
-            near = "there is no other"
-        elif nearest.name.arch != gpu.arch:
-            near = f"the nearest is {nearest.path.name}, whose code does not run on it"
-        else:
-            near = f"the nearest is {nearest.path.name}, whose code runs on it but which MIOpen does not look for"
-            to = nearest.path.with_name(f"{gpu.arch}.kdb" if len(gpu.bases) > 1 else f"{gpu.bases[0]}.kdb")
-            # The folder belongs to a package.
-            sudo = "" if os.access(to.parent, os.W_OK) else "sudo "
-            fix = f"{sudo}cp {shlex.quote(str(nearest.path))} {shlex.quote(str(to))}"
-        message = f"no system kernels for the GPU {gpu.arch}, neither {names}: each is compiled when first used; {near}"
-        return facts.Finding(self.name, root.path, None, Severity.RECOMPILES, "no-database", message, fix)
+                names = " nor ".join(f"{stem}.kdb" for stem in (*gpu.bases, gpu.arch))
+                message = f"no system kernels for the GPU {gpu.arch}, neither {names}: each is compiled when first used"
+                package = f"miopen-hip-{gpu.arch}kdb"
+                fix = f"sudo apt-get install {package} || sudo dnf install {package}"
+                yield facts.Finding(self.name, roots[0].path, None, Severity.RECOMPILES, "no-database", message, fix)
 
 
 def _serves(file: DatabaseFile, gpu: Gpu) -> bool:
@@ -120,20 +97,12 @@ def _serves(file: DatabaseFile, gpu: Gpu) -> bool:
     return not {gpu.arch, *gpu.bases}.isdisjoint((name.base, plain))
 
 
-def _distance(file: DatabaseFile, gpu: Gpu) -> tuple[int, int]:
-    if file.name.arch == gpu.arch:
-        return 0, min(abs((file.name.units or 0) - units) for units in gpu.units)
-    alike = takewhile(lambda pair: pair[0] == pair[1], zip(file.name.base, gpu.arch, strict=False))
-    return 1, -len(list(alike))
-
-
 class SystemTuningDatabases(TuningDatabases):
     """The find-db and perf-db of the package."""
 
     asked_first = "miopen-tuning"
-    texts = ("fdb.txt", "db.txt", "cd.pdb.txt")
-    tables = ("db",)
-    kinds = texts + tables
+    kinds = ("fdb.txt", "db.txt", "cd.pdb.txt")
+    counted = ("db",)
 
 
 class MIOpenSystemTuning(MIOpenTuning):

@@ -19,7 +19,6 @@ from support.miopen_kernels import (
     INSERT,
     KEY,
     NAME,
-    TABLE_2_3,
     VERSION,
     MIOpenConformance,
     artifact,
@@ -28,7 +27,6 @@ from support.miopen_kernels import (
     key_of,
     packed,
     problems,
-    spoil,
     store,
     stored,
     user_file,
@@ -100,18 +98,6 @@ def test_get_gives_the_uncompressed_kernel_of_exactly_these_arguments(tmp_path: 
     assert (read.form, read.data) == ("miopen-kernel/1", CODE)
     assert {**read.detail, "kernel_name": NAME, "kernel_args": ARGS, "md5": packed(CODE)[1]} == read.detail
     assert [layer.get(key_of(args=args)) for args in (ARGS.strip(), ARGS.upper())] == [None, None]
-
-
-def test_kernels_of_2_3_are_listed_and_removed_and_nothing_else(tmp_path: Path, layer: MIOpenKernels) -> None:
-    path = store(user_file(tmp_path, "gfx906_60", "2.3.0"), {})
-    spoil(path, "DROP TABLE kern_db;" + TABLE_2_3 + f"INSERT INTO kern_db VALUES(1, '{NAME}', '{ARGS}', x'00')")
-    (key,) = (entry.key for entry in layer.entries())
-    with pytest.raises(Refused, match=r"columns of MIOpen 2\.3\.0"):
-        layer.get(key)
-    with pytest.raises(Refused, match=r"columns of MIOpen 2\.3\.0"):
-        layer.put(key, artifact(key))
-    assert findings(layer) == [("foreign", Severity.HARMLESS)]
-    assert layer.clear(layer.plan_clear(Selection(key=key))).removed == 1
 
 
 @pytest.mark.parametrize("wal", [None, True])

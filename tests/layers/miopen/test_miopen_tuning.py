@@ -1,15 +1,13 @@
-"""MIOpen's tuning results: text records under its locks, sqlite read only."""
+"""MIOpen's tuning results: text records under its locks."""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
 import os
-import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
 from dataclasses import replace as changed
 from pathlib import Path
 
@@ -31,16 +29,6 @@ FIND = "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
 PERF = "gfx90a6e.HIP.3_3_0_a85ca8a54.udb.txt"
 PROBLEM = "128-28-28-3x3-256-28-28-64-1x1-1x1-1x1-0-NCHW-FP32-F"
 LINE = f"{PROBLEM}=ConvBinWinogradRxSf2x3g1:0.031,0,miopenConvolutionFwdAlgoWinograd"
-INTEGERS = (
-    "spatial_dim in_channels in_h in_w in_d fil_h fil_w fil_d out_channels batchsize pad_h pad_w pad_d conv_stride_h "
-    "conv_stride_w conv_stride_d dilation_h dilation_w dilation_d bias group_count"
-)
-TABLES = (
-    "CREATE TABLE `config` (`id` INTEGER PRIMARY KEY ASC,`layout` TEXT NOT NULL,`data_type` TEXT NOT NULL,"
-    f"`direction` TEXT NOT NULL,{','.join(f'`{column}` INT NOT NULL' for column in INTEGERS.split())});"
-    "CREATE TABLE `perf_db` (`id` INTEGER PRIMARY KEY ASC,`solver` TEXT NOT NULL,`config` INTEGER NOT NULL,"
-    "`params` TEXT NOT NULL);CREATE UNIQUE INDEX `idx_perf_db` ON perf_db(solver, config);"
-)
 TUNED = "2x960x8x8x1x3x3x1x960x8x1x1x0x1x1x0x1x1x0x0x1xNHWCxFP32xW"
 
 
@@ -57,24 +45,12 @@ def fill(home: Path) -> Path:
     return folder
 
 
-def perf_table(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    *integers, layout, data_type, direction = TUNED.split("x")
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(TABLES)
-        values = (7, layout, data_type, direction, *map(int, integers))
-        connection.execute(f"INSERT INTO config VALUES({', '.join('?' * 25)})", values)
-        connection.execute("INSERT INTO perf_db(solver, config, params) VALUES('SolverA', 7, '1,2')")
-        connection.execute("INSERT INTO perf_db(solver, config, params) VALUES('SolverB', 7, '64')")
-        connection.commit()
-
-
 def artifact(key: str, line: str, layer: str = "miopen-tuning") -> Artifact:
     return Artifact(layer, key, "miopen-record/1", line.encode())
 
 
 def fill_system(home: Path) -> None:
-    perf_table(home / "db" / "gfx906_60.db")
+    (home / "db").mkdir(parents=True)
     (home / "db" / "gfx906_60.HIP.fdb.txt").write_text(f"{LINE}\nother=S:1,0,A\n")
 
 
@@ -221,7 +197,7 @@ def test_a_lock_that_miopen_holds_is_waited_for_and_then_said(tmp_path: Path) ->
         ("notes.txt::a", "a=S:1", "is not a key"),
         (f"../{FIND}::a", "a=S:1", "is not a key"),
         ("gfx90a6e.HIP.fdb.txt::a", "a=S:1", "is not a key"),
-        ("gfx906_60_1.1.0.udb::a", "a=S:1", "never changed"),
+        ("gfx906_60_1.1.0.udb::a", "a=S:1", "is not a key"),
     ],
 )
 def test_put_refuses_what_is_no_record_of_a_user_file(tmp_path: Path, key: str, line: str, sentence: str) -> None:
@@ -232,22 +208,13 @@ def test_put_refuses_what_is_no_record_of_a_user_file(tmp_path: Path, key: str, 
     assert {path: what for path, what in snapshot(tmp_path).items() if "lock" not in path} == before
 
 
-def test_sqlite_results_are_read_and_left(tmp_path: Path, layer: MIOpenTuning) -> None:
+def test_results_in_sqlite_are_counted_and_left(tmp_path: Path, layer: MIOpenTuning) -> None:
     path = folder_of(tmp_path) / "gfx906_60_1.1.0.udb"
-    perf_table(path)
-    before = snapshot(tmp_path, times=True)
-    assert [entry.key for entry in layer.entries()] == [
-        "gfx906_60_1.1.0.udb::7::SolverA",
-        "gfx906_60_1.1.0.udb::7::SolverB",
-    ]
-    read = got(layer, "gfx906_60_1.1.0.udb::7::SolverA")
-    assert read.data == f"{TUNED}=SolverA:1,2".encode()
-    plan = layer.plan_clear()
-    assert not plan.entries
-    assert [note.because for note in plan.skipped] == [plan.skipped[0].because] * 2
-    assert "never changed" in plan.skipped[0].because
-    assert list(layer.verify(layer.roots()[0])) == []
-    assert snapshot(tmp_path, times=True) == before
+    path.write_bytes(b"SQLite format 3\0" + bytes(4080))
+    usage = layer.usage(layer.roots()[0])
+    assert (usage.entries, usage.files, usage.bytes) == (0, 1, 4096)
+    assert layer.get(f"{path.name}::7::SolverA") is None
+    assert (layer.plan_clear().entries, list(layer.verify(layer.roots()[0]))) == ((), [])
 
 
 def test_what_interrupted_rewrites_leave_goes_when_no_program_has_miopen(
@@ -271,15 +238,13 @@ def test_what_interrupted_rewrites_leave_goes_when_no_program_has_miopen(
 def test_damage_is_reported_line_by_line(tmp_path: Path, layer: MIOpenTuning) -> None:
     folder = folder_of(tmp_path)
     (folder / FIND).write_text("good=S:1,0,A\nno equals\ngood=S:2,0,A\nlast=S:1")
-    (folder / "gfx906_60_1.1.0.udb").write_bytes(b"garbage" * 1000)
     found = [thing for thing in layer.scan(layer.roots()[0]) if isinstance(thing, Problem)]
-    assert sorted(problem.code for problem in found) == ["duplicate", "malformed", "newline", "sqlite"]
+    assert sorted(problem.code for problem in found) == ["duplicate", "malformed", "newline"]
     findings = {finding.code: finding for finding in layer.verify(layer.roots()[0])}
     assert {code: finding.severity for code, finding in findings.items()} == {
         "malformed": Severity.RECOMPILES,
         "duplicate": Severity.WASTES,
         "newline": Severity.RECOMPILES,
-        "damaged": Severity.FAILS,
     }
     assert "line 2" in findings["malformed"].fix
     # Results of tuning are never removed as damaged.
@@ -312,15 +277,14 @@ def test_what_stands_in_the_place_of_a_file_is_named_and_no_link_is_followed(tmp
 
 
 def test_system_results_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
-    perf_table(tmp_path / "db" / "gfx906_60.db")
+    fill_system(tmp_path)
+    (tmp_path / "db" / "gfx906_60.db").write_bytes(b"SQLite format 3\0")
     (tmp_path / "db" / "gfx906_60.HIP.fdb.txt").write_text(f"{LINE}\n")
     (tmp_path / "db" / "gfx90a6e.db.txt").write_text(f"{TUNED}=S:1\nbroken\n")
     layer = MIOpenSystemTuning(environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db")))
     before = snapshot(tmp_path, times=True)
     assert [entry.key for entry in layer.entries()] == [
         f"gfx906_60.HIP.fdb.txt::{PROBLEM}",
-        "gfx906_60.db::7::SolverA",
-        "gfx906_60.db::7::SolverB",
         f"gfx90a6e.db.txt::{TUNED}",
     ]
     read = got(layer, f"gfx906_60.HIP.fdb.txt::{PROBLEM}")
