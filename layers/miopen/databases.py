@@ -1,4 +1,4 @@
-"""MIOpen's database files: where they lie in a root, and what their stores and layers have in common."""
+"""MIOpen's database files: where they lie in a root, and what their stores have in common."""
 
 from __future__ import annotations
 
@@ -13,17 +13,10 @@ from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.declarations import EnvSwitch
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import BadRequest, Damaged, EntryExists, LayerError, Refused, not_a_key
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, not_a_key
 from cachectl.layers.base.facts import Ability, Entry, Found, Problem, Root
-from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.parts import UNFORESEEN, EntryFiles, Facts, Lookups, Outlook, Portability
-from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.presence import means_absent, status_at
 from cachectl.layers.miopen import names, places
-from cachectl.layers.miopen.places import SystemPlace, UserPlace
 from cachectl.layers.stores.database import disk_usage, without_companion
 from cachectl.layers.stores.row_store import Rows
 from cachectl.layers.stores.rows import RowFile
@@ -320,80 +313,3 @@ def stale_because(version: str | None, latest: str | None) -> str | None:
     if version is None or latest is None or names.version_numbers(version) >= names.version_numbers(latest):
         return None
     return f"a newer MIOpen ({latest}) has its own files"
-
-
-# ---------------------------------------------------------------------- layers
-
-
-class MIOpenLookups(Lookups):
-    """Old versions have a file for each kernel. Databases hold many entries."""
-
-    files = EntryFiles(
-        regex(r".*\.(?:u?kdb|u?db|txt)"), "no event says which records are read, or whether a lookup found one"
-    )
-
-
-class MIOpenPortability(Portability):
-    """Keys hold no version: the names of databases do, with the backend, the architecture and its units."""
-
-    def outlook(self, versions: Mapping[str, str], there: Facts, environment: Environment) -> Outlook:
-        """Return that it is unknown: only MIOpen itself sees which device it would name."""
-        del versions, there, environment
-        return UNFORESEEN
-
-
-class MIOpenLayer(Layer):
-    """A layer of MIOpen's databases: its place and its variable are declared."""
-
-    store: MIOpenDatabases
-    places: ClassVar[UserPlace | SystemPlace]
-    switch: ClassVar[EnvSwitch]
-    #: What the switch turns off, if it is not the whole layer.
-    switched_part: ClassVar[str | None] = None
-    portability = MIOpenPortability()
-
-    @property
-    def lookups(self) -> Lookups:
-        """How the lookups and stores of a run are observed."""
-        return MIOpenLookups()
-
-    def state(self) -> facts.State:
-        """Read the switch. In a temporary folder only a database shows that MIOpen was there."""
-        present = any(
-            root.exists if root.role != places.TEMPORARY else any(True for _ in self.store.files(root))
-            for root in self.roots()
-        )
-        return places.judge(self.environment, self.switch.variable, present=present)
-
-    def diagnose(self) -> Iterator[facts.Finding]:
-        """Yield problems with the switch."""
-        yield from places.diagnosed_flag(self, self.switch.variable, self.switched_part)
-
-    def place_of_file(self, file: Path) -> Path | None:
-        """Return the place of a database by its name: that of the newest file of the user for the same device.
-
-        Without one, kernels belong to the version of MIOpen that the file's folder names, or to the newest known one.
-        """
-        name, roots, store = names.parse_name(file.name), self.roots(), self.store
-        if name is None or not roots:
-            return None
-        if name.kind in store.kinds and not store.folders:
-            return Path(file.name)
-        installed = names.installed_names(name)[0]
-        has_version = names.VERSION_FOLDER.fullmatch(file.parent.name) is not None
-        alike = [found for found in store.present(roots[0]) if installed in names.installed_names(found.name)]
-        if alike and not has_version:
-            return Path(max(alike, key=lambda found: names.version_numbers(found.version or "0")).relative)
-        if not store.folders or not installed.endswith(".kdb"):
-            return None
-        version = file.parent.name if has_version else store.newest(roots[0])
-        if version is None:
-            why = "name the version of MIOpen by the file's folder, such as 3.3.0.a85ca8a54"
-            raise BadRequest(f"{printable(file)}: no MIOpen has kept kernels here; {why}")
-        return Path(version, f"{installed.removesuffix('kdb')}ukdb")
-
-    def refusals(self) -> Mapping[Ability, str]:
-        """Refuse to move a package's files, beside what the store refuses."""
-        if isinstance(self.places, SystemPlace):
-            return {**super().refusals(), Ability.RELOCATE: self.places.reason}
-        return super().refusals()

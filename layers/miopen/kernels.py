@@ -1,41 +1,34 @@
-"""The layer ``miopen``: kernels that MIOpen has compiled for this user.
+"""The stores of MIOpen's kernels: rows of one sqlite file per device (2.4.0 and newer), or one file per kernel.
 
-Rows of one sqlite file per device (2.3.0 and newer), or one file per kernel (older ones, and builds without
-sqlite). Sources: ``src/binary_cache.cpp`` (places, lookup), ``src/kern_db.cpp`` (rows), ``src/sqlite_db.cpp``.
+The latter is that of old versions, and of builds without sqlite. Sources: ``src/binary_cache.cpp`` (places, lookup),
+``src/kern_db.cpp`` (rows), ``src/sqlite_db.cpp``.
 """
 
 from __future__ import annotations
 
-import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.declarations import EnvSwitch, at_load
 from cachectl.layers.base.errors import Damaged, LayerError, not_a_key
-from cachectl.layers.base.facts import Entry, Found, Hazard, Problem, Root, Severity
+from cachectl.layers.base.facts import Entry, Found, Problem, Root, Severity
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.parts import Lookups
 from cachectl.layers.base.store import Codec, Damage, Part
+from cachectl.layers.disk.plain import read_plain
 from cachectl.layers.formats.details import Details
-from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.miopen import kernel_db, names, places
-from cachectl.layers.miopen.databases import (
-    SEPARATOR,
-    DatabaseFile,
-    MIOpenDatabases,
-    MIOpenLayer,
-    MIOpenLookups,
-    stale_because,
-)
-from cachectl.layers.miopen.places import KERNELS, LIBRARIES
+from cachectl.layers.miopen.databases import SEPARATOR, DatabaseFile, MIOpenDatabases, stale_because
+from cachectl.layers.stores.database import is_wal
 from cachectl.layers.stores.files import Files
 from cachectl.layers.stores.rows import Row, RowFile, Values
 from cachectl.layers.stores.tree import Shape
 
+#: MIOpen ignores smaller files of a package: empty ones, and pointers of git-lfs.
+_LEAST: Final = 512
 ROW_FORM: Final = "miopen-kernel/1"
 
 
@@ -259,64 +252,41 @@ class UserKernelDatabases(KernelDatabases):
                     yield self.to_finding(root, found)
 
 
-class KernelLookups(MIOpenLookups):
-    """The database is opened for each lookup and each store, ``src/binary_cache.cpp`` (``LoadBinary``, ``SaveBinary``).
+class SystemKernelDatabases(KernelDatabases):
+    """Rows of sqlite files beside the library, opened read-only."""
 
-    So the openings count the lookups, except where packaged kernels answer what the user's database cannot.
-    """
+    asked_first = "miopen"
 
-    def __init__(self, packaged: Iterable[Root]) -> None:
-        super().__init__()
-        self._packaged = packaged
+    def list_file(self, file: DatabaseFile, template: Entry) -> Iterator[Found]:
+        """Yield the rows of a file that MIOpen does not ignore."""
+        return super().list_file(file, template) if _counts(file) else iter(())
 
-    def by_openings(self, openings: int, stores: int) -> tuple[int, int] | None:
-        """Take each store for a miss, and the openings beyond these lookups and stores for hits."""
-        if openings < 2 * stores or any(True for root in self._packaged for _ in root.path.glob("*.kdb")):
-            return None
-        return openings - 2 * stores, stores
+    def is_made(self, file: DatabaseFile) -> bool:
+        """Return whether there is a table that MIOpen uses; it makes none there."""
+        if not _counts(file):
+            return False
+        if not super().is_made(file):
+            raise Damaged(self.name, "has no table kern_db", file.path)
+        return True
 
-
-class MIOpenKernels(MIOpenLayer):
-    """Kernels compiled by MIOpen."""
-
-    name = "miopen"
-    title = "MIOpen user kernels"
-    places = KERNELS
-    # It hides user and system kernels alike.
-    switch = EnvSwitch("MIOPEN_DISABLE_CACHE", off="1", read=at_load(*LIBRARIES))
-    on_network = Hazard(
-        Severity.RISKS,
-        "sqlite's WAL mode fails there, and databases were damaged; MIOpen since ROCm 5.7 uses the temporary folder "
-        "instead, unless MIOPEN_CUSTOM_CACHE_DIR names this one",
-    )
-    among_ranks = Hazard(
-        Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait, up to half a minute"
-    )
-    when_closed = Hazard(Severity.FAILS, "MIOpen throws, even where it only looks up")
-    store = UserKernelDatabases()
-
-    @property
-    def lookups(self) -> Lookups:
-        """How the lookups and stores of a run are observed."""
-        return KernelLookups(places.SYSTEM_KERNELS.roots(self.environment))
-
-    def diagnose(self) -> Iterator[facts.Finding]:
-        """Yield problems with the switch, and a place where anybody can write."""
-        yield from super().diagnose()
-        environment, variable = self.environment, KERNELS.variable
-        if environment.get(variable) or environment.platform == "win32" or not places.libraries(environment):
+    def verify_file(self, root: Root, file: DatabaseFile) -> Iterator[facts.Finding]:
+        """Check every row, and the header, which decides whether MIOpen and other users can open the file."""
+        place = self.name, root.path, file.relative
+        if not _counts(file):
+            message = "is smaller than 512 bytes, a git-lfs pointer perhaps: MIOpen takes it for missing"
+            yield facts.Finding(*place, Severity.RECOMPILES, "too-small", message, self.fix(file.path, ""))
             return
-        # MIOpen takes kernels from a temporary folder because it cannot use the home folder.
-        first, folder = self.roots()[0], places.temporary_folder(environment)
-        kind = network_file_system(first.path, mounts=environment.mounts)
-        is_open = False
+        yield from super().verify_file(root, file)
+        # An unreadable file has a finding.
         with suppress(OSError):
-            is_open = bool(folder.stat().st_mode & stat.S_IWOTH)
-        if is_open and (first.role == places.TEMPORARY or kind is not None):
-            why = "HOME names no folder" if kind is None else f"the home is on {kind}"
-            message = f"as {why}, MIOpen up to 3.3 takes kernels from {folder} itself, where anybody may have put them"
-            fix = f'export {variable}="$(mktemp -d)"'
-            yield facts.Finding(self.name, folder, None, Severity.UNSAFE, "fallback", message, fix)
+            if is_wal(read_plain(file.path, limit=_LEAST)):
+                message = "is in WAL mode: only users who can write beside it can open it"
+                fix = f"as its owner: sqlite3 {shlex.quote(str(file.path))} 'pragma journal_mode=delete'"
+                yield facts.Finding(*place, Severity.FAILS, "wal", message, fix)
+
+
+def _counts(file: DatabaseFile) -> bool:
+    return file.path.stat().st_size >= _LEAST
 
 
 def _flaws(row: Row, values: Values, seen: set[tuple[str, ...]]) -> Iterator[tuple[str, str]]:

@@ -54,6 +54,12 @@ class DatabaseName(NamedTuple):
     backend: str | None = None
     version: str | None = None
 
+    @property
+    def plain(self) -> tuple[str, ...]:
+        """The base, and the base without modes: variables may hide which mode a GPU has."""
+        device = self.device or ""
+        return self.base, f"{self.arch or ''}{self.base.removeprefix(device)}"
+
 
 def parse_name(file: str) -> DatabaseName | None:
     """Read the name of a database file; ``None`` for other names."""

@@ -1,9 +1,7 @@
-"""The layer ``miopen-tuning``: results of MIOpen's tuning for this user, which take hours to make again.
+"""The stores of MIOpen's tuning results, the find-db (which solver is fastest) and the perf-db (how to run it).
 
-The find-db (which solver is fastest) and the perf-db (how to run it) are text records; the perf-db of builds that keep
-it in sqlite is only counted. Only the find-db has a switch: nothing turns the user's perf-db off before MIOpen 3.5
-(``MIOPEN_DEBUG_DISABLE_USER_DB``). Sources: ``src/find_db.cpp``, ``src/db_record.cpp``, ``src/ramdb.cpp`` (the
-``.time`` file), ``src/lock_file.cpp``.
+Both are text records; the perf-db of builds that keep it in sqlite is only counted. Sources: ``src/find_db.cpp``,
+``src/db_record.cpp``, ``src/ramdb.cpp`` (the ``.time`` file), ``src/lock_file.cpp``.
 """
 
 from __future__ import annotations
@@ -21,19 +19,17 @@ from threading import Lock
 from typing import ClassVar, Final
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.declarations import EnvSwitch, at_load
 from cachectl.layers.base.errors import LayerError, Refused, Unreachable
-from cachectl.layers.base.facts import Entry, Found, Hazard, Orphan, Problem, Root, Severity
+from cachectl.layers.base.facts import Entry, Found, Orphan, Problem, Root, Severity
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Part
-from cachectl.layers.base.switches import first_place, misread
 from cachectl.layers.disk.atomic import remove_file, replace_file
 from cachectl.layers.disk.handles import blocks_of, opened
 from cachectl.layers.disk.locks import record_lock
 from cachectl.layers.disk.presence import status_at
 from cachectl.layers.host.processes import process_names, using
-from cachectl.layers.miopen.databases import SEPARATOR, DatabaseFile, MIOpenDatabases, MIOpenLayer, is_own_file
-from cachectl.layers.miopen.places import LIBRARIES, TUNING, SystemPlace, UserPlace, lock_files, read_flag
+from cachectl.layers.miopen.databases import SEPARATOR, DatabaseFile, MIOpenDatabases, is_own_file
+from cachectl.layers.miopen.places import LIBRARIES, lock_files
 from cachectl.layers.stores.database import disk_usage
 from cachectl.layers.stores.records import Fault, Record, RecordFile, record_complaint
 from cachectl.layers.stores.rows import CHANGED
@@ -55,19 +51,6 @@ _LEFTOVERS: Final = Shape(
         OrphanRule(OWN_TEMPORARY, "left by an interrupted cachectl"),
     ),
 )
-#: The values of ``MIOPEN_FIND_ENFORCE``, and the effects of some on every run.
-_ACTIONS: Final = {"NONE": "1", "DB_UPDATE": "2", "SEARCH": "3", "SEARCH_DB_UPDATE": "4", "DB_CLEAN": "5"}
-_ENFORCED: Final = {
-    "2": (Severity.HARMLESS, "a search that a program requests is repeated although its result is known"),
-    "3": (Severity.HARMLESS, "everything that has not been tuned is tuned, which takes long"),
-    "4": (Severity.RECOMPILES, "everything is tuned again in every run"),
-    "5": (Severity.RECOMPILES, "every run erases the tuning results that it reads"),
-}
-#: Other variables of a tuning session, and their effects.
-_LEFT_SET: Final = {
-    "MIOPEN_DEBUG_FIND_ONLY_SOLVER": "no other solver is used, also while tuning",
-    "MIOPEN_DEBUG_PERFDB_OVERRIDE": "tuning results are ignored",
-}
 #: The effect of each fault of a record. The finding of a line that hides another says what that costs.
 _FAULTS: Final = {
     **dict.fromkeys(("malformed", "newline"), Severity.RECOMPILES),
@@ -261,49 +244,9 @@ class TuningDatabases(MIOpenDatabases):
             yield self.to_finding(root, Problem(file.path, "unreadable", error.message))
 
 
-class MIOpenTuning(MIOpenLayer):
-    """Results of MIOpen's tuning."""
+class SystemTuningDatabases(TuningDatabases):
+    """The find-db and perf-db of the package."""
 
-    name = "miopen-tuning"
-    title = "MIOpen user tuning results"
-    places: ClassVar[UserPlace | SystemPlace] = TUNING
-    switch = EnvSwitch("MIOPEN_DEBUG_DISABLE_FIND_DB", off="1", read=at_load(*LIBRARIES))
-    # The perf-db stays on.
-    switched_part = "MIOpen's find-db"
-    precious = True
-    on_network: ClassVar[Hazard | None] = Hazard(
-        Severity.RISKS,
-        "the locks of MIOpen up to 3.3 lie in each node's temporary folder, so nodes write over each other's results",
-    )
-    among_ranks: ClassVar[Hazard | None] = Hazard(
-        Severity.RISKS, "a rewrite removes the file before it renames the new one, so the others may not find it"
-    )
-    store: TuningDatabases = TuningDatabases()
-
-    def state(self) -> facts.State:
-        """Read the switch of the find-db; the perf-db stays on."""
-        state = super().state()
-        hints = []
-        if read_flag(self.environment.get(self.switch.variable) or ""):
-            hints.append("the find-db is off, the perf-db stays on")
-        enforce = self.environment.get("MIOPEN_FIND_ENFORCE")
-        if _ACTIONS.get(enforce or "", enforce) == "5":
-            hints.append(f"MIOPEN_FIND_ENFORCE={enforce} erases the user's results: unset it")
-        return changed(state, why="; ".join((state.why, *hints)))
-
-    def diagnose(self) -> Iterator[facts.Finding]:
-        """Yield problems with the switch, and variables of a past tuning session."""
-        yield from super().diagnose()
-        variable, value = "MIOPEN_FIND_ENFORCE", (self.environment.get("MIOPEN_FIND_ENFORCE") or "1").strip()
-        action = _ACTIONS.get(value.upper(), value)
-        if action in _ENFORCED:
-            yield self._left_set(variable, *_ENFORCED[action])
-        elif action != "1":
-            yield misread(self, variable, Severity.FAILS, "is no action that MIOpen knows: it throws, or ignores it")
-        for name, outcome in _LEFT_SET.items():
-            if self.environment.get(name):
-                yield self._left_set(name, Severity.HARMLESS, outcome)
-
-    def _left_set(self, variable: str, severity: Severity, outcome: str) -> facts.Finding:
-        message = f"{variable}={self.environment.get(variable)} is set: {outcome}"
-        return facts.Finding(self.name, first_place(self), None, severity, "tuning", message, f"unset {variable}")
+    asked_first = "miopen-tuning"
+    kinds = ("fdb.txt", "db.txt", "cd.pdb.txt")
+    counted = ("db",)

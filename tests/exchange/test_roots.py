@@ -23,10 +23,10 @@ from support.miopen_kernels import ARGS, CODE, environment_of, packed, user_file
 from cachectl.exchange.trust import Untrusted
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.miopen import MIOpenSystemKernels
 from cachectl.layers.miopen.databases import SEPARATOR
 from cachectl.layers.miopen.kernel_db import kernel_key
 from cachectl.layers.miopen.names import installed_names, parse_name
-from cachectl.layers.miopen.system import MIOpenSystemKernels
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:

@@ -37,10 +37,8 @@ from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Damaged, EntryExists, Refused
 from cachectl.layers.base.facts import Artifact, Housekeeping, Problem, Root, Severity
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.miopen import kernel_db
+from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, kernel_db
 from cachectl.layers.miopen.kernel_db import kernel_key, split_kernel_key
-from cachectl.layers.miopen.kernels import MIOpenKernels
-from cachectl.layers.miopen.system import MIOpenSystemKernels
 
 
 @pytest.fixture

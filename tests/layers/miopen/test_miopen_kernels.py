@@ -36,9 +36,7 @@ from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import EntryExists, LayerError, Refused, Unreachable
 from cachectl.layers.base.facts import Severity
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.miopen.kernels import MIOpenKernels
-from cachectl.layers.miopen.system import MIOpenSystemKernels, MIOpenSystemTuning
-from cachectl.layers.miopen.tuning import MIOpenTuning
+from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenSystemTuning, MIOpenTuning
 
 OBJECT = "2.2.1/0123456789abcdef0123456789abcdef/MIOpenPooling.cl.o"
 OTHER = ("Conv_Winograd_v21_1_3.s.o", " -mcpu=gfx90a")

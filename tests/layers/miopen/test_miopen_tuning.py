@@ -20,9 +20,8 @@ from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refuse
 from cachectl.layers.base.facts import Ability, Artifact, Condition, Orphan, Problem, Severity
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk.atomic import replace_file
+from cachectl.layers.miopen import MIOpenSystemTuning, MIOpenTuning
 from cachectl.layers.miopen import tuning as miopen_tuning
-from cachectl.layers.miopen.system import MIOpenSystemTuning
-from cachectl.layers.miopen.tuning import MIOpenTuning
 from cachectl.layers.stores import records
 
 FIND = "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
