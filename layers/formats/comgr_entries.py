@@ -11,7 +11,7 @@ import struct
 from typing import Final
 
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.formats import bitcode, elf, spirv
+from cachectl.layers.formats import device_binaries, elf
 from cachectl.layers.formats.details import Cut, Details, fields, names_or_none, part
 
 _LENGTH: Final = struct.Struct("<Q")
@@ -50,18 +50,14 @@ def output_of(data: bytes) -> bytes | None:
 
 def complaint(output: bytes) -> str | None:
     """Return what is wrong with an output of a known kind; ``None`` where nothing is, and for other kinds."""
-    kinds = {elf.MAGIC: ("an ELF file", elf.complaint), bitcode.MAGIC: ("bitcode", bitcode.complaint)}
-    name, check = kinds.get(output[:4], ("", None))
-    wrong = None if check is None else check(output)
-    return None if wrong is None else f"holds {name} that {wrong}"
+    wrong = device_binaries.complaint(output)
+    return None if wrong is None else f"holds a program that {wrong}"
 
 
 def describe(output: bytes) -> Details:
     """Return kind, kernels and device of an output."""
-    if output.startswith(bitcode.MAGIC):
-        return Details("LLVM bitcode", bitcode.kernels(output))
-    if output.startswith(spirv.MAGIC):
-        return Details("SPIR-V", spirv.kernels(output))
+    if (details := device_binaries.describe(output)) is not None:
+        return details
     if output.startswith(_BUNDLE):
         return Details("offload bundle")
     file = elf.read_elf(output)

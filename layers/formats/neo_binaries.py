@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from cachectl.layers.formats import bitcode, device_binaries, elf, spirv
+from cachectl.layers.formats import device_binaries, elf
 from cachectl.layers.formats.details import Cut, Details, fields, names_or_none, part, require
 
 _ZEBIN: Final = frozenset({0xFF11, 0xFF12, 0xFF13})
@@ -56,10 +56,8 @@ def is_wrapper(data: bytes) -> bool:
 
 def describe(data: bytes) -> Details:
     """Return kernels, device and versions of a program of any kind."""
-    if data.startswith(spirv.MAGIC):
-        return Details("SPIR-V", spirv.kernels(data))
-    if data.startswith(bitcode.MAGIC):
-        return Details("LLVM bitcode", bitcode.kernels(data))
+    if (details := device_binaries.describe(data)) is not None:
+        return details
     if data.startswith(_ARCHIVE):
         return Details("archive")
     file = elf.read_elf(data)
@@ -71,7 +69,7 @@ def describe(data: bytes) -> Details:
     device = wrapped.get(_DEVICE_BINARY, b"")
     # A wrapper is not wrapped again: no depth to bound.
     details = _zebin(elf.read_elf(device)) or _patch_tokens(device)
-    return details or Details("OpenCL ELF", spirv.kernels(wrapped.get(_SPIRV, b"")))
+    return details or Details("OpenCL ELF", device_binaries.spirv_kernels(wrapped.get(_SPIRV, b"")))
 
 
 def _zebin(file: elf.Elf | None) -> Details | None:

@@ -24,8 +24,8 @@ from typing import Final, NamedTuple
 from cachectl.layers.base.errors import LayerError
 from cachectl.layers.base.facts import Entry
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.formats import spirv
 from cachectl.layers.formats.details import Cut, fields, names_or_none
+from cachectl.layers.formats.device_binaries import SPIRV, spirv_kernels
 from cachectl.layers.formats.elf import MAGIC as ELF_MAGIC
 
 #: Bytes that contain the header of every driver and device; GL's longer headers are read whole.
@@ -150,8 +150,8 @@ def kernels(content: bytes) -> tuple[str, ...] | None:
     """Return the OpenCL kernels in an unpacked payload; ``None`` where it names none, as machine code."""
     if content.startswith(ELF_MAGIC):
         return None
-    if content.startswith(spirv.MAGIC):
-        return spirv.kernels(content)
+    if content.startswith(SPIRV):
+        return spirv_kernels(content)
     return names_or_none(match[1].decode("ascii") for match in _WRAPPED.finditer(content))
 
 
