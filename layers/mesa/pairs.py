@@ -13,7 +13,7 @@ import errno
 import os
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace as replaced
 from pathlib import Path
@@ -52,15 +52,6 @@ _DB_ENTRY: Final = struct.Struct("<20sII")
 _DB_RECORD: Final = struct.Struct("<QIQQ")
 
 
-class IndexRecord(NamedTuple):
-    """A record of an index: the name of an entry (or its beginning), and where its frame begins in the data file."""
-
-    name: str
-    begin: int
-    length: int | None = None
-    used: int = 0
-
-
 class Blob(NamedTuple):
     """An entry in a data file: ``begin`` is that of its frame, ``start`` that of its own bytes."""
 
@@ -80,6 +71,10 @@ class Blob(NamedTuple):
     def stamp(self) -> tuple[int, ...]:
         """Identifies the content; offsets change when another entry is removed."""
         return (self.length, self.checksum)
+
+
+#: Reads so many bytes at a place of a data file; ``None`` if they are not there.
+Reader: TypeAlias = Callable[[int, int], bytes | None]
 
 
 class Fossilize:
@@ -104,23 +99,24 @@ class Fossilize:
         whole = all(head in (b"", *_MAGICS) for head in (index, data)) and bool(data or not index)
         return None if whole else "a file lacks Mesa's header, so Mesa stores and finds nothing there"
 
-    def places(self, index: bytes) -> Iterator[IndexRecord]:
-        """Yield the records of an index, which are entries with places, up to the first wrong one, where Mesa stops."""
+    def blobs(self, index: bytes, read: Reader) -> Iterator[tuple[str, Blob | None]]:
+        """Yield each name in an index with its entry, ``None`` if another, or none, is at its place.
+
+        It ends at the first record that is no entry with a place, as Mesa does.
+        """
         size = self.frame + _PLACE.size
         for at in range(self.head, len(index) - size + 1, size):
             name = index[at : at + 40]
             if _HEADER.unpack_from(index, at + 40)[0] != _PLACE.size or not _NAME.fullmatch(name):
                 return
             # Places are those of headers, and names stand before them.
-            yield IndexRecord(name.decode(), _PLACE.unpack_from(index, at + self.frame)[0] - 40)
-
-    def blob(self, place: IndexRecord, frame: bytes) -> Blob | None:
-        """Return the entry whose frame is at a place; ``None`` if another, or none, is there."""
-        if place.begin < 0 or len(frame) != self.frame or frame[:40] != place.name.encode():
-            return None
-        length, _, checksum, _ = _HEADER.unpack_from(frame, 40)
-        start = place.begin + self.frame
-        return Blob(place.name, place.begin, start, start + length, checksum)
+            begin = _PLACE.unpack_from(index, at + self.frame)[0] - 40
+            frame, blob = read(begin, self.frame), None
+            if frame is not None and frame[:40] == name:
+                length, _, checksum, _ = _HEADER.unpack_from(frame, 40)
+                start = begin + self.frame
+                blob = Blob(name.decode(), begin, start, start + length, checksum)
+            yield name.decode(), blob
 
     def framed(self, name: str, content: bytes) -> bytes:
         """Return an entry behind its frame, name and header."""
@@ -155,23 +151,19 @@ class Database:
             return None
         return "the two files do not belong together: the next program drops every entry"
 
-    def places(self, index: bytes) -> Iterator[IndexRecord]:
-        """Yield the records."""
-        for at in range(self.head, len(index) - _DB_RECORD.size + 1, _DB_RECORD.size):
-            beginning, length, used, begin = _DB_RECORD.unpack_from(index, at)
-            if not (beginning and length and self.head <= begin < 1 << 63):
-                return
-            yield IndexRecord(beginning.to_bytes(8, "little").hex(), begin, length, used)
-
-    def blob(self, place: IndexRecord, frame: bytes) -> Blob | None:
+    def blobs(self, index: bytes, read: Reader) -> Iterator[tuple[str, Blob | None]]:
         """Compare the beginning of the name, and the length."""
-        if len(frame) != self.frame:
-            return None
-        key, checksum, length = _DB_ENTRY.unpack(frame)
-        if not key.hex().startswith(place.name) or length != place.length:
-            return None
-        start = place.begin + self.frame
-        return Blob(key.hex(), place.begin, start, start + length, checksum, place.used)
+        for at in range(self.head, len(index) - _DB_RECORD.size + 1, _DB_RECORD.size):
+            beginning, stated, used, begin = _DB_RECORD.unpack_from(index, at)
+            if not (beginning and stated and self.head <= begin < 1 << 63):
+                return
+            name, frame, blob = beginning.to_bytes(8, "little").hex(), read(begin, self.frame), None
+            if frame is not None:
+                key, checksum, length = _DB_ENTRY.unpack(frame)
+                start = begin + self.frame
+                if key.hex().startswith(name) and length == stated:
+                    blob = Blob(key.hex(), begin, start, start + length, checksum, used)
+            yield name, blob
 
     def framed(self, name: str, content: bytes) -> bytes:
         """Put key, checksum and length before an entry."""
@@ -222,7 +214,8 @@ class Pair:
         with self._opened() as files:
             if files is None or (complaint := self._complaint(files)) is not None:
                 return None if files is None else complaint
-            lost = len({place.name[:16] for place in self.form.places(_whole(files.places))}) - len(self._listed(files))
+            names = {name[:16] for name, _ in self._blobs(files)}
+            lost = len(names) - len(self._listed(files))
             return f"its index lists {lost} entries that the data file lacks" if lost > 0 else None
 
     def read(self, blob: Blob, limit: int = -1) -> bytes | None:
@@ -235,16 +228,19 @@ class Pair:
         return self.form.complaint(*heads)
 
     def _listed(self, files: _Open | None) -> list[Blob]:
-        found: dict[str, Blob] = {}
         if files is None or self._complaint(files) is not None:
             return []
         end = os.fstat(files.data).st_size
-        for place in self.form.places(_whole(files.places)):
-            if 0 <= place.begin < end:
-                blob = self.form.blob(place, os.pread(files.data, self.form.frame, place.begin))
-                if blob is not None and blob.end <= end:
-                    found[blob.name] = blob
+        found = {blob.name: blob for _, blob in self._blobs(files) if blob is not None and blob.end <= end}
         return list(found.values())
+
+    def _blobs(self, files: _Open) -> Iterator[tuple[str, Blob | None]]:
+        end = os.fstat(files.data).st_size
+
+        def read(begin: int, length: int) -> bytes | None:
+            return os.pread(files.data, length, begin) if 0 <= begin <= end - length else None
+
+        return self.form.blobs(_whole(files.places), read)
 
     def remove(self, stamps: Mapping[str, tuple[int, ...]]) -> facts.Outcome:
         """Remove the entries of these names that have not changed. Raises :class:`LayerError` before any change."""

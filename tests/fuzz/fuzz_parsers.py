@@ -140,11 +140,13 @@ def _mesa_entry(data: bytes) -> None:
 
 
 def _mesa_index(data: bytes) -> None:
+    def read(at: int, length: int) -> bytes | None:
+        return data[at : at + length] if 0 <= at <= len(data) - length else None
+
     for form in (Fossilize(), Database()):
         form.complaint(data[: form.head], data[: form.head])
-        for place in form.places(data):
-            blob = form.blob(place, data[max(0, place.begin) :][: form.frame])
-            assert blob is None or (blob.name.startswith(place.name) and len(form.record(blob)) <= len(data))
+        for name, blob in form.blobs(data, read):
+            assert blob is None or (blob.name.startswith(name) and len(form.record(blob)) <= len(data))
 
 
 PARSERS: Final[tuple[Callable[[bytes], object], ...]] = (

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.layers import got
+from support.miopen_files import FIND
 from support.miopen_kernels import (
     ARGS,
     CODE,
@@ -36,8 +37,9 @@ from support.miopen_kernels import (
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Damaged, EntryExists, Refused
 from cachectl.layers.base.facts import Artifact, Housekeeping, Problem, Root, Severity
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, kernel_db
+from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenTuning, kernel_db
 from cachectl.layers.miopen.kernel_db import kernel_key, split_kernel_key
 
 
@@ -143,26 +145,49 @@ def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path, layer: M
     assert len(list(layer.entries())) == len(whole)
 
 
-@pytest.mark.parametrize("kind", ["folder", "pipe"])
-def test_a_file_in_the_place_of_a_database_is_named(tmp_path: Path, layer: MIOpenKernels, kind: str) -> None:
-    """MIOpen throws at every lookup and every store. That of a package is the package's to fix."""
+def test_what_stands_in_the_place_of_a_packages_database_is_the_packages(tmp_path: Path) -> None:
     (tmp_path / "db" / "gfx90a.kdb").mkdir(parents=True)
     system = MIOpenSystemKernels(environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db")))
     (finding,) = system.verify(system.roots()[0])
     assert (finding.code, finding.severity) == ("no-file", Severity.FAILS)
     assert "reinstall the package" in finding.fix
-    path = user_file(tmp_path)
+
+
+RECORD = Artifact("miopen-tuning", f"{FIND}::b", "miopen-record/1", b"b=S:1")
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link"])
+@pytest.mark.parametrize(
+    ("made", "file", "put", "severity"),
+    [
+        (MIOpenKernels, f".cache/miopen/{VERSION}/gfx90a6e.ukdb", artifact(KEY), Severity.FAILS),
+        (MIOpenTuning, f".config/miopen/{FIND}", RECORD, Severity.RECOMPILES),
+    ],
+)
+def test_what_stands_in_the_place_of_a_database_is_named_and_moved(  # noqa: PLR0917 - a table
+    tmp_path: Path, kind: str, made: type[Layer], file: str, put: Artifact, severity: Severity
+) -> None:
+    """MIOpen throws, or finds and stores nothing. No link is followed."""
+    path, elsewhere = tmp_path / file, tmp_path / "elsewhere"
     path.parent.mkdir(parents=True)
-    path.mkdir() if kind == "folder" else os.mkfifo(path)
-    (problem,) = (found for found in layer.scan(layer.roots()[0]) if isinstance(found, Problem))
-    assert (problem.path, problem.code) == (path, "no-file")
+    elsewhere.write_text("a=S:1\n")
+    if kind == "link":
+        path.symlink_to(elsewhere)
+    else:
+        path.mkdir() if kind == "folder" else os.mkfifo(path)
+    layer, code = made(environment_of(tmp_path)), "link" if kind == "link" else "no-file"
+    assert problems(layer) == [code]
     (finding,) = layer.verify(layer.roots()[0])
-    assert (finding.key, finding.severity) == (f"{VERSION}/gfx90a6e.ukdb", Severity.FAILS)
-    with pytest.raises(Refused, match="a folder"):
-        layer.put(KEY, artifact(KEY))
-    subprocess.run(finding.fix, shell=True, check=True)  # noqa: S602 - the command is what is tested
-    layer.put(KEY, artifact(KEY))
-    assert list(layer.verify(layer.roots()[0])) == []
+    assert (finding.key, finding.code) == (str(path.relative_to(layer.roots()[0].path)), code)
+    assert layer.get(put.key) is None
+    with pytest.raises(Refused, match="a link, a folder"):
+        layer.put(put.key, put)
+    assert elsewhere.read_text() == "a=S:1\n"
+    if kind != "link":
+        assert finding.severity is severity
+        subprocess.run(finding.fix, shell=True, check=True)  # noqa: S602 - the command is what is tested
+        layer.put(put.key, put)
+        assert list(layer.verify(layer.roots()[0])) == []
 
 
 def test_rows_that_break_statements_or_the_index_are_found(tmp_path: Path, layer: MIOpenKernels) -> None:

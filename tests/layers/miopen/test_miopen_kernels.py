@@ -33,8 +33,7 @@ from support.miopen_kernels import (
 )
 
 from cachectl.layers.base.conformance import snapshot
-from cachectl.layers.base.errors import EntryExists, LayerError, Refused, Unreachable
-from cachectl.layers.base.facts import Severity
+from cachectl.layers.base.errors import EntryExists, LayerError, Refused
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenSystemTuning, MIOpenTuning
 
@@ -182,21 +181,6 @@ def pending(path: Path) -> Iterator[None]:
         connection.execute(INSERT, ("late.cl.o", "", *packed(CODE)))
         connection.commit()
         yield
-
-
-def test_a_log_that_is_pending_is_left_alone_until_something_is_written(tmp_path: Path, layer: MIOpenKernels) -> None:
-    path = store(user_file(tmp_path), {(NAME, ARGS): packed(CODE)}, wal=True)
-    with pending(path):
-        before = snapshot(tmp_path)
-        assert any(name.endswith("-wal") for name in before)
-        assert (problems(layer), findings(layer)) == (["unreadable"], [("unreadable", Severity.HARMLESS)])
-        with pytest.raises(Unreachable, match="a log is pending"):
-            layer.get(KEY)
-        assert snapshot(tmp_path) == before
-        usage = layer.usage(layer.roots()[0])
-        assert (usage.files, usage.entries) == (len(os.listdir(path.parent)), None)
-        layer.put(KEY, artifact(KEY))
-        assert [entry.key for entry in layer.entries()] == [KEY, key_of(name="late.cl.o", args="")]
 
 
 WRITER = f"""

@@ -16,13 +16,11 @@ from support.layers import got
 from support.miopen_kernels import MIOpenConformance, environment_of, require_read_only
 
 from cachectl.layers.base.conformance import snapshot
-from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError
 from cachectl.layers.base.facts import Ability, Artifact, Condition, Orphan, Problem, Severity
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.miopen import MIOpenSystemTuning, MIOpenTuning
 from cachectl.layers.miopen import tuning as miopen_tuning
-from cachectl.layers.stores import records
 
 FIND = "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
 PERF = "gfx90a6e.HIP.3_3_0_a85ca8a54.udb.txt"
@@ -102,33 +100,23 @@ def test_tuning_is_precious_and_knows_no_kernels_and_its_switch_is_the_find_dbs(
     assert "erases" in MIOpenTuning(environment_of(tmp_path, MIOPEN_FIND_ENFORCE="5")).state().why
 
 
-def test_many_records_are_placed_by_one_rewrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_records_are_placed_where_their_keys_are_free(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "one")
-    lines = [f"problem{number}=S:1.5,0,A" for number in range(50)]
-    (folder / FIND).write_text("".join(f"{line}\n" for line in (*lines, "broken", "cut=nothing")))
-    layer = MIOpenTuning(environment_of(tmp_path / "one"))
-    read = layer.get_many([f"{FIND}::{line.partition('=')[0]}" for line in (*lines, "cut=", "none=")])
-    assert isinstance(read[f"{FIND}::cut"], Damaged)
+    (folder / FIND).write_text("a=S:1.5,0,A\nb=S:2,0,A\nbroken\ncut=nothing\n")
+    keys = [f"{FIND}::{key}" for key in ("a", "b", "cut", "none")]
+    read = dict(MIOpenTuning(environment_of(tmp_path / "one")).get_many(keys))
+    assert isinstance(read.pop(f"{FIND}::cut"), Damaged)
     artifacts = [one for one in read.values() if isinstance(one, Artifact)]
-    assert [one.data.decode() for one in artifacts] == lines
+    assert [one.data for one in artifacts] == [b"a=S:1.5,0,A", b"b=S:2,0,A"]
     other = MIOpenTuning(environment_of(tmp_path / "two"))
-    rewrites: list[Path] = []
-
-    def noted(path: Path, chunks: list[bytes], *, folder: int | None = None) -> None:
-        rewrites.append(path)
-        replace_file(path, chunks, folder=folder)
-
-    monkeypatch.setattr(records, "replace_file", noted)
-    different, stray = changed(artifacts[3], data=b"problem3=S:9,0,A"), changed(artifacts[4], data=b"mine=S:1,0,A")
-    done = other.put_new([*artifacts[:3], different, stray, *artifacts[5:]])
-    assert len(rewrites) == 1
-    assert isinstance(done.pop(4), Damaged)
-    assert done == [True] * 49
-    again = other.put_new(artifacts)
-    assert MIOpenTuning(environment_of(tmp_path / "three")).put_new(artifacts[:1] * 2) == [True, False]
-    assert (folder_of(tmp_path / "three") / FIND).read_bytes() == artifacts[0].data + b"\n"
-    assert isinstance(again[3], EntryExists)
-    assert [one for number, one in enumerate(again) if number != 3] == [False] * 3 + [True] + [False] * 45
+    different, stray = changed(artifacts[0], data=b"a=S:9,0,A"), changed(artifacts[1], data=b"mine=S:1,0,A")
+    placed, damaged = other.put_new([different, stray])
+    assert placed is True
+    assert isinstance(damaged, Damaged)
+    exists, *rest = other.put_new([*artifacts, artifacts[1]])
+    assert isinstance(exists, EntryExists)
+    assert rest == [True, False]
+    assert (folder_of(tmp_path / "two") / FIND).read_bytes() == b"a=S:9,0,A\nb=S:2,0,A\n"
 
 
 def test_running_programs_notice_an_edit(tmp_path: Path, layer: MIOpenTuning) -> None:
@@ -251,28 +239,6 @@ def test_damage_is_reported_line_by_line(tmp_path: Path, layer: MIOpenTuning) ->
     (folder / FIND).write_text("bad=S\n")
     with pytest.raises(Damaged):
         layer.get(f"{FIND}::bad")
-
-
-@pytest.mark.parametrize("kind", ["folder", "link"])
-def test_what_stands_in_the_place_of_a_file_is_named_and_no_link_is_followed(tmp_path: Path, kind: str) -> None:
-    """MIOpen reads nothing in a folder and stores nothing: it tunes again in every run."""
-    path, elsewhere = folder_of(tmp_path) / FIND, tmp_path / "elsewhere.txt"
-    elsewhere.write_text("a=S:1\n")
-    path.mkdir() if kind == "folder" else path.symlink_to(elsewhere)
-    layer = MIOpenTuning(environment_of(tmp_path))
-    code = "no-file" if kind == "folder" else "link"
-    assert [found.code for found in layer.scan(layer.roots()[0]) if isinstance(found, Problem)] == [code]
-    (finding,) = layer.verify(layer.roots()[0])
-    assert (finding.key, finding.code) == (FIND, code)
-    assert layer.get(f"{FIND}::a") is None
-    with pytest.raises(Refused, match="a link, a folder"):
-        layer.put(f"{FIND}::b", artifact(f"{FIND}::b", "b=S:1"))
-    assert elsewhere.read_text() == "a=S:1\n"
-    if kind == "folder":
-        assert finding.severity is Severity.RECOMPILES
-        subprocess.run(finding.fix, shell=True, check=True)  # noqa: S602 - the command is what is tested
-        layer.put(f"{FIND}::b", artifact(f"{FIND}::b", "b=S:1"))
-        assert list(layer.verify(layer.roots()[0])) == []
 
 
 def test_system_results_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
