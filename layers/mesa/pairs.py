@@ -19,11 +19,10 @@ from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
-from cachectl.layers.base import facts
+from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Refused, Unreachable
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.limits import LARGEST_ENTRY, LARGEST_INDEX, too_large
 from cachectl.layers.disk.atomic import create, cut, move_in, own_folder, write_all
 from cachectl.layers.disk.handles import NO_ROOM, descend, opened_root, status_of
 from cachectl.layers.disk.locking import is_same_file, release_flock, try_flock, wait_until
@@ -432,13 +431,13 @@ def _write_heads(files: _Open, head: bytes) -> None:
 
 
 def _content(data: int, blob: Blob, limit: int) -> bytes:
-    if limit < 0 and blob.length > LARGEST_ENTRY:
-        raise OSError(errno.EFBIG, f"the entry {too_large(blob.length, LARGEST_ENTRY)}")
+    if limit < 0 and blob.length > errors.LARGEST_ENTRY:
+        raise OSError(errno.EFBIG, f"the entry {errors.too_large(blob.length, errors.LARGEST_ENTRY)}")
     return os.pread(data, blob.length if limit < 0 else min(limit, blob.length), blob.start)
 
 
 def _whole(handle: int) -> bytes:
     size = os.fstat(handle).st_size
-    if size > LARGEST_INDEX:
-        raise OSError(errno.EFBIG, f"the index {too_large(size, LARGEST_INDEX)}")
+    if size > errors.LARGEST_INDEX:
+        raise OSError(errno.EFBIG, f"the index {errors.too_large(size, errors.LARGEST_INDEX)}")
     return os.pread(handle, size, 0)

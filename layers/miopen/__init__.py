@@ -8,7 +8,7 @@ Nothing turns the user's perf-db off before MIOpen 3.5 (``MIOPEN_DEBUG_DISABLE_U
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -16,11 +16,10 @@ from typing import Any, ClassVar, Final
 from cachectl.layers.base import facts, parts, switches
 from cachectl.layers.base.declarations import EnvSwitch, at_load
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.errors import BadRequest, printable
 from cachectl.layers.base.facts import Condition, Hazard, Scope, Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import later, regex
-from cachectl.layers.base.texts import printable
 from cachectl.layers.host.hardware import amd_gpus
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.miopen import names
@@ -80,12 +79,7 @@ class MIOpenLayer(Layer):
     switch: ClassVar[EnvSwitch]
     #: What the switch turns off, if it is not the whole layer.
     switched_part: ClassVar[str | None] = None
-    portability = MIOpenPortability()
-
-    @property
-    def lookups(self) -> parts.Lookups:
-        """How the lookups and stores of a run are observed."""
-        return MIOpenLookups()
+    about = parts.About(portability=MIOpenPortability(), lookups=MIOpenLookups())
 
     def state(self) -> facts.State:
         """Read the switch. In a temporary folder only a database shows that MIOpen was there."""
@@ -140,9 +134,12 @@ class MIOpenLayer(Layer):
 
     def refusals(self) -> Mapping[facts.Ability, str]:
         """Refuse to move a package's files, beside what the store refuses."""
-        if self.scope is Scope.SYSTEM:
+        if self.about.scope is Scope.SYSTEM:
             return {**super().refusals(), facts.Ability.RELOCATE: where.SystemPlace.reason}
         return super().refusals()
+
+
+_PACKAGED: Final = MIOpenLayer.about._replace(scope=Scope.SYSTEM, on_network=None, among_ranks=None, when_closed=None)
 
 
 class KernelLookups(MIOpenLookups):
@@ -151,13 +148,10 @@ class KernelLookups(MIOpenLookups):
     So the openings count the lookups, except where packaged kernels answer what the user's database cannot.
     """
 
-    def __init__(self, packaged: Iterable[facts.Root]) -> None:
-        super().__init__()
-        self._packaged = packaged
-
-    def by_openings(self, openings: int, stores: int) -> tuple[int, int] | None:
+    def by_openings(self, openings: int, stores: int, environment: Environment) -> tuple[int, int] | None:
         """Take each store for a miss, and the openings beyond these lookups and stores for hits."""
-        if openings < 2 * stores or any(True for root in self._packaged for _ in root.path.glob("*.kdb")):
+        packaged = (file for root in where.SYSTEM_KERNELS.roots(environment) for file in root.path.glob("*.kdb"))
+        if openings < 2 * stores or any(True for _ in packaged):
             return None
         return openings - 2 * stores, stores
 
@@ -170,21 +164,19 @@ class MIOpenKernels(MIOpenLayer):
     places = where.KERNELS
     # It hides user and system kernels alike.
     switch = EnvSwitch("MIOPEN_DISABLE_CACHE", off="1", read=at_load(*where.LIBRARIES))
-    on_network = Hazard(
-        Severity.RISKS,
-        "sqlite's WAL mode fails there, and databases were damaged; MIOpen since ROCm 5.7 uses the temporary folder "
-        "instead, unless MIOPEN_CUSTOM_CACHE_DIR names this one",
+    about = MIOpenLayer.about._replace(
+        on_network=Hazard(
+            Severity.RISKS,
+            "sqlite's WAL mode fails there, and databases were damaged; MIOpen since ROCm 5.7 uses the temporary "
+            "folder instead, unless MIOPEN_CUSTOM_CACHE_DIR names this one",
+        ),
+        among_ranks=Hazard(
+            Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait, up to half a minute"
+        ),
+        when_closed=Hazard(Severity.FAILS, "MIOpen throws, even where it only looks up"),
+        lookups=KernelLookups(),
     )
-    among_ranks = Hazard(
-        Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait, up to half a minute"
-    )
-    when_closed = Hazard(Severity.FAILS, "MIOpen throws, even where it only looks up")
     store: Any = later("cachectl.layers.miopen.kernels", "UserKernelDatabases")
-
-    @property
-    def lookups(self) -> parts.Lookups:
-        """How the lookups and stores of a run are observed."""
-        return KernelLookups(where.SYSTEM_KERNELS.roots(self.environment))
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch, and a place where anybody can write."""
@@ -212,9 +204,8 @@ class MIOpenSystemKernels(MIOpenLayer):
     title = "MIOpen system kernels"
     places = where.SYSTEM_KERNELS
     switch = MIOpenKernels.switch
-    scope = Scope.SYSTEM
+    about = _PACKAGED
     store: Any = later("cachectl.layers.miopen.kernels", "SystemKernelDatabases")
-    on_network = among_ranks = when_closed = None
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch, and each GPU without a database."""
@@ -241,13 +232,16 @@ class MIOpenTuning(MIOpenLayer):
     switch = EnvSwitch("MIOPEN_DEBUG_DISABLE_FIND_DB", off="1", read=at_load(*where.LIBRARIES))
     # The perf-db stays on.
     switched_part = "MIOpen's find-db"
-    precious = True
-    on_network: ClassVar[Hazard | None] = Hazard(
-        Severity.RISKS,
-        "the locks of MIOpen up to 3.3 lie in each node's temporary folder, so nodes write over each other's results",
-    )
-    among_ranks: ClassVar[Hazard | None] = Hazard(
-        Severity.RISKS, "a rewrite removes the file before it renames the new one, so the others may not find it"
+    about = MIOpenLayer.about._replace(
+        precious=True,
+        on_network=Hazard(
+            Severity.RISKS,
+            "the locks of MIOpen up to 3.3 lie in each node's temporary folder, so nodes write over each other's "
+            "results",
+        ),
+        among_ranks=Hazard(
+            Severity.RISKS, "a rewrite removes the file before it renames the new one, so the others may not find it"
+        ),
     )
     store: Any = later("cachectl.layers.miopen.tuning", "TuningDatabases")
 
@@ -285,10 +279,8 @@ class MIOpenSystemTuning(MIOpenTuning):
     name = "miopen-system-tuning"
     title = "MIOpen system tuning results"
     places = where.SYSTEM_TUNING
-    scope = Scope.SYSTEM
-    precious = False
+    about = _PACKAGED
     store: Any = later("cachectl.layers.miopen.tuning", "SystemTuningDatabases")
-    on_network = among_ranks = when_closed = None
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch."""

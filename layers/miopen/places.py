@@ -18,7 +18,7 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Refused
 from cachectl.layers.base.facts import Root, Scope
 from cachectl.layers.disk.plain import read_installed
-from cachectl.layers.host.listings import names_in
+from cachectl.layers.host.distributions import names_in
 
 #: MIOpen reads each variable once, when it first needs it.
 LIBRARIES: Final = ("libMIOpen",)
@@ -71,7 +71,7 @@ class SystemPlace(Places):
     """The databases that came with MIOpen; ``expands`` says whether every ``~`` in the variable means the home."""
 
     expands: bool
-    variable: ClassVar[str] = "MIOPEN_SYSTEM_DB_PATH"
+    variable: str = "MIOPEN_SYSTEM_DB_PATH"
     #: Why the databases are not moved.
     reason: ClassVar[str] = f"{PACKAGED}; MIOpen finds them beside its library, or through MIOPEN_SYSTEM_DB_PATH"
 

@@ -107,7 +107,7 @@ def test_entries_of_gl_are_neither_counted_nor_cleared_unless_named(store: str, 
     entries = listed(layer)
     assert {name for name, found in entries.items() if found.guest} == set(graphics())
     assert {found.detail["of"] for found in entries.values()} == {"OpenCL", "GL or Vulkan"}
-    assert layer.usage(layer.roots()[0]).entries == 4
+    assert layer.store.usage(layer.roots()[0]).entries == 4
     plan = layer.plan_clear()
     assert len(plan.entries) == 4
     (note,) = plan.skipped
@@ -205,7 +205,7 @@ def test_a_different_entry_is_replaced_only_when_asked(store: str, tmp_path: Pat
     layer.put(key("b"), artifact, replace=True)
     assert got(layer, key("b")).data == artifact.data
     assert all(got(layer, name).data == contents()[name] for name in contents().keys() - {key("b")})
-    assert list(layer.verify(layer.roots()[0])) == []
+    assert list(layer.store.verify(layer.roots()[0])) == []
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -218,13 +218,13 @@ def test_a_flipped_byte_is_found_and_the_entry_removed(store: str, tmp_path: Pat
             for whole in bad.values():
                 data = data.replace(whole, whole[:-3] + b"\0\0\0")
             path.write_bytes(data)
-    found = list(layer.verify(layer.roots()[0]))
+    found = list(layer.store.verify(layer.roots()[0]))
     assert {(finding.key, finding.severity) for finding in found} == {(name, Severity.RECOMPILES) for name in bad}
     with pytest.raises(Damaged):
         layer.get(key("c"))
     outcome = layer.clear(layer.plan_clear(damaged=True))
     assert (outcome.removed, outcome.failed, outcome.skipped) == (2, (), ())
-    assert list(layer.verify(layer.roots()[0])) == []
+    assert list(layer.store.verify(layer.roots()[0])) == []
     assert listed(layer).keys() == {**contents(), **graphics()}.keys() - bad.keys()
 
 
@@ -237,7 +237,7 @@ def test_an_unknown_version_is_not_removed_as_damaged(store: str, tmp_path: Path
             data = path.read_bytes()
             path.write_bytes(data[:place] + b"\x09" + data[place + 1 :])
     before = snapshot(root)
-    found = list(layer.verify(layer.roots()[0]))
+    found = list(layer.store.verify(layer.roots()[0]))
     assert {(finding.code, finding.severity, finding.thing) for finding in found} == {
         ("foreign", Severity.HARMLESS, None)
     }
@@ -250,7 +250,7 @@ def test_a_single_file_that_mesa_cannot_use_is_removed_with_its_other_half(name:
     layer, root = filled(tmp_path / "home", "single-file", contents())
     (path,) = root.rglob(name)
     path.write_bytes(b"what is none of Mesa's")
-    found = list(layer.verify(layer.roots()[0]))
+    found = list(layer.store.verify(layer.roots()[0]))
     assert {Path(str(finding.key)).name for finding in found} == {"foz_cache.foz", "foz_cache_idx.foz"}
     # Who has it open is not known.
     busy = MesaShaderCache(replace(layer.environment, processes=Path("/no such folder"))).plan_clear(damaged=True)
@@ -314,7 +314,7 @@ def test_the_index_counts_what_is_there_after_every_change(tmp_path: Path) -> No
     assert counted() == held() > 0
     layer.put(key("a"), artifact)
     assert counted() == held()
-    assert list(layer.verify(layer.roots()[0])) == []
+    assert list(layer.store.verify(layer.roots()[0])) == []
 
 
 @pytest.mark.parametrize("store", ["multi-file", "single-file"])
@@ -323,7 +323,7 @@ def test_an_index_of_one_length_is_no_ground_for_removing_entries(store: str, tm
     held = sum(path.stat().st_size for path in root.rglob("*") if path.is_file() and path.name != "index")
     assert plan_prune([layer], Limits(bytes=held)).plans[0].entries == ()
     assert len(plan_prune([layer], Limits(bytes=held - 1)).plans[0].entries) == 1
-    assert layer.usage(layer.roots()[0]).bytes == held + 1310728
+    assert layer.store.usage(layer.roots()[0]).bytes == held + 1310728
 
 
 @pytest.mark.parametrize(("store", "arguments"), [("single-file", ("--kernel", "rk0")), *thorough(("multi-file", ()))])
@@ -361,7 +361,7 @@ def test_files_of_a_killed_purge_are_counted_and_removed_by_the_next(
 def test_temporaries_go_unless_somebody_may_be_writing_them(tmp_path: Path) -> None:
     layer, root = filled(tmp_path / "home", "multi-file", contents())
     (root / f"{key('a')}.tmp").write_bytes(b"half")
-    (orphan,) = (found for found in layer.scan(layer.roots()[0]) if isinstance(found, Orphan))
+    (orphan,) = (found for found in layer.store.scan(layer.roots()[0]) if isinstance(found, Orphan))
     assert orphan.key == f"{key('a')}.tmp"
     using = replace(layer.environment, processes=Path("/no such folder"))
     assert orphan.key not in {target.key for target in MesaShaderCache(using).plan_clear().entries}

@@ -45,6 +45,7 @@ from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenSystemTuning, MIOpenTuning, kernel_db
 from cachectl.layers.miopen.kernel_db import kernel_key, split_kernel_key
+from cachectl.removal import recover
 
 OBJECT = "2.2.1/0123456789abcdef0123456789abcdef/MIOpenPooling.cl.o"
 OTHER = ("Conv_Winograd_v21_1_3.s.o", " -mcpu=gfx90a")
@@ -226,7 +227,7 @@ def test_a_clear_beside_a_running_program_deletes_rows_and_never_the_file(tmp_pa
     path = store(user_file(tmp_path), {(NAME, ARGS): packed(CODE)}, wal=True)
     inode = path.stat().st_ino
     with pending(path):
-        layer.recover_all()
+        recover([layer])
         outcome = layer.clear(layer.plan_clear())
     assert (outcome.removed, outcome.skipped, outcome.failed) == (2, (), ())
     assert (path.stat().st_ino, stored(path)) == (inode, [])
@@ -253,7 +254,7 @@ def test_a_purge_of_user_layers_leaves_the_rest(tmp_path: Path) -> None:
     environment = environment_of(home, MIOPEN_SYSTEM_DB_PATH=str(system.parent))
     classes = (MIOpenKernels, MIOpenSystemKernels, MIOpenTuning, MIOpenSystemTuning)
     for layer in (made(environment) for made in classes):
-        if layer.scope.value == "user" and not layer.precious:
+        if layer.about.scope.value == "user" and not layer.about.precious:
             outcome = layer.clear(layer.plan_clear())
             assert (outcome.removed, outcome.failed) == (4, ())
     assert {**snapshot(tmp_path / "rocm"), **snapshot(home / ".config")} == before
@@ -321,7 +322,7 @@ def test_rows_that_miopen_rejects_are_damaged(tmp_path: Path, layer: MIOpenKerne
     with pytest.raises(Damaged):
         layer.get(KEY)
     assert problems(layer) == []
-    (finding,) = layer.verify(layer.roots()[0])
+    (finding,) = layer.store.verify(layer.roots()[0])
     assert (finding.key, finding.severity, finding.code) == (KEY, Severity.FAILS, "content")
     assert finding.fix == f"cachectl purge miopen --key '{KEY}'"
     # A damaged row is cleared, or replaced, like any other.
@@ -361,7 +362,7 @@ def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path, layer: M
 def test_what_stands_in_the_place_of_a_packages_database_is_the_packages(tmp_path: Path) -> None:
     (tmp_path / "db" / "gfx90a.kdb").mkdir(parents=True)
     system = MIOpenSystemKernels(environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db")))
-    (finding,) = system.verify(system.roots()[0])
+    (finding,) = system.store.verify(system.roots()[0])
     assert (finding.code, finding.severity) == ("no-file", Severity.FAILS)
     assert "reinstall the package" in finding.fix
 
@@ -390,7 +391,7 @@ def test_what_stands_in_the_place_of_a_database_is_named_and_moved(  # noqa: PLR
         path.mkdir() if kind == "folder" else os.mkfifo(path)
     layer, code = made(environment_of(tmp_path)), "link" if kind == "link" else "no-file"
     assert problems(layer) == [code]
-    (finding,) = layer.verify(layer.roots()[0])
+    (finding,) = layer.store.verify(layer.roots()[0])
     assert (finding.key, finding.code) == (str(path.relative_to(layer.roots()[0].path)), code)
     assert layer.get(put.key) is None
     with pytest.raises(Refused, match="a link, a folder"):
@@ -400,7 +401,7 @@ def test_what_stands_in_the_place_of_a_database_is_named_and_moved(  # noqa: PLR
         assert finding.severity is severity
         subprocess.run(finding.fix, shell=True, check=True)  # noqa: S602 - the command is what is tested
         layer.put(put.key, put)
-        assert list(layer.verify(layer.roots()[0])) == []
+        assert list(layer.store.verify(layer.roots()[0])) == []
 
 
 def test_rows_that_break_statements_or_the_index_are_found(tmp_path: Path, layer: MIOpenKernels) -> None:
@@ -417,7 +418,7 @@ def test_an_empty_database_is_housekeeping_and_a_locked_one_a_problem(tmp_path: 
     # A mere lookup makes MIOpen write such a file.
     path = store(user_file(tmp_path), {})
     layer = MIOpenKernels(replace(environment_of(tmp_path), lock_timeout=0.05))
-    (found,) = layer.scan(layer.roots()[0])
+    (found,) = layer.store.scan(layer.roots()[0])
     assert isinstance(found, Housekeeping)
     assert found.bytes == path.stat().st_size
     with closing(sqlite3.connect(path)) as connection:
@@ -433,10 +434,10 @@ def test_unusable_files_are_problems(tmp_path: Path, layer: MIOpenKernels) -> No
     (folder / "gfx90a6e.ukdb").write_bytes(b"garbage" * 1000)
     store(folder / "gfx1030_36.ukdb", {(f"k{n}.s.o", ""): (os.urandom(5000), "0", 0) for n in range(9)})
     os.truncate(folder / "gfx1030_36.ukdb", 20_000)
-    found = [thing for thing in layer.scan(layer.roots()[0]) if isinstance(thing, Problem)]
+    found = [thing for thing in layer.store.scan(layer.roots()[0]) if isinstance(thing, Problem)]
     codes = {problem.path.stem: problem.code for problem in found}
     assert codes == {**dict.fromkeys(tables, "unreadable"), **dict.fromkeys(("gfx90a6e", "gfx1030_36"), "sqlite")}
-    judged = {Path(finding.key or "").stem: finding for finding in layer.verify(layer.roots()[0])}
+    judged = {Path(finding.key or "").stem: finding for finding in layer.store.verify(layer.roots()[0])}
     assert {name: (finding.code, finding.thing is not None) for name, finding in judged.items()} == {
         **dict.fromkeys(tables, ("foreign", False)),
         **dict.fromkeys(("gfx90a6e", "gfx1030_36"), ("damaged", True)),
@@ -456,7 +457,7 @@ def test_system_files_are_judged_by_their_header(tmp_path: Path) -> None:
         ("too-small", Severity.RECOMPILES),
         ("wal", Severity.FAILS),
     ]
-    (wal,) = (finding for finding in system.verify(system.roots()[0]) if finding.code == "wal")
+    (wal,) = (finding for finding in system.store.verify(system.roots()[0]) if finding.code == "wal")
     assert "journal_mode=delete" in wal.fix
     assert [entry.key for entry in system.entries()] == [key_of("gfx90a.kdb")]
     assert sorted(os.listdir(tmp_path / "db")) == ["gfx900.kdb", "gfx906.kdb", "gfx90a.kdb"]

@@ -79,7 +79,7 @@ def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path, layer: MIOpen
     read = got(layer, entry.key)
     assert (read.form, read.data) == ("miopen-record/1", LINE.encode())
     assert layer.get(f"{FIND}::missing") is None
-    usage = layer.usage(layer.roots()[0])
+    usage = layer.store.usage(layer.roots()[0])
     assert (usage.files, usage.bytes) == (2, sum(path.stat().st_size for path in folder.iterdir()))
     (folder / "gfx90a6e.HIP.2_20_0_.ufdb.txt").write_text("k=S:1,0,A\n")
     stale = {entry.versions["miopen"]: entry.stale_because for entry in layer.entries()}
@@ -89,7 +89,7 @@ def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path, layer: MIOpen
 def test_tuning_is_precious_and_knows_no_kernels_and_its_switch_is_the_find_dbs(tmp_path: Path) -> None:
     fill(tmp_path)
     layer = MIOpenTuning(environment_of(tmp_path))
-    assert layer.precious
+    assert layer.about.precious
     assert layer.abilities()[Ability.KERNELS] is not None
     plan = layer.plan_clear(Selection(kernel="*"))
     assert not plan.entries
@@ -198,10 +198,10 @@ def test_put_refuses_what_is_no_record_of_a_user_file(tmp_path: Path, key: str, 
 def test_results_in_sqlite_are_counted_and_left(tmp_path: Path, layer: MIOpenTuning) -> None:
     path = folder_of(tmp_path) / "gfx906_60_1.1.0.udb"
     path.write_bytes(b"SQLite format 3\0" + bytes(4080))
-    usage = layer.usage(layer.roots()[0])
+    usage = layer.store.usage(layer.roots()[0])
     assert (usage.entries, usage.files, usage.bytes) == (0, 1, 4096)
     assert layer.get(f"{path.name}::7::SolverA") is None
-    assert (layer.plan_clear().entries, list(layer.verify(layer.roots()[0]))) == ((), [])
+    assert (layer.plan_clear().entries, list(layer.store.verify(layer.roots()[0]))) == ((), [])
 
 
 def test_what_interrupted_rewrites_leave_goes_when_no_program_has_miopen(
@@ -212,7 +212,7 @@ def test_what_interrupted_rewrites_leave_goes_when_no_program_has_miopen(
         (folder / name).write_text("rest")
     (folder / "notes.temp").write_text("not MIOpen's")
     layer = MIOpenTuning(environment_of(tmp_path))
-    orphans = [found for found in layer.scan(layer.roots()[0]) if isinstance(found, Orphan)]
+    orphans = [found for found in layer.store.scan(layer.roots()[0]) if isinstance(found, Orphan)]
     assert len(orphans) == 2
     monkeypatch.setattr(miopen_tuning, "using", lambda *_, **__: (1,))
     assert len(layer.plan_removal(orphans).skipped) == 2
@@ -225,9 +225,9 @@ def test_what_interrupted_rewrites_leave_goes_when_no_program_has_miopen(
 def test_damage_is_reported_line_by_line(tmp_path: Path, layer: MIOpenTuning) -> None:
     folder = folder_of(tmp_path)
     (folder / FIND).write_text("good=S:1,0,A\nno equals\ngood=S:2,0,A\nlast=S:1")
-    found = [thing for thing in layer.scan(layer.roots()[0]) if isinstance(thing, Problem)]
+    found = [thing for thing in layer.store.scan(layer.roots()[0]) if isinstance(thing, Problem)]
     assert sorted(problem.code for problem in found) == ["duplicate", "malformed", "newline"]
-    findings = {finding.code: finding for finding in layer.verify(layer.roots()[0])}
+    findings = {finding.code: finding for finding in layer.store.verify(layer.roots()[0])}
     assert {code: finding.severity for code, finding in findings.items()} == {
         "malformed": Severity.RECOMPILES,
         "duplicate": Severity.WASTES,
@@ -254,7 +254,7 @@ def test_system_results_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
     ]
     read = got(layer, f"gfx906_60.HIP.fdb.txt::{PROBLEM}")
     assert read.data == LINE.encode()
-    (finding,) = layer.verify(layer.roots()[0])
+    (finding,) = layer.store.verify(layer.roots()[0])
     assert "reinstall the package" in finding.fix
     assert layer.abilities()[Ability.KERNELS] is not None
     key = "gfx906_60.HIP.fdb.txt::a"
