@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
@@ -285,17 +286,14 @@ def _read_loader(file: str, prefix: Path | None, near: tuple[str, ...] = ()) -> 
         return Loader(file, None, driver="PoCL" if is_pocl else os.path.basename(file))
     is_ocl_icd = b"OCL_ICD_DEFAULT_PLATFORM\0" in content
     # A patch of conda-forge's, for the package ocl-icd-system, which links the system's folder into the prefix.
-    nested = is_ocl_icd and vendors not in (None, _SYSTEM) and bool(_conda_libraries(prefix))
+    nested = is_ocl_icd and vendors != _SYSTEM and bool(_conda_libraries(prefix))
     return Loader(file, vendors or _SYSTEM, variables, is_ocl_icd, linked, nested=nested)
 
 
 def _ending(content: bytes, end: str) -> Iterator[str]:
     """Yield the absolute paths in a file's strings that end with ``end``."""
-    wanted, at = os.fsencode(end) + b"\0", -1
-    while (at := content.find(wanted, at + 1)) >= 0:
-        text = content[content.rfind(b"\0", 0, at) + 1 : at + len(wanted) - 1]
-        if text.startswith(b"/"):
-            yield os.fsdecode(text)
+    pattern = rb"(?<=\0)/[^\0]*" + re.escape(os.fsencode(end)) + rb"(?=\0)"
+    return map(os.fsdecode, re.findall(pattern, content))
 
 
 # ---------------------------------------------------------------------- the dynamic linker
