@@ -238,9 +238,4 @@ def _attested(one: Attestation) -> str:
     means = ", ".join([f"file events on {plural(one.folders, 'folder')}", *one.notes])
     if one.verdict is Verdict.UNKNOWN:
         return f"no write seen ({files}), but reads are unknown: {'; '.join(one.unknown)}"
-    if not one.roots:
-        return "keeps nothing in this environment"
-    if not one.present:
-        verb = "is" if len(one.roots) == 1 else "are"
-        return f"not written, not read ({' and '.join(map(str, one.roots))} {verb} not there)"
     return f"not written ({files}), not read ({means})"

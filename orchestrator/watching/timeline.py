@@ -11,9 +11,10 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from cachectl.layers.base.parts import Lookups
+from cachectl.watching.notes import Event
 
 #: The stages of a start, in the order in which a kernel passes through them.
 STAGES: Final = (
@@ -111,21 +112,17 @@ _SAME_CLOCK: Final = 10_000_000_000
 _SLACK: Final = 1.0
 #: How many of the slowest kernels are listed.
 _SLOWEST: Final = 10
-_LOOKUPS: Final = frozenset({"hit", "miss", "store"})
-#: The outcome of a driver's lookup by whether it compiled.
-_OUTCOMES: Final = {True: "miss", False: "hit", None: None}
 #: A driver of which no layer knows what it stores.
 _UNKNOWN: Final = Lookups()
-_Event = Mapping[str, Any]
 
 
 def read_timeline(
     command: Sequence[str],
     began: Clock,
     wall: float,
-    events: Sequence[_Event],
+    events: Sequence[Event],
     *,
-    layer_of: Callable[[_Event], str],
+    layer_of: Callable[[Event], str],
     lookups: Mapping[str, Lookups],
 ) -> Timeline:
     """Return the timeline of a run from the events of its processes, each process's in their order.
@@ -133,16 +130,15 @@ def read_timeline(
     ``layer_of`` names the layer that an event belongs to; ``lookups`` know what drivers have stored.
     """
     processes: dict[int, Process] = {}
-    clocks: dict[int, Clock] = {}
+    reader = _Reader(began, layer_of, lookups)
     for event in events:
         if event["event"] == "started":
-            pid, host = event["pid"], event.get("host", "")
-            processes[pid] = Process(pid, " ".join(event.get("program") or ()), host, event.get("rank"))
-            clocks[pid] = Clock(event.get("monotonic", began.monotonic), event.get("epoch", began.epoch), host)
-    reader = _Reader(began, clocks, layer_of, lookups)
+            pid, host = event["pid"], event["host"]
+            processes[pid] = Process(pid, " ".join(event["program"]), host, event.get("rank"))
+            reader.clocks[pid] = Clock(event["monotonic"], event["epoch"], host)
     for event in events:
         # A program can write any event.
-        if event.get("end", 0) - event.get("start", 0) <= (wall + _SLACK) * 1e9:
+        if event["pid"] in processes and event.get("end", 0) - event.get("start", 0) <= (wall + _SLACK) * 1e9:
             reader.read(event)
     spans = sorted(reader.spans, key=lambda span: (span.start, -span.seconds))
     in_order = sorted(processes.values(), key=lambda one: (math.inf if one.rank is None else one.rank, one.process))
@@ -152,48 +148,41 @@ def read_timeline(
 class _Reader:
     """Makes spans of events."""
 
-    def __init__(
-        self,
-        began: Clock,
-        clocks: Mapping[int, Clock],
-        layer_of: Callable[[_Event], str],
-        lookups: Mapping[str, Lookups],
-    ) -> None:
+    def __init__(self, began: Clock, layer_of: Callable[[Event], str], lookups: Mapping[str, Lookups]) -> None:
         self.spans: list[Span] = []
+        self.clocks: dict[int, Clock] = {}
         self._began = began
-        self._clocks = clocks
         self._layer_of = layer_of
-        self._drivers = lookups
+        self._lookups = lookups
         #: What a driver has said that it stored. It says so just before a build ends.
         self._stored: Sequence[str] = ()
         #: Kernels that were compiled after the build of their program, by process and name; they start at the end.
         self._later: dict[tuple[int, str], list[Span]] = {}
 
-    def read(self, event: _Event) -> None:
+    def read(self, event: Event) -> None:
         """Add the spans of an event."""
         kind = event["event"]
         if kind == "messages":
             self._stored = event["wrote"]
-        if event["pid"] not in self._clocks or event.get("start", 0) > event.get("end", -1):
+        when = (event.get("start", 1), event.get("end", 0))
+        if when[0] > when[1]:
             return
-        when = (event["start"], event["end"])
-        if kind == "span":
+        if kind == "span" and event["stage"] in STAGES:
             self._work(self._span(event, event["stage"], event["name"], when))
-        elif kind in _LOOKUPS:
+        elif kind in ("hit", "miss", "store"):
             name = event.get("dictionary") or event.get("key") or event["layer"]
             span = self._span(event, "store" if kind == "store" else "lookup", name, when)
             self.spans.append(replace(span, layer=self._layer_of(event), outcome=kind, bytes=event.get("bytes")))
         elif kind == "build":
-            span = self._span(event, "build", event.get("kind", kind), when)
+            span = self._span(event, "build", event.get("kind") or kind, when)
             self.spans.append(replace(span, layer=event["layer"], outcome=event.get("binary")))
             self._driver(event)
             self._stored = ()
 
-    def _span(self, event: _Event, stage: str, name: str, when: Sequence[int]) -> Span:
-        clock = self._clocks[event["pid"]]
-        start, seconds = (when[0] - clock.shift_from(self._began)) / 1e9, (when[1] - when[0]) / 1e9
+    def _span(self, event: Event, stage: str, name: str, when: Sequence[int]) -> Span:
+        start = (when[0] - self.clocks[event["pid"]].shift_from(self._began)) / 1e9
         kernel = " ".join(event.get("kernels") or ()) or None
-        return Span(event["pid"], event.get("thread", 0), stage, name, start, seconds, kernel=kernel)
+        return Span(event["pid"], event["thread"], stage, name, start, (when[1] - when[0]) / 1e9, kernel=kernel)
 
     def _work(self, span: Span) -> None:
         """Add a span of work, with what the driver compiled in it since a kernel was launched."""
@@ -209,14 +198,15 @@ class _Reader:
             # It is part of the innermost such span, which is noted first.
             self._later[span.process, one.kernel or ""].remove(one)
 
-    def _driver(self, event: _Event) -> None:
+    def _driver(self, event: Event) -> None:
         """Add the spans of the driver in a build: one that missed looks up, compiles, and loads."""
-        compiled, layer = event.get("compiled"), str(event.get("driver") or "")
+        compiled, layer = event.get("compiled"), event.get("driver")
+        part = self._lookups.get(layer or "", _UNKNOWN)
         stored = self._stored if compiled else ()
-        part = self._drivers.get(layer, _UNKNOWN)
         times = [(path, one) for path in stored for one in part.compilations(path)]
-        for pair in event.get("compiles", ()):
-            span = replace(self._span(event, "compile", DRIVER, pair), layer=layer or None, outcome=_OUTCOMES[compiled])
+        outcome = None if compiled is None else "miss" if compiled else "hit"
+        for pair in event["compiles"]:
+            span = replace(self._span(event, "compile", DRIVER, pair), layer=layer, outcome=outcome)
             inside = []
             for path, (kernel, begun, ended) in times:
                 end = self._at(event["pid"], ended)
@@ -231,7 +221,7 @@ class _Reader:
 
     def _at(self, process: int, epoch: float) -> float:
         """Return a time of day by a process's clocks as seconds since the trace began."""
-        clock = self._clocks[process]
+        clock = self.clocks[process]
         return epoch - (clock.epoch - clock.monotonic + clock.shift_from(self._began)) / 1e9
 
 

@@ -417,19 +417,6 @@ def test_a_bypassed_layer_is_named(home: Home, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- builds
 
 
-@real
-def test_a_program_that_is_built_again_and_again_is_named(home: Home) -> None:
-    """Caches are warm then, and the time of all these lookups shows nowhere else."""
-    lines = "for name in ['often'] * 9 + ['once']: cl.Program(context, source(name)).build()"
-    document = traced(home, lines, options=("--explain",))
-    (found,) = document["rebuilt"]
-    assert (found["kernels"], found["builds"]) == (["often"], 9)
-    assert "often: one process built the same program 9 times, all but the first in " in document["said"]
-    table = document["said"].partition("served by")[2].partition("\n\n")[0]
-    shown = [line.split()[1:] for line in table.splitlines()[1:]]
-    assert sorted(shown) == [["1", "compiled", "often"], ["1", "compiled", "once"], ["8", "pocl", "often"]]
-
-
 SPEAKING = """
 import ctypes, sys
 sys.path.insert(0, sys.argv[1])
