@@ -6,12 +6,18 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.facts import Ability, Switch
 from cachectl.options import LAYER, OneOf, Option, Request
+from cachectl.switching.isolated import make_folders
+from cachectl.switching.run import merged
 from cachectl.switching.shells import SHELLS, format_changes, guess_shell
 from cachectl.table import Raw
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cachectl.layer_set import LayerSet
+    from cachectl.layers.base.layer import Layer
 
 OPTIONS: Final = (
     OneOf(
@@ -46,22 +52,46 @@ def env(
     With ``base`` that folder is started warm from a read-only one, as ``run`` does it. The second value has a line for
     each layer that variables cannot switch or move. Raises :class:`BadRequest` if ``root`` is not a directory.
     """
-    from cachectl.switching.run import variables_for
-
     folder = None if root is None else stack.environment.expand(root)
     if folder is not None and (not root or (folder.exists() and not folder.is_dir())):
         raise BadRequest(f"--root {root!r} is not a directory")
     chosen = stack.named(layers)
     if base is None:
-        return variables_for(chosen, on=enable, root=folder)
+        return _variables(chosen, on=enable, root=folder)
     from cachectl.exchange.around import base_at, start_from
 
     notes: list[str] = []
     names = [layer.name for layer in chosen] if layers else ()
     place = base_at(stack.environment, base)
     start = start_from(stack.environment, place, folder, layers=names, notice=notes.append)
-    changes, others = variables_for(chosen, on=True, root=start)
+    changes, others = _variables(chosen, on=True, root=start)
     return changes, (*notes, *others)
+
+
+def _variables(
+    layers: Iterable[Layer], *, on: bool, root: Path | None
+) -> tuple[dict[str, str | None], tuple[str, ...]]:
+    """Return the variables that switch or move layers, and the reasons why some cannot be.
+
+    Makes the folders below ``root`` that a library would not make itself.
+    """
+    switches: list[Switch] = []
+    notes: list[str] = []
+    ability = Ability.DISABLE if root is None else Ability.RELOCATE
+    for layer in layers:
+        reason = layer.abilities()[ability]
+        if reason is not None:
+            notes.append(f"{layer.name} cannot {ability.value}: {reason}")
+            continue
+        switch = layer.relocate(root) if root is not None else layer.enable() if on else layer.disable()
+        switches.append(switch)
+        if switch.patches:
+            notes.append(f"{layer.name}: no variable switches it off; cachectl run --no-cache does")
+    try:
+        make_folders(switches)
+    except OSError as error:
+        notes.append(f"{error.filename}: cannot be made ({error.strerror}); a layer that needs it keeps nothing")
+    return merged(switches), tuple(notes)
 
 
 def run(request: Request) -> int:
