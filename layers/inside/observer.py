@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import collections
-import contextlib
 import functools
 import importlib.util
 import json
@@ -44,6 +43,26 @@ def _quietly(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         return call(*arguments, **options)
     except Exception:  # noqa: BLE001 - a trace must never fail the program it looks at
         return None
+
+
+class Call:
+    """One call of a watched function: its arguments, when it began, and what came of it.
+
+    ``error`` is the class of the exception that it raised, because the exception itself would live longer. ``before``
+    is what was seen before the call.
+    """
+
+    def __init__(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self.arguments = arguments
+        self.options = options
+        self.before: Any = None
+        self.start = 0
+        self.value: Any = None
+        self.error: type[BaseException] | None = None
+
+    def get(self, place: int, name: str, default: Any = None) -> Any:
+        """Return an argument by its place or its name."""
+        return self.arguments[place] if self.arguments[place:] else self.options.get(name, default)
 
 
 class Notes:
@@ -84,6 +103,8 @@ class Notes:
         """Return new listeners to drivers, by the name of the OpenCL platform that each driver offers."""
         return {name: self.load(file).Listener(self, layer) for name, (layer, file) in self._listeners.items()}
 
+    # ------------------------------------------------------------------ replacing functions
+
     def fit(self, library: str, watch: Callable[[Any, Notes], None], module: Any) -> None:
         """Let a watcher replace functions of a library; if the library is another than expected, leave it as it was."""
         before = len(self._replaced)
@@ -98,6 +119,64 @@ class Notes:
         self._replaced.append((owner, name, vars(owner)[name]))
         setattr(owner, name, value)
 
+    def wrap(
+        self, owner: Any, name: str, after: Callable[[Call], object], before: Callable[[Call], Any] | None = None
+    ) -> None:
+        """Replace a function until :meth:`stop`, as by :meth:`around`."""
+        self.put(owner, name, self.around(vars(owner)[name], after, before))
+
+    def around(
+        self, function: Callable[..., Any], after: Callable[[Call], object], before: Callable[[Call], Any] | None = None
+    ) -> Callable[..., Any]:
+        """Return a function that does the same, and calls ``before`` and ``after`` with each of its calls."""
+
+        @functools.wraps(function)
+        def call_and_note(*arguments: Any, **options: Any) -> Any:
+            call = Call(arguments, options)
+            if before is not None:
+                call.before = _quietly(before, call)
+            call.start = self.now()
+            try:
+                call.value = function(*arguments, **options)
+            except BaseException as error:
+                call.error = type(error)
+                raise
+            else:
+                return call.value
+            finally:
+                _quietly(after, call)
+
+        return call_and_note
+
+    def timed(
+        self,
+        function: Callable[..., Any],
+        stage: str,
+        about: Callable[[Call], dict[str, Any]] | None = None,
+        *,
+        outermost: bool = False,
+    ) -> Callable[..., Any]:
+        """Return a function whose calls are noted as spans, unless they are part of a span of the same stage.
+
+        With ``outermost`` they are noted only outside of every timed function. ``about`` returns more fields of the
+        event.
+        """
+
+        def before(_: Call) -> bool:
+            stages = vars(self.here).setdefault("stages", set())
+            if stage in stages or (outermost and stages):
+                return False
+            stages.add(stage)
+            return True
+
+        def after(call: Call) -> None:
+            if call.before:
+                self.here.stages.discard(stage)
+                more = _quietly(about, call) if about else None
+                self.span(stage, call.start, **{"name": function.__name__, **(more or {})})
+
+        return self.around(function, after, before)
+
     def stop(self) -> None:
         """Restore the replaced attributes, and stop watching imports."""
         self.flush()
@@ -109,6 +188,8 @@ class Notes:
     def _restore(self, left: int) -> None:
         while len(self._replaced) > left:
             setattr(*self._replaced.pop())
+
+    # ------------------------------------------------------------------ events
 
     def add(self, **event: object) -> None:
         """Append an event."""
@@ -128,50 +209,18 @@ class Notes:
         """Return the fields of an event that began at ``start`` (monotonic nanoseconds), and ends now by default."""
         return {"start": start, "end": self.now() if end is None else end, "thread": threading.get_native_id()}
 
-    def timed(
-        self,
-        function: Callable[..., Any],
-        stage: str,
-        about: Callable[..., dict[str, Any]] | None = None,
-        *,
-        outermost: bool = False,
-    ) -> Callable[..., Any]:
-        """Return a function whose calls are noted as spans, unless they are part of a span of the same stage.
-
-        With ``outermost`` they are noted only outside of every timed function.
-        ``about(value, *arguments, **options)`` returns more fields of the event.
-        """
-
-        @functools.wraps(function)
-        def call_and_time(*arguments: Any, **options: Any) -> Any:
-            stages = vars(self.here).setdefault("stages", set())
-            if stage in stages or (outermost and stages):
-                return function(*arguments, **options)
-            stages.add(stage)
-            value = None
-            start = self.now()
-            try:
-                value = function(*arguments, **options)
-                return value
-            finally:
-                stages.discard(stage)
-                more = _quietly(about, value, *arguments, **options) if about else None
-                self.span(stage, start, **{"name": function.__name__, **(more or {})})
-
-        return call_and_time
-
     def flush(self) -> None:
         """Write the events that wait."""
         if self._pid != os.getpid():
             # They are those of the process that forked.
             return
         self._written = self.now()
-        lines = []
-        with contextlib.suppress(IndexError):
-            while True:
-                lines.append(self._waiting.popleft())
+        lines = ""
+        while self._waiting:
+            # Another thread may take the last one.
+            lines += _quietly(self._waiting.popleft) or ""
         for folder in self.folders if lines else ():
-            _quietly(_append, os.path.join(folder, f"{self._pid}.events"), "".join(lines))
+            _quietly(_append, os.path.join(folder, f"{self._pid}.events"), lines)
 
     def _wait(self, event: dict[str, object]) -> None:
         if self._pid != os.getpid():
@@ -223,21 +272,18 @@ class ImportWatcher:
         return open_here
 
     def _wait_for(self, spec: Any, begun: int | None) -> None:
-        execute = spec.loader.exec_module
-
-        @functools.wraps(execute)
-        def execute_and_wrap(module: Any) -> None:
+        def before(_: Call) -> None:
             if begun is not None:
                 self._open().add(spec.name)
-            try:
-                execute(module)
-            finally:
-                if begun is not None:
-                    self._open().discard(spec.name)
-                    self.notes.span("import", begun, name=spec.name)
-            self.wrap(spec.name, module)
 
-        spec.loader.exec_module = execute_and_wrap
+        def after(call: Call) -> None:
+            if begun is not None:
+                self._open().discard(spec.name)
+                self.notes.span("import", begun, name=spec.name)
+            if call.error is None:
+                self.wrap(spec.name, call.get(0, "module"))
+
+        spec.loader.exec_module = self.notes.around(spec.loader.exec_module, after, before)
 
     def wrap(self, name: str, module: Any) -> None:
         """Wrap a library each time it is executed."""
@@ -274,26 +320,19 @@ def _watch_by(file: str, module: Any, notes: Notes) -> None:
     notes.load(file).watch(module, notes)
 
 
-def _watch_call(call: dict[str, Any], module: Any, notes: Notes) -> None:
+def _watch_call(row: dict[str, Any], module: Any, notes: Notes) -> None:
     """Record each call of a function as a store, or as a lookup that returned or raised what means a miss."""
-    owner, _, name = call["function"].rpartition(".")
-    place = getattr(module, owner) if owner else module
-    absent = getattr(module, call["absent"]) if call["absent"] else ()
-    function = vars(place)[name]
+    owner, _, name = row["function"].rpartition(".")
+    absent = getattr(module, row["absent"]) if row["absent"] else ()
 
-    @functools.wraps(function)
-    def call_and_note(*arguments: Any, **options: Any) -> Any:
-        start = notes.now()
-        try:
-            value = function(*arguments, **options)
-        except absent:
-            notes.add(event="miss", layer=call["layer"], **notes.timing(start))
-            raise
-        found = "hit" if value is not None or absent else "miss"
-        notes.add(event="store" if call["stores"] else found, layer=call["layer"], **notes.timing(start))
-        return value
+    def after(call: Call) -> None:
+        if call.error is not None and not (absent and issubclass(call.error, absent)):
+            return
+        found = "miss" if call.error is not None or (call.value is None and not absent) else "hit"
+        kind = "store" if row["stores"] and call.error is None else found
+        notes.add(event=kind, layer=row["layer"], **notes.timing(call.start))
 
-    notes.put(place, name, call_and_note)
+    notes.wrap(getattr(module, owner) if owner else module, name, after)
 
 
 def _append(path: str, line: str) -> None:

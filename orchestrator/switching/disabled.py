@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cachectl.layer_set import LayerSet, part_of
-from cachectl.layers.base.errors import BadRequest, CachectlError, LayerError
+from cachectl.layers.base.errors import CachectlError, LayerError
 from cachectl.layers.base.facts import Condition, Patch, Switch
 from cachectl.layers.host.processes import Loaded, first_variables, libraries_here
 from cachectl.layers.inside.tagged_builds import LIBRARY, can_tag, misfit, patches
@@ -39,19 +39,25 @@ _INSTEAD_OF_DISABLED: Final = (
     "enter disabled() before these libraries start, or run: cachectl run --no-cache -- COMMAND; "
     "strict=False switches off the others and warns"
 )
+_INSTEAD_OF_ISOLATED: Final = (
+    "enter isolated() before these libraries start, or run: cachectl run --isolated -- COMMAND"
+)
+_SALTED: Final = (
+    f"its driver has started, so every program that {LIBRARY} builds for it from source gets a unique constant and "
+    "misses, and its entry is removed; programs from binaries or IL, and other libraries, still use the cache"
+)
 
 
 class StillOn(CachectlError, RuntimeError):
     """Some layers cannot be switched off, or moved, in this process any more.
 
-    ``layers`` maps each to the reason, ``what`` is the message in one sentence, and ``instead`` names what works.
+    ``layers`` maps each to the reason, and ``what`` is the message without what works instead.
     """
 
     def __init__(self, layers: Mapping[str, str], act: str, instead: str) -> None:
         self.layers = dict(layers)
         listed = ", ".join(f"{name} ({why})" for name, why in layers.items())
         self.what = f"cannot {act} in this process: {listed}"
-        self.instead = instead
         super().__init__(f"{self.what}; {instead}")
 
 
@@ -67,17 +73,16 @@ class Held(NamedTuple):
 
 
 @contextmanager
-def disabled(*layers: str | Iterable[str], strict: bool = True) -> Iterator[Mapping[str, Held]]:
+def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
     """Switch the named layers, or all, off in this process and its children.
 
-    Layers are named one by one, or by any iterable of names; an empty iterable names none. Yields the status of each
-    layer. If its driver has started, a layer is salted. Raises :class:`StillOn` before anything is changed if a
-    layer can be neither switched nor salted; ``strict=False`` warns instead. On exit the environment and the switches
-    are restored exactly, and modules imported in the block are left as they would be without it. Compiled kernels that
-    the program already holds are not compiled again.
+    Yields the status of each layer. If its driver has started, a layer is salted. Raises :class:`StillOn` before
+    anything is changed if a layer can be neither switched nor salted; ``strict=False`` warns instead. On exit the
+    environment and the switches are restored exactly, and modules imported in the block are left as they would be
+    without it. Compiled kernels that the program already holds are not compiled again.
     """
     stack = LayerSet()
-    chosen = [layer for layer in _named(stack, layers) if can_switch(layer)]
+    chosen = [layer for layer in stack.named(layers) if can_switch(layer)]
     loaded = libraries_here()
     off = {layer.name: layer.disable() for layer in chosen}
     held = {layer.name: _judge(layer, off[layer.name], loaded) for layer in chosen}
@@ -127,7 +132,7 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
     try:
         late = too_late(stack, root)
         if late and strict:
-            raise StillOn(late, "move", _instead_of_isolated(stack))
+            raise StillOn(late, "move", _INSTEAD_OF_ISOLATED)
         _warn_of(late)
         root.mkdir(parents=True, exist_ok=True)
         make_folders(moved.values())
@@ -162,16 +167,30 @@ def _remove_in(process: int, root: Path) -> None:
 
 
 def _judge(layer: Layer, off: Switch, loaded: Loaded) -> Held:
-    why = _latched(off, loaded)
-    if why is not None:
-        return _judge_latched(layer, loaded, why)
-    if _is_off(layer, off):
-        return Held("off", f"already off: {layer.state().why}")
-    if (lack := _misfit(off)) is not None:
-        return Held("on", f"{lack}, by which it would be switched off")
-    if off.patches:
-        return Held("off", "switched off in this process; no variable switches it off in child processes")
-    return Held("off", f"switched off {off.takes_effect.value}")
+    """Return the status that a layer gets: a driver that has started is off only if it was off from the beginning."""
+    if (why := _latched(off, loaded)) is None:
+        if _is_off(layer, off):
+            return Held("off", f"already off: {layer.state().why}")
+        if (lack := _misfit(off)) is not None:
+            return Held("on", f"{lack}, by which it would be switched off")
+        if off.patches:
+            return Held("off", "switched off in this process; no variable switches it off in child processes")
+        return Held("off", f"switched off {off.takes_effect.value}")
+    return _judge_started(layer, loaded, why)
+
+
+def _judge_started(layer: Layer, loaded: Loaded, why: str) -> Held:
+    began = _began(layer)
+    if began is not None and began.state().condition is Condition.DISABLED:
+        return Held("off", f"off since the process began: {began.state().why}")
+    part = part_of(layer, "tagging")
+    if part is None or not part.drivers or not part.platforms:
+        return Held("on", why)
+    if not can_tag() or loaded.has(part.drivers) is False:
+        return Held("on", f"{why}; {LIBRARY}, whose builds could be salted, is not what started it")
+    if (lack := misfit()) is not None:
+        return Held("on", f"{why}; builds cannot be salted, because {lack}")
+    return Held("salted", _SALTED)
 
 
 def _misfit(switch: Switch) -> str | None:
@@ -200,27 +219,6 @@ def _is_off(layer: Layer, off: Switch) -> bool:
     variables = layer.environment.variables
     touched = any(name in variables for name in off.set.keys() | layer.enable().unset)
     return touched and layer.state().condition is Condition.DISABLED
-
-
-def _judge_latched(layer: Layer, loaded: Loaded, why: str) -> Held:
-    """Return the status of a started driver's layer: off only if the variables at process start switched it off."""
-    began = _began(layer)
-    if began is not None and began.state().condition is Condition.DISABLED:
-        return Held("off", f"off since the process began: {began.state().why}")
-    part = part_of(layer, "tagging")
-    if part is None or not part.drivers:
-        return Held("on", why)
-    if not part.platforms:
-        return Held("on", f"{why}; the layer does not name the OpenCL platforms whose builds could be salted")
-    if not can_tag() or loaded.has(part.drivers) is False:
-        return Held("on", f"{why}; {LIBRARY}, whose builds could be salted, is not what started it")
-    if (lack := misfit()) is not None:
-        return Held("on", f"{why}; builds cannot be salted, because {lack}")
-    return Held(
-        "salted",
-        f"its driver has started, so every program that {LIBRARY} builds for it from source gets a unique constant "
-        "and misses, and its entry is removed; programs from binaries or IL, and other libraries, still use the cache",
-    )
 
 
 _first_variables = cache(first_variables)
@@ -268,28 +266,6 @@ def _latched(switch: Switch, loaded: Loaded) -> str | None:
     if started is None and can_tag():
         return "its driver may have started, which this platform does not show"
     return "its driver has started, and reads its variables only then" if started else None
-
-
-def _named(stack: LayerSet, layers: Iterable[str | Iterable[str]]) -> tuple[Layer, ...]:
-    """Return the named layers, each once; all layers if the caller gave no argument.
-
-    Raises :class:`BadRequest` for an unknown name and for an argument that is no name.
-    """
-    names: list[str] = []
-    for argument in layers:
-        names += [argument] if isinstance(argument, str) or not isinstance(argument, Iterable) else argument
-    for name in names:
-        if not isinstance(name, str):
-            raise BadRequest(f"layers are named by str, not by {type(name).__name__}")
-    return stack.named(names) if names or not layers else ()
-
-
-def _instead_of_isolated(stack: LayerSet) -> str:
-    """Return advice for layers that cannot be moved; it names ``disabled()`` only if that would work."""
-    loaded = libraries_here()
-    statuses = (_judge(layer, layer.disable(), loaded).status for layer in stack if can_switch(layer))
-    off = "" if "on" in statuses else "; cachectl.disabled() works here"
-    return f"enter isolated() before these libraries start, or run: cachectl run --isolated -- COMMAND{off}"
 
 
 def _warn_of(still_on: Mapping[str, str]) -> None:
