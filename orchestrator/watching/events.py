@@ -52,7 +52,6 @@ _LONGEST: Final = 1.0
 LOST: Final = "file events came faster than they could be read"
 _TOGETHER: Final = "an entry was open twice at once, and such openings may be reported as one"
 _EARLY: Final = "an entry was stored in a new folder before that was watched, so that first hits of it may be missing"
-_REWRITTEN: Final = "an entry was written again, so that its earlier readings may have been misses"
 #: How many folders above a place are watched, in case it is removed and made again.
 _ABOVE: Final = 2
 #: Bytes that are free on a file system that cannot take another entry.
@@ -310,8 +309,9 @@ class History:
                 # It was opened by the program that made it.
                 self.uses.pop()
             elif not self._writing:
-                self.uses[-1] = self.uses[-1][0], True
-                self.doubts.add(_REWRITTEN)
+                # It was perhaps found broken by who read it right before, which was no hit.
+                broken = len(self.uses) > 1 and not self.uses[-2][1]
+                self.uses[-1 - broken :] = [(self.uses[-1][0], True)]
         self._settle()
 
     def _settle(self) -> None:

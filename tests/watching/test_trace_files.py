@@ -98,14 +98,13 @@ def test_cold_warm_and_one_missing(home: Home, sources: Mapping[str, Path], kind
 
 
 def test_names_devices_and_sizes_of_entries(home: Home, sources: Mapping[str, Path]) -> None:
-    """Both halves of each of CUDA's kernels are listed; one that is written again leaves the hits doubtful."""
+    """Both halves of each of CUDA's kernels are listed; a damaged one that is written again is a miss."""
     traced(home, sources, "cuda")
     key = min(str(path.relative_to(sources["cuda"])) for path in sources["cuda"].rglob("?" * 14))
     with (home.path / PLACES["cuda"] / key).open("r+b") as file:
         file.truncate(100)
     read = traced(home, sources, "cuda", options=("--explain",))
-    assert numbers(read, "cuda") == (40, 1, 1)
-    assert events._REWRITTEN in layer_of(read, "cuda")["why"]
+    assert numbers(read, "cuda") == (39, 1, 1)
     assert used(read, "cuda", "stores") == {key}
     assert {kernel for entry in read["entries"] for kernel in entry["kernels"]} == {f"ka{n}" for n in range(20)}
     assert {entry["device"] for entry in read["entries"]} == {"sm_90"}
@@ -186,7 +185,8 @@ WRITING = (events.OPEN, events.MODIFY, events.CLOSE_WRITE)
 @pytest.mark.parametrize(
     ("listed", "masks", "hits", "stores"),
     [
-        (False, (events.OPEN, *WRITING), [1], [2]),
+        # Who writes it again right after reading it found it broken; one that vanished first was not.
+        (False, (events.OPEN, *WRITING), [], [2]),
         (False, (events.OPEN, events.DELETE, events.CREATE, *WRITING), [1], [3]),
         # A file in a new folder is reported once, by the listing and by its events.
         (True, (events.CREATE, *WRITING, events.OPEN), [5], [0]),
