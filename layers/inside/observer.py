@@ -71,10 +71,9 @@ class Notes:
     The file is opened for each event, because a program may close files that it did not open, and reuse their numbers.
     """
 
-    #: Monotonic nanoseconds, epoch seconds and nanoseconds; a program may replace the clocks of :mod:`time`.
+    #: Monotonic nanoseconds and epoch seconds; a program may replace the clocks of :mod:`time`.
     now = staticmethod(time.monotonic_ns)
     epoch = staticmethod(time.time)
-    epoch_ns = staticmethod(time.time_ns)
     #: Calls something, and returns ``None`` if it fails.
     quietly = staticmethod(_quietly)
 
@@ -237,8 +236,7 @@ class Notes:
         program = list(getattr(sys, "orig_argv", None) or sys.argv)
         host = os.uname().nodename if hasattr(os, "uname") else ""
         rank = next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").isdecimal()), None)
-        clocks = {"monotonic": self.now(), "epoch": self.epoch_ns()}
-        self._wait({"event": "started", "program": program, "host": host, "rank": rank, **clocks})
+        self._wait({"event": "started", "program": program, "host": host, "rank": rank})
 
 
 class ImportWatcher:

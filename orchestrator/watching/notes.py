@@ -27,7 +27,7 @@ Event = Mapping[str, Any]
 _WHEN: Final = ("start", "end", "thread")
 #: The fields that every event of a kind must have. Other fields may be missing, or unknown (null).
 _REQUIRED: Final[Mapping[str, Sequence[str]]] = {
-    "started": ("program", "host", "monotonic", "epoch"),
+    "started": ("program", "host"),
     "failed": ("library",),
     **dict.fromkeys(("hit", "miss", "store"), ("layer", *_WHEN)),
     "build": ("layer", "seconds", "failed", "heard", "compiles", *_WHEN),
@@ -38,8 +38,7 @@ _REQUIRED: Final[Mapping[str, Sequence[str]]] = {
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     **dict.fromkeys(("event", "error", "kind", "host", "library", "layer", "name", "stage", "dictionary"), (str,)),
     **dict.fromkeys(("key", "source", "options", "platform", "driver", "binary"), (str,)),
-    **dict.fromkeys(("pid", "monotonic", "epoch", "start", "end", "thread", "upto", "bytes", "rank"), (int,)),
-    **dict.fromkeys(("lookups",), (int,)),
+    **dict.fromkeys(("pid", "start", "end", "thread", "upto", "bytes", "rank", "lookups"), (int,)),
     **dict.fromkeys(("at", "seconds"), (float,)),
     **dict.fromkeys(("failed", "heard", "compiled"), (bool,)),
     **dict.fromkeys(("program", "wrote", "kernels", "devices"), (list, str)),

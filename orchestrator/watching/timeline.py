@@ -1,13 +1,12 @@
 """Where the time of a run went: spans of its processes and threads, on one clock, and their sums.
 
 Times are seconds since the trace began. They come from the monotonic clock, which all processes of a machine share.
-Each process notes both its clocks when it starts, so that those of other machines are aligned by the time of day.
+Those of drivers come from the time of day. Spans of processes on other machines are left out.
 """
 
 from __future__ import annotations
 
 import math
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -96,18 +95,8 @@ class Clock:
 
     monotonic: int = field(default_factory=time.monotonic_ns)
     epoch: int = field(default_factory=time.time_ns)
-    host: str = field(default_factory=platform.node)
-
-    def shift_from(self, began: Clock) -> int:
-        """Return what to subtract from times of this monotonic clock so that they count from another moment."""
-        apart = (self.epoch - self.monotonic) - (began.epoch - began.monotonic)
-        if self.host == began.host and abs(apart) < _SAME_CLOCK:
-            return began.monotonic
-        return began.monotonic - apart
 
 
-#: Nanoseconds by which the two clocks of a machine may drift apart in a run, as the time of day is set.
-_SAME_CLOCK: Final = 10_000_000_000
 #: Seconds that a run may take longer than its command: processes that outlive it.
 _SLACK: Final = 1.0
 #: How many of the slowest kernels are listed.
@@ -133,12 +122,14 @@ def read_timeline(
     reader = _Reader(began, layer_of, lookups)
     for event in events:
         if event["event"] == "started":
-            pid, host = event["pid"], event["host"]
-            processes[pid] = Process(pid, " ".join(event["program"]), host, event.get("rank"))
-            reader.clocks[pid] = Clock(event["monotonic"], event["epoch"], host)
+            processes[event["pid"]] = Process(
+                event["pid"], " ".join(event["program"]), event["host"], event.get("rank")
+            )
+    latest = began.monotonic + (wall + _SLACK) * 1e9
     for event in events:
-        # A program can write any event.
-        if event["pid"] in processes and event.get("end", 0) - event.get("start", 0) <= (wall + _SLACK) * 1e9:
+        # A program can write any event, and other machines have other clocks.
+        within = "start" not in event or began.monotonic <= event["start"] <= event["end"] <= latest
+        if event["pid"] in processes and within:
             reader.read(event)
     spans = sorted(reader.spans, key=lambda span: (span.start, -span.seconds))
     in_order = sorted(processes.values(), key=lambda one: (math.inf if one.rank is None else one.rank, one.process))
@@ -150,7 +141,6 @@ class _Reader:
 
     def __init__(self, began: Clock, layer_of: Callable[[Event], str], lookups: Mapping[str, Lookups]) -> None:
         self.spans: list[Span] = []
-        self.clocks: dict[int, Clock] = {}
         self._began = began
         self._layer_of = layer_of
         self._lookups = lookups
@@ -164,9 +154,7 @@ class _Reader:
         kind = event["event"]
         if kind == "messages":
             self._stored = event["wrote"]
-        when = (event.get("start", 1), event.get("end", 0))
-        if when[0] > when[1]:
-            return
+        when = (event.get("start", 0), event.get("end", 0))
         if kind == "span" and event["stage"] in STAGES:
             self._work(self._span(event, event["stage"], event["name"], when))
         elif kind in ("hit", "miss", "store"):
@@ -180,7 +168,7 @@ class _Reader:
             self._stored = ()
 
     def _span(self, event: Event, stage: str, name: str, when: Sequence[int]) -> Span:
-        start = (when[0] - self.clocks[event["pid"]].shift_from(self._began)) / 1e9
+        start = (when[0] - self._began.monotonic) / 1e9
         kernel = " ".join(event.get("kernels") or ()) or None
         return Span(event["pid"], event["thread"], stage, name, start, (when[1] - when[0]) / 1e9, kernel=kernel)
 
@@ -209,20 +197,15 @@ class _Reader:
             span = replace(self._span(event, "compile", DRIVER, pair), layer=layer, outcome=outcome)
             inside = []
             for path, (kernel, begun, ended) in times:
-                end = self._at(event["pid"], ended)
+                end = ended - self._began.epoch / 1e9
                 if begun is None:
                     later = replace(span, name="compiler", kernel=kernel, start=end, seconds=0.0)
                     self._later.setdefault((span.process, kernel or ""), []).append(later)
-                elif span.start <= (start := self._at(event["pid"], begun)) < end <= span.start + span.seconds:
+                elif span.start <= (start := begun - self._began.epoch / 1e9) < end <= span.start + span.seconds:
                     weight = part.weigh(path)
                     inside.append(replace(span, name="compiler", start=start, seconds=end - start, bytes=weight))
             known = compiled is False or bool(inside)
             self.spans += [replace(span, stage="lookup") if known else span, *inside]
-
-    def _at(self, process: int, epoch: float) -> float:
-        """Return a time of day by a process's clocks as seconds since the trace began."""
-        clock = self.clocks[process]
-        return epoch - (clock.epoch - clock.monotonic + clock.shift_from(self._began)) / 1e9
 
 
 # ---------------------------------------------------------------------- sums

@@ -24,7 +24,6 @@ from cachectl.watching import timeline_files
 from cachectl.watching.timeline import STAGES, Clock, Span, Timeline, read_timeline, summarize
 
 SECOND = 1_000_000_000
-STARTED = {"event": "started", "program": ["program"]}
 
 
 def timed(home: Home, *command: str) -> Timeline:
@@ -146,8 +145,8 @@ def read(events: Sequence[dict[str, Any]], *compilations: Compilation) -> tuple[
             assert path == "/program"
             return compilations
 
-    started = {**STARTED, "pid": 1, "monotonic": 100 * SECOND, "epoch": 1000 * SECOND, "host": "here"}
-    began = Clock(100 * SECOND, 1000 * SECOND, "here")
+    started = {"pid": 1, "event": "started", "program": ["program"], "host": "here"}
+    began = Clock(100 * SECOND, 1000 * SECOND)
 
     def layer_of(event: Mapping[str, Any]) -> str:
         return str(event["layer"])
@@ -159,15 +158,6 @@ def read(events: Sequence[dict[str, Any]], *compilations: Compilation) -> tuple[
 def event(kind: str, start: float, end: float, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
     when = {"start": int(start * SECOND), "end": int(end * SECOND), "thread": 1}
     return {"pid": 1, "event": kind, "layer": "one", **when, **more}
-
-
-def test_other_machines_are_aligned_by_the_time_of_day() -> None:
-    """Their monotonic clocks began elsewhere. On one machine the time of day may be set in the run."""
-    for host, monotonic, epoch, expected in (("here", 102, 1003, 5.0), ("there", 9000, 1002, 2.0)):
-        other = {**STARTED, "pid": 2, "monotonic": monotonic * SECOND, "epoch": epoch * SECOND, "host": host}
-        begin = 105 if host == "here" else 9000
-        (span,) = read([other, {**event("hit", begin, begin + 1), "pid": 2}])
-        assert span.start == pytest.approx(expected)
 
 
 def test_a_driver_that_missed_looked_up_and_compiled() -> None:

@@ -362,12 +362,12 @@ def test_a_cache_that_is_off_shows_no_lookup(home: Home, sources: Mapping[str, P
 def test_a_build_by_a_driver_that_says_nothing(*, compiled: bool | None) -> None:
     """The entries of its kernels show whether it compiled; the summary uses that."""
     build: dict[str, Any] = {"event": "build", "pid": 1, "thread": 1, "layer": "pyopencl", "kernels": ["k"]}
-    clock = Clock(0, 0, "here")
+    clock = Clock(0, 0)
     build |= {"start": 0, "end": 10**10, "at": 10.0, "seconds": 10.0, "failed": False, "compiles": [[10**9, 9 * 10**9]]}
     stores = int(compiled is True)
     entry = EntryTrace("drv", "key", 1 - stores, stores, None, ("k",), "gpu", at=(5.0,))
     seen = with_files([build], [entry] if compiled is not None else [])
-    seen.insert(0, {"event": "started", "pid": 1, "program": [], "monotonic": 0, "epoch": 0, "host": "here"})
+    seen.insert(0, {"event": "started", "pid": 1, "program": [], "host": "here"})
     driver = {"drv": Lookups()}
     timeline = read_timeline((), clock, 12.0, seen, layer_of=lambda event: str(event["layer"]), lookups=driver)
     (span,) = [span for span in timeline.spans if span.name == "driver"]
