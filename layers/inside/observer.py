@@ -66,7 +66,7 @@ class Call:
 
 
 class Notes:
-    """Records the events of one process, in a folder for each trace that it is part of.
+    """Records the events of one process, in the folder of its trace.
 
     The file is opened for each event, because a program may close files that it did not open, and reuse their numbers.
     """
@@ -77,8 +77,8 @@ class Notes:
     #: Calls something, and returns ``None`` if it fails.
     quietly = staticmethod(_quietly)
 
-    def __init__(self, folders: list[str], site: str, listeners: dict[str, tuple[str, str]]) -> None:
-        self.folders = folders
+    def __init__(self, folder: str, site: str, listeners: dict[str, tuple[str, str]]) -> None:
+        self.folder = folder
         self._site = site
         self._listeners = listeners
         self._loaded: dict[str, Any] = {}
@@ -180,7 +180,7 @@ class Notes:
         """Restore the replaced attributes, and stop watching imports."""
         self.flush()
         atexit.unregister(self.flush)
-        self.folders = []
+        self.folder = ""
         sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "notes", None) is not self]
         self._restore(0)
 
@@ -218,8 +218,8 @@ class Notes:
         while self._waiting:
             # Another thread may take the last one.
             lines += _quietly(self._waiting.popleft) or ""
-        for folder in self.folders if lines else ():
-            _quietly(_append, os.path.join(folder, f"{self._pid}.events"), lines)
+        if lines and self.folder:
+            _quietly(_append, os.path.join(self.folder, f"{self._pid}.events"), lines)
 
     def _wait(self, event: dict[str, object]) -> None:
         if self._pid != os.getpid():
@@ -289,14 +289,14 @@ class ImportWatcher:
             self.notes.fit(name, hook, module)
 
 
-def observe(folders: str, site: str) -> Notes:
-    """Wrap the libraries that are loaded now, and others when they are loaded; record events in each of the folders.
+def observe(folder: str, site: str) -> Notes:
+    """Wrap the libraries that are loaded now, and others when they are loaded; record events in the folder.
 
     ``site`` is the folder of the table, and of the files that it names.
     """
     with open(os.path.join(site, TABLE), encoding="utf-8") as stream:
         table = json.load(stream)
-    notes = Notes(folders.split(os.pathsep), site, table["listeners"])
+    notes = Notes(folder, site, table["listeners"])
     notes.introduce()
     notes.flush()
     hooks: dict[str, list[Callable[[Any, Notes], None]]] = {}

@@ -154,7 +154,7 @@ class Listener:
         if self._file is not None and self._pid == os.getpid() and self._is_ours(library):
             return
         self._pid = os.getpid()
-        self._path = os.path.join(self._notes.folders[0], f"{self._pid}.messages")
+        self._path = os.path.join(self._notes.folder, f"{self._pid}.messages")
         # After ``exec`` the file of the previous program has the same name.
         self._start = self._size()
         self._file = None

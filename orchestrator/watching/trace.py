@@ -177,10 +177,10 @@ class Tracer:
             yield
 
     def variables(self, environment: Environment) -> dict[str, str]:
-        """Return the variables that make a child and its children watched, by an outer trace too."""
-        put = {_FOLDER: self.notes, "PYTHONPATH": self.site}
-        joined = {name: os.pathsep.join(filter(None, [str(path), environment.get(name)])) for name, path in put.items()}
-        return joined | {name: value for part in self._lookups.values() for name, value in part.variables.items()}
+        """Return the variables that make a child and its children watched."""
+        paths = os.pathsep.join(filter(None, [str(self.site), environment.get("PYTHONPATH")]))
+        own = {_FOLDER: str(self.notes), "PYTHONPATH": paths}
+        return own | {name: value for part in self._lookups.values() for name, value in part.variables.items()}
 
     def ended(self, command: Sequence[str], status: int | None, wall: float) -> Trace:
         """Return what the run did."""

@@ -103,25 +103,6 @@ def test_threads_forks_and_what_a_killed_program_did(home: Home) -> None:
     assert in_thread.start < in_fork.start < last.start
 
 
-def test_a_block_has_the_same_spans(home: Home) -> None:
-    program = """
-import cachectl, json, time
-with cachectl.traced() as t:
-    from pytools.persistent_dict import WriteOncePersistentDict
-    time.sleep(0.2)
-    try:
-        WriteOncePersistentDict("here").fetch(1)
-    except KeyError:
-        pass
-*imported, looked = t.spans
-assert [(one.stage, one.name) for one in imported] == [("import", "pytools"), ("import", "pytools.persistent_dict")]
-assert (looked.stage, looked.layer, looked.outcome) == ("lookup", "pytools", "miss")
-assert looked.start > 0.2
-assert [one.stage for one in t.summary.stages] == ["import", "lookup"]
-"""
-    home.run(sys.executable, "-c", program)
-
-
 def test_code_run_in_programs_needs_the_standard_library_alone() -> None:
     parts = [layer.lookups for layer in LayerSet(plugins=False) if layer.lookups is not None]
     paths = {path for part in parts for path in (*part.watchers.values(), *part.listeners.values())}
