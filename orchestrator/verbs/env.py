@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterable, Mapping
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.errors import BadRequest, CachectlError
 from cachectl.layers.base.facts import Ability, Switch
 from cachectl.options import LAYER, OneOf, Option, Request
 from cachectl.switching.isolated import make_folders
 from cachectl.switching.run import merged
-from cachectl.switching.shells import SHELLS, format_changes, guess_shell
 from cachectl.table import Raw
 
 if TYPE_CHECKING:
@@ -19,6 +21,15 @@ if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
     from cachectl.layers.base.layer import Layer
 
+#: How each shell sets a variable, and removes one.
+_SYNTAXES: Final = {
+    "sh": ("export {name}={value}", "unset {name}"),
+    "fish": ("set -gx {name} {value}", "set -e {name}"),
+    "csh": ("setenv {name} {value};", "unsetenv {name};"),
+    "powershell": ("$env:{name} = {value}", "Remove-Item Env:{name} -ErrorAction SilentlyContinue"),
+}
+#: Shells by the names of login shells; the others are like sh.
+_LOGIN: Final = {"csh": "csh", "tcsh": "csh", "fish": "fish", "pwsh": "powershell"}
 OPTIONS: Final = (
     OneOf(
         (
@@ -35,7 +46,7 @@ OPTIONS: Final = (
         "--base", metavar="DIR", help="start every layer warm from DIR, which may be read-only; --root is your own root"
     ),
     LAYER,
-    Option("--shell", choices=SHELLS, help="whose commands to print (default: the login shell's)"),
+    Option("--shell", choices=tuple(_SYNTAXES), help="whose commands to print (default: the login shell's)"),
 )
 
 
@@ -102,7 +113,30 @@ def run(request: Request) -> int:
     if given.base is not None and (given.disable or given.enable):
         request.misuse("--base starts layers warm, which is on; leave --disable or --enable out")
     changes, notes = env(request.stack, enable=given.enable, root=given.root, base=given.base, layers=given.layers)
-    request.say([Raw(format_changes(changes, given.shell or guess_shell(request.environment.get("SHELL"))))])
+    login = PurePath(request.environment.get("SHELL") or "sh").name
+    request.say([Raw(format_changes(changes, given.shell or _LOGIN.get(login, "sh")))])
     for note in notes:
         request.notice(note)
     return 0
+
+
+def format_changes(changes: Mapping[str, str | None], shell: str) -> list[str]:
+    """Return a command for each variable; ``None`` unsets it. Raises :class:`CachectlError` for a value beyond csh."""
+    put, remove = _SYNTAXES[shell]
+    return [
+        remove.format(name=name) if value is None else put.format(name=name, value=_quoted(value, shell))
+        for name, value in sorted(changes.items())
+    ]
+
+
+def _quoted(value: str, shell: str) -> str:
+    if shell == "fish":
+        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    if shell == "powershell":
+        # It takes typographic single quotes for plain ones.
+        return "'" + re.sub("(['\u2018\u2019\u201a\u201b])", r"\1\1", value) + "'"
+    if shell == "csh" and "\n" in value:
+        # It splits the output of `...` at newlines even if they are quoted.
+        raise CachectlError(f"csh cannot quote a value that contains a newline: {value!r}")
+    # csh expands ! even between single quotes.
+    return shlex.quote(value).replace("!", "\\!") if shell == "csh" else shlex.quote(value)
