@@ -82,10 +82,10 @@ def _watch_builds(module: Any, notes: Any) -> None:
             return driver, notes.quietly(driver.listen) if driver else None
 
         def after(call: Any) -> None:
-            driver, ticket = call.before
+            driver, listens = call.before
             failed = call.error is not None
             when = notes.timing(call.start)
-            said = notes.quietly(driver.heard, ticket, kind, failed=failed) if driver and ticket else None
+            said = notes.quietly(driver.heard, kind, failed=failed) if listens else None
             compiled, heard = said or (None, False)
             notes.add(
                 event="build",

@@ -4,15 +4,10 @@ This file is copied beside a ``sitecustomize.py`` and runs in any Python from 3.
 imports the standard library alone. A table beside it, written from the layers'
 :class:`cachectl.layers.base.parts.Lookups`, says what to watch. Each event is one line of JSON, appended to a file of
 this process, so that the events of a killed program are kept. An error in this file never reaches the program.
-
-Spans of work are written together, as they cost least: with the next event, after 64 of them, or with the first one
-after a tenth of a second, so a killed program loses no more.
 """
 
 from __future__ import annotations
 
-import atexit
-import collections
 import functools
 import importlib.util
 import json
@@ -27,9 +22,6 @@ from typing import Any
 TABLE = "cachectl_watches.json"
 #: Variables in which launchers of MPI jobs pass on the rank.
 _RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
-#: Limits on the spans that wait to be written: their number, and nanoseconds since the last write.
-_MOST_WAITING = 64
-_LONGEST_WAIT = 100_000_000
 #: An encoder is not made for each event.
 _encode = json.JSONEncoder(default=str).encode
 #: Shorter work is not noted, in nanoseconds.
@@ -83,12 +75,9 @@ class Notes:
         self._listeners = listeners
         self._loaded: dict[str, Any] = {}
         self._replaced: list[tuple[Any, str, Any]] = []
-        self._waiting: collections.deque[str] = collections.deque()
-        self._written = 0
         self._pid = 0
         #: Of each thread: the stages that are open, and the kernels that it has launched for the first time.
         self.here = threading.local()
-        atexit.register(self.flush)
 
     def load(self, file: str) -> Any:
         """Execute a layer's file, once, and return the module."""
@@ -178,8 +167,6 @@ class Notes:
 
     def stop(self) -> None:
         """Restore the replaced attributes, and stop watching imports."""
-        self.flush()
-        atexit.unregister(self.flush)
         self.folder = ""
         sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "notes", None) is not self]
         self._restore(0)
@@ -192,51 +179,33 @@ class Notes:
 
     def add(self, **event: object) -> None:
         """Append an event."""
-        self._wait(event)
-        self.flush()
+        self.introduce()
+        self._write(event)
+
+    def introduce(self) -> None:
+        """Append the first event of a process, that it is watched, also if it was forked from another."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            # sys.argv is not set yet when the observer is loaded.
+            program = list(getattr(sys, "orig_argv", None) or sys.argv)
+            host = os.uname().nodename if hasattr(os, "uname") else ""
+            rank = next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").isdecimal()), None)
+            self._write({"event": "started", "program": program, "host": host, "rank": rank})
+
+    def _write(self, event: dict[str, object]) -> None:
+        line = _quietly(_encode, {"pid": self._pid, "at": self.epoch(), **event})
+        if line and self.folder:
+            _quietly(_append, os.path.join(self.folder, f"{self._pid}.events"), line + "\n")
 
     def span(self, stage: str, start: int, **more: object) -> None:
         """Append an event of a stretch of work that began at ``start`` (monotonic nanoseconds) and ends now."""
         end = self.now()
-        if end - start < _SHORTEST:
-            return
-        self._wait({"event": "span", "stage": stage, **self.timing(start, end), **more})
-        if len(self._waiting) >= _MOST_WAITING or end - self._written > _LONGEST_WAIT:
-            self.flush()
+        if end - start >= _SHORTEST:
+            self.add(event="span", stage=stage, **self.timing(start, end), **more)
 
     def timing(self, start: int, end: int | None = None) -> dict[str, int]:
         """Return the fields of an event that began at ``start`` (monotonic nanoseconds), and ends now by default."""
         return {"start": start, "end": self.now() if end is None else end, "thread": threading.get_native_id()}
-
-    def flush(self) -> None:
-        """Write the events that wait."""
-        if self._pid != os.getpid():
-            # They are those of the process that forked.
-            return
-        self._written = self.now()
-        lines = ""
-        while self._waiting:
-            # Another thread may take the last one.
-            lines += _quietly(self._waiting.popleft) or ""
-        if lines and self.folder:
-            _quietly(_append, os.path.join(self.folder, f"{self._pid}.events"), lines)
-
-    def _wait(self, event: dict[str, object]) -> None:
-        if self._pid != os.getpid():
-            self.introduce()
-        line = _quietly(_encode, {"pid": self._pid, "at": self.epoch(), **event})
-        if line:
-            self._waiting.append(line + "\n")
-
-    def introduce(self) -> None:
-        """Note the first event of a process: that it is watched."""
-        self._pid = os.getpid()
-        self._waiting.clear()
-        # sys.argv is not set yet when the observer is loaded.
-        program = list(getattr(sys, "orig_argv", None) or sys.argv)
-        host = os.uname().nodename if hasattr(os, "uname") else ""
-        rank = next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").isdecimal()), None)
-        self._wait({"event": "started", "program": program, "host": host, "rank": rank})
 
 
 class ImportWatcher:
@@ -298,7 +267,6 @@ def observe(folder: str, site: str) -> Notes:
         table = json.load(stream)
     notes = Notes(folder, site, table["listeners"])
     notes.introduce()
-    notes.flush()
     hooks: dict[str, list[Callable[[Any, Notes], None]]] = {}
     for call in table["calls"]:
         hooks.setdefault(call["module"], []).append(functools.partial(_watch_call, call))
