@@ -15,9 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cachectl.layer_set import LayerSet, part_of
+from cachectl.layer_set import LayerSet
 from cachectl.layers.base import facts
-from cachectl.layers.base.errors import CachectlError, LayerError
+from cachectl.layers.base.errors import FAILURES, CachectlError
 from cachectl.layers.host import processes
 from cachectl.layers.inside import tagged_builds
 from cachectl.switching import isolated as roots
@@ -93,9 +93,7 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
     settings = _settings(switches, tagged_builds.patches(SALTING) if salted else ())
     with ExitStack() as block:
         if salted:
-            platforms = {
-                layer.name: part.platforms for layer in salted if (part := part_of(layer, "tagging")) is not None
-            }
+            platforms = {layer.name: part.platforms for layer in salted if (part := layer.about.tagging) is not None}
             SALTING.enter(_keeping(stack, salted, held), stack.environment.clock(), platforms)
             block.push(lambda _kind, error, _trace: SALTING.leave(platforms, error))
         for switch in reversed(switches):
@@ -177,7 +175,7 @@ def _judge_started(layer: Layer, loaded: processes.Loaded, why: str) -> Held:
     began = _began(layer)
     if began is not None and began.state().condition is facts.Condition.DISABLED:
         return Held("off", f"off since the process began: {began.state().why}")
-    part = part_of(layer, "tagging")
+    part = layer.about.tagging
     if part is None or not part.drivers or not part.platforms:
         return Held("on", why)
     if not tagged_builds.can_tag() or loaded.has(part.drivers) is False:
@@ -224,7 +222,7 @@ def _began(layer: Layer) -> Layer | None:
         return None
     try:
         return type(layer)(replace(layer.environment, variables=first))
-    except LayerError:
+    except FAILURES:
         return None
 
 
@@ -235,7 +233,7 @@ def _keeping(stack: LayerSet, salted: Iterable[Layer], held: Mapping[str, Held])
         if (began := _began(layer)) is not None:
             yield began
     for layer in stack:
-        part, hold = part_of(layer, "tagging"), held.get(layer.name)
+        part, hold = layer.about.tagging, held.get(layer.name)
         if part is not None and not part.drivers and (hold is None or hold.status != "off"):
             yield layer
 

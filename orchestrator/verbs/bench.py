@@ -13,9 +13,8 @@ from tempfile import TemporaryFile
 from typing import Any, ClassVar, Final
 
 from cachectl.layer_set import LayerSet, warn_user
-from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, CachectlError, Refused
-from cachectl.layers.base.facts import Ability, Scope
+from cachectl.layers.base.facts import Ability, AsJson, Scope
 from cachectl.layers.base.layer import Layer
 from cachectl.options import FORCE, UNEXPECTED, Option, Request, Step, positive
 from cachectl.switching import isolated
@@ -143,7 +142,7 @@ def _settings(
 ) -> tuple[tuple[BenchSetting, ...], dict[str, str]]:
     """Return the settings, one for each layer that the command filled, and the layers that cannot be turned off."""
     used = [layer for layer in layers if entries.get(layer.name)]
-    left_alone = child.left_alone((layer for layer in stack if layer.scope is Scope.USER), off=False)
+    left_alone = child.left_alone((layer for layer in stack if layer.about.scope is Scope.USER), off=False)
     unused = {name: f"stays as it is: {why}" for name, why in left_alone.items()}
     unused |= {layer.name: "the command stores nothing in it" for layer in layers if layer not in used}
     turned: list[BenchSetting] = []
@@ -249,11 +248,11 @@ class _Work:
         """Count the entries of each layer below a root; those that cannot be read count as none."""
         moved = self._moved(root)
         counts = {}
-        for layer in (moved[layer.name] for layer in self.layers if layer.scope is Scope.USER):
+        for layer in (moved[layer.name] for layer in self.layers if layer.about.scope is Scope.USER):
             counts[layer.name] = 0
             with suppress(*FAILURES):
                 places = [place for place in layer.roots() if root in place.path.parents]
-                counts[layer.name] = sum(layer.usage(place).entries or 0 for place in places)
+                counts[layer.name] = sum(layer.store.usage(place).entries or 0 for place in places)
         return counts
 
 

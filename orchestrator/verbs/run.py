@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cachectl.layer_set import warn_user
-from cachectl.layers.base.errors import BadRequest, Refused
+from cachectl.layers.base.errors import BadRequest, Refused, plural
 from cachectl.layers.base.facts import Scope
-from cachectl.layers.base.texts import plural
 from cachectl.options import LAYER, UNEXPECTED, OneOf, Option, Request, seconds
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ def run_with(
             kept = _kept_below(stack, isolated)
             block.enter_context(around.shared_around(kept, store, notice, layers=layers, besides=besides, own=here))
         staying = child.left_alone(chosen, off=no_cache) if no_cache or isolated else {}
-        for name in (name for name, why in staying.items() if stack[name].scope is Scope.USER):
+        for name in (name for name, why in staying.items() if stack[name].about.scope is Scope.USER):
             if name in layers:
                 raise Refused(name, f"stays as it is: {staying[name]}")
             notice(f"{name} stays as it is: {staying[name]}")

@@ -14,10 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
-from cachectl.layer_set import LayerSet, part_of
-from cachectl.layers.base.as_json import AsJson
+from cachectl.layer_set import LayerSet
 from cachectl.layers.base.errors import FAILURES, Damaged
-from cachectl.layers.base.facts import Condition, Entry, Root, Scope
+from cachectl.layers.base.facts import AsJson, Condition, Entry, Root, Scope
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import EntryFiles, Lookups
 from cachectl.watching.events import History, Seen, storing_refused
@@ -101,7 +100,7 @@ class Evidence:
     """
 
     def __init__(self, stack: LayerSet, *, explain: bool = False) -> None:
-        self.lookups = {layer.name: part for layer in stack if (part := part_of(layer, "lookups")) is not None}
+        self.lookups = {layer.name: part for layer in stack if (part := layer.about.lookups) is not None}
         self.began = 0.0
         self.events: Sequence[Event] = ()
         self.unread: Sequence[str] = ()
@@ -110,7 +109,7 @@ class Evidence:
         self.strangers: Mapping[str, Iterable[str]] = {}
         #: Entries before the run, by root and key; ``None`` if they cannot be listed, or the layer is watched.
         self._before = {layer.name: self._list(layer) for layer in stack}
-        self._counters = {name: _counters_of(part) for name, part in self.lookups.items()}
+        self._counters = {name: _counters_of(stack[name], part) for name, part in self.lookups.items()}
         self._known: list[Entry] = []
         for layer in stack if explain else ():
             with suppress(*FAILURES):
@@ -132,13 +131,13 @@ class Evidence:
 
     def _list(self, layer: Layer) -> dict[str, Entry] | None:
         part = self.lookups.get(layer.name)
-        if layer.scope is Scope.SYSTEM or (part is not None and modules_of(part)):
+        if layer.about.scope is Scope.SYSTEM or (part is not None and modules_of(part)):
             return None
         try:
             return {
                 f"{root.path}/{entry.key}": entry
                 for root in layer.roots()
-                for entry in layer.scan(root, contents=False)
+                for entry in layer.store.scan(root, contents=False)
                 if isinstance(entry, Entry)
             }
         except FAILURES:
@@ -178,7 +177,9 @@ class Evidence:
     def _by_comparison(self, layer: Layer, part: Lookups) -> LayerTrace:
         before, after = self._before[layer.name], self._list(layer)
         if before is None or after is None:
-            why = "it is only read, which leaves no trace" if layer.scope is Scope.SYSTEM else "it cannot be listed"
+            why = (
+                "it is only read, which leaves no trace" if layer.about.scope is Scope.SYSTEM else "it cannot be listed"
+            )
             return _unseen(layer.name, why)
         if not before and not after and not part.keeps_use:
             return _unseen(layer.name, "it keeps no entry, and no lookup shows")
@@ -187,7 +188,7 @@ class Evidence:
         hits = sum(moment >= self.began for moment in times) if times or part.keeps_use else None
         misses = None
         why = "entries that appeared, and times of use"
-        if (counters := _counters_of(part)) is not None:
+        if (counters := _counters_of(layer, part)) is not None:
             first = self._counters.get(layer.name) or (0, 0)
             why = part.by
             # The counters may have been reset in the run.
@@ -215,7 +216,7 @@ class Evidence:
         A lookup that finds nothing touches no file: a miss is counted when its entry is stored.
         """
         seen = (self.seen or {}).get(layer.name)
-        if seen is None or (layer.scope is not Scope.SYSTEM and self._before[layer.name] is None):
+        if seen is None or (layer.about.scope is not Scope.SYSTEM and self._before[layer.name] is None):
             return None
         doubts = [*seen.doubts]
         if others := ", ".join(sorted(self.strangers.get(layer.name, ()))):
@@ -235,7 +236,7 @@ class Evidence:
         before, after = self._before[layer.name] or {}, self._list(layer) or {}
         new = [key for key, entry in after.items() if key not in before and entry.guest is None]
         names, openings = ", ".join(sorted({path.name for path in seen.shared})), sum(seen.shared.values())
-        hits, misses = part.by_openings(openings, len(new)) or (None, None)
+        hits, misses = part.by_openings(openings, len(new), layer.environment) or (None, None)
         files = part.files or EntryFiles()
         why = f"{names}: opened {openings} times; {files.otherwise}; stores are the entries that appeared"
         total = sum(after[key].bytes for key in new)
@@ -290,10 +291,10 @@ def modules_of(lookups: Lookups) -> set[str]:
     return {*lookups.modules, *(call.module for call in lookups.calls)}
 
 
-def _counters_of(lookups: Lookups) -> tuple[int, int] | None:
+def _counters_of(layer: Layer, lookups: Lookups) -> tuple[int, int] | None:
     """Return the cache's own counters; ``None`` if it has none, or if a plug-in fails to read them."""
     try:
-        return lookups.counters()
+        return lookups.counters(layer.environment)
     except FAILURES:
         return None
 
@@ -343,7 +344,7 @@ def _judged(layer: Layer, counted: LayerTrace) -> LayerTrace:
             return replace(counted, state="disabled", state_why=state.why)
         if state.condition is Condition.BYPASSED and not counted.was_used:
             return replace(counted, state="bypassed", state_why=state.why)
-        if state.condition in (Condition.ENABLED, Condition.UNKNOWN) and layer.when_closed and not counted.stores:
+        if state.condition in (Condition.ENABLED, Condition.UNKNOWN) and layer.about.when_closed and not counted.stores:
             refused = (storing_refused(root.path) for root in layer.roots() if root.scope is Scope.USER)
             if why := next(filter(None, refused), None):
                 return replace(counted, state="closed", state_why=why)
@@ -388,7 +389,7 @@ def _silent(layer: Layer, used: Sequence[EntryTrace], events: Iterable[Event]) -
     builds = [event for event in events if _is_silent(event) or event.get("by_files")]
     if used and any(event["failed"] for event in builds):
         yield "a build failed, which stores nothing, so that its misses do not show"
-    tagging = part_of(layer, "tagging")
+    tagging = layer.about.tagging
     platforms = () if tagging is None else tagging.platforms
     lost = (event for event in builds if not event.get("by_files") and not event["failed"] and event.get("kernels"))
     if all(entry.kernels for entry in used) and any(event.get("platform") in platforms for event in lost):

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from cachectl.layer_set import LayerSet
-from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.environment import Environment, process_variable, set_process_variable
 from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.facts import AsJson
 from cachectl.layers.inside import observer
 from cachectl.watching import evidence
 from cachectl.watching import timeline as timelines
