@@ -184,7 +184,7 @@ class NodeRoot:
             if layer.failed:
                 first = layer.failed[0]
                 self.notes.append(f"{layer.layer}: {len(layer.failed)} entries not placed: {first.because}")
-        reasons = [f"{key.layer}: {key.because}" for key in done.unread]
+        reasons = [f"{note.key}: {note.because}" for note in done.unread]
         reasons += [one.outlook.words for layer in done.layers for one in layer.foreseen if one.outlook.hits is False]
         if reasons and not self.placed:
             self.notes.append(f"starts cold: {reasons[0]}")
@@ -332,7 +332,7 @@ class Ranks:
             if "://" not in job.out and not folder.is_dir():
                 return f"--out {job.out!r}: the folder {folder} does not exist"
             if job.source is None or not self._is_same():
-                place_of(job.out, self.environment, writes=True, force=job.force).names()
+                place_of(job.out, self.environment, writes=True, force=job.force).names("index")
         except (OSError, CachectlError) as error:
             return f"--out {_reason(error)}"
         return None
@@ -443,12 +443,12 @@ class Ranks:
             place = place_of(job.out or "", self._apart(), writes=True, force=job.force)
             writer = Writer(StoreIndex(place, self.environment, trusted), job.sign)
             done = push_layers(stack, writer, ALL, _read_by(stack) if here.root is not None else ())
-            added = sum(layer.pushed for layer in done)
+            added = sum(layer.placed for layer in done)
             for file in received:
                 if file.tell():
                     added += writer.take(StoreIndex(_Parcel(self.environment, file), self.environment))
             writer.finish()
-        digest = f"; digest {writer.digest}" * (writer.index.names.store is not None)
+        digest = f"; digest {writer.digest}" * bool(writer.written or writer.index.names.parts)
         self._inform(f"{place.shown}: {plural(added, 'entry', 'entries')} added{digest}")
 
     def _apart(self) -> Environment:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from cachectl.exchange.copying import Counts, copy, keys_of
+from cachectl.exchange.copying import Moved, copy_layer, keys_of
 from cachectl.exchange.place import STREAM, Deadline, Missing, without_secrets
 from cachectl.exchange.pull import pull
 from cachectl.exchange.push import push
@@ -24,7 +24,6 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import user_cache_folder
 from cachectl.layers.base.errors import BadRequest, CachectlError, reason_of
 from cachectl.layers.base.facts import Ability
-from cachectl.layers.base.selection import ALL
 from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.private_folders import NotPrivate, private_folder
 from cachectl.layers.disk.trust import open_to_others
@@ -114,7 +113,7 @@ def shared_around(
     _say_done(pushed.layers, "pushed", notice)
 
 
-def _say_done(layers: Iterable[Counts], verb: str, notice: Callable[[str], None]) -> None:
+def _say_done(layers: Iterable[Moved], verb: str, notice: Callable[[str], None]) -> None:
     for done in layers:
         if done.placed:
             notice(f"store: {done.layer}: {done.placed:,} {verb}")
@@ -201,8 +200,8 @@ def start_from(
         abilities = own[name].abilities()
         if name not in source or any(abilities[one] is not None for one in (Ability.RELOCATE, Ability.PUT)):
             continue
-        counts = Counts(name)
-        copy(source[name], own[name], ALL, counts)
+        counts = Moved(name)
+        copy_layer(source[name], own[name], counts)
         is_empty = is_empty and not (counts.placed or counts.there or counts.failed)
         said = {"copied": counts.placed, "there before": counts.there}
         if words := ", ".join(f"{number:,} {word}" for word, number in said.items() if number):

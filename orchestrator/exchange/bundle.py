@@ -16,12 +16,12 @@ import struct
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from cachectl.exchange.format import is_name
-from cachectl.exchange.place import BadStore, Changed, Missing, Stored, StorePlace, TransferFailed
+from cachectl.exchange.place import BadStore, Changed, Stored, StorePlace, TransferFailed
 from cachectl.layers.base.errors import BadRequest, CachectlError
 from cachectl.layers.base.limits import LARGEST_BUNDLE, SPARED_ROOM
 from cachectl.layers.base.texts import printable
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _LARGEST_DIRECTORY: Final = 24 << 20
 _MOST_MEMBERS: Final = 1 << 17
 #: The header of the first member; its name begins after 30 bytes.
-_BEGINNING: Final = re.compile(rb"PK\x03\x04.{26}(?:index|packs|objects)/[0-9a-z]", re.DOTALL)
+_BEGINNING: Final = re.compile(rb"PK\x03\x04.{26}(?:index|packs)/[0-9a-z]", re.DOTALL)
 #: The end of a zip, and those of a large one. Source: APPNOTE.TXT of PKWARE, 4.3.14 to 4.3.16.
 _END: Final = struct.Struct("<4s4H2LH")
 _LARGE_END: Final = struct.Struct("<4sQ2H2L4Q")
@@ -58,12 +58,28 @@ def unnamed_file(environment: Environment) -> BinaryIO:
     return cast("BinaryIO", tempfile.TemporaryFile(dir=folder if folder.is_dir() else None))
 
 
-def lacks_room(file: BinaryIO) -> bool:
-    """Return whether more bytes in an open file would fill a file system that other programs use too."""
-    if not hasattr(os, "fstatvfs"):
-        return False
-    disk = os.fstatvfs(file.fileno())
-    return disk.f_bavail * disk.f_frsize < min(SPARED_ROOM, disk.f_blocks * disk.f_frsize // 20) + _CHUNK
+def spool(file: BinaryIO, data: bytes, environment: Environment, shown: str) -> None:
+    """Add to an unnamed file. Raises :class:`TransferFailed` if that would fill a disk that others use too."""
+    lacks_room = file.tell() > LARGEST_BUNDLE
+    if hasattr(os, "fstatvfs"):
+        disk = os.fstatvfs(file.fileno())
+        spared = min(SPARED_ROOM, disk.f_blocks * disk.f_frsize // 20) + _CHUNK
+        lacks_room |= disk.f_bavail * disk.f_frsize < spared
+    if lacks_room:
+        raise TransferFailed(f"{environment.temporary} has no room for {shown}; set TMPDIR to a larger folder")
+    file.write(data)
+
+
+def spooled(environment: Environment, chunks: Iterable[bytes], shown: str) -> BinaryIO:
+    """Return an unnamed file with a bundle that comes in pieces."""
+    file = unnamed_file(environment)
+    for chunk in chunks:
+        if not file.tell() and not is_begun_by(chunk):
+            # Before a device that never ends is copied.
+            raise BadStore(f"{shown} is not a bundle of cachectl")
+        spool(file, chunk, environment, shown)
+    file.flush()
+    return file
 
 
 class _NewBundle(zipfile.ZipFile):
@@ -122,7 +138,7 @@ class BundlePlace(StorePlace):
         if self._path is None:
             if sys.stdin.isatty():
                 raise BadRequest("a bundle is binary and is not read from a terminal; name a FILE")
-            return self._spooled(sys.stdin.buffer)
+            return spooled(self._environment, pieces(sys.stdin.buffer), self.shown)
         if self._writes and self._path.exists() and not self._path.is_file():
             raise BadRequest(f"{self.shown} is no plain file; name another FILE, or - for standard output")
         try:
@@ -133,7 +149,7 @@ class BundlePlace(StorePlace):
         if stat.S_ISREG(status.st_mode):
             return file
         with file:
-            return self._spooled(file)
+            return spooled(self._environment, pieces(file), self.shown)
 
     def _open_file(self, path: Path) -> BinaryIO:
         if self._writes:
@@ -142,29 +158,13 @@ class BundlePlace(StorePlace):
                 return open(path, "r+b")
         return open(path, "rb")
 
-    def _spooled(self, source: BinaryIO) -> BinaryIO:
-        spool = unnamed_file(self._environment)
-        while chunk := source.read(_CHUNK):
-            if not spool.tell() and not is_begun_by(chunk):
-                # Before a device that never ends is copied.
-                raise BadStore(f"{self.shown} is not a bundle of cachectl")
-            if spool.tell() > LARGEST_BUNDLE or lacks_room(spool):
-                message = f"{self._environment.temporary} has no room for {self.shown}; set TMPDIR to a larger folder"
-                raise TransferFailed(message)
-            spool.write(chunk)
-        spool.flush()
-        return spool
-
-    def names(self) -> Sequence[Stored]:
-        """List the names under ``index/``."""
-        return [one for one in self.contents() if one.name.startswith("index/")]
-
-    def contents(self) -> Sequence[Stored]:
-        """List all names."""
+    def names(self, folder: str) -> Sequence[Stored]:
+        """List the names in a folder."""
         found = {}
         for members in filter(None, (self._opened(), self._new)):
             found.update({info.filename: Stored(info.filename, info.file_size, None) for info in members.infolist()})
-        return [one for name, one in found.items() if name not in self._removed]
+        prefix = f"{folder}/"
+        return [stored for name, stored in found.items() if name.startswith(prefix) and name not in self._removed]
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
@@ -175,7 +175,7 @@ class BundlePlace(StorePlace):
                     raise BadStore(f"{self.shown}: {name} has more than the {most:,} bytes that it may have")
                 with _reading(self.shown):
                     return members.read(info)
-        raise Missing(f"{self.shown}: {printable(name)} is missing")
+        raise self.lacks(name)
 
     def digest(self) -> str | None:
         """Return the SHA-256 of the file; ``None`` for no file."""
@@ -219,7 +219,7 @@ class BundlePlace(StorePlace):
             return unnamed_file(self._environment)
 
     def _require_same(self) -> None:
-        """Raise :class:`TransferFailed` if another command has replaced or made the bundle meanwhile."""
+        """Raise :class:`Changed` if another command has replaced or made the bundle meanwhile."""
         if self._path is None:
             return
         same = not self._path.exists() if self._old is None else is_same_file(self._path, self._old.fileno())
@@ -231,21 +231,19 @@ class BundlePlace(StorePlace):
         if self._new is None and not self._removed:
             return
         with self._written():
-            self._complete()
-
-    def _complete(self) -> None:
-        new, old = self._new or self._begin(), self._opened()
-        for info in old.infolist() if old is not None else ():
-            if old is not None and info.filename not in self._removed and info.filename not in new.NameToInfo:
-                copied = _info(info.filename, info.file_size)
-                with _reading(self.shown), old.open(info) as source, new.open(copied, "w") as target:
-                    shutil.copyfileobj(source, target, _CHUNK)
-        file = cast("BinaryIO", new.fp)
-        new.filelist.sort(key=lambda info: info.filename)
-        # A zip that is given a file leaves it open.
-        new.close()
-        file.flush()
-        self._publish(file)
+            new, old = self._new or self._begin(), self._opened()
+            left_out = self._removed | new.NameToInfo.keys()
+            for info in () if old is None else old.infolist():
+                if old is not None and info.filename not in left_out:
+                    copied = _info(info.filename, info.file_size)
+                    with _reading(self.shown), old.open(info) as source, new.open(copied, "w") as target:
+                        shutil.copyfileobj(source, target, _CHUNK)
+            file = cast("BinaryIO", new.fp)
+            new.filelist.sort(key=lambda info: info.filename)
+            # A zip that is given a file leaves it open.
+            new.close()
+            file.flush()
+            self._publish(file)
         self._new, self._removed = None, set()
         self._old, self._members = file, _members(file, self.shown)
 
@@ -295,11 +293,16 @@ def _link(file: BinaryIO, path: Path, stage: Path | None) -> None:
         os.close(folder)
 
 
+def pieces(file: BinaryIO, size: int = _CHUNK) -> Iterator[bytes]:
+    """Yield the rest of an open file in pieces."""
+    while chunk := file.read(size):
+        yield chunk
+
+
 def chunks_of(file: BinaryIO, size: int = _CHUNK) -> Iterator[bytes]:
     """Yield the content of an open file in pieces, from its beginning."""
     file.seek(0)
-    while chunk := file.read(size):
-        yield chunk
+    yield from pieces(file, size)
 
 
 def sha256_of(file: BinaryIO) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from cachectl.layers.base.texts import plural
 from cachectl.options import CLEARABLE, FORM, ROOT, SELECTION, SHARED, TRUST, WAIT, Option, Request
 from cachectl.table import Column, Table, Whole, counts, size, sizes
 from cachectl.table import count as number
 
 if TYPE_CHECKING:
-    from cachectl.exchange.pull import Pull, PulledLayer
+    from cachectl.exchange.copying import Moved, Transfer
     from cachectl.layers.base.facts import Entry
 
 OPTIONS: Final = (
@@ -36,7 +35,7 @@ cachectl pull SOURCE... [LAYER...] [selection]
        [--allowed-signers LIST | --digest HEX | --trust] [-n]"""
 
 
-def run(request: Request) -> Pull:
+def run(request: Request) -> Transfer:
     """Carry out ``cachectl pull``."""
     from cachectl.exchange.pull import pull
 
@@ -51,18 +50,18 @@ def run(request: Request) -> Pull:
         return pull(request.stack, sources, request.trust(), selected, layers=options.layers, dry_run=options.dry_run)
 
 
-def table(done: Pull, request: Request) -> Table[Any]:
+def table(done: Transfer, request: Request) -> Table[Any]:
     """Return what was placed: layers, or in a dry run entries."""
     return _entries(done, request) if done.dry_run else Table(_columns("placed"), done.layers)
 
 
-def _entries(done: Pull, request: Request) -> Table[Entry]:
+def _entries(done: Transfer, request: Request) -> Table[Entry]:
     from cachectl.verbs.ls import columns
 
     return Table(columns(request.now), [entry for layer in done.layers for entry in layer.entries or ()])
 
 
-def _columns(verb: str) -> tuple[Column[PulledLayer], ...]:
+def _columns(verb: str) -> tuple[Column[Moved], ...]:
     return (
         Column("layer", lambda layer: layer.layer),
         counts(verb, lambda layer: layer.placed),
@@ -74,7 +73,7 @@ def _columns(verb: str) -> tuple[Column[PulledLayer], ...]:
     )
 
 
-def show(done: Pull, request: Request) -> Iterator[object]:
+def show(done: Transfer, request: Request) -> Iterator[object]:
     """Yield what was or would be placed, whether programs here will hit it, and what was left alone."""
     entries = _entries(done, request)
     if entries.rows:
@@ -85,7 +84,7 @@ def show(done: Pull, request: Request) -> Iterator[object]:
     else:
         request.notice("no entry to pull: there is none for the layers here")
     yield ""
-    yield Whole(f"{done.url}: {size(done.read)} read")
+    yield Whole(f"{done.url}: {size(done.moved)} read")
     if done.digest is not None:
         yield Whole(f"digest {done.digest}")
     for why in done.trusted:
@@ -93,10 +92,8 @@ def show(done: Pull, request: Request) -> Iterator[object]:
     for layer in done.layers:
         for seen in layer.foreseen:
             yield Whole(f"{layer.layer}: {number(seen.entries)} {seen.outlook.words}")
-        if layer.exposed:
-            request.notice(f"{layer.layer}: others could write to its folder where entries were pushed")
         request.warn_notes(f"{layer.layer}: kept:", layer.kept)
         request.warn_notes(f"{layer.layer}: failed:", layer.failed)
-    for key in done.unread:
-        yield Whole(f"{key.layer}: {plural(key.parts, 'part')} of the index left alone: {key.because}")
+    for note in done.unread:
+        yield Whole(f"{note.key}: {note.because}")
     request.warn_notes("not trusted:", done.left_out)

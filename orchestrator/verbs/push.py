@@ -11,7 +11,7 @@ from cachectl.options import CLEARABLE, FORCE_BUNDLE, FORM, ROOT, SELECTION, SIG
 from cachectl.table import Column, Table, Whole, counts, size, sizes
 
 if TYPE_CHECKING:
-    from cachectl.exchange.push import Push, PushedLayer
+    from cachectl.exchange.copying import Moved, Transfer
 
 OPTIONS: Final = (
     Option(
@@ -33,7 +33,7 @@ OPTIONS: Final = (
 )
 
 
-def run(request: Request) -> Push | int:
+def run(request: Request) -> Transfer | int:
     """Carry out ``cachectl push``."""
     from cachectl.exchange.push import push
 
@@ -58,34 +58,32 @@ def run(request: Request) -> Push | int:
     return int(done.failed)
 
 
-_COLUMNS: Final[tuple[Column[PushedLayer], ...]] = (
+_COLUMNS: Final[tuple[Column[Moved], ...]] = (
     Column("layer", lambda layer: layer.layer),
-    counts("pushed", lambda layer: layer.pushed),
+    counts("pushed", lambda layer: layer.placed),
     sizes("size", lambda layer: layer.bytes),
     counts("there", lambda layer: layer.there),
     counts("failed", lambda layer: len(layer.failed)),
 )
 
 
-def table(done: Push, _request: Request) -> Table[PushedLayer]:
+def table(done: Transfer, _request: Request) -> Table[Moved]:
     """Return what was added, by layer."""
     return Table(_COLUMNS, done.layers)
 
 
-def show(done: Push, request: Request) -> Iterator[object]:
+def show(done: Transfer, request: Request) -> Iterator[object]:
     """Yield what was added, the digest of the store, and what the new entries reveal."""
-    if rows := [layer for layer in done.layers if layer.pushed or layer.there or layer.failed]:
+    if rows := [layer for layer in done.layers if layer.placed or layer.there or layer.failed]:
         yield Table(_COLUMNS, rows)
     else:
         request.notice(f"no entry to push in {', '.join(layer.layer for layer in done.layers)}")
     yield ""
-    yield Whole(f"{done.url}: {size(done.written)} written")
+    yield Whole(f"{done.url}: {size(done.moved)} written")
     if done.digest is not None:
         yield Whole(f"digest {done.digest}")
     for layer in done.layers:
         if layer.sensitive is not None:
             request.notice(f"{layer.layer}: it now holds {layer.sensitive}")
-        for folder in layer.exposed:
-            request.notice(f"{layer.layer}: others can write to {folder}, and may have put code there")
-        request.warn_notes(f"{layer.layer}: not pushed:", layer.skipped)
+        request.warn_notes(f"{layer.layer}: not pushed:", [*layer.skipped, *layer.kept])
         request.warn_notes(f"{layer.layer}: failed:", layer.failed)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +18,7 @@ from tiers import thorough
 from worlds import synthetic_world
 
 from cachectl.exchange.folder import FolderPlace
-from cachectl.exchange.format import Item, Part, StoreKey, part_file
+from cachectl.exchange.format import Item, Pack, Part, StoreKey, file_of
 
 if TYPE_CHECKING:
     from homes import Home
@@ -72,17 +73,14 @@ def store_with(folder: Path, text: bytes) -> Path:
     """Make a store with one index part of a text."""
     place, key = FolderPlace(folder), StoreKey("pocl", {})
     place.write(f"index/key-{key.name}", key.to_bytes())
-    file = part_file(text, b"")
+    file = file_of(text)
     place.write(f"index/1-{key.name}-{hashlib.sha256(file).hexdigest()}", file)
-    place.write(f"index/store-{STORE}", b"\n")
     return folder
 
 
-STORE = "0" * 32
-
-
 def part(items: Iterable[Item]) -> bytes:
-    return Part(STORE, 1, StoreKey("pocl", {}), False, {}, tuple(items)).to_bytes()  # noqa: FBT003
+    pack = Pack("0" * 64, 1, 1)
+    return Part(1, StoreKey("pocl", {}), tuple(replace(item, pack=pack) for item in items)).to_bytes()
 
 
 def refused(home: Home, store: Path, *trust: str, because: str) -> Done:
