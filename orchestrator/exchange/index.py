@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from cachectl.exchange import format as stores
 from cachectl.exchange.format import Item, Pack, Part, PartName, StoreKey
 from cachectl.exchange.memory import StoreMemory
-from cachectl.exchange.place import STREAM, BadStore, Missing, StorePlace, is_url, local_path
+from cachectl.exchange.place import STREAM, BadStore, Missing, StorePlace, is_url
 from cachectl.exchange.trust import Forged, Judge, Untrusted
 from cachectl.layers.base.errors import BadRequest
 
@@ -44,13 +44,12 @@ def place_of(address: str | Path, environment: Environment, *, writes: bool = Fa
         from cachectl.exchange.remote import RemotePlace
 
         return RemotePlace(url)
-    name = local_path(url)
-    path = environment.expand(name)
+    path = environment.expand(url)
     # A new name that ends in .zip means a bundle, too.
-    if name == STREAM or (not path.is_dir() if path.exists() else path.suffix == ".zip"):
+    if url == STREAM or (not path.is_dir() if path.exists() else path.suffix == ".zip"):
         from cachectl.exchange.bundle import BundlePlace
 
-        return BundlePlace(None if name == STREAM else path, environment, writes=writes, force=force)
+        return BundlePlace(None if url == STREAM else path, environment, writes=writes, force=force)
     from cachectl.exchange.folder import FolderPlace
 
     return FolderPlace(path)

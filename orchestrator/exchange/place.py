@@ -15,9 +15,9 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Final, TypeVar, cast
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
-from cachectl.layers.base.errors import BadRequest, CachectlError
+from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.texts import printable
 
 _T = TypeVar("_T")
@@ -28,7 +28,6 @@ STREAM: Final = "-"
 FOLDERS: Final = ("index", "packs")
 #: A scheme and its slashes, or several schemes chained by fsspec.
 _URL: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]+://", re.IGNORECASE)
-_FILE: Final = re.compile("(?:file|local)://", re.IGNORECASE)
 _SECRETS: Final = (re.compile(r"(?<=//)[^/@\s]+(?=@)"), re.compile(r"(?<=\?)[^\s'\"]+"))
 
 
@@ -111,8 +110,8 @@ class StorePlace(ABC):
 
 
 def is_url(name: str) -> bool:
-    """Return whether a name is a URL; ``file://`` names a local file."""
-    return _URL.match(name) is not None and _FILE.match(name) is None
+    """Return whether a name is a URL."""
+    return _URL.match(name) is not None
 
 
 def without_secrets(name: str) -> str:
@@ -134,16 +133,6 @@ def redacted(text: str, url: str) -> str:
                 text = text.replace(part, "…")
         text = secret.sub("…", text)
     return text
-
-
-def local_path(name: str) -> str:
-    """Return the path that a name stands for. Raises :class:`BadRequest` for ``file://`` without an absolute path."""
-    if not _FILE.match(name):
-        return name
-    address = urlsplit(name)
-    if address.netloc not in ("", "localhost") or not address.path:
-        raise BadRequest(f"{printable(name)!r} names no file of this machine; write file:/// and an absolute path")
-    return unquote(address.path)
 
 
 # ---------------------------------------------------------------------- deadlines

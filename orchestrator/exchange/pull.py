@@ -19,7 +19,7 @@ from cachectl.exchange.copying import Moved, Transfer
 from cachectl.exchange.format import Item, PartName, StoreKey
 from cachectl.exchange.index import Gone, StoreIndex, place_of
 from cachectl.exchange.memory import Seen
-from cachectl.exchange.place import STREAM, TransferFailed, is_url, local_path, timely
+from cachectl.exchange.place import STREAM, TransferFailed, is_url, timely
 from cachectl.exchange.trust import UNTRUSTED, Trust, Untrusted, judges
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.facts import Ability, Note
@@ -106,7 +106,7 @@ class _Pulling:
         """Pull from one source; return the result without its layers."""
         if is_url(name) or name == STREAM or not name:
             return self._from_store(name)
-        path = self.own.expand(local_path(name))
+        path = self.own.expand(name)
         if path.is_file():
             layers = self.chosen.values() if self.named else self.stack
             if (of_file := copying.place_of_file(layers, path)) is None:

@@ -19,7 +19,7 @@ from cachectl.exchange import copying, trust
 from cachectl.exchange import format as stores
 from cachectl.exchange.copying import Moved, Transfer
 from cachectl.exchange.index import Gone, StoreIndex, place_of
-from cachectl.exchange.place import Changed, Deadline, TransferFailed, is_url, local_path, timely
+from cachectl.exchange.place import Changed, Deadline, TransferFailed, is_url, timely
 from cachectl.exchange.portability import portability_key
 from cachectl.layers.base.facts import Ability, Entry, Note
 from cachectl.layers.base.selection import ALL, Selection
@@ -70,7 +70,7 @@ def push(
     chosen = sorted(stack.chosen(named), key=lambda layer: layer.name)
     here = own or stack.environment
     name = os.fspath(target)
-    file = None if is_url(name) else here.expand(local_path(name))
+    file = None if is_url(name) else here.expand(name)
     of_file = None if file is None else copying.place_of_file(chosen, file)
     with trust.judges(here, sign, allowed_signers) as judges:
         for rest in reversed(range(_AGAIN)):

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 import pytest
 from support.bundles import TRUSTED, count, keys, listed, programs
 from support.kernels import add_kernels
-from support.registries import RealRegistry
 from tiers import amount
 
 from cachectl.exchange.bundle import BundlePlace, unnamed_file
@@ -387,8 +386,8 @@ def test_a_bundle_is_pruned_at_once(small: Path, home: Home) -> None:
         stack.store(str(small)).gc(older_than=1.0)
 
 
-def test_a_bundle_travels_through_a_registry(small: Path, home: Home, real_registry: RealRegistry) -> None:
-    stack, url = Stack(home.environment()), real_registry.url("team/caches:main")
+def test_a_bundle_travels_through_a_registry(small: Path, home: Home, real_registry: str) -> None:
+    stack, url = Stack(home.environment()), f"{real_registry}/team/caches:main"
     assert stack.pull(str(small), TRUSTED).total.placed == 3
     with pytest.raises(Missing):
         stack.pull(url, TRUSTED)
@@ -461,7 +460,7 @@ def test_a_signer_is_named_as_far_as_the_list_says_who_it_is(
     for principals, name in (
         ("ann@example.org", "ann@example.org"),
         ("*@example.org,ann@example.org", "ann@example.org"),
-        ("!eve@example.org,*@example.org", "*@example.org (ED25519 key SHA256:"),
+        ("!eve@example.org,*@example.org", "*@example.org"),
     ):
         (tmp_path / "allowed").write_text(f"{principals} {public}")
         judge = Judge(home.environment(), str(tmp_path / "allowed"))

@@ -233,7 +233,6 @@ def test_an_address_that_is_no_store_is_one_line(cheap: Home, tmp_path: Path) ->
     for url, status, words in (
         ("miopen", 2, "layer"),
         ("s3://", 2, "names no store"),
-        ("file://relative", 2, "an absolute path"),
         (str(tmp_path / "file"), 1, "is not a bundle"),
     ):
         for verb in (("push",), ("store", "ls"), ("pull", "--trust")):
