@@ -12,7 +12,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import time
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -313,14 +312,13 @@ def test_what_is_no_plain_file_is_no_bundle(home: Home) -> None:
         assert (done.returncode, why in done.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("answer", [b"null", b"[]"])
-def test_a_registry_that_answers_nonsense_is_no_empty_one(home: Home, answer: bytes) -> None:
+def test_a_registry_that_answers_nonsense_is_no_empty_one(home: Home) -> None:
     class Answers(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
-            self.send_header("Content-Length", str(len(answer)))
+            self.send_header("Content-Length", "2")
             self.end_headers()
-            self.wfile.write(answer)
+            self.wfile.write(b"[]")
 
         def log_message(self, *_: object) -> None:
             pass
@@ -401,19 +399,6 @@ def test_a_bundle_travels_through_a_registry(small: Path, home: Home, real_regis
     assert stack.store(url).verify().entries == 4
 
 
-def test_the_next_push_removes_what_a_killed_one_left_in_a_folder(home: Home, tmp_path: Path) -> None:
-    add_kernels(home, [1])
-    store, now = tmp_path / "store", time.time()
-    stack = Stack(replace(home.environment(), clock=lambda: now))
-    stack.push(str(store), layers=["miopen"])
-    old, new = (store / "packs" / f".cachectl-stage-{letter * 32}" for letter in "ab")
-    for path in (old, new):
-        path.write_bytes(b"half")
-    os.utime(old, (now - 3 * 86400,) * 2)
-    assert stack.store(str(store)).gc(dry_run=True).removed == 1
-    assert (stack.store(str(store)).gc().removed, old.exists(), new.exists()) == (1, False, True)
-
-
 def test_what_was_placed_before_a_failure_is_counted(small: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     put = Layer.put_new
 
@@ -425,27 +410,6 @@ def test_what_was_placed_before_a_failure_is_counted(small: Path, home: Home, mo
     done = Stack(home.environment()).pull(str(small), TRUSTED)
     assert (done.total.placed, done.total.failed) == (2, 1)
     assert len(list(Stack(home.environment()).entries(layers=["miopen"]))) == 2
-
-
-def test_a_part_that_was_removed_is_not_taken_again(home: Home, tmp_path: Path) -> None:
-    add_kernels(home, [1])
-    store, now = tmp_path / "store", time.time()
-    Stack(replace(home.environment(), clock=lambda: now - 9)).push(str(store), layers=["miopen"])
-    shutil.copytree(store, tmp_path / "kept")
-    add_kernels(home, [2])
-    stack = Stack(home.environment())
-    stack.push(str(store), layers=["miopen"])
-    stack.pull(str(store), TRUSTED)
-    (first, _) = sorted(path for path in (store / "index").iterdir() if path.name[0].isdigit())
-    first.unlink()
-    stack.pull(str(store), TRUSTED)
-    stack.purge(layers=["miopen"])
-    shutil.copy(tmp_path / "kept" / "index" / first.name, first)
-    done = stack.pull(str(store), TRUSTED)
-    assert (done.total.placed, [note.because for note in done.left_out]) == (
-        1,
-        ["it was removed from the store before, and has come back"],
-    )
 
 
 # ---------------------------------------------------------------------- signers

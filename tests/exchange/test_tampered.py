@@ -236,6 +236,20 @@ def test_an_older_state_is_refused_where_the_newer_one_was_read(
     assert stack.pull(str(store), signed).total.there == 7
 
 
+def test_a_part_that_was_removed_is_not_taken_again(home: Home, store: Path, signed: Trust) -> None:
+    stack = Stack(home.environment())
+    stack.pull(str(store), signed)
+    first = parts(store)[0]
+    kept = first.read_bytes()
+    first.unlink()
+    stack.pull(str(store), signed)
+    stack.purge(layers=["miopen"])
+    first.write_bytes(kept)
+    done = stack.pull(str(store), signed)
+    assert [note.because for note in done.left_out] == ["it was removed from the store before, and has come back"]
+    assert done.total.placed == 2
+
+
 @pytest.mark.thorough
 def test_links_and_odd_names_are_not_followed(home: Home, store: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
