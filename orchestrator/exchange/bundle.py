@@ -25,7 +25,7 @@ from cachectl.exchange.place import BadStore, Changed, Stored, StorePlace, Trans
 from cachectl.layers.base.errors import BadRequest, CachectlError
 from cachectl.layers.base.limits import LARGEST_BUNDLE, SPARED_ROOM
 from cachectl.layers.base.texts import printable
-from cachectl.layers.disk.atomic import move_in, new_file, remove_file, replace_file, write_all
+from cachectl.layers.disk import atomic
 from cachectl.layers.disk.locking import is_same_file, take_flock
 from cachectl.layers.disk.plain import own_name
 
@@ -45,6 +45,9 @@ _LARGE_END: Final = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR: Final = struct.Struct("<4sLQL")
 _DATE: Final = (1980, 1, 1, 0, 0, 0)
 _CHUNK: Final = 1 << 20
+
+
+# ---------------------------------------------------------------------- open files
 
 
 def is_begun_by(head: bytes) -> bool:
@@ -82,6 +85,29 @@ def spooled(environment: Environment, chunks: Iterable[bytes], shown: str) -> Bi
     return file
 
 
+def pieces(file: BinaryIO, size: int = _CHUNK) -> Iterator[bytes]:
+    """Yield the rest of an open file in pieces."""
+    while chunk := file.read(size):
+        yield chunk
+
+
+def chunks_of(file: BinaryIO, size: int = _CHUNK) -> Iterator[bytes]:
+    """Yield the content of an open file in pieces, from its beginning."""
+    file.seek(0)
+    yield from pieces(file, size)
+
+
+def sha256_of(file: BinaryIO) -> str:
+    """Return the SHA-256 of the content of an open file."""
+    digest = hashlib.sha256()
+    for chunk in chunks_of(file):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+# ---------------------------------------------------------------------- the place
+
+
 class _NewBundle(zipfile.ZipFile):
     """A zip that is written, and left as it is if that fails."""
 
@@ -113,8 +139,6 @@ class BundlePlace(StorePlace):
         self._removed: set[str] = set()
         self._is_open = False
 
-    # ------------------------------------------------------------------ reading
-
     def _opened(self) -> zipfile.ZipFile | None:
         """Open what there is; return its members, or ``None`` for no file."""
         if not self._is_open:
@@ -131,32 +155,22 @@ class BundlePlace(StorePlace):
         return self._members
 
     def _open(self) -> BinaryIO | None:
-        if self._path is None and self._writes:
-            if sys.stdout.isatty():
-                raise BadRequest("a bundle is binary and is not printed to a terminal; name a FILE")
-            return None
         if self._path is None:
-            if sys.stdin.isatty():
-                raise BadRequest("a bundle is binary and is not read from a terminal; name a FILE")
-            return spooled(self._environment, pieces(sys.stdin.buffer), self.shown)
+            verb, stream = ("printed to", sys.stdout) if self._writes else ("read from", sys.stdin)
+            if stream.isatty():
+                raise BadRequest(f"a bundle is binary and is not {verb} a terminal; name a FILE")
+            return None if self._writes else spooled(self._environment, pieces(sys.stdin.buffer), self.shown)
         if self._writes and self._path.exists() and not self._path.is_file():
             raise BadRequest(f"{self.shown} is no plain file; name another FILE, or - for standard output")
         try:
-            file = self._open_file(self._path)
+            # In a network file system, only a file that is open for writing can be locked for writing.
+            file = open(self._path, "r+b" if self._writes and os.access(self._path, os.W_OK) else "rb")  # noqa: SIM115
         except FileNotFoundError:
             return None
-        status = os.fstat(file.fileno())
-        if stat.S_ISREG(status.st_mode):
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return file
         with file:
             return spooled(self._environment, pieces(file), self.shown)
-
-    def _open_file(self, path: Path) -> BinaryIO:
-        if self._writes:
-            # In a network file system, only a file that is open for writing can be locked for writing.
-            with suppress(OSError):
-                return open(path, "r+b")
-        return open(path, "rb")
 
     def names(self, folder: str) -> Sequence[Stored]:
         """List the names in a folder."""
@@ -179,11 +193,7 @@ class BundlePlace(StorePlace):
 
     def digest(self) -> str | None:
         """Return the SHA-256 of the file; ``None`` for no file."""
-        if self._opened() is None or self._old is None:
-            return None
-        return sha256_of(self._old)
-
-    # ------------------------------------------------------------------ writing
+        return None if self._opened() is None or self._old is None else sha256_of(self._old)
 
     def write(self, name: str, data: bytes) -> None:
         """Add a member to the new bundle."""
@@ -200,23 +210,21 @@ class BundlePlace(StorePlace):
 
     def _begin(self) -> zipfile.ZipFile:
         """Open the new bundle in an unnamed file; other pushes to the old one wait until it is in its place."""
-        if self._old is not None and self._path is not None:
-            take_flock(self._old.fileno(), wait=True)
-            self._require_same()
+        if self._old is None or self._path is None:
+            return _NewBundle(self._unnamed(), "w")
+        take_flock(self._old.fileno(), wait=True)
+        self._require_same()
         file = self._unnamed()
-        if self._old is not None and self._path is not None:
-            os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(self._old.fileno()).st_mode))
+        os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(self._old.fileno()).st_mode))
         return _NewBundle(file, "w")
 
     def _unnamed(self) -> BinaryIO:
         """Open the file that becomes the new bundle."""
-        if self._path is None or not hasattr(os, "O_TMPFILE"):
-            return unnamed_file(self._environment)
-        try:
-            return open(os.open(self._path.parent, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")
-        except IsADirectoryError:
-            # The file system has no such files.
-            return unnamed_file(self._environment)
+        if self._path is not None and hasattr(os, "O_TMPFILE"):
+            # Not every file system has such files.
+            with suppress(IsADirectoryError):
+                return open(os.open(self._path.parent, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")
+        return unnamed_file(self._environment)
 
     def _require_same(self) -> None:
         """Raise :class:`Changed` if another command has replaced or made the bundle meanwhile."""
@@ -260,24 +268,24 @@ class BundlePlace(StorePlace):
     def _publish(self, file: BinaryIO) -> None:
         """Put the complete file in its place, or copy it to standard output."""
         if self._path is None:
-            write_all(1, chunks_of(file))
+            atomic.write_all(1, chunks_of(file))
             return
         self._require_same()
         os.fsync(file.fileno())
         stage = self._path.with_name(own_name())
         try:
-            try:
-                _link(file, self._path, None if self._old is None else stage)
-            except FileExistsError:
-                raise
-            except OSError:
-                # It lies elsewhere, or the system does not show open files.
-                (new_file if self._old is None else replace_file)(self._path, chunks_of(file))
+            _link(file, self._path, None if self._old is None else stage)
         except FileExistsError as error:
             # A first push was faster.
             raise Changed(self.shown) from error
+        except OSError:
+            # It lies elsewhere, or the system does not show open files.
+            try:
+                (atomic.new_file if self._old is None else atomic.replace_file)(self._path, chunks_of(file))
+            except FileExistsError as error:
+                raise Changed(self.shown) from error
         finally:
-            remove_file(stage)
+            atomic.remove_file(stage)
 
 
 def _link(file: BinaryIO, path: Path, stage: Path | None) -> None:
@@ -287,30 +295,13 @@ def _link(file: BinaryIO, path: Path, stage: Path | None) -> None:
         # Only with an open folder does Python follow the link in /proc.
         os.link(f"/proc/self/fd/{file.fileno()}", (stage or path).name, dst_dir_fd=folder)
         if stage is not None:
-            move_in(stage.name, folder, path.name, folder)
+            atomic.move_in(stage.name, folder, path.name, folder)
         os.fsync(folder)
     finally:
         os.close(folder)
 
 
-def pieces(file: BinaryIO, size: int = _CHUNK) -> Iterator[bytes]:
-    """Yield the rest of an open file in pieces."""
-    while chunk := file.read(size):
-        yield chunk
-
-
-def chunks_of(file: BinaryIO, size: int = _CHUNK) -> Iterator[bytes]:
-    """Yield the content of an open file in pieces, from its beginning."""
-    file.seek(0)
-    yield from pieces(file, size)
-
-
-def sha256_of(file: BinaryIO) -> str:
-    """Return the SHA-256 of the content of an open file."""
-    digest = hashlib.sha256()
-    for chunk in chunks_of(file):
-        digest.update(chunk)
-    return digest.hexdigest()
+# ---------------------------------------------------------------------- the zip
 
 
 def _info(name: str, size: int) -> zipfile.ZipInfo:
