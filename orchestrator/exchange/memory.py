@@ -30,7 +30,7 @@ _LARGEST: Final = 1 << 20
 _MOST_GONE: Final = 2000
 
 
-class Seen(NamedTuple):
+class Newest(NamedTuple):
     """The newest trusted parts of a store: when they were made, in epoch seconds, and their names.
 
     Several parts may be made in one second. ``gone`` are parts that were read once, and were removed.
@@ -63,15 +63,15 @@ class StoreMemory:
         """Keep bytes until :meth:`save`."""
         self._new[name] = data
 
-    def seen(self) -> Seen:
+    def seen(self) -> Newest:
         """Return the newest parts that were trusted; none if there are none, or if they cannot be read."""
         try:
             made, parts, gone = json.loads(self.read(_SEEN, _LARGEST) or b"")
-            return Seen(int(made), tuple(map(str, parts)), tuple(map(str, gone)))
+            return Newest(int(made), tuple(map(str, parts)), tuple(map(str, gone)))
         except (TypeError, ValueError, OverflowError, RecursionError):
-            return Seen()
+            return Newest()
 
-    def save(self, listed: Collection[str], newest: Seen = Seen(), *, afresh: bool = False) -> None:  # noqa: B008
+    def save(self, listed: Collection[str], newest: Newest = Newest(), *, afresh: bool = False) -> None:  # noqa: B008
         """Write what was added, and remove the index parts and keys that are not listed any more.
 
         ``newest`` are parts to remember unless newer ones are; ``afresh`` forgets what was remembered before.
@@ -84,11 +84,11 @@ class StoreMemory:
                 if is_own and is_name(INDEX + name) and name not in listed and name not in self._new:
                     remove_file(name, folder)
                     gone.append(name)
-            known = Seen() if afresh else self.seen()
+            known = Newest() if afresh else self.seen()
             # Another process may have seen newer ones meanwhile.
             parts = {*known.parts, *newest.parts} if known.made == newest.made else max(known, newest).parts
             vanished = tuple(dict.fromkeys((*known.gone, *gone)))[-_MOST_GONE:]
-            seen = Seen(max(known.made, newest.made), tuple(sorted(parts)), vanished)
+            seen = Newest(max(known.made, newest.made), tuple(sorted(parts)), vanished)
             if afresh or seen != known:
                 self.add(_SEEN, json.dumps(seen).encode())
             for name, data in self._new.items():

@@ -18,7 +18,7 @@ from cachectl.exchange.bundle import spool, unnamed_file
 from cachectl.exchange.copying import Moved, Transfer
 from cachectl.exchange.format import Item, PartName, StoreKey
 from cachectl.exchange.index import Gone, StoreIndex, place_of
-from cachectl.exchange.memory import Seen
+from cachectl.exchange.memory import Newest
 from cachectl.exchange.place import STREAM, TransferFailed, is_url, timely
 from cachectl.exchange.trust import UNTRUSTED, Trust, Untrusted, judges
 from cachectl.layers.base.errors import BadRequest
@@ -177,7 +177,7 @@ class _FromStore:
         self._index = index
         self._trust = trust
         self._shown = index.place.shown
-        self._seen = Seen()
+        self._seen = Newest()
         self._left_out: dict[PartName, str] = {}
         self._trusted: dict[PartName, str] = {}
         self._here: dict[str, set[str]] = {}
@@ -205,7 +205,7 @@ class _FromStore:
                 self._place(one, offsets, file)
         if not self._pulling.dry_run and index.memory is not None:
             made = max((name.made for name in self._trusted), default=0)
-            newest = Seen(made, tuple(str(name) for name in self._trusted if name.made == made))
+            newest = Newest(made, tuple(str(name) for name in self._trusted if name.made == made))
             index.memory.save(index.names.files, newest, afresh=self._trust.sha256 is not None)
         return Transfer(
             self._shown,

@@ -12,7 +12,7 @@ from cachectl.exchange.format import INDEX, Item, PartName, is_name
 from cachectl.exchange.index import Gone, StoreIndex, place_of
 from cachectl.exchange.place import FOLDERS, BadStore, Stored
 from cachectl.exchange.trust import Untrusted, judges
-from cachectl.layers.base.as_json import AsJson, total
+from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import BadRequest, CachectlError
 from cachectl.layers.base.selection import moment_text
 from cachectl.layers.base.texts import plural
@@ -77,27 +77,13 @@ class ListedKey:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreTotal:
-    """The sums over all portability keys."""
-
-    entries: int
-    bytes: int
-    parts: int
-
-
-@dataclass(frozen=True, slots=True)
 class StoreListing:
     """The content of a store; ``digest`` pins it."""
 
     url: str
     digest: str
     keys: tuple[ListedKey, ...]
-    as_json: ClassVar[AsJson] = AsJson("cachectl/store/1", also=("total",))
-
-    @property
-    def total(self) -> StoreTotal:
-        """Return the sums over all portability keys."""
-        return total(StoreTotal, self.keys)
+    as_json: ClassVar[AsJson] = AsJson("cachectl/store/1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +362,7 @@ def _listing(done: StoreListing, now: float) -> Table[ListedKey]:
         tables.ages("newest", lambda key: key.newest, now),
         Column("for", facts),
     )
-    sums = done.total
-    last = ("total", tables.count(sums.entries), tables.size(sums.bytes), tables.count(sums.parts), "", "", "")
+    entries, size = sum(key.entries for key in done.keys), sum(key.bytes for key in done.keys)
+    parts = sum(key.parts for key in done.keys)
+    last = ("total", tables.count(entries), tables.size(size), tables.count(parts), "", "", "")
     return Table(columns, done.keys, last)
