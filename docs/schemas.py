@@ -28,7 +28,7 @@ DOCUMENTS: Final = (
     "cachectl.removal:PurgeResult",
     "cachectl.watching.trace:Trace",
     "cachectl.verbs.bench:Bench",
-    "cachectl.exchange.copying:Transfer",
+    "cachectl.transfer:Transfer",
     "cachectl.verbs.store:StoreListing",
     "cachectl.verbs.store:Collection",
     "cachectl.verbs.store:StoreCheck",

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cachectl.config import Limits
-    from cachectl.exchange.copying import Transfer
     from cachectl.exchange.trust import Trust
     from cachectl.findings import Findings
     from cachectl.layers.base.environment import Environment
     from cachectl.listing import Listing
     from cachectl.removal import PurgePlan, PurgeResult
     from cachectl.switching.run import Ran
+    from cachectl.transfer import Transfer
     from cachectl.verbs.bench import Bench
     from cachectl.verbs.report import Report
     from cachectl.verbs.store import SharedStore

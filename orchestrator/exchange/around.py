@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from cachectl.exchange.copying import Moved, Transfer, copy_layer, keys_of
+from cachectl.exchange.copying import copy_layer, keys_of
 from cachectl.exchange.place import STREAM, Deadline, Missing, without_secrets
 from cachectl.exchange.pull import pull
 from cachectl.exchange.push import push
@@ -30,6 +30,7 @@ from cachectl.layers.disk.private_folders import NotPrivate, private_folder
 from cachectl.layers.disk.trust import open_to_others
 from cachectl.switching.isolated import NoRoot
 from cachectl.switching.run import environment_of
+from cachectl.transfer import Moved, Transfer
 
 if TYPE_CHECKING:
     from cachectl.exchange.trust import Trust

@@ -9,28 +9,27 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from cachectl.exchange.format import Item, artifact_of, complaint
 from cachectl.exchange.trust import Untrusted
 from cachectl.layer_set import LayerSet
-from cachectl.layers.base.as_json import AsJson, total
 from cachectl.layers.base.environment import user_name, user_state_folder
 from cachectl.layers.base.errors import FAILURES, EntryExists, LayerError, Unsettled, reason_of
 from cachectl.layers.base.facts import Ability, Artifact, Entry, Note
-from cachectl.layers.base.parts import Outlook
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.trust import deciding_owner, shared_because, shared_within
 from cachectl.listing import Trouble, listed
 from cachectl.switching.isolated import isolated_root, relocations
 from cachectl.switching.run import environment_of
+from cachectl.transfer import Moved
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
@@ -57,100 +56,6 @@ class Sized(Protocol):
 
 
 T = TypeVar("T", bound=Sized)
-
-
-@dataclass(frozen=True, slots=True)
-class Foreseen:
-    """The number of entries of a layer with the same outlook."""
-
-    outlook: Outlook
-    entries: int
-    as_json: ClassVar[AsJson] = AsJson(flat=("outlook",))
-
-
-@dataclass
-class Moved:
-    """What was done with the entries of one layer so far, or (in a dry run) would be done.
-
-    ``there`` counts those that the target had, ``kept`` lists different ones that it keeps, and ``cannot_hit`` counts
-    those that cannot be hit here and were not placed. ``outlooks`` counts the new entries, and those that cannot be
-    hit. ``sensitive`` says what pushed entries reveal. ``entries`` are those that a dry run would place.
-    """
-
-    layer: str
-    placed: int = 0
-    bytes: int = 0
-    there: int = 0
-    cannot_hit: int = 0
-    kept: list[Note] = field(default_factory=list)
-    skipped: list[Note] = field(default_factory=list)
-    failed: list[Note] = field(default_factory=list)
-    outlooks: Counter[Outlook] = field(default_factory=Counter)
-    sensitive: str | None = None
-    entries: list[Entry] | None = None
-    as_json: ClassVar[AsJson] = AsJson(
-        also=("foreseen",), hidden=("outlooks",), optional=("entries",), names={"foreseen": "outlook"}
-    )
-
-    @property
-    def foreseen(self) -> tuple[Foreseen, ...]:
-        """Return the outlooks, each with its number of entries."""
-        return tuple(Foreseen(seen, number) for seen, number in self.outlooks.items())
-
-    def notice(self, trouble: Trouble) -> None:
-        """Note what could not be listed."""
-        notes = self.failed if trouble.failed else self.skipped
-        notes.append(Note("*" if trouble.path is None else str(trouble.path), trouble.message))
-
-    def plan(self, entries: Iterable[Entry]) -> None:
-        """Count and list what would be placed."""
-        self.entries = [*(self.entries or ()), *entries]
-        self.placed = len(self.entries)
-        self.bytes = sum(entry.bytes for entry in self.entries)
-
-
-@dataclass(frozen=True, slots=True)
-class MovedTotal:
-    """The sums over all layers."""
-
-    placed: int
-    bytes: int
-    there: int
-    cannot_hit: int
-    kept: int
-    skipped: int
-    failed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """What a push or a pull did with each layer, or (``dry_run``) would do.
-
-    ``url`` names the target, or the sources. ``digest`` pins the content of a store; it is ``None`` for other and for
-    several sources. ``moved`` is the number of bytes that were uploaded, or of packs that were downloaded. ``trusted``
-    says why entries were taken, ``unread`` lists by layer what cannot be hit here, and ``left_out`` the index parts
-    that nothing shows to be trusted.
-    """
-
-    url: str
-    digest: str | None
-    moved: int
-    layers: tuple[Moved, ...] = ()
-    dry_run: bool = False
-    trusted: tuple[str, ...] = ()
-    unread: tuple[Note, ...] = ()
-    left_out: tuple[Note, ...] = ()
-    as_json: ClassVar[AsJson] = AsJson("cachectl/transfer/1", also=("total",))
-
-    @property
-    def total(self) -> MovedTotal:
-        """Return the sums over all layers."""
-        return total(MovedTotal, self.layers)
-
-    @property
-    def failed(self) -> bool:
-        """Return whether an entry or a layer could not be read or placed."""
-        return any(layer.failed for layer in self.layers)
 
 
 # ---------------------------------------------------------------------- missing and copy
@@ -220,10 +125,16 @@ def entries_of(
     Entries of other programs are left out, unless the selection names one. With ``below`` only roots below a folder
     count: some libraries fall back to folders of the machine.
     """
-    for entry in listed((layer,), selection, done.notice, contents=selection.needs_contents):
+    for entry in listed((layer,), selection, partial(_note, done), contents=selection.needs_contents):
         is_inside = below is None or entry.root.is_relative_to(below)
         if is_inside and (entry.guest is None or selection.key is not None) and entry.key.startswith(prefix):
             yield entry
+
+
+def _note(done: Moved, trouble: Trouble) -> None:
+    """Note what could not be listed."""
+    notes = done.failed if trouble.failed else done.skipped
+    notes.append(Note("*" if trouble.path is None else str(trouble.path), trouble.message))
 
 
 def keys_of(layer: Layer) -> frozenset[str]:

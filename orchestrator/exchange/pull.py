@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from cachectl.exchange import copying, portability
 from cachectl.exchange.bundle import spool, unnamed_file
-from cachectl.exchange.copying import Moved, Transfer
 from cachectl.exchange.format import Item, PartName, StoreKey
 from cachectl.exchange.index import Gone, StoreIndex, place_of
 from cachectl.exchange.memory import Newest
@@ -25,6 +24,7 @@ from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.facts import Ability, Note
 from cachectl.layers.base.selection import ALL, Selection, moment_text
 from cachectl.layers.base.texts import plural, printable
+from cachectl.transfer import Moved, Transfer
 
 if TYPE_CHECKING:
     from pathlib import Path

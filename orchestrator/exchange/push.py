@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 
 from cachectl.exchange import copying, trust
 from cachectl.exchange import format as stores
-from cachectl.exchange.copying import Moved, Transfer
 from cachectl.exchange.index import Gone, StoreIndex, place_of
 from cachectl.exchange.place import Changed, Deadline, TransferFailed, is_url, timely
 from cachectl.exchange.portability import portability_key
@@ -27,6 +26,7 @@ from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.atomic import new_file, replace_file
 from cachectl.layers.disk.locking import is_same_file, take_flock
 from cachectl.layers.stores.database import COMPANIONS, companion
+from cachectl.transfer import Moved, Transfer
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
