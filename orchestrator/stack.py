@@ -13,13 +13,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cachectl.config import Limits
-    from cachectl.exchange.pull import Pull
-    from cachectl.exchange.push import Push
     from cachectl.exchange.trust import Trust
     from cachectl.findings import Findings
     from cachectl.layers.base.environment import Environment
     from cachectl.listing import Listing
     from cachectl.removal import PurgePlan, PurgeResult
+    from cachectl.transfer import Transfer
     from cachectl.verbs.bench import Bench
     from cachectl.verbs.report import Report
     from cachectl.verbs.run import Ran
@@ -140,7 +139,7 @@ class Stack(LayerSet):
 
         return portability_digest(self)
 
-    def push(self, target: str | Path, selection: Selection = ALL, **options: Any) -> Push:  # noqa: ANN401
+    def push(self, target: str | Path, selection: Selection = ALL, **options: Any) -> Transfer:  # noqa: ANN401
         """Add the selected entries that a store lacks; ``options`` are those of :func:`~cachectl.exchange.push.push`.
 
         ``target`` is a bundle, a folder or a URL, made by the first push, or a database file that a layer knows.
@@ -155,7 +154,7 @@ class Stack(LayerSet):
         trust: Trust | None = None,
         selection: Selection = ALL,
         **options: Any,  # noqa: ANN401
-    ) -> Pull:
+    ) -> Transfer:
         """Place the selected entries of sources that are missing here and can be hit; existing entries stay.
 
         ``options`` are those of :func:`~cachectl.exchange.pull.pull`.
