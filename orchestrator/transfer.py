@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cachectl.layers.base.as_json import AsJson, total
-from cachectl.layers.base.facts import Entry, Note
+from cachectl.layers.base.facts import AsJson, Entry, Note, total
 from cachectl.layers.base.parts import Outlook
 from cachectl.table import Column, Table, Whole, count, counts, size, sizes
 

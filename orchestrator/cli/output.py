@@ -1,6 +1,6 @@
 """How facts are shown, as text and as JSON. Only this module prints.
 
-JSON follows from the dataclass of a fact (:mod:`cachectl.layers.base.as_json`). The file of a verb declares its tables
+JSON follows from the dataclass of a fact (:mod:`cachectl.layers.base.facts`). The file of a verb declares its tables
 (:mod:`cachectl.table`).
 """
 
@@ -15,7 +15,7 @@ from itertools import chain, cycle, repeat
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from cachectl.layers.base.texts import printable
+from cachectl.layers.base.errors import printable
 from cachectl.table import DASH, Raw, Table, Whole
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _MANY: Final = 3
 
 def to_json(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and JSON
     """Return a fact as what :mod:`json` writes."""
-    from cachectl.layers.base.as_json import declared, members
+    from cachectl.layers.base.facts import declared, members
 
     if fact is None or isinstance(fact, (str, int, float)):
         return fact
@@ -64,7 +64,7 @@ def to_json(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and JSON
         if member.flat:
             document.update(to_json(value))
         elif value is not None or not member.optional:
-            document[member.key] = None if member.blank_is_null and not value else to_json(value)
+            document[member.key] = to_json(value)
     return document
 
 
@@ -82,15 +82,6 @@ def show_json(fact: object) -> None:
 
 
 # ---------------------------------------------------------------------- words
-
-
-def duration(seconds: float) -> str:
-    """Format an estimated time."""
-    whole = round(seconds)
-    if whole < 60:  # noqa: PLR2004 - the definition of the units
-        return f"{whole} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"  # noqa: PLR2004
 
 
 def shorten(text: str, width: int) -> str:
@@ -365,15 +356,14 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def progress() -> Iterator[Callable[[Step], None]]:
-    """Yield a function to call with each step of long work; on a terminal it shows a bar with the time left."""
+    """Yield a function to call with each step of long work; on a terminal it shows a bar."""
     if not _shows_progress():
         yield lambda _: None
         return
 
     def show(step: Step) -> None:
         full = _BAR * step.done // (step.total or 1)
-        left = "" if step.seconds_left is None else f" about {duration(step.seconds_left)} left"
-        _show_line(f"{step.doing} [{'#' * full}{'.' * (_BAR - full)}] {step.done}/{step.total}{left}")
+        _show_line(f"{step.doing} [{'#' * full}{'.' * (_BAR - full)}] {step.done}/{step.total}")
 
     try:
         yield show

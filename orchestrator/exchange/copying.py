@@ -21,10 +21,9 @@ from cachectl.exchange.format import Item, artifact_of, complaint
 from cachectl.exchange.trust import Untrusted
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import user_name, user_state_folder
-from cachectl.layers.base.errors import FAILURES, EntryExists, LayerError, Unsettled, reason_of
+from cachectl.layers.base.errors import FAILURES, EntryExists, LayerError, Unsettled, printable, reason_of
 from cachectl.layers.base.facts import Ability, Artifact, Entry, Note
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.trust import deciding_owner, shared_because, shared_within
 from cachectl.listing import Trouble, listed
 from cachectl.switching.isolated import isolated_root, relocations
@@ -223,7 +222,7 @@ def _place(layer: Layer, artifacts: Sequence[Artifact], done: Moved) -> list[str
     return present
 
 
-def _reached(layer: Layer, artifacts: Sequence[Artifact], results: Sequence[bool | LayerError | OSError]) -> set[str]:
+def _reached(layer: Layer, artifacts: Sequence[Artifact], results: Sequence[bool | Exception]) -> set[str]:
     """Return the keys of entries that are there although the layer reported a failure.
 
     An error may come after several entries of a batch were placed.

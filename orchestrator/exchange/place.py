@@ -17,8 +17,7 @@ from threading import Thread
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import parse_qsl, unquote
 
-from cachectl.layers.base.errors import CachectlError
-from cachectl.layers.base.texts import printable
+from cachectl.layers.base.errors import CachectlError, printable
 
 _T = TypeVar("_T")
 

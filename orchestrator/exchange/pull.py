@@ -20,10 +20,9 @@ from cachectl.exchange.index import Gone, StoreIndex, place_of
 from cachectl.exchange.memory import Newest
 from cachectl.exchange.place import STREAM, TransferFailed, is_url, timely
 from cachectl.exchange.trust import UNTRUSTED, Trust, Untrusted, judges
-from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.errors import BadRequest, plural, printable
 from cachectl.layers.base.facts import Ability, Note
 from cachectl.layers.base.selection import ALL, Selection, moment_text
-from cachectl.layers.base.texts import plural, printable
 from cachectl.transfer import Moved, Transfer
 
 if TYPE_CHECKING:

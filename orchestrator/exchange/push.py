@@ -20,9 +20,9 @@ from cachectl.exchange import format as stores
 from cachectl.exchange.index import Gone, StoreIndex, place_of
 from cachectl.exchange.place import Changed, Deadline, TransferFailed, is_url, timely
 from cachectl.exchange.portability import portability_key
+from cachectl.layers.base.errors import printable
 from cachectl.layers.base.facts import Ability, Entry, Note
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.atomic import new_file, replace_file
 from cachectl.layers.disk.locking import is_same_file, take_flock
 from cachectl.layers.stores.database import COMPANIONS, companion
@@ -113,7 +113,7 @@ def push_layers(
         if new and not selection.needs_contents:
             new = copying.described(layer, new, done)
         writer.add(key, _read(layer, new, done))
-        done.sensitive = layer.reveals if done.placed else None
+        done.sensitive = layer.about.reveals if done.placed else None
     return tuple(moved)
 
 
@@ -145,7 +145,7 @@ def _push_to_file(stack: LayerSet, file: Path, layer: Layer, place: Path, select
                 raise Changed(str(file)) from error
             except OSError as error:
                 raise TransferFailed(f"cannot write {printable(file)}: {error.strerror or error}") from error
-    done.sensitive = layer.reveals if done.placed else None
+    done.sensitive = layer.about.reveals if done.placed else None
     return Transfer(str(file), None, file.stat().st_size if done.placed else 0, (done,))
 
 

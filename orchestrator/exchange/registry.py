@@ -18,8 +18,7 @@ from urllib.parse import urlencode, urljoin, urlsplit
 
 from cachectl.exchange.bundle import BundlePlace, sha256_of, spooled
 from cachectl.exchange.place import BadStore, Changed, TransferFailed
-from cachectl.layers.base.errors import BadRequest, CachectlError
-from cachectl.layers.base.texts import printable
+from cachectl.layers.base.errors import BadRequest, CachectlError, printable
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment

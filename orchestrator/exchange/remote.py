@@ -11,8 +11,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from cachectl.exchange.place import Stored, StorePlace, TransferFailed, redacted, without_secrets
-from cachectl.layers.base.errors import BadRequest, CachectlError
-from cachectl.layers.base.texts import printable
+from cachectl.layers.base.errors import BadRequest, CachectlError, printable
 from cachectl.layers.disk.atomic import remove_remote
 from cachectl.layers.disk.plain import own_name
 

@@ -12,10 +12,9 @@ from cachectl.exchange.format import INDEX, Item, PartName, is_name
 from cachectl.exchange.index import Gone, StoreIndex, place_of
 from cachectl.exchange.place import FOLDERS, BadStore, Stored
 from cachectl.exchange.trust import Untrusted, judges
-from cachectl.layers.base.as_json import AsJson
-from cachectl.layers.base.errors import BadRequest, CachectlError
+from cachectl.layers.base.errors import BadRequest, CachectlError, plural
+from cachectl.layers.base.facts import AsJson
 from cachectl.layers.base.selection import moment_text
-from cachectl.layers.base.texts import plural
 from cachectl.layers.disk.plain import STAGE
 from cachectl.options import JSON, STORES, Group, Option, Request
 from cachectl.table import Column, Table, Whole

@@ -17,8 +17,8 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Entry
 from cachectl.listing import Trouble
 from cachectl.stack import Stack
-from cachectl.switching.shells import format_changes
 from cachectl.verbs import ls
+from cachectl.verbs.env import format_changes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -231,8 +231,9 @@ def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.Mo
     def refuse(*_: object, **__: object) -> NoReturn:
         raise OSError(5, "Input/output error")
 
-    stack = Stack(Environment({}, home=tmp_path), plugins=False)
-    for name in ("scan", "find", "iter_usage"):
+    (tmp_path / ".cache" / "pocl" / "kcache").mkdir(parents=True)
+    stack = Stack(Environment({"HOME": str(tmp_path)}, home=tmp_path), plugins=False)
+    for name in ("scan", "find", "usage"):
         monkeypatch.setattr(stack["pocl"].store, name, refuse)
     monkeypatch.setattr(stack["cuda"], "roots", refuse)
     pocl, cuda, _ = stack.report(layers=("pocl", "cuda", "loopy")).layers
