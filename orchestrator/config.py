@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from cachectl.layers.base.as_json import AsJson
-from cachectl.layers.base.environment import CONFIG_VARIABLE, config_paths
+from cachectl.layers.base import environment as environments
 from cachectl.layers.base.errors import BadRequest, CachectlError
 from cachectl.layers.base.selection import parse_age, parse_size
 from cachectl.layers.base.texts import printable
@@ -78,7 +77,6 @@ class Config:
 
     files: tuple[Place, ...]
     settings: tuple[ConfigEntry, ...]
-    as_json: ClassVar[AsJson] = AsJson("cachectl/config/1")
     failed: ClassVar[bool] = False
 
     def get(self, key: str) -> Any:  # noqa: ANN401 - each key has its type
@@ -96,12 +94,13 @@ class Config:
 
         ``notice`` gets a line for each layer that is not among ``layers``.
         """
-        tables = {setting.key.rpartition(".")[0]: setting for setting in self.settings}
-        named = {table[6:]: setting for table, setting in tables.items() if table.startswith("prune.")}
-        for layer, setting in named.items():
-            if layer not in layers:
-                notice(f"{printable(setting.path)}: unknown layer {layer!r}, so its limits are not applied")
-        own = {layer: self._limits(f"prune.{layer}", now) for layer in named if layer in layers}
+        own = {}
+        for table, path in {setting.key.rpartition(".")[0]: setting.path for setting in self.settings}.items():
+            layer = table.removeprefix("prune.")
+            if layer in layers:
+                own[layer] = self._limits(table, now)
+            elif layer != table:
+                notice(f"{printable(path)}: unknown layer {layer!r}, so its limits are not applied")
         return replace(self._limits("prune", now), own=own)
 
     def _limits(self, table: str, now: float) -> Limits:
@@ -117,7 +116,7 @@ def load(environment: Environment) -> Config:
     :class:`BadConfig` for one with an unknown key or a wrong value.
     """
     places, found = [], dict[str, ConfigEntry]()
-    for origin, path in config_paths(environment):
+    for origin, path in environments.config_paths(environment):
         content = _read(path, needed=origin == "named")
         places.append(Place(path, origin, content is not None))
         for setting in () if content is None else _settings(path, content):
@@ -130,12 +129,11 @@ def configured_limits(layers: LayerSet, notice: Callable[[str], None]) -> Limits
 
     Raises :class:`BadRequest` if there are none, and as :func:`load` does.
     """
-    environment = layers.environment
-    limits = load(environment).limits(environment.clock(), layers, notice)
+    config = load(layers.environment)
+    limits = config.limits(layers.environment.clock(), layers, notice)
     if limits.none:
-        places = [printable(path) for _, path in config_paths(environment)]
-        where = f", or write a limit below [prune] in {places[0]}, such as max-size = '5G'" if places else ""
-        raise BadRequest(f"name a limit: --stale, --older-than or --max-size{where}")
+        first = f", or write a limit below [prune] in {printable(config.files[0].path)}" if config.files else ""
+        raise BadRequest(f"name a limit: --stale, --older-than or --max-size{first}")
     return limits
 
 
@@ -179,33 +177,25 @@ def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 def _read(path: Path, *, needed: bool) -> bytes | None:
     """Return the content of a config file, or ``None`` if it does not exist. Raises :class:`ConfigRefused`."""
+    from cachectl.layers.disk.trust import shared_because
+
+    shown, ignore = printable(path), f"{environments.CONFIG_VARIABLE}={os.devnull}"
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        try:
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
+                raise ConfigRefused(f"{shown}: not a file of at most {_LARGEST} bytes")
+            replaced = not os.path.samestat(status, os.stat(path))
+            if reason := shared_because(path) or ("it was replaced just now" if replaced else None):
+                raise ConfigRefused(f"{shown}: refused: {reason}; chmod go-w or chown that, or ignore it: {ignore}")
+            return os.read(handle, _LARGEST)
+        finally:
+            os.close(handle)
     except OSError as error:
         if isinstance(error, (FileNotFoundError, NotADirectoryError)) and not needed:
             return None
-        raise ConfigRefused(f"{printable(path)}: {error.strerror}; correct it, or {CONFIG_VARIABLE}") from error
-    try:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
-            raise ConfigRefused(f"{printable(path)}: not a file of at most {_LARGEST} bytes")
-        if (reason := _shared(path, status)) is not None:
-            fix = f"chmod go-w or chown that, or ignore the file: {CONFIG_VARIABLE}={os.devnull}"
-            raise ConfigRefused(f"{printable(path)}: refused: {reason}; {fix}")
-        return os.read(handle, _LARGEST)
-    finally:
-        os.close(handle)
-
-
-def _shared(path: Path, opened: os.stat_result) -> str | None:
-    """Return why another user could have written an open file, or put it there; or ``None``."""
-    from cachectl.layers.disk.trust import shared_because
-
-    try:
-        replaced = not os.path.samestat(opened, os.stat(path))
-        return shared_because(path) or ("it was replaced just now" if replaced else None)
-    except OSError as error:
-        return str(error.strerror)
+        raise ConfigRefused(f"{shown}: {error.strerror}; correct it, or ignore it: {ignore}") from error
 
 
 # ---------------------------------------------------------------------- values
@@ -224,10 +214,10 @@ def _seconds(value: object) -> float:
 
 
 def _paths(value: object) -> tuple[str, ...]:
-    if not isinstance(value, tuple) or not all(isinstance(path, str) for path in value):
-        raise ValueError("write a list of paths")
+    if not isinstance(value, tuple):
+        raise ValueError("write a list of paths")  # noqa: TRY004
     for path in value:
-        if not path.startswith("~/") and not os.path.isabs(path):
+        if not isinstance(path, str) or not (path.startswith("~/") or os.path.isabs(path)):
             raise ValueError(f"{path!r} is not absolute; write /path/to/python or ~/path/to/python")
     return value
 

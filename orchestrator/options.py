@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+
+from cachectl.layer_set import LayerSet
+from cachectl.layers.base import environment as environments
+from cachectl.layers.base import errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from contextlib import AbstractContextManager
-    from typing import NoReturn
-
     from cachectl.config import Config
     from cachectl.exchange.trust import Trust
-    from cachectl.layer_set import LayerSet
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.facts import Note
     from cachectl.layers.base.layer import Layer
@@ -38,20 +39,11 @@ class Step(NamedTuple):
 class Request:
     """What a verb is given by the command line: the options that were typed, and the command after ``--``.
 
-    ``words`` is the whole line. ``output`` is the module that prints. ``environment`` is the one that
-    :func:`~cachectl.cli.main.main` was given, by default this process's.
+    ``words`` is the whole line. ``output`` is the module that prints: ``say`` prints tables and lines for people,
+    ``notice`` a line on standard error, ``tell`` tables, lines and bytes there, ``warn_notes`` the first notes;
+    ``progress`` yields a function to call with what is done, or with each :class:`Step`. ``environment`` is the one
+    that :func:`~cachectl.cli.main.main` was given, by default this process's.
     """
-
-    #: Prints a line for people on standard error.
-    notice: Callable[[str], None]
-    #: Prints tables and lines for people.
-    say: Callable[[Iterable[object]], None]
-    #: Prints tables and lines on standard error, and bytes as they are.
-    tell: Callable[[Iterable[object]], None]
-    #: Prints the first notes, and how many more there are, on standard error.
-    warn_notes: Callable[[str, Sequence[Note]], None]
-    #: Yields a function to call with each step of long work; on a terminal it shows a bar with the time left.
-    progress: Callable[[], AbstractContextManager[Callable[[Step], None]]]
 
     def __init__(
         self,
@@ -66,38 +58,38 @@ class Request:
         self.command = list(command)
         self._given = environment
         self._output = output
-        self.notice, self.say, self.tell = output.warn, output.say, output.tell
-        self.warn_notes, self.progress = output.warn_notes, output.progress
+        self.notice: Callable[[str], None] = output.warn
+        self.say: Callable[[Iterable[object]], None] = output.say
+        self.tell: Callable[[Iterable[object]], None] = output.tell
+        self.warn_notes: Callable[[str, Sequence[Note]], None] = output.warn_notes
+        self.progress: Callable[[], AbstractContextManager[Callable[[str | Step], None]]] = output.progress
 
     # ------------------------------------------------------------------ what it is about
 
     @cached_property
     def _here(self) -> Environment:
         """The environment without options and settings."""
-        from cachectl.layers.base.environment import Environment, process_variable
-        from cachectl.layers.base.errors import CachectlError
-
+        if self._given is not None:
+            return self._given
         try:
             os.getcwd()
         except OSError as error:
-            where = process_variable("PWD") or "the working folder"
-            raise CachectlError(
+            where = environments.process_variable("PWD") or "the working folder"
+            raise errors.CachectlError(
                 f"{where}: {error.strerror}; the working folder has gone or is closed to you, cd to another"
             ) from error
-        return Environment.here() if self._given is None else self._given
+        return environments.Environment.here()
 
     @cached_property
     def environment(self) -> Environment:
         """The environment, with the options and settings that change how caches are read and changed."""
-        from dataclasses import replace
-
         here, given = self._here, vars(self.options)
         if (below := given.get("below")) is not None:
             from cachectl.switching.run import environment_below
 
             here = environment_below(here, below)
         wait, shared, pythons = given.get("wait"), given.get("shared", False), given.get("python", ())
-        if self._is_configured:
+        if environments.is_configured(self._here):
             wait = self.config.get("wait") if wait is None else wait
             shared = shared or bool(self.config.get("shared"))
             pythons = pythons or self.config.interpreters
@@ -112,26 +104,16 @@ class Request:
     @property
     def changes_user(self) -> bool:
         """Return whether the verb is about other users. Raises :class:`CachectlError` if only root could do that."""
-        from cachectl.layers.base.errors import CachectlError
-
         given = vars(self.options)
         if not given.get("user") and not given.get("all_users"):
             return False
         if not hasattr(os, "geteuid") or os.geteuid():
-            raise CachectlError("only root may become other users: sudo cachectl …")
+            raise errors.CachectlError("only root may become other users: sudo cachectl …")
         return True
-
-    @cached_property
-    def _is_configured(self) -> bool:
-        from cachectl.layers.base.environment import is_configured
-
-        return is_configured(self._here)
 
     @cached_property
     def stack(self) -> LayerSet:
         """The layers of the environment; broken plug-ins are warned of."""
-        from cachectl.layer_set import LayerSet
-
         stack = LayerSet(self.environment)
         options = vars(self.options)
         # A verb about all layers is incomplete without them.
@@ -168,16 +150,13 @@ class Request:
         """Raise :class:`BadRequest`, with the corrected line, unless the command is behind ``--``, all of it."""
         import shlex
 
-        from cachectl.layers.base.errors import BadRequest
-
         if unexpected := getattr(self.options, "unexpected", []):
             at = (self.words.index("--") if "--" in self.words else len(self.words)) - len(unexpected)
             before, after = self.words[:at], self.words[at:]
+            what, line = "write -- before the command", [*before, "--", *after]
             if self.command and len(unexpected) == 1 and before[-1] == "--isolated":
                 what, line = "write the folder after =", [*before[:-1], f"--isolated={unexpected[0]}", *after[1:]]
-            else:
-                what, line = "write -- before the command", [*before, "--", *after]
-            raise BadRequest(f"{what}: {shlex.join(['cachectl', *line])}")
+            raise errors.BadRequest(f"{what}: {shlex.join(['cachectl', *line])}")
         if not self.command:
             self.misuse("end the line with -- and the command to run")
 
@@ -226,13 +205,10 @@ class Request:
 
     @contextmanager
     def working(self, what: str) -> Iterator[None]:
-        """Show a spinner on a terminal, with the layer that a reading verb has come to."""
-        with self._output.working(what) as show:
-            self.stack.announce = lambda layer: show(f"{what} {layer}".rstrip())
-            try:
-                yield
-            finally:
-                self.stack.announce = None
+        """Say on a terminal what is being done."""
+        with self.progress() as show:
+            show(what)
+            yield
 
     def write_json(self, fact: object, file: OutputFile) -> None:
         """Write a fact to a file as a JSON document."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.facts import Ability, Scope
 from cachectl.layers.base.registry import Broken
 from cachectl.options import FORM, LAYERS, Request
@@ -36,7 +35,6 @@ class Layers:
 
     layers: tuple[LayerAbilities, ...]
     broken: tuple[Broken, ...]
-    as_json: ClassVar[AsJson] = AsJson("cachectl/layers/1")
 
 
 def layers(stack: LayerSet, names: Iterable[str] = ()) -> Layers:

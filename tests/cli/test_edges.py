@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from tiers import thorough
 
-from cachectl.cli.parser import MEANT, VERBS
+from cachectl.cli.main import MEANT, VERBS
 from cachectl.findings import damage
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Entry
@@ -162,7 +162,7 @@ import builtins, sys
 from cachectl.cli.main import main
 load = builtins.__import__
 def interrupt(name, *rest):
-    if name == "cachectl.layer_set":
+    if name == "cachectl.cli":
         raise KeyboardInterrupt
     return load(name, *rest)
 builtins.__import__ = interrupt

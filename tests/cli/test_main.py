@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cachectl import Stack
 from cachectl.layers.base.registry import BUILT_IN
 
 if TYPE_CHECKING:
@@ -78,13 +77,6 @@ def test_json_has_the_keys_of_the_contract(cuda: Home) -> None:
     keys = {"layer", "removed", "orphans_removed", "bytes_freed", "skipped", "failed", "remade"}
     assert purged["layers"][0].keys() == keys | {"entries"}
     assert cuda.json("purge", "cuda")["layers"][0].keys() == keys
-
-
-def test_a_report_names_the_limit(cuda: Home) -> None:
-    (cuda.path / "limits.toml").write_text("[prune]\nmax-size = '5G'\n")
-    limited = cuda.cachectl("report", CACHECTL_CONFIG=str(cuda.path / "limits.toml")).stdout
-    summary = cuda.cachectl("report").stdout.splitlines()[0]
-    assert limited.splitlines()[0] == f"{summary}; limit 5.0 GiB"
 
 
 def test_dir_prints_places_alone(cuda: Home) -> None:
@@ -215,13 +207,3 @@ def test_the_beginning_of_a_key_is_enough_if_it_is_the_only_one(cuda: Home) -> N
     assert cuda.json("purge", "cuda", "--key", KEY)["total"]["removed"] == 1
     # A key of that form is never taken for the beginning of another one.
     assert cuda.cachectl("purge", "cuda", "--key", KEY, check=False).returncode == 1
-
-
-def test_a_verb_that_reads_announces_the_layer_that_it_has_come_to(home: Home) -> None:
-    stack = Stack(home.environment(), plugins=False)
-    seen: list[str] = []
-    stack.announce = seen.append
-    stack.verify(layers=["cuda", "pocl"])
-    assert seen == ["cuda", "pocl", ""]
-    stack.report()
-    assert seen[3:] == [*BUILT_IN, ""]
