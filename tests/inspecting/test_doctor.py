@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -56,9 +55,9 @@ def test_nothing_changes_on_disk_however_much_is_wrong(cuda: Home) -> None:
     cuda.cachectl("ls", check=False)
     before = snapshot(cuda.path, times=True)
     wrong = {"CUDA_CACHE_MAXSIZE": "1000", "SLURM_NTASKS": "4", "LOOPY_NO_CACHE": "x"}
-    done = cuda.cachectl("doctor", "--python", sys.executable, "--json", check=False, **wrong)
+    done = cuda.cachectl("doctor", "--json", check=False, **wrong)
     codes = {finding["code"] for finding in json.loads(done.stdout)["findings"]}
-    assert codes >= {"variable", "cap", "ranks", "stale", "lock", "leaked", "sqlite"}
+    assert codes >= {"variable", "cap", "ranks", "lock", "leaked", "sqlite"}
     assert done.returncode == 1
     assert done.stderr == ""
     assert snapshot(cuda.path, times=True) == before
