@@ -1,8 +1,8 @@
 """``cachectl doctor``: find problems of this set-up, each with the command that fixes it.
 
-Each layer reports its own problems (:meth:`Layer.diagnose`) and damage. This module checks what holds for every layer:
-full file systems, who may write a root, network file systems, roots that ranks share, stale entries and leaked files.
-It only reads.
+Each layer reports its own problems (:meth:`Layer.diagnose`). This module checks what holds for every layer: full file
+systems, who may write a root, network file systems, roots that ranks share, stale entries and leaked files. It only
+reads; damage is the affair of ``verify``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cachectl import options
-from cachectl.findings import Findings, damage, failure, lines, table
+from cachectl.findings import Findings, failure, lines, table
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.errors import FAILURES, LayerError, PluginFailed
 from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Root, Scope, Severity, Usage
@@ -51,7 +51,7 @@ _FULL: Final = (1 << 20, 10)
 _NEARLY_FULL: Final = (16 << 20, 100)
 #: This many empty files have no bytes, but they use up a quota of files.
 _MANY_FILES: Final = 1000
-#: Ranks within a node: these distinguish roots if each node has its own disk.
+#: Ranks within a node.
 _LOCAL_RANKS: Final = (
     *("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID", "SLURM_LOCALID"),
     *("FLUX_TASK_LOCAL_ID", "MPI_LOCALRANKID"),
@@ -115,11 +115,8 @@ def diagnosis(layers: Iterable[Layer], broken: Iterable[Broken] = ()) -> Finding
     for layer, held in roots.items():
         of_layer: list[Finding] = []
         for place, finding in _everything(layer, held):
-            # Several attempts to read one thing fail with messages of their own.
-            message = None if finding.code == "unreadable" else finding.message
-            identity = (finding.code, place) if place else (finding.layer, finding.root, finding.key, message)
-            if identity not in said:
-                said.add(identity)
+            if (finding.code, place) not in said:
+                said.add((finding.code, place))
                 of_layer.append(finding)
         found += sorted(of_layer, key=lambda finding: _WORST_FIRST.index(finding.severity))
     return Findings(tuple(found), any(finding.severity is not Severity.HARMLESS for finding in found))
@@ -127,7 +124,6 @@ def diagnosis(layers: Iterable[Layer], broken: Iterable[Broken] = ()) -> Finding
 
 def _held(layer: Layer) -> Iterator[_Held]:
     """Yield the roots of a layer; one that cannot be asked whether it exists is read, which reports the error."""
-    # `verify` reports the error of a layer whose roots are unknown.
     with suppress(*FAILURES):
         for number, root in enumerate(layer.roots()):
             exists = True
@@ -140,45 +136,44 @@ def _held(layer: Layer) -> Iterator[_Held]:
             yield _Held(layer, root, not number, exists, usage)
 
 
-def _everything(layer: Layer, roots: Iterable[_Held]) -> Iterator[Placed]:
-    found: list[Placed] = []
-    unknown: LayerError | OSError | None = None
-    try:
-        # Layers that share a variable report its problem once.
-        found.extend(((finding.message, finding.fix), finding) for finding in layer.diagnose())
-    except FAILURES as error:
-        unknown = error
-    # First, since those of `verify` name the command that fixes them.
-    found += ((None, finding) for finding in damage((layer,)).findings)
+def _everything(layer: Layer, roots: list[_Held]) -> Iterator[Placed]:
+    """Yield the findings of a layer; of an error that several questions met, one finding."""
     for held in roots:
         if held.exists:
-            found += _of_root(held)
+            yield from _of_root(held)
         elif held.first:
             # The library will make this root at its first use.
-            found += _of_surroundings(held, reachable=True)
-    # The finding of a root that cannot be read names it.
-    named = any(finding.code == "unreadable" for _, finding in found) and not isinstance(unknown, PluginFailed)
-    if unknown is not None and not named:
-        found.append((None, failure(layer, Path("*"), unknown)))
-    yield from found
+            yield from _of_surroundings(held, reachable=True)
+    try:
+        layer.roots()
+    except FAILURES as error:
+        yield (layer, "*"), failure(layer, Path("*"), error)
+    try:
+        # Layers that share a variable report its problem once.
+        yield from (((finding.message, finding.fix), finding) for finding in layer.diagnose())
+    except FAILURES as error:
+        # The finding of a root that cannot be read names it.
+        if isinstance(error, PluginFailed) or all(isinstance(held.usage, Usage) for held in roots):
+            yield (layer, "*"), failure(layer, Path("*"), error)
 
 
 def _of_root(held: _Held) -> Iterator[Placed]:
     layer, root, usage = held.layer, held.root, held.usage
     if isinstance(usage, Usage):
-        # `verify` may not meet this error.
-        yield from ((None, layer.store.to_finding(root, one)) for one in usage.problems if one.code == "unreadable")
+        for problem in usage.problems:
+            if problem.code == "unreadable":
+                yield (layer, problem.path), layer.store.to_finding(root, problem)
     else:
-        yield None, failure(layer, root.path, usage)
+        yield (layer, root.path), failure(layer, root.path, usage)
     if held.in_use:
         try:
             if hasattr(os, "geteuid"):
                 yield from _of_writers(held)
         except FAILURES as error:
-            yield None, failure(layer, root.path, error)
+            yield (layer, root.path), failure(layer, root.path, error)
         yield from _of_surroundings(held, reachable=held.first and isinstance(usage, Usage))
     if isinstance(usage, Usage) and layer.abilities()[Ability.CLEAR] is None:
-        yield from ((None, finding) for finding in _of_content(held, usage))
+        yield from ((root, finding) for finding in _of_content(held, usage))
 
 
 def _of_content(held: _Held, usage: Usage) -> Iterator[Finding]:
@@ -255,7 +250,7 @@ def _of_surroundings(held: _Held, *, reachable: bool) -> Iterator[Placed]:
             yield root.path, held.finding(hazard.severity, "network", message, held.elsewhere(_TEMPORARY))
         yield from _of_ranks(held)
     except FAILURES as error:
-        yield None, failure(layer, root.path, error)
+        yield (layer, root.path), failure(layer, root.path, error)
 
 
 def _of_ranks(held: _Held) -> Iterator[Placed]:
@@ -283,17 +278,12 @@ def job_of(environment: Environment) -> RankOfJob | None:
 
 
 def _apart(environment: Environment, path: Path) -> bool:
-    """Return whether a root is this rank's own: whether a folder's name, the home's path apart, ends with the rank.
-
-    The rank within the node counts on a local disk, and elsewhere only if the path also names the node.
-    """
-    local = network_file_system(path, mounts=environment.mounts) is None
+    """Return whether a root is this rank's own: whether a folder's name ends with the rank, or names the node."""
     home = environment.home_folder
+    ranks = {launcher.number_of(environment, name) for name in (*(rank for _, rank in launcher.RANKS), *_LOCAL_RANKS)}
     for part in path.relative_to(home).parts if path.is_relative_to(home) else path.parts:
-        variables = {rank for _, rank in launcher.RANKS} - set(_LOCAL_RANKS)
-        variables |= set(_LOCAL_RANKS) if local or platform.node() in part else set()
         end = re.search(r"[0-9]{1,12}$", part)
-        if end is not None and int(end[0]) in {launcher.number_of(environment, name) for name in variables}:
+        if platform.node() in part or (end is not None and int(end[0]) in ranks):
             return True
     return False
 
@@ -378,4 +368,4 @@ def run(request: options.Request) -> Findings:
 
 def show(result: Findings, _request: options.Request) -> Iterator[object]:
     """Yield each finding."""
-    return lines(result, "nothing is wrong")
+    return lines(result, "nothing is wrong with this set-up; cachectl verify checks the entries")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shlex
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -245,15 +242,3 @@ def test_a_gpu_without_a_database_of_its_own_gets_the_nearest(
         shell(tmp_path, found.fix)
         assert (folder / "gfx90a6e.kdb").exists()
         assert examine(environment, "miopen-system") == []
-
-
-def test_a_system_database_in_wal_mode_is_reported_once_and_converted(tmp_path: Path) -> None:
-    environment = with_miopen(tmp_path)
-    path = store(tmp_path / "rocm-6.2.0" / "share" / "miopen" / "db" / "gfx90a.kdb", {}, wal=True)
-    (found,) = examine(environment, "miopen-system")
-    assert (found.code, found.severity) == ("wal", Severity.FAILS)
-    command = shlex.split(found.fix.partition(": ")[2])
-    assert command[:2] == ["sqlite3", str(path)]
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute(command[2])
-    assert examine(environment, "miopen-system") == []
