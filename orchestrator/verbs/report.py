@@ -14,7 +14,7 @@ from cachectl.layers.base import facts, store
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, reason_of
 from cachectl.layers.base.registry import Broken
-from cachectl.layers.base.texts import plural, printable
+from cachectl.layers.base.texts import plural
 from cachectl.layers.disk.temporaries import abandoned_temporaries
 
 if TYPE_CHECKING:
@@ -272,14 +272,9 @@ def draw(done: Report, listing: Listing, findings: Iterable[facts.Finding]) -> b
     from cachectl.pages.report_rows import report_page
 
     total = done.total
-    rows: list[object] = []
-    for layer in done.layers:
-        held, state = layer.total, layer.state
-        sizes = (held.entries, held.bytes, held.stale_entries, held.stale_bytes, held.orphan_bytes)
-        places = [printable(root.root.path) for root in layer.roots if root.exists]
-        rows.append([layer.layer, layer.title, state.condition.value, state.why, *sizes, places])
     sums = {"complete": total.complete, "total": [total.entries, total.bytes]}
-    return report_page(done.generated, sums, rows, listing, findings)
+    layers = [layer.layer for layer in done.layers]
+    return report_page({"generated": done.generated, "layers": layers, **sums}, listing, findings)
 
 
 def _bound(text: str, total: Total) -> str:
