@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 import stat
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -17,7 +16,6 @@ from cachectl.layers.base.selection import parse_age, parse_size
 from cachectl.layers.base.texts import printable
 
 if TYPE_CHECKING:
-    from cachectl.layer_set import LayerSet
     from cachectl.layers.base.environment import Environment
 
 #: Larger than any config file, in bytes.
@@ -38,19 +36,17 @@ class ConfigRefused(CachectlError):
 class Limits:
     """What ``prune`` removes: stale entries, entries last used before a moment, then the excess over a size.
 
-    ``before`` is epoch seconds; ``bytes`` bounds what the pruned layers hold together. ``own`` are the limits of single
-    layers: their ``stale`` and ``before`` replace those of all, their ``bytes`` bounds what the layer holds by itself.
+    ``before`` is epoch seconds; ``bytes`` bounds what the pruned layers hold together.
     """
 
-    stale: bool | None = None
+    stale: bool = False
     before: float | None = None
     bytes: int | None = None
-    own: Mapping[str, Limits] = field(default_factory=dict)
 
     @property
     def none(self) -> bool:
         """Return whether nothing is limited."""
-        return not self.stale and self.before is None and self.bytes is None and not self.own
+        return self == Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,31 +78,18 @@ class Config:
     def get(self, key: str) -> Any:  # noqa: ANN401 - each key has its type
         """Return the value of a key as it was read; ``None`` if no file has it."""
         found = {setting.key: setting.value for setting in self.settings}
-        return _KEYS[key.rpartition(".")[2]](found[key]) if key in found else None
+        return _KEYS[key](found[key]) if key in found else None
 
     @property
     def interpreters(self) -> tuple[str, ...]:
         """Return the interpreters that the key ``python`` lists."""
         return self.get("python") or ()
 
-    def limits(self, now: float, layers: Container[str], notice: Callable[[str], None]) -> Limits:
-        """Return the limits of ``[prune]`` and ``[prune.LAYER]``; ``now`` is epoch seconds.
-
-        ``notice`` gets a line for each layer that is not among ``layers``.
-        """
-        own = {}
-        for table, path in {setting.key.rpartition(".")[0]: setting.path for setting in self.settings}.items():
-            layer = table.removeprefix("prune.")
-            if layer in layers:
-                own[layer] = self._limits(table, now)
-            elif layer != table:
-                notice(f"{printable(path)}: unknown layer {layer!r}, so its limits are not applied")
-        return replace(self._limits("prune", now), own=own)
-
-    def _limits(self, table: str, now: float) -> Limits:
-        age, size = self.get(f"{table}.older-than"), self.get(f"{table}.max-size")
+    def limits(self, now: float) -> Limits:
+        """Return the limits of ``[prune]``; ``now`` is epoch seconds."""
+        age = self.get("prune.older-than")
         before = None if age is None else now - age
-        return Limits(stale=self.get(f"{table}.stale"), before=before, bytes=None if size == math.inf else size)
+        return Limits(bool(self.get("prune.stale")), before, self.get("prune.max-size"))
 
 
 def load(environment: Environment) -> Config:
@@ -124,13 +107,10 @@ def load(environment: Environment) -> Config:
     return Config(tuple(places), tuple(found.values()))
 
 
-def configured_limits(layers: LayerSet, notice: Callable[[str], None]) -> Limits:
-    """Return the limits of the config files; ``notice`` gets a line for each layer that is unknown.
-
-    Raises :class:`BadRequest` if there are none, and as :func:`load` does.
-    """
-    config = load(layers.environment)
-    limits = config.limits(layers.environment.clock(), layers, notice)
+def configured_limits(environment: Environment) -> Limits:
+    """Return the limits of the config files. Raises :class:`BadRequest` if there are none, and as :func:`load` does."""
+    config = load(environment)
+    limits = config.limits(environment.clock())
     if limits.none:
         first = f", or write a limit below [prune] in {printable(config.files[0].path)}" if config.files else ""
         raise BadRequest(f"name a limit: --stale, --older-than or --max-size{first}")
@@ -151,13 +131,11 @@ def _settings(path: Path, content: bytes) -> Iterator[ConfigEntry]:
         import tomli as tomllib
     try:
         for key, value in _flat(tomllib.loads(content.decode()), ""):
-            table, _, name = key.rpartition(".")
-            if name not in (_GENERAL if not table else _LIMITS if table.split(".")[0] == "prune" else ()):
-                known = f"{', '.join(_GENERAL)}, and below [prune] {', '.join(_LIMITS)}"
-                raise ValueError(f"{key}: unknown key; there are {known}")
+            if key not in _KEYS:
+                raise ValueError(f"{key}: unknown key; there are {', '.join(_KEYS)}")
             setting = ConfigEntry(key, tuple(value) if isinstance(value, list) else value, path)
             try:
-                _KEYS[name](setting.value)
+                _KEYS[key](setting.value)
             except ValueError as error:
                 raise ValueError(f"{key}: {error}") from error
             yield setting
@@ -222,24 +200,11 @@ def _paths(value: object) -> tuple[str, ...]:
     return value
 
 
-def _size(value: object) -> float:
-    """Read a size in bytes; ``false`` is endless."""
-    return math.inf if value is False else parse_size(str(value))
-
-
-def _age(value: object) -> float:
-    """Read an age in seconds; ``false`` is endless, so that nothing is that old."""
-    return math.inf if value is False else parse_age(str(value))
-
-
-_GENERAL: Final = ("wait", "python", "shared")
-#: The limits of ``[prune]`` and ``[prune.LAYER]``.
-_LIMITS: Final = ("max-size", "older-than", "stale")
-_KEYS: Final[Mapping[str, Callable[[object], Any]]] = {
+_KEYS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "wait": _seconds,
     "python": _paths,
     "shared": _flag,
-    "max-size": _size,
-    "older-than": _age,
-    "stale": _flag,
+    "prune.max-size": lambda value: parse_size(str(value)),
+    "prune.older-than": lambda value: parse_age(str(value)),
+    "prune.stale": _flag,
 }

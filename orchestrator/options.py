@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from cachectl.exchange.trust import Trust
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.facts import Note
-    from cachectl.layers.base.layer import Layer
     from cachectl.layers.base.selection import Selection
     from cachectl.output_files import Kind, OutputFile
 
@@ -160,24 +159,14 @@ class Request:
         if not self.command:
             self.misuse("end the line with -- and the command to run")
 
-    def key(self, text: str, layers: Iterable[Layer]) -> str:
-        """Return the key that a text begins, and name it if it was not typed as a whole."""
-        from cachectl.listing import full_key
-
-        key = full_key(layers, text)
-        if key != text:
-            self.notice(f"{text}: the key {key}")
-        return key
-
     def selection(self) -> Selection:
         """Return which entries were selected."""
         from cachectl.layers.base.selection import Selection, parse_age
 
-        options, key = self.options, self.options.key
-        # What purge and push mean without a layer has no tuning results, but their keys are of another form.
+        options = self.options
         return Selection(
             kernel=options.kernel,
-            key=None if key is None else self.key(key, self.stack.named(options.layers)),
+            key=options.key,
             before=None if options.older_than is None else self.now - parse_age(options.older_than),
             stale=options.stale,
         )
@@ -291,9 +280,7 @@ ONE_LAYER: Final = Option("layer", metavar="LAYER", help="the layer that keeps t
 LAYER: Final = Option(
     "--layer", action="append", default=[], dest="layers", metavar="LAYER", help="only this one; may be repeated"
 )
-KEY: Final = Option(
-    "key", metavar="KEY", help="the entry's key, as cachectl ls -q prints it; get takes the beginning of one"
-)
+KEY: Final = Option("key", metavar="KEY", help="the entry's key, as cachectl ls -q prints it")
 DRY_RUN: Final = Option("-n", "--dry-run", action="store_true", help="list what would go, and touch nothing")
 VERBOSE: Final = Option("-v", "--verbose", action="store_true")
 #: Of verbs that remove entries.
@@ -334,7 +321,7 @@ SELECTION: Final = Group(
         Option("--kernel", metavar="GLOB", help="entries of kernels whose name matches"),
         Option("--older-than", metavar="AGE", help="not changed or used for 30d, 12h, 2w"),
         Option("--stale", action="store_true", help="entries that no known Python or driver can hit any more"),
-        Option("--key", metavar="KEY", help="the entry of this key, or of the only one that begins so (4 characters)"),
+        Option("--key", metavar="KEY", help="the entry of this key"),
     )
 )
 #: What a store can lie in.

@@ -363,6 +363,8 @@ class Layer(Declaration):
         """Leave entries of other users out of the superuser's plan."""
         if not self.environment.superuser:
             return plan
+        if not self.environment.superuser:
+            return plan
         pairs = [(entry, self._other_owner(entry.root, entry.key)) for entry in plan.entries]
         skipped = tuple(facts.Note(entry.key, belonging_to(owner)) for entry, owner in pairs if owner)
         own = tuple(entry for entry, owner in pairs if not owner)

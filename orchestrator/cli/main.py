@@ -248,13 +248,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         meant = f"; did you mean {MEANT[verb]}?" if verb in MEANT else errors.did_you_mean(verb, VERBS)
         parser.error(f"unknown command {verb!r}{meant}")
     if verb.startswith("-") and verb not in _WITHOUT_VERB:
-        at = next((place for place, word in enumerate(words) if word in VERBS), None)
-        if at is None:
-            parser.error(f"unrecognized arguments: {verb}{errors.did_you_mean(verb, _WITHOUT_VERB)}")
-        import shlex
-
-        line = [words[at], *words[:at], *words[at + 1 :]]
-        parser.error(f"write the command first: {shlex.join(['cachectl', *line])}")
+        parser.error(f"write the command first, not {verb}{errors.did_you_mean(verb, _WITHOUT_VERB)}")
     # argparse would take the next word for the folder of a bare --isolated.
     bare = verb == "run"
     words = [f"{word}={_NO_FOLDER}" if bare and word == "--isolated" else word for word in words]

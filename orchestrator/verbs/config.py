@@ -16,7 +16,6 @@ OPTIONS: Final = (FORM,)
 
 def run(request: Request) -> Config:
     """Carry out ``cachectl config``. Raises :class:`BadConfig` and :class:`ConfigRefused`."""
-    request.config.limits(request.now, request.stack, request.notice)
     return request.config
 
 

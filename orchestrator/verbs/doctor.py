@@ -37,15 +37,7 @@ __all__ = ["OPTIONS", "diagnosis", "doctor", "job_of", "run", "show", "table"]
 
 OPTIONS: Final = (options.LAYERS, options.PLACES, options.FORM)
 
-_WORST_FIRST: Final = (
-    Severity.UNSAFE,
-    Severity.FAILS,
-    Severity.RISKS,
-    Severity.RECOMPILES,
-    Severity.HEALS,
-    Severity.WASTES,
-    Severity.HARMLESS,
-)
+_WORST_FIRST: Final = tuple(Severity)
 #: Free bytes and files: below the first nothing can be stored, below the second the next program may run out of space.
 _FULL: Final = (1 << 20, 10)
 _NEARLY_FULL: Final = (16 << 20, 100)

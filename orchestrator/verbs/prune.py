@@ -39,7 +39,6 @@ class _Holding:
     """The things of one layer to keep, and those to remove; ``bytes`` are those that stay whatever is removed."""
 
     layer: Layer
-    limits: Limits
     kept: list[facts.Removable] = field(default_factory=list)
     going: list[facts.Removable] = field(default_factory=list)
     bytes: int = 0
@@ -62,45 +61,34 @@ def prune(
 ) -> PurgeResult:
     """Remove what is stale or old, then the longest unused until the rest fits, and what killed commands left.
 
-    Without ``limits``, those of the config files and variables count; :class:`BadRequest` is raised if there are
-    none. A layer with limits of its own is pruned by them even if it is not clearable.
+    Without ``limits``, those of the config files count; :class:`BadRequest` is raised if there are none.
     """
     if limits is None:
         # They decide what is stale.
         environment = with_interpreters(stack.environment)
         if environment is not stack.environment:
             stack = type(stack)(environment)
-        limits = configured_limits(stack, notice)
+        limits = configured_limits(environment)
     chosen = stack.chosen(layers)
-    alone = () if layers else tuple(stack[name] for name in limits.own if stack[name] not in chosen)
-    plan = partial(plan_prune, chosen, limits, alone=alone)
-    return removal.carry_out(stack, (*chosen, *alone), plan, notice, dry_run=dry_run)
+    return removal.carry_out(stack, chosen, partial(plan_prune, chosen, limits), notice, dry_run=dry_run)
 
 
-def plan_prune(layers: Iterable[Layer], limits: Limits, *, alone: Iterable[Layer] = ()) -> PurgePlan:
+def plan_prune(layers: Iterable[Layer], limits: Limits) -> PurgePlan:
     """Plan the removals that the limits require; changes nothing.
 
     The longest unused goes first, by time of use, else of change, else by a bound on it. Things of unknown age stay.
-    Layers that stand ``alone`` have only their own limits.
     """
-    together = []
-    for layer in layers:
-        own = limits.own.get(layer.name, Limits())
-        stale = limits.stale if own.stale is None else own.stale
-        before = limits.before if own.before is None else own.before
-        together.append(_look(layer, replace(own, stale=stale, before=before)))
-    holdings = [*together, *(_look(layer, limits.own[layer.name]) for layer in alone)]
-    for holding in holdings:
-        _make_room([holding], holding.limits.bytes)
-    _make_room(together, limits.bytes)
+    holdings = [_look(layer, limits) for layer in layers]
+    if limits.bytes is not None:
+        _make_room(holdings, limits.bytes)
     return PurgePlan(tuple(removal.planned(holding.layer, holding.plan) for holding in holdings))
 
 
 def _look(layer: Layer, limits: Limits) -> _Holding:
-    holding = _Holding(layer, limits)
+    holding = _Holding(layer)
     try:
         for root in layer.roots():
-            for thing in layer.scan(root, contents=bool(limits.stale)):
+            for thing in layer.scan(root, contents=limits.stale):
                 if isinstance(thing, facts.Housekeeping):
                     # A file of fixed length does not shrink, so it must not make prune remove entries.
                     holding.bytes += 0 if thing.fixed else thing.bytes
@@ -113,26 +101,20 @@ def _look(layer: Layer, limits: Limits) -> _Holding:
                     (holding.going if stale or old else holding.kept).append(thing)
     except FAILURES as error:
         # Nothing is removed because of an incomplete count.
-        return _Holding(layer, limits, failed=[facts.Note("*", reason_of(error))])
+        return _Holding(layer, failed=[facts.Note("*", reason_of(error))])
     return holding
 
 
-def _make_room(holdings: list[_Holding], most: int | None) -> None:
-    """Move the longest unused things from kept to going until the rest fits."""
-    if most is None:
-        return
+def _make_room(holdings: list[_Holding], most: int) -> None:
+    """Let the longest unused things go until the rest fits."""
     total = sum(holding.bytes + sum(thing.bytes for thing in holding.kept) for holding in holdings)
     aged = [(_last(thing), number, thing) for number, holding in enumerate(holdings) for thing in holding.kept]
     aged.sort(key=lambda item: item[:2])
-    going = set()
     for last, number, thing in aged:
         if last == _UNKNOWN or total <= most:
             break
         holdings[number].going.append(thing)
-        going.add(id(thing))
         total -= thing.bytes
-    for holding in holdings if going else ():
-        holding.kept = [thing for thing in holding.kept if id(thing) not in going]
 
 
 def _last(thing: facts.Removable) -> float:

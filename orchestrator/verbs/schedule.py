@@ -166,6 +166,6 @@ def run(request: Request) -> int:
     request.say([Raw(schedule(request.stack, options.kind, all_users=options.everybody).splitlines())])
     # The settings of other users set their limits.
     own = options.kind != "slurm-epilog" and not options.everybody
-    if own and request.config.limits(request.now, request.stack, request.notice).none:
+    if own and request.config.limits(request.now).none:
         request.notice("prune has no limit yet, so it would fail; cachectl config shows where to set one")
     return 0

