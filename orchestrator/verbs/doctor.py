@@ -56,13 +56,6 @@ _TEMPORARY: Final = '"$(mktemp -d)"'
 Placed = tuple[object, Finding]
 
 
-class RankOfJob(NamedTuple):
-    """The parallel job of the environment: the number of ranks if known, and the variable with the rank."""
-
-    ranks: int | None
-    variable: str
-
-
 class _Held(NamedTuple):
     """A root of a layer, whether it is the layer's first, and what it holds, or the error of counting it."""
 
@@ -250,32 +243,33 @@ def _of_ranks(held: _Held) -> Iterator[Placed]:
     job, hazard = job_of(environment), layer.among_ranks
     if job is None or hazard is None or _apart(environment, held.root.path):
         return
-    several = "the ranks" if job.ranks is None else f"the {job.ranks} ranks"
+    ranks, variable = job
+    several = "the ranks" if ranks is None else f"the {ranks} ranks"
     message = f"{several} of this job share it: {hazard.message}"
     if layer.abilities()[Ability.RELOCATE] is None:
         message += "; fix it in the script that each rank runs"
-    node = "$(hostname)-" if job.variable in _LOCAL_RANKS else ""
+    node = "$(hostname)-" if variable in _LOCAL_RANKS else ""
     # The shell stops with an error if the variable is not set.
-    fix = held.elsewhere(f'"$HOME/.cachectl/rank{node}${{{job.variable}:?}}"')
+    fix = held.elsewhere(f'"$HOME/.cachectl/rank{node}${{{variable}:?}}"')
     yield held.root.path, held.finding(hazard.severity, "ranks", message, fix)
 
 
-def job_of(environment: Environment) -> RankOfJob | None:
-    """Return the job of several ranks that the variables describe; ``None`` outside of one."""
+def job_of(environment: Environment) -> tuple[int | None, str] | None:
+    """Return the ranks, if known, of the parallel job that variables describe, and the variable with the rank."""
     for size, rank in launcher.RANKS:
         ranks, own = launcher.number_of(environment, size), launcher.number_of(environment, rank)
         if (ranks or 0) > 1 or (own or 0) > 0:
-            return RankOfJob(ranks, rank)
+            return ranks, rank
     return None
 
 
 def _apart(environment: Environment, path: Path) -> bool:
     """Return whether a root is this rank's own: whether a folder's name ends with the rank, or names the node."""
-    home = environment.home_folder
+    home, node = environment.home_folder, platform.node()
     ranks = {launcher.number_of(environment, name) for name in (*(rank for _, rank in launcher.RANKS), *_LOCAL_RANKS)}
     for part in path.relative_to(home).parts if path.is_relative_to(home) else path.parts:
         end = re.search(r"[0-9]{1,12}$", part)
-        if platform.node() in part or (end is not None and int(end[0]) in ranks):
+        if (node and node in part) or (end is not None and int(end[0]) in ranks):
             return True
     return False
 

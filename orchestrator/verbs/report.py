@@ -290,7 +290,7 @@ def _number(title: str, name: str) -> tables.Column[LayerReport]:
         value: int | None = getattr(layer.total, name)
         return value
 
-    return tables.numbers(title, lambda layer: _bound(shown(raw(layer)), layer.total), raw)
+    return tables.Column(title, lambda layer: _bound(shown(raw(layer)), layer.total), right=True, raw=raw)
 
 
 _COLUMNS: Final[tuple[tables.Column[LayerReport], ...]] = (
