@@ -35,15 +35,11 @@ class PurgeTotal:
 
 @dataclass(frozen=True, slots=True)
 class PurgeResult:
-    """The outcome of a removal, or (``dry_run``) its plan, layer by layer.
-
-    ``lacks_key`` says that no layer has the key that was to be removed.
-    """
+    """The outcome of a removal, or (``dry_run``) its plan, layer by layer."""
 
     dry_run: bool
     layers: tuple[Outcome, ...]
-    lacks_key: bool = False
-    as_json: ClassVar[AsJson] = AsJson("cachectl/purge/1", also=("total",), hidden=("lacks_key",))
+    as_json: ClassVar[AsJson] = AsJson("cachectl/purge/1", also=("total",))
 
     def __repr__(self) -> str:
         return f"PurgeResult(dry_run={self.dry_run}, total={self.total})"
@@ -56,7 +52,7 @@ class PurgeResult:
     @property
     def failed(self) -> bool:
         """Return whether anything failed or was refused."""
-        return self.lacks_key or any(outcome.failed for outcome in self.layers)
+        return any(outcome.failed for outcome in self.layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +157,6 @@ def show(result: PurgeResult, request: Request) -> Iterator[object]:
 
     Without ``-v`` or a named layer, layers without anything to remove are one line.
     """
-    if result.lacks_key:
-        return
     verbose, total = request.options.verbose, result.total
     if verbose and result.dry_run and (entries := table(result, request)).rows:
         yield entries

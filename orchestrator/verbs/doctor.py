@@ -104,7 +104,7 @@ def diagnosis(layers: Iterable[Layer], broken: Iterable[Broken] = ()) -> Finding
                 said.add((finding.code, place))
                 of_layer.append(finding)
         found += sorted(of_layer, key=lambda finding: _WORST_FIRST.index(finding.severity))
-    return Findings(tuple(found), any(finding.severity is not Severity.HARMLESS for finding in found))
+    return Findings(tuple(found))
 
 
 def _held(layer: Layer) -> Iterator[_Held]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cachectl import options, removal
 from cachectl.layer_set import LayerSet, warn_user
+from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.removal import PurgePlan, PurgeResult, show, table
 
@@ -53,7 +53,7 @@ def purge(
 
 
 def run(request: options.Request) -> PurgeResult:
-    """Carry out ``cachectl purge``."""
+    """Carry out ``cachectl purge``. Raises :class:`CachectlError` if nothing has the key that was to be removed."""
     typed = request.options
     if typed.all == bool(typed.layers):
         request.misuse("name the layers to purge, or use --all" if not typed.all else "--all needs no LAYER")
@@ -69,6 +69,5 @@ def run(request: options.Request) -> PurgeResult:
         )
     total = result.total
     if typed.key is not None and not any((total.removed, total.orphans_removed, total.skipped, total.failed)):
-        request.notice(f"no entry that is selected has the key {typed.key!r}; cachectl ls -q lists keys")
-        return replace(result, lacks_key=True)
+        raise CachectlError(f"no entry that is selected has the key {typed.key!r}; cachectl ls -q lists keys")
     return result
