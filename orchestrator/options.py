@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from cachectl.layers.base.selection import Selection
     from cachectl.output_files import Kind, OutputFile
 
-#: Verbs that show broken plug-ins themselves.
-_SHOWING_PLUGINS: Final = frozenset({"report", "layers", "doctor"})
-
 
 class Step(NamedTuple):
     """Progress: runs done, runs in all, and the seconds left; ``None`` is not known yet."""
@@ -116,7 +113,7 @@ class Request:
         stack = LayerSet(self.environment)
         options = vars(self.options)
         # A verb about all layers is incomplete without them.
-        if options["verb"] not in _SHOWING_PLUGINS and not (options.get("layers") or options.get("layer")):
+        if not options.get("layers") and not options.get("layer"):
             for plugin in stack.broken:
                 self.notice(f"plug-in {plugin.name}: {plugin.why}")
         return stack

@@ -70,5 +70,3 @@ def show(done: Layers, request: Request) -> Iterator[object]:
         for ability, reason in layer.abilities.items():
             if reason is not None:
                 yield f"{layer.layer}: no {ability}: {reason}"
-    for plugin in done.broken:
-        request.notice(f"plug-in {plugin.name}: {plugin.why}")

@@ -311,9 +311,7 @@ def table(done: Report, _request: options.Request) -> tables.Table[LayerReport]:
 def show(done: Report, request: options.Request) -> Iterator[object]:
     """Yield the sums, a table of layers, and problems; with ``-v`` also reasons and places."""
     verbose = bool(request.options.verbose or request.options.layers)
-    yield from lines(done, str(request.environment.home_folder), verbose=verbose)
-    for plugin in done.broken:
-        request.notice(f"plug-in {plugin.name}: {plugin.why}")
+    return lines(done, str(request.environment.home_folder), verbose=verbose)
 
 
 def lines(done: Report, home: str, *, verbose: bool = False) -> Iterator[object]:
