@@ -6,17 +6,16 @@ import argparse
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
-from cachectl.layer_set import LayerSet
-from cachectl.layers.base import environment as environments
 from cachectl.layers.base import errors
 
+# Layers are imported when they are asked for: --help and --version need none.
 if TYPE_CHECKING:
     from cachectl.config import Config
     from cachectl.exchange.trust import Trust
+    from cachectl.layer_set import LayerSet
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.facts import Note
     from cachectl.layers.base.selection import Selection
@@ -65,27 +64,33 @@ class Request:
     @cached_property
     def _here(self) -> Environment:
         """The environment without options and settings."""
+        from cachectl.layers.base.environment import Environment, process_variable
+
         if self._given is not None:
             return self._given
         try:
             os.getcwd()
         except OSError as error:
-            where = environments.process_variable("PWD") or "the working folder"
+            where = process_variable("PWD") or "the working folder"
             raise errors.CachectlError(
                 f"{where}: {error.strerror}; the working folder has gone or is closed to you, cd to another"
             ) from error
-        return environments.Environment.here()
+        return Environment.here()
 
     @cached_property
     def environment(self) -> Environment:
         """The environment, with the options and settings that change how caches are read and changed."""
+        from dataclasses import replace
+
+        from cachectl.layers.base.environment import is_configured
+
         here, given = self._here, vars(self.options)
         if (below := given.get("below")) is not None:
             from cachectl.switching.run import environment_below
 
             here = environment_below(here, below)
         wait, shared, pythons = given.get("wait"), given.get("shared", False), given.get("python", ())
-        if environments.is_configured(self._here):
+        if is_configured(self._here):
             wait = self.config.get("wait") if wait is None else wait
             shared = shared or bool(self.config.get("shared"))
             pythons = pythons or self.config.interpreters
@@ -110,6 +115,8 @@ class Request:
     @cached_property
     def stack(self) -> LayerSet:
         """The layers of the environment; broken plug-ins are warned of."""
+        from cachectl.layer_set import LayerSet
+
         stack = LayerSet(self.environment)
         options = vars(self.options)
         # A verb about all layers is incomplete without them.

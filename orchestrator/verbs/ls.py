@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -49,16 +48,15 @@ def ls(
 ) -> Listing:
     """Return the selected entries, sorted by ``size``, ``age`` or ``used``, no more than ``limit``.
 
-    At most ``limit`` entries are kept at any time. Raises :class:`BadRequest` for a negative limit.
+    Raises :class:`BadRequest` for a negative limit.
     """
     if limit is not None and limit < 0:
         raise BadRequest(f"--limit {limit} is negative")
-    most = None if limit is None else min(limit, sys.maxsize)
     troubles: list[Trouble] = []
     entries: Iterable[Entry] = listed(stack.named(layers), selection, troubles.append)
     if sort is not None:
-        order = _ORDERS[sort]
-        entries = sorted(entries, key=order) if most is None else heapq.nsmallest(most, entries, key=order)
+        entries = sorted(entries, key=_ORDERS[sort])
+    most = None if limit is None else min(limit, sys.maxsize)
     return Listing(tuple(islice(entries, most)), tuple(troubles))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,12 +78,11 @@ def _total(usages: list[facts.Usage], *, complete: bool) -> Total:
 
 @dataclass(frozen=True, slots=True)
 class RootReport:
-    """One root and what it holds; ``link_to`` is where it leads if it is itself a link."""
+    """One root and what it holds."""
 
     root: facts.Root
     exists: bool
     usage: facts.Usage
-    link_to: Path | None = None
     as_json: ClassVar[AsJson] = AsJson(flat=("root", "usage"))
 
 
@@ -207,14 +205,12 @@ def _layer_report(layer: Layer) -> LayerReport:
 
 
 def _root_report(layer: Layer, root: facts.Root) -> RootReport:
-    # A circular link leads to itself.
-    link = Path(os.path.realpath(root.path)) if os.path.islink(root.path) else None
     try:
-        return RootReport(root, root.exists, layer.usage(root), link)
+        return RootReport(root, root.exists, layer.usage(root))
     except FAILURES as error:
         # An unreadable root exists.
         usage = store.unknown_usage(facts.Problem(root.path, "unreadable", reason_of(error)))
-        return RootReport(root, exists=True, usage=usage, link_to=link)
+        return RootReport(root, exists=True, usage=usage)
 
 
 def _by_python(layers: Iterable[Layer], stack: LayerSet) -> tuple[PythonShare, ...]:
@@ -376,7 +372,6 @@ def _details(layer: LayerReport, home: str) -> Iterator[str]:
         if number and not (usage.files or usage.orphan_files or usage.problems):
             continue
         notes += [] if root.exists else ["not there"]
-        notes += [] if root.link_to is None else [f"a link to {_short(root.link_to, home)}"]
         if usage.orphan_files:
             notes.append(f"{plural(usage.orphan_files, 'orphan')}, {tables.size(usage.orphan_bytes)}")
         yield f"  {_short(root.root.path, home)}  ({'; '.join(notes)})"
