@@ -27,8 +27,8 @@ class Findings:
 
     @property
     def failed(self) -> bool:
-        """Return whether anything is worse than harmless."""
-        return any(finding.severity is not Severity.HARMLESS for finding in self.findings)
+        """Return whether anything is damaged, or worse than harmless."""
+        return any(finding.thing or finding.severity is not Severity.HARMLESS for finding in self.findings)
 
 
 def damage(layers: Iterable[Layer]) -> Findings:
