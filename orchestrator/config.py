@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from cachectl.layers.base import environment as environments
-from cachectl.layers.base.errors import BadRequest, CachectlError
+from cachectl.layers.base.errors import BadRequest, CachectlError, printable
 from cachectl.layers.base.selection import parse_age, parse_size
-from cachectl.layers.base.texts import printable
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from cachectl.layer_set import warn_user
-from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, reason_of
-from cachectl.layers.base.facts import Entry, Problem
+from cachectl.layers.base.facts import AsJson, Entry, Problem
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
@@ -70,7 +69,7 @@ def listed(
             continue
         for root in roots:
             try:
-                for thing in layer.store.find(root, selection) if contents else layer.scan(root, contents=False):
+                for thing in layer.store.find(root, selection) if contents else layer.store.scan(root, contents=False):
                     if isinstance(thing, Problem):
                         notice(Trouble(layer.name, thing.path, thing.code, thing.message, failed=thing.hides))
                     elif isinstance(thing, Entry) and selection.matches(thing):

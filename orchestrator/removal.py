@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cachectl import table as tables
-from cachectl.layers.base.as_json import AsJson, total
-from cachectl.layers.base.errors import FAILURES, reason_of
-from cachectl.layers.base.facts import Note, Outcome, Plan
-from cachectl.layers.base.texts import plural
+from cachectl.layers.base.errors import FAILURES, plural, reason_of
+from cachectl.layers.base.facts import Ability, AsJson, Note, Outcome, Plan, total
+from cachectl.layers.base.layer import require_changeable
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
@@ -83,7 +82,7 @@ class PurgePlan:
         for layer, plan in sorted(self.parts, key=lambda part: part[0].store.clearing_needs_room):
             outcome = Outcome(plan.layer, skipped=plan.skipped, failed=plan.failed)
             try:
-                outcomes[layer] = layer.clear(plan) if plan.entries or plan.recreate else outcome
+                outcomes[layer] = layer.clear(plan) if plan.entries else outcome
             except FAILURES as error:
                 outcomes[layer] = outcome.plus(Outcome(plan.layer, failed=(Note("*", reason_of(error)),)))
         return PurgeResult(dry_run=False, layers=tuple(outcomes[layer] for layer, _ in self.parts))
@@ -114,7 +113,10 @@ def carry_out(
     for layer in layers:
         # The plan of a layer names its failure.
         with suppress(*FAILURES):
-            layer.recover_all()
+            for root in layer.roots() if layer.abilities()[Ability.CLEAR] is None else ():
+                with suppress(*FAILURES):
+                    require_changeable(layer, root)
+                    layer.store.recover(root)
     result = plan().apply()
     from cachectl.switching.isolated import remove_abandoned
 
@@ -169,10 +171,7 @@ def show(result: PurgeResult, request: Request) -> Iterator[object]:
         yield tables.Table(_columns("would go" if result.dry_run else "removed"), shown, last)
     if hidden := len(cleared) - len(shown):
         yield f"{plural(hidden, 'more layer' if shown else 'layer')}: nothing to remove"
-    made = "would be made" if result.dry_run else "is made"
     for outcome in result.layers:
-        for path in outcome.recreated:
-            request.notice(f"{outcome.layer}: {path} {made} again, because running programs need it")
         request.warn_notes(f"{outcome.layer}: skipped", outcome.skipped)
         # A full disk is one warning, however many files it holds.
         keys: dict[str, list[str]] = {}

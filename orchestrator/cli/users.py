@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cachectl import table
 from cachectl.cli import output
-from cachectl.layers.base.errors import BadRequest
-from cachectl.layers.base.texts import printable
+from cachectl.layers.base.errors import BadRequest, printable
 
 if TYPE_CHECKING:
     from pwd import struct_passwd

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from cachectl import options
 from cachectl.findings import Findings, failure, lines, table
 from cachectl.layers.base.environment import user_name
-from cachectl.layers.base.errors import FAILURES, LayerError, PluginFailed
+from cachectl.layers.base.errors import FAILURES, LayerError, plural
 from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Root, Scope, Severity, Usage
-from cachectl.layers.base.texts import plural
 from cachectl.layers.disk import presence, room, trust
 from cachectl.layers.host import launcher
 from cachectl.layers.host.mounts import network_file_system
@@ -63,7 +62,7 @@ class _Held(NamedTuple):
     root: Root
     first: bool
     exists: bool
-    usage: Usage | LayerError | OSError
+    usage: Usage | Exception
 
     @property
     def in_use(self) -> bool:
@@ -115,7 +114,7 @@ def _held(layer: Layer) -> Iterator[_Held]:
             with suppress(OSError):
                 exists = root.exists
             try:
-                usage: Usage | LayerError | OSError = layer.usage(root) if exists else Usage()
+                usage: Usage | Exception = layer.store.usage(root) if exists else Usage()
             except FAILURES as error:
                 usage = error
             yield _Held(layer, root, not number, exists, usage)
@@ -138,7 +137,7 @@ def _everything(layer: Layer, roots: list[_Held]) -> Iterator[Placed]:
         yield from (((finding.message, finding.fix), finding) for finding in layer.diagnose())
     except FAILURES as error:
         # The finding of a root that cannot be read names it.
-        if isinstance(error, PluginFailed) or all(isinstance(held.usage, Usage) for held in roots):
+        if not isinstance(error, (LayerError, OSError)) or all(isinstance(held.usage, Usage) for held in roots):
             yield (layer, "*"), failure(layer, Path("*"), error)
 
 
@@ -204,7 +203,7 @@ def _shortage(roots: list[_Held], free: room.Room) -> Iterator[Finding]:
     largest, most = roots[0], 0
     for held in roots:
         usage = held.usage
-        if isinstance(usage, Usage) and not held.layer.precious and held.layer.abilities()[Ability.CLEAR] is None:
+        if isinstance(usage, Usage) and not held.layer.about.precious and held.layer.abilities()[Ability.CLEAR] is None:
             held_there = (usage.files, usage.orphan_files) if by_files else (usage.bytes, usage.orphan_bytes)
             amount = sum(number or 0 for number in held_there)
             largest, most = (held, amount) if amount > most else (largest, most)
@@ -227,10 +226,10 @@ def _of_surroundings(held: _Held, *, reachable: bool) -> Iterator[Placed]:
         if layer.state().condition not in (Condition.ENABLED, Condition.UNKNOWN):
             return
     try:
-        if reachable and root.scope is Scope.USER and layer.when_closed is not None:
-            yield from _of_use(held, layer.when_closed)
+        if reachable and root.scope is Scope.USER and layer.about.when_closed is not None:
+            yield from _of_use(held, layer.about.when_closed)
         kind = network_file_system(root.path, mounts=layer.environment.mounts)
-        if kind is not None and (hazard := layer.on_network) is not None:
+        if kind is not None and (hazard := layer.about.on_network) is not None:
             message = f"lies on a network file system ({kind}): {hazard.message}"
             yield root.path, held.finding(hazard.severity, "network", message, held.elsewhere(_TEMPORARY))
         yield from _of_ranks(held)
@@ -240,7 +239,7 @@ def _of_surroundings(held: _Held, *, reachable: bool) -> Iterator[Placed]:
 
 def _of_ranks(held: _Held) -> Iterator[Placed]:
     layer, environment = held.layer, held.layer.environment
-    job, hazard = job_of(environment), layer.among_ranks
+    job, hazard = job_of(environment), layer.about.among_ranks
     if job is None or hazard is None or _apart(environment, held.root.path):
         return
     ranks, variable = job

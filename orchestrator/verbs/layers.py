@@ -45,7 +45,7 @@ def layers(stack: LayerSet, names: Iterable[str] = ()) -> Layers:
 
 def _abilities(layer: Layer) -> LayerAbilities:
     abilities = {ability.value: reason for ability, reason in layer.abilities().items()}
-    return LayerAbilities(layer.name, layer.title, layer.scope, layer.precious, abilities)
+    return LayerAbilities(layer.name, layer.title, layer.about.scope, layer.about.precious, abilities)
 
 
 def run(request: Request) -> Layers:

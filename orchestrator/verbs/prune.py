@@ -88,12 +88,12 @@ def _look(layer: Layer, limits: Limits) -> _Holding:
     holding = _Holding(layer)
     try:
         for root in layer.roots():
-            for thing in layer.scan(root, contents=limits.stale):
+            for thing in layer.store.scan(root, contents=limits.stale):
                 if isinstance(thing, facts.Housekeeping):
                     # A file of fixed length does not shrink, so it must not make prune remove entries.
                     holding.bytes += 0 if thing.fixed else thing.bytes
                 elif isinstance(thing, facts.Problem):
-                    holding.failed += [facts.note_of(thing)] if thing.hides else []
+                    holding.failed += [thing.note] if thing.hides else []
                 elif isinstance(thing, facts.Orphan) or thing.guest is None:
                     # A guest belongs to another program.
                     stale = limits.stale and (isinstance(thing, facts.Orphan) or thing.stale)

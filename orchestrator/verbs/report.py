@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,9 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from cachectl import options
 from cachectl import table as tables
 from cachectl.layers.base import facts, store
-from cachectl.layers.base.as_json import AsJson
-from cachectl.layers.base.errors import FAILURES, reason_of
+from cachectl.layers.base.errors import FAILURES, plural, reason_of
+from cachectl.layers.base.facts import AsJson
 from cachectl.layers.base.registry import Broken
-from cachectl.layers.base.texts import plural
 from cachectl.layers.disk.temporaries import abandoned_temporaries
 
 if TYPE_CHECKING:
@@ -201,12 +201,16 @@ def _layer_report(layer: Layer) -> LayerReport:
     except FAILURES as error:
         failures[reason_of(error)] = None
     reports = tuple(_root_report(layer, root) for root in roots)
-    return LayerReport(layer.name, layer.title, state, layer.scope, layer.precious, reports, tuple(failures))
+    return LayerReport(
+        layer.name, layer.title, state, layer.about.scope, layer.about.precious, reports, tuple(failures)
+    )
 
 
 def _root_report(layer: Layer, root: facts.Root) -> RootReport:
     try:
-        return RootReport(root, root.exists, layer.usage(root))
+        # The store of a missing root is not loaded.
+        exists = root.exists or os.path.lexists(root.path)
+        return RootReport(root, root.exists, layer.store.usage(root) if exists else store.sum_usage(()))
     except FAILURES as error:
         # An unreadable root exists.
         usage = store.unknown_usage(facts.Problem(root.path, "unreadable", reason_of(error)))
