@@ -242,13 +242,13 @@ class Usage:
 
 
 class Severity(Enum):
-    """The effect of a problem on programs."""
+    """The effect of a problem on programs, the worst first."""
 
+    UNSAFE = "lets others run code as you"
     FAILS = "fails every run"
     RISKS = "may fail a run"
     RECOMPILES = "recompiles every run"
     HEALS = "recompiles once"
-    UNSAFE = "lets others run code as you"
     WASTES = "wastes space"
     HARMLESS = "harmless"
 
