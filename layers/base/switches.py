@@ -26,51 +26,47 @@ _PLAIN_NUMBER: Final = regex(r"\s*[+-]?\d+\s*", re.ASCII)
 _NEARLY: Final = 0.9
 
 
-def strtobool(value: str) -> bool | None:
-    """Read a value as ``pytools.strtobool`` does; ``None`` if that raises (also for the empty string)."""
-    lowered = value.lower()
-    if lowered in _TRUE:
-        return True
-    return False if lowered in _FALSE else None
+def _switching_off(
+    environment: Environment, distribution: str, variables: tuple[str, ...]
+) -> Iterator[tuple[str, Severity | None, str]]:
+    """Yield the variables that switch a library's cache off when it is imported.
 
-
-def _effect(environment: Environment, distribution: str, variable: str) -> str:
-    """Return what a variable does at import: ``off``, ``any`` (off whatever the value), ``raises``, or nothing."""
-    value = environment.get(variable)
-    if value is None:
-        return ""
-    release = release_of(environment.installed(distribution))
-    if not strtobool(value) and release is not None and release < _BOOLEAN_SINCE.get(distribution, ()):
-        return "any"
-    return {True: "off", False: "", None: "raises"}[strtobool(value)]
+    It reads them with ``pytools.strtobool``. Each comes with the severity and words of what is wrong, if anything is.
+    """
+    version = environment.installed(distribution)
+    is_older = (release_of(version) or (9999,)) < _BOOLEAN_SINCE[distribution]
+    for variable in variables:
+        value = (environment.get(variable) or "").lower()
+        if value in _TRUE:
+            yield variable, None, ""
+        elif variable in environment.variables and is_older:
+            words = f"switches the cache off all the same: {distribution} {version} asks only whether it is set"
+            yield variable, Severity.RECOMPILES, words
+        elif variable in environment.variables and value not in _FALSE:
+            yield variable, Severity.FAILS, f"is not a boolean: import {distribution} raises ValueError"
 
 
 def switched_off(environment: Environment, distribution: str, variables: tuple[str, ...]) -> State | None:
-    """Return the state from variables read with ``pytools.strtobool`` at import; ``None`` if none switches off."""
-    for variable in variables:
-        value, effect = environment.get(variable), _effect(environment, distribution, variable)
-        why = f"{variable}={value}"
-        if effect == "any":
-            why += f": {distribution} {environment.installed(distribution)} asks only whether it is set"
-        elif effect == "raises":
-            why = f"{variable}={value!r} is not a boolean: import {distribution} raises ValueError; use 1, or unset it"
-        if effect:
-            return State(Condition.DISABLED, why)
+    """Return the state from variables that switch off at import; ``None`` if none switches off."""
+    for variable, _, wrong in _switching_off(environment, distribution, variables):
+        return State(Condition.DISABLED, f"{variable}={environment.get(variable)} {wrong}".rstrip())
     return None
 
 
 def off(layer: Layer, variable: str, what: str | None = None) -> facts.Finding:
     """Return the finding that a variable switches a layer off, or ``what`` of it, on purpose."""
     message = f"{variable}={layer.environment.get(variable)} switches {what or layer.title} off"
-    return facts.Finding(layer.name, first_place(layer), None, Severity.RECOMPILES, "off", message, f"unset {variable}")
+    return _finding(layer, Severity.RECOMPILES, "off", message, f"unset {variable}")
 
 
 def misread(layer: Layer, variable: str, severity: Severity, outcome: str, fix: str | None = None) -> facts.Finding:
     """Return the finding that a library does not understand a value, or not as it is probably meant."""
     message = f"{variable}={layer.environment.get(variable)!r} {outcome}"
-    return facts.Finding(
-        layer.name, first_place(layer), None, severity, "variable", message, fix or f"unset {variable}"
-    )
+    return _finding(layer, severity, "variable", message, fix or f"unset {variable}")
+
+
+def _finding(layer: Layer, severity: Severity, code: str, message: str, fix: str) -> facts.Finding:
+    return facts.Finding(layer.name, first_place(layer), None, severity, code, message, fix)
 
 
 def first_place(layer: Layer) -> Path:
@@ -80,16 +76,8 @@ def first_place(layer: Layer) -> Path:
 
 def diagnosed(layer: Layer, distribution: str, variables: tuple[str, ...]) -> Iterator[facts.Finding]:
     """Yield problems with the variables of :func:`switched_off`."""
-    for variable in variables:
-        effect = _effect(layer.environment, distribution, variable)
-        if effect == "any":
-            outcome = f"switches {layer.title} off all the same: this release asks only whether it is set"
-            yield misread(layer, variable, Severity.RECOMPILES, outcome)
-        elif effect == "raises":
-            outcome = f"is not a boolean: import {distribution} raises ValueError"
-            yield misread(layer, variable, Severity.FAILS, outcome)
-        elif effect:
-            yield off(layer, variable)
+    for variable, severity, wrong in _switching_off(layer.environment, distribution, variables):
+        yield off(layer, variable) if severity is None else misread(layer, variable, severity, wrong)
 
 
 def relative_cache_home(layer: Layer) -> Iterator[facts.Finding]:
