@@ -280,7 +280,7 @@ class Layer:
         if self.about.precious:
             notes = tuple(Note(finding.key or "*", f"{_TUNING}; {finding.message}") for finding, _ in damaged)
             return Plan(self.name, skipped=notes)
-        return self.plan_removal(thing for _, thing in damaged if selection.selects(thing))
+        return self.plan_removal(thing for _, thing in damaged if selection.matches(thing))
 
     def _plan_root(self, root: Root, selection: Selection) -> Plan:
         chosen: list[Removable] = []
@@ -292,7 +292,7 @@ class Layer:
                 problems.append(found)
             elif isinstance(found, Housekeeping):
                 continue
-            elif selection.selects(found):
+            elif selection.matches(found):
                 if isinstance(found, Orphan) or found.guest is None or selection.key is not None:
                     chosen.append(found)
                 else:

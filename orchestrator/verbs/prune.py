@@ -120,7 +120,7 @@ def _must_go(thing: Removable, limits: Limits) -> bool:
     """Return whether a thing must be removed regardless of the free space."""
     if limits.stale and (isinstance(thing, Orphan) or thing.stale):
         return True
-    return limits.before is not None and Selection(before=limits.before).selects(thing)
+    return limits.before is not None and Selection(before=limits.before).matches(thing)
 
 
 def _make_room(holdings: list[_Holding], limits: Limits) -> None:
