@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import ClassVar, Final, final
 from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import EnvSwitch, Places, at_once
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import FAILURES, ForeignForm, Refused, key_complaint, not_a_key, reason_of
+from cachectl.layers.base.errors import FAILURES, ForeignForm, LayerError, Refused, key_complaint, not_a_key, reason_of
 from cachectl.layers.base.facts import (
     Ability,
     Entry,
@@ -141,10 +142,11 @@ class Layer:
 
         Raises :class:`Refused` if the layer cannot, :class:`Damaged` if the entry is not whole.
         """
-        found = self.get_many([key]).get(key)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        with self._named():
+            found = self.get_many([key]).get(key)
+            if isinstance(found, Exception):
+                raise found
+            return found
 
     @final
     def get_many(self, keys: Sequence[str]) -> Mapping[str, facts.Artifact | Exception]:
@@ -165,12 +167,13 @@ class Layer:
         Raises :class:`Refused`, :class:`ForeignForm`, :class:`Damaged`, or :class:`EntryExists` if a
         different entry has the key and ``replace`` is not set. Putting equal bytes again does nothing.
         """
-        root = self._root_to_put()
-        if artifact.key != key:
-            # A library accepts any file with the name of a key as the entry.
-            raise ForeignForm(self.name, f"the artifact was taken from the key {artifact.key!r}; put it there")
-        self._require_fit(root, artifact)
-        self.store.write(root, key, artifact, replace=replace)
+        with self._named():
+            root = self._root_to_put()
+            if artifact.key != key:
+                # A library accepts any file with the name of a key as the entry.
+                raise ForeignForm(self.name, f"the artifact was taken from the key {artifact.key!r}; put it there")
+            self._require_fit(root, artifact)
+            self.store.write(root, key, artifact, replace=replace)
 
     @final
     def put_new(self, artifacts: Sequence[facts.Artifact]) -> list[bool | Exception]:
@@ -184,6 +187,16 @@ class Layer:
         fit = [artifact for artifact, reason in zip(artifacts, refused, strict=True) if reason is None]
         written = iter(self.store.write_new(root, fit))
         return [next(written) if reason is None else reason for reason in refused]
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Name the layer, which may be of other people, in an error that no layer should raise."""
+        try:
+            yield
+        except (LayerError, OSError):
+            raise
+        except FAILURES as error:
+            raise LayerError(self.name, f"the layer failed: {reason_of(error)}") from error
 
     def _root_to_put(self) -> Root:
         self._require(Ability.PUT)
