@@ -5,13 +5,13 @@ Sources: ``loopy/__init__.py`` (switches), ``loopy/tools.py`` (the list of dicti
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.facts import State, When
-from cachectl.layers.base.switches import diagnosed, forgetting, relative_cache_home
+from cachectl.layers.base.facts import When
+from cachectl.layers.base.switches import forgetting
 from cachectl.layers.pytools import DictionaryLookups, PytoolsDictionaries, dictionary_store
 
 _VARIABLES = ("LOOPY_NO_CACHE", "CG_NO_CACHE")
@@ -44,16 +44,8 @@ class LoopyDictionaries(PytoolsDictionaries):
     about = PytoolsDictionaries.about._replace(
         distributions=("loopy",), reveals="source text of your kernels", lookups=LoopyLookups(_owns)
     )
+    variables = _VARIABLES
     opened_by = ("loopy",)
-
-    def state(self) -> State:
-        """Read the two variables, as loopy does when it is imported."""
-        return self.judged("loopy", _VARIABLES)
-
-    def diagnose(self) -> Iterator[facts.Finding]:
-        """Yield problems with the variables."""
-        yield from diagnosed(self, "loopy", _VARIABLES)
-        yield from relative_cache_home(self)
 
     def switched(self, *, on: bool) -> facts.Switch:
         """Return the variable for the next import, and the flag that loopy reads at each call in a running process."""

@@ -5,14 +5,13 @@ Sources: ``pyopencl/invoker.py``, ``pyopencl/scan.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import release_of
-from cachectl.layers.base.facts import State, When
-from cachectl.layers.base.switches import diagnosed, forgetting, relative_cache_home
+from cachectl.layers.base.facts import When
+from cachectl.layers.base.switches import forgetting
 from cachectl.layers.pytools import DictionaryLookups, PytoolsDictionaries, dictionary_store
 
 VARIABLE: Final = "PYOPENCL_NO_CACHE"
@@ -68,16 +67,8 @@ class PyOpenCLInvoker(PytoolsDictionaries):
     about = PytoolsDictionaries.about._replace(
         distributions=("pyopencl",), reveals="source text of your kernels", lookups=DictionaryLookups(_owns)
     )
+    variables = (VARIABLE,)
     opened_by = ("pyopencl.invoker", "pyopencl.scan")
-
-    def state(self) -> State:
-        """Read the variable, as PyOpenCL does when it is imported."""
-        return self.judged("pyopencl", (VARIABLE,))
-
-    def diagnose(self) -> Iterator[facts.Finding]:
-        """Yield problems with the variables."""
-        yield from diagnosed(self, "pyopencl", (VARIABLE,))
-        yield from relative_cache_home(self)
 
     def switched(self, *, on: bool) -> facts.Switch:
         """Return PyOpenCL's one switch; until 2024.1 it stores invokers all the same, which patches prevent here."""

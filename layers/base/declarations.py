@@ -140,20 +140,26 @@ class Rules(Places):
     windows: tuple[Rule, ...] = ()
     macos: tuple[Rule, ...] | None = None
 
+    def rules(self, platform: str) -> tuple[Rule, ...]:
+        """Return the rules of a platform."""
+        on_macos = self.linux if self.macos is None else self.macos
+        return {"win32": self.windows, "darwin": on_macos}.get(platform, self.linux)
+
+    def deciding(self, environment: Environment) -> tuple[Rule, str, Odd | None] | None:
+        """Return the rule that decides, its value, and what the library makes of the value if it is not absolute."""
+        is_absolute = PureWindowsPath if environment.platform == "win32" else PurePosixPath
+        for rule in self.rules(environment.platform):
+            value = environment.get(rule.variable) if rule.variable else str(environment.home)
+            if value is not None:
+                odd = rule.relative if value else rule.empty
+                if odd is not Odd.UNSET or is_absolute(value).is_absolute():
+                    return rule, value, None if is_absolute(value).is_absolute() else odd
+        return None
+
     def place(self, environment: Environment) -> tuple[Path, str] | None:
         """Return the folder and the reason for it; ``None`` if there is none."""
-        on_macos = self.linux if self.macos is None else self.macos
-        rows = {"win32": self.windows, "darwin": on_macos}.get(environment.platform, self.linux)
-        is_absolute = PureWindowsPath if environment.platform == "win32" else PurePosixPath
-        for rule in rows:
-            value = environment.get(rule.variable) if rule.variable else str(environment.home)
-            odd = rule.relative if value else rule.empty
-            if value is None or (not value and odd is Odd.UNSET):
-                continue
-            folder = Path(value)
-            if not is_absolute(value).is_absolute():
-                if odd is Odd.NOWHERE:
-                    return None
-                folder = Path("/") if odd is Odd.TOP else environment.absolute(value)
-            return folder / rule.suffix, rule.source or rule.variable
-        return None
+        rule, value, odd = self.deciding(environment) or (None, "", Odd.NOWHERE)
+        if rule is None or odd is Odd.NOWHERE:
+            return None
+        folder = Path("/") if odd is Odd.TOP else Path(value) if odd is None else environment.absolute(value)
+        return folder / rule.suffix, rule.source or rule.variable

@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.environment import Environment, release_of
-from cachectl.layers.base.facts import Condition, Severity, State
+from cachectl.layers.base.environment import release_of
+from cachectl.layers.base.facts import Condition, Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import regex
 
@@ -24,33 +24,6 @@ _NUMBER: Final = regex(r"\s*[+-]?\d{1,18}", re.ASCII)
 _PLAIN_NUMBER: Final = regex(r"\s*[+-]?\d+\s*", re.ASCII)
 #: The part of a limit above which a library is about to drop entries.
 _NEARLY: Final = 0.9
-
-
-def _switching_off(
-    environment: Environment, distribution: str, variables: tuple[str, ...]
-) -> Iterator[tuple[str, Severity | None, str]]:
-    """Yield the variables that switch a library's cache off when it is imported.
-
-    It reads them with ``pytools.strtobool``. Each comes with the severity and words of what is wrong, if anything is.
-    """
-    version = environment.installed(distribution)
-    is_older = (release_of(version) or (9999,)) < _BOOLEAN_SINCE[distribution]
-    for variable in variables:
-        value = (environment.get(variable) or "").lower()
-        if value in _TRUE:
-            yield variable, None, ""
-        elif variable in environment.variables and is_older:
-            words = f"switches the cache off all the same: {distribution} {version} asks only whether it is set"
-            yield variable, Severity.RECOMPILES, words
-        elif variable in environment.variables and value not in _FALSE:
-            yield variable, Severity.FAILS, f"is not a boolean: import {distribution} raises ValueError"
-
-
-def switched_off(environment: Environment, distribution: str, variables: tuple[str, ...]) -> State | None:
-    """Return the state from variables that switch off at import; ``None`` if none switches off."""
-    for variable, _, wrong in _switching_off(environment, distribution, variables):
-        return State(Condition.DISABLED, f"{variable}={environment.get(variable)} {wrong}".rstrip())
-    return None
 
 
 def off(layer: Layer, variable: str, what: str | None = None) -> facts.Finding:
@@ -75,9 +48,21 @@ def first_place(layer: Layer) -> Path:
 
 
 def diagnosed(layer: Layer, distribution: str, variables: tuple[str, ...]) -> Iterator[facts.Finding]:
-    """Yield problems with the variables of :func:`switched_off`."""
-    for variable, severity, wrong in _switching_off(layer.environment, distribution, variables):
-        yield off(layer, variable) if severity is None else misread(layer, variable, severity, wrong)
+    """Yield how variables switch a layer off that are read with ``pytools.strtobool`` at import."""
+    version = layer.environment.installed(distribution)
+    is_older = (release_of(version) or (9999,)) < _BOOLEAN_SINCE[distribution]
+    for variable in variables:
+        value = layer.environment.get(variable)
+        if value is None:
+            continue
+        if value.lower() in _TRUE:
+            yield off(layer, variable)
+        elif is_older:
+            outcome = f"switches {layer.title} off all the same: {distribution} {version} asks only whether it is set"
+            yield misread(layer, variable, Severity.RECOMPILES, outcome)
+        elif value.lower() not in _FALSE:
+            outcome = f"is not a boolean: import {distribution} raises ValueError"
+            yield misread(layer, variable, Severity.FAILS, outcome)
 
 
 def relative_cache_home(layer: Layer) -> Iterator[facts.Finding]:
@@ -126,17 +111,29 @@ class Setting(NamedTuple):
     fix: str | None = None
     #: What is switched off, if not the layer.
     what: str | None = None
+    #: Whether the other values switch the layer off too.
+    disables: bool = False
 
 
-def diagnosed_settings(layer: Layer, settings: Iterable[Setting]) -> Iterator[facts.Finding]:
+#: A problem, and the condition of the cache that follows from it, if any.
+Fault = tuple[Condition | None, facts.Finding]
+
+
+def setting_faults(layer: Layer, settings: Iterable[Setting]) -> Iterator[Fault]:
     """Yield what is wrong with variables that are set."""
     for setting in settings:
         if (value := layer.environment.get(setting.variable)) is None:
             continue
         if re.fullmatch(setting.off, value, re.IGNORECASE | re.ASCII):
-            yield off(layer, setting.variable, setting.what)
+            yield Condition.DISABLED, off(layer, setting.variable, setting.what)
         elif not re.fullmatch(setting.fine, value, re.IGNORECASE | re.ASCII | re.DOTALL):
-            yield misread(layer, setting.variable, setting.severity, setting.outcome, setting.fix)
+            found = misread(layer, setting.variable, setting.severity, setting.outcome, setting.fix)
+            yield Condition.DISABLED if setting.disables else None, found
+
+
+def diagnosed_settings(layer: Layer, settings: Iterable[Setting]) -> Iterator[facts.Finding]:
+    """Yield what is wrong with variables that are set."""
+    yield from (finding for _, finding in setting_faults(layer, settings))
 
 
 def leading_number(value: str) -> int:

@@ -85,29 +85,19 @@ class BinaryLookups(parts.Lookups):
         same = [entry for entry in alike if _source_checksum(entry) == event.get("source")]
         if not same:
             return "an entry of the same kernel is there, but its source is another"
-        headers = [_changed_header(entry) for entry in same]
-        if (header := next(filter(None, headers), None)) is not None:
-            return f"an entry of the same source is there, but the header {header}, which it includes, has changed"
+        stale = filter(None, (_changed_header(entry) for entry in same))
+        if (because := next(stale, None)) is not None:
+            return f"an entry of the same source is there, but it {because}"
         return "an entry of the same source is there, but build options, include path, device or driver differ"
 
 
 def _changed_header(entry: facts.Entry) -> str | None:
-    """Return a header that is not as it was when an entry was built; ``None`` if all are, or none is known."""
-    from cachectl.layers.formats.source_info import dependencies
-
-    try:
-        included = list(dependencies(read_plain(entry.root / entry.key / "info")))
-    except OSError:
-        return None
-    return next((path for path, _, digest in included if _digest(path) != digest), None)
-
-
-def _digest(path: str) -> str | None:
-    """Return the digest of a header as PyOpenCL computes it, ``None`` if it cannot be read."""
-    import hashlib
+    """Return that a header is not as it was when an entry was built; ``None`` if all are, or none is known."""
+    from cachectl.layers.pyopencl.programs import staleness_by_headers
 
     with suppress(OSError):
-        return hashlib.md5(read_plain(Path(path)), usedforsecurity=False).hexdigest()
+        stale = staleness_by_headers(read_plain(entry.root / entry.key / "info"))
+        return None if stale is None else stale.because
     return None
 
 
@@ -158,8 +148,8 @@ class PyOpenCLBinaries(Layer):
 
     def state(self) -> State:
         """Read the variable, then the drivers: PyOpenCL does not use this cache on PoCL and NVIDIA."""
-        if (off := switches.switched_off(self.environment, "pyopencl", (VARIABLE,))) is not None:
-            return off
+        for finding in switches.diagnosed(self, "pyopencl", (VARIABLE,)):
+            return State(Condition.DISABLED, finding.message)
         if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
             return State(Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
         found = find_drivers(self.environment)

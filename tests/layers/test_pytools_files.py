@@ -146,7 +146,7 @@ def test_rows_that_took_the_numbers_of_deleted_ones_stay(home: Home) -> None:
 
 
 def test_folders_with_other_files_are_no_entries(home: Home) -> None:
-    folder = home.path / ".cache" / "pytools" / "pdict-v2-mydata-py3.8.1.final.0" / ("0" * 16)
+    folder = home.path / ".cache" / "pytools" / "pdict-v4-mydata-py3.8.1.final.0" / "abc" / "def" / ("0" * 16)
     folder.mkdir(parents=True)
     (folder / "results.h5").write_bytes(b"years")
     layer = PytoolsDictionaries(home.environment())
