@@ -50,7 +50,7 @@ def first_place(layer: Layer) -> Path:
 def diagnosed(layer: Layer, distribution: str, variables: tuple[str, ...]) -> Iterator[facts.Finding]:
     """Yield how variables switch a layer off that are read with ``pytools.strtobool`` at import."""
     version = layer.environment.installed(distribution)
-    is_older = (release_of(version) or (9999,)) < _BOOLEAN_SINCE[distribution]
+    is_older = (release_of(version) or (9999,)) < _BOOLEAN_SINCE.get(distribution, ())
     for variable in variables:
         value = layer.environment.get(variable)
         if value is None:
