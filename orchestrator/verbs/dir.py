@@ -33,7 +33,8 @@ def places(layers: Iterable[Layer], *, missing: bool = False) -> tuple[Path, ...
 
 def _holds_anything(layer: Layer, root: Root) -> bool:
     try:
-        return any(not isinstance(thing, Problem) for thing in layer.store.scan(root, contents=False))
+        # The store of a missing root is not loaded.
+        return root.exists and any(not isinstance(thing, Problem) for thing in layer.store.scan(root, contents=False))
     except FAILURES:
         # The program that made it unreadable keeps something there.
         return True
