@@ -19,19 +19,7 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import EnvSwitch, Places, at_once
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import FAILURES, ForeignForm, LayerError, Refused, key_complaint, not_a_key, reason_of
-from cachectl.layers.base.facts import (
-    Ability,
-    Entry,
-    Housekeeping,
-    Note,
-    Orphan,
-    Outcome,
-    Plan,
-    Problem,
-    Removable,
-    Root,
-    State,
-)
+from cachectl.layers.base.facts import Ability, Entry, Note, Orphan, Outcome, Plan, Problem, Removable, Root
 from cachectl.layers.base.parts import About
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import Store, attempt
@@ -75,13 +63,11 @@ class Layer:
         """
         return self.places.roots(self.environment)
 
-    def state(self) -> State:
+    def state(self) -> facts.State:
         """Return whether a program started in this environment would use the cache, and why."""
-        return (
-            State(facts.Condition.ENABLED, "has no switch")
-            if self.switch is None
-            else self.switch.state(self.environment)
-        )
+        if self.switch is None:
+            return facts.State(facts.Condition.ENABLED, "has no switch")
+        return self.switch.state(self.environment)
 
     def switched(self, *, on: bool) -> facts.Switch:
         """Return how to turn the layer on or off. Called only if :meth:`refusals` does not forbid it."""
@@ -303,7 +289,7 @@ class Layer:
         for found in self.store.scan(root, contents=selection.needs_contents):
             if isinstance(found, Problem):
                 problems.append(found)
-            elif isinstance(found, Housekeeping):
+            elif isinstance(found, facts.Housekeeping):
                 continue
             elif selection.matches(found):
                 if isinstance(found, Orphan) or found.guest is None or selection.key is not None:
