@@ -1,6 +1,6 @@
 """JSON Schemas of what ``--json`` prints, made from the facts. Sphinx writes them to ``schemas/`` beside the pages.
 
-Each document is a dataclass with a schema name. Keys follow from its fields as :mod:`cachectl.layers.base.as_json`
+Each document is a dataclass with a schema name. Keys follow from its fields as :mod:`cachectl.layers.base.facts`
 has it, and types from their annotations.
 """
 
@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
-from cachectl.layers.base.as_json import declared, members
+from cachectl.layers.base.facts import declared, members
 from cachectl.layers.host.neighbours import Neighbour
 
 #: Every class that a verb shows with ``--json``.
@@ -109,8 +109,7 @@ class _Maker:
                 continue
             if member.optional:
                 hint = Union[tuple(one for one in get_args(hint) if one is not type(None))]  # noqa: UP007
-            schema = self._of_hint(hint | None if member.blank_is_null else hint)
-            yield member.key, (schema, not member.optional)
+            yield member.key, (self._of_hint(hint), not member.optional)
 
     def _of_hint(self, hint: Any) -> Schema:  # noqa: ANN401 - whatever an annotation says
         origin, arguments = get_origin(hint), get_args(hint)

@@ -10,17 +10,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base import declarations, facts, switches
 from cachectl.layers.base.facts import Condition, Severity, State
-from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import module, regex
-from cachectl.layers.base.parts import EntryFiles, Lookups
+from cachectl.layers.base.parts import About, EntryFiles, Lookups
 from cachectl.layers.base.store import Codec, Damage
 from cachectl.layers.formats.details import Details
-from cachectl.layers.host.drivers import driver_files
+from cachectl.layers.host.driver_layers import DriverLayer
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.stores.files import Files, Index
 from cachectl.layers.stores.tree import OrphanRule, Shape
@@ -31,8 +29,6 @@ else:
     comgr_entries = module("cachectl.layers.formats.comgr_entries")
 
 LIBRARIES: Final = ("libamd_comgr.so",)
-#: The makers of the drivers that use comgr.
-_MAKERS: Final = ("AMD",)
 TIMESTAMP: Final = "llvmcache.timestamp"
 _TEMPORARY: Final = OrphanRule(
     regex(r"amdgpu-compiler-[0-9a-f]{6}\.tmp\.o"), "left by a program that was killed", private=True
@@ -42,18 +38,6 @@ _SHAPE: Final = Shape((regex("llvmcache-[0-9a-f]{64}"),), folders=False, orphans
 _NOT_WHOLE: Final = (
     "is not exactly an output and a log of the stated lengths; comgr compiles it again at every run, and never "
     "replaces it"
-)
-
-
-_SETTINGS: Final = (
-    switches.Setting("AMD_COMGR_CACHE", "0", "1", Severity.HARMLESS, "is not 0, so it does not switch the cache off"),
-    switches.Setting(
-        "AMD_COMGR_EMIT_VERBOSE_LOGS",
-        "(?!)",
-        "0",
-        Severity.RECOMPILES,
-        "is part of every key: entries stored without it are not hit",
-    ),
 )
 
 
@@ -88,11 +72,24 @@ class ComgrLookups(Lookups):
     mapped = LIBRARIES
 
 
-class ComgrCache(Layer):
+class ComgrCache(DriverLayer):
     """Outputs of single commands of AMD's compiler: bitcode and code objects, one file each."""
 
     name = "comgr"
     title = "AMD comgr cache"
+    makers = ("AMD",)
+    settings = (
+        switches.Setting(
+            "AMD_COMGR_CACHE", "0", "1", Severity.HARMLESS, "is not 0, so it does not switch the cache off"
+        ),
+        switches.Setting(
+            "AMD_COMGR_EMIT_VERBOSE_LOGS",
+            "(?!)",
+            "0",
+            Severity.RECOMPILES,
+            "is part of every key: entries stored without it are not hit",
+        ),
+    )
     switch = declarations.EnvSwitch("AMD_COMGR_CACHE", off="0", read=declarations.at_load(*LIBRARIES))
     # As comgr and LLVM do: an empty or relative path counts from the working folder.
     places = declarations.Rules(
@@ -106,73 +103,43 @@ class ComgrCache(Layer):
         windows=(declarations.Rule("AMD_COMGR_CACHE_DIR"), declarations.Rule("LOCALAPPDATA", "comgr")),
         macos=(),
     )
-    lookups = ComgrLookups()
     # LLVM sets the access time of an entry that it reads.
     store = Files(_SHAPE, codec=ComgrCodec(), index=ComgrIndex(), writers=LIBRARIES)
-    on_network = facts.Hazard(
-        Severity.RISKS,
-        "programs map its files, and have been killed (SIGBUS) where others changed them; the newest releases keep no "
-        "cache there unless AMD_COMGR_CACHE_DIR names it",
+    about = About(
+        on_network=facts.Hazard(
+            Severity.RISKS,
+            "programs map its files, and have been killed (SIGBUS) where others changed them; the newest releases keep "
+            "no cache there unless AMD_COMGR_CACHE_DIR names it",
+        ),
+        lookups=ComgrLookups(),
     )
 
+    def is_here(self) -> bool:
+        """Return whether there is a driver, a GPU or a cache."""
+        return self.environment.topology.exists() or super().is_here()
+
     def state(self) -> State:
-        """Read the switch, which has one value, the policy, and the place."""
-        if self.environment.get("AMD_COMGR_CACHE") == "0":
-            return State(Condition.DISABLED, "AMD_COMGR_CACHE=0")
-        if not self._is_here():
-            return State(Condition.ABSENT, "no driver or GPU of AMD's is here, and none has left a cache")
-        if (wrong := self._policy_complaint()) is not None:
-            return State(Condition.DISABLED, f"AMD_COMGR_CACHE_POLICY cannot be read, so nothing is kept: {wrong}")
-        if not (roots := self.roots()):
-            return State(Condition.DISABLED, "LOCALAPPDATA is not set: there is no place to keep a cache")
-        kind = network_file_system(roots[0].path, mounts=self.environment.mounts)
-        if kind is not None and roots[0].source != "AMD_COMGR_CACHE_DIR":
-            why = f"the default place is on a network file system ({kind}): the newest releases keep no cache there"
-            return State(Condition.UNKNOWN, why, driver_files(self.environment, _MAKERS))
-        value = self.environment.get("AMD_COMGR_CACHE")
-        ignored = f"; AMD_COMGR_CACHE={value!r} is not 0" if value is not None else ""
-        return State(Condition.ENABLED, f"on by default since ROCm 7{ignored}", driver_files(self.environment, _MAKERS))
+        """Return the state; on a network file system it depends on the release."""
+        state = super().state()
+        for root in self.roots() if state.condition is Condition.ENABLED else ():
+            kind = network_file_system(root.path, mounts=self.environment.mounts)
+            if kind is not None and root.source != self.places.variable:
+                why = f"the default place is on a network file system ({kind}): the newest releases keep no cache there"
+                return State(Condition.UNKNOWN, why, state.drivers)
+        return state
 
-    def _is_here(self) -> bool:
-        registered = driver_files(self.environment, _MAKERS)
-        return bool(registered) or self.environment.topology.exists() or any(root.exists for root in self.roots())
-
-    def _policy_complaint(self) -> str | None:
-        return comgr_entries.policy_complaint(self.environment.get("AMD_COMGR_CACHE_POLICY") or "")
-
-    def diagnose(self) -> Iterator[facts.Finding]:
-        """Yield problems with the variables."""
-        if not self._is_here():
-            if self.environment.get("AMD_COMGR_CACHE") == "0":
-                yield switches.off(self, "AMD_COMGR_CACHE")
-            return
-        yield from switches.diagnosed_settings(self, _SETTINGS[:1])
-        yield from self._unfit_policy()
-        yield from self._unfit_place()
-        yield from switches.diagnosed_settings(self, _SETTINGS[1:])
-
-    def _unfit_policy(self) -> Iterator[facts.Finding]:
-        policy, wrong = self.environment.get("AMD_COMGR_CACHE_POLICY"), self._policy_complaint()
-        if policy is None or wrong is None:
-            return
-        # comgr's manual names this key, but LLVM, which reads it, expects another.
-        corrected = policy.replace("prune_expiration=", "prune_after=")
-        fix = None
-        if comgr_entries.policy_complaint(corrected) is None:
-            fix = f"export AMD_COMGR_CACHE_POLICY={shlex.quote(corrected)}"
-        outcome = f"cannot be read ({wrong}): nothing is kept, and every run compiles"
-        yield switches.misread(self, "AMD_COMGR_CACHE_POLICY", Severity.RECOMPILES, outcome, fix)
-
-    def _unfit_place(self) -> Iterator[facts.Finding]:
-        if self.environment.get("AMD_COMGR_CACHE_DIR") == "":
+    def faults(self) -> Iterator[switches.Fault]:
+        """Add a policy that cannot be read, and an empty place."""
+        yield from super().faults()
+        variable = "AMD_COMGR_CACHE_POLICY"
+        policy = self.environment.get(variable) or ""
+        if (wrong := comgr_entries.policy_complaint(policy)) is not None:
+            # comgr's manual names this key, but LLVM, which reads it, expects another.
+            corrected = policy.replace("prune_expiration=", "prune_after=")
+            works = comgr_entries.policy_complaint(corrected) is None
+            fix = f"export {variable}={shlex.quote(corrected)}" if works else None
+            outcome = f"cannot be read ({wrong}): nothing is kept, and every run compiles"
+            yield Condition.DISABLED, switches.misread(self, variable, Severity.RECOMPILES, outcome, fix)
+        if self.environment.get(self.places.variable) == "":
             outcome = "is empty: older releases keep nothing then, newer ones use the default place"
-            yield switches.misread(self, "AMD_COMGR_CACHE_DIR", Severity.RECOMPILES, outcome)
-        for root in self.roots():
-            variable = root.source if root.source in ("AMD_COMGR_CACHE_DIR", "XDG_CACHE_HOME") else "HOME"
-            value = self.environment.get(variable)
-            if self.environment.platform != "win32" and value is not None and not Path(value).is_absolute():
-                outcome = "is not absolute: each working folder gets a cache of its own"
-                fix = f"export {variable}={shlex.quote(str(self.environment.absolute(value)))}" if value else None
-                if variable == "HOME":
-                    fix = f"export HOME={shlex.quote(str(self.environment.home))}"
-                yield switches.misread(self, variable, Severity.RECOMPILES, outcome, fix)
+            yield None, switches.misread(self, self.places.variable, Severity.RECOMPILES, outcome)

@@ -5,19 +5,22 @@ Sources: ``loopy/__init__.py`` (switches), ``loopy/tools.py`` (the list of dicti
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.facts import State, When
-from cachectl.layers.base.parts import Lookups
-from cachectl.layers.base.switches import diagnosed, forgetting, relative_cache_home
+from cachectl.layers.base.facts import When
+from cachectl.layers.base.switches import forgetting
 from cachectl.layers.pytools import DictionaryLookups, PytoolsDictionaries, dictionary_store
 
 _VARIABLES = ("LOOPY_NO_CACHE", "CG_NO_CACHE")
 #: Executors remember what they have compiled.
 _EXECUTORS = (("loopy.target.pyopencl_execution", "PyOpenCLExecutor"), ("loopy.target.c.c_execution", "CExecutor"))
+
+
+def _owns(identifier: str) -> bool:
+    return identifier.startswith("loopy-")
 
 
 class LoopyLookups(DictionaryLookups):
@@ -37,24 +40,12 @@ class LoopyDictionaries(PytoolsDictionaries):
 
     name = "loopy"
     title = "loopy code generation"
-    distributions = ("loopy",)
-    store: Any = dictionary_store("loopy", lambda identifier: identifier.startswith("loopy-"))
+    store: Any = dictionary_store("loopy", _owns)
+    about = PytoolsDictionaries.about._replace(
+        distributions=("loopy",), reveals="source text of your kernels", lookups=LoopyLookups(_owns)
+    )
+    variables = _VARIABLES
     opened_by = ("loopy",)
-    reveals = "source text of your kernels"
-
-    @property
-    def lookups(self) -> Lookups:
-        """How the lookups and stores of a run are observed."""
-        return LoopyLookups(self.store.owns_identifier)
-
-    def state(self) -> State:
-        """Read the two variables, as loopy does when it is imported."""
-        return self.judged("loopy", _VARIABLES)
-
-    def diagnose(self) -> Iterator[facts.Finding]:
-        """Yield problems with the variables."""
-        yield from diagnosed(self, "loopy", _VARIABLES)
-        yield from relative_cache_home(self)
 
     def switched(self, *, on: bool) -> facts.Switch:
         """Return the variable for the next import, and the flag that loopy reads at each call in a running process."""

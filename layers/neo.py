@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base import declarations, facts, parts, switches
-from cachectl.layers.base.errors import LayerError, Unreachable
-from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import Unreachable
 from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.store import Codec, Damage, counting, unreadable
 from cachectl.layers.disk.atomic import overwrite
@@ -28,6 +27,7 @@ from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats.details import Details
 from cachectl.layers.host import drivers
+from cachectl.layers.host.driver_layers import DriverLayer, Limit
 from cachectl.layers.stores.files import Files, Index
 from cachectl.layers.stores.tree import Leaf, OrphanRule, Shape
 
@@ -48,25 +48,11 @@ _BOOKS: Final = regex(r"stats|config\.file|[0-9a-f]{16}\.(?:trace|input)")
 _TEMPORARY: Final = OrphanRule(regex(r"cl_cache\.[A-Za-z0-9]{6}"), "left by a killed driver", private=True)
 _FLAT: Final = Shape((_ENTRY,), folders=False, orphans=(_TEMPORARY,))
 _DEEP: Final = Shape((_DIGIT, _DIGIT, _ENTRY), folders=False)
-#: The driver's default limit in bytes.
-_DEFAULT_CAP: Final = 1 << 30
 #: The first and the last release in which any variable of the compiler switches the cache off.
 _KILLED: Final = ((25, 31), (26, 31))
 _NEVER: Final = "the driver compiles it again at every run, and never replaces it"
 #: The driver's release, as it stands in the library.
 _RELEASE: Final = regex(rb"\x00(\d\d)\.(\d\d?)\.\d{4,6}(?:\.\d+)?\x00")
-
-
-_SETTINGS: Final = (
-    switches.Setting(
-        "NEO_CACHE_PERSISTENT",
-        r"\s*0\s*",
-        r"\s*[+-]?0*[1-9].*",
-        facts.Severity.RECOMPILES,
-        "is no number: the driver takes it for 0, and keeps nothing",
-        "export NEO_CACHE_PERSISTENT=1",
-    ),
-)
 
 
 class NeoCodec(Codec):
@@ -151,80 +137,96 @@ class Account(Index):
                 yield facts.Finding(store.name, root.path, ACCOUNT, facts.Severity.WASTES, "index", complaint, fix)
 
 
-class NeoCompilerCache(Layer):
+# An empty variable counts as not set.
+_PLACES: Final = declarations.Rules(
+    "NEO_CACHE_DIR",
+    linux=(
+        declarations.Rule("NEO_CACHE_DIR"),
+        declarations.Rule("XDG_CACHE_HOME", _LEAF),
+        declarations.Rule("HOME", f".cache/{_LEAF}", source="default (HOME)"),
+    ),
+    windows=(declarations.Rule("NEO_CACHE_DIR"), declarations.Rule("LOCALAPPDATA", f"NEO/{_LEAF}")),
+    macos=(),
+)
+
+
+class NeoLookups(parts.Lookups):
+    """The driver opens the file of an entry to read it, and renames a temporary to a new one.
+
+    From release 26.14 on, it also counts hits and misses in a file of the cache, if a variable says so.
+    """
+
+    files = parts.EntryFiles()
+    mapped = LIBRARIES
+    by = "the driver's own counters"
+    variables: Mapping[str, str] = {"NEO_CACHE_STATS": "1"}
+
+    def counters(self, environment: Environment) -> tuple[int, int] | None:
+        """Return the hits and misses of the cache, if it has the file."""
+        for root in _PLACES.roots(environment):
+            with suppress(OSError):
+                return neo_binaries.read_statistics(read_plain(root.path / STATISTICS, limit=64))
+        return None
+
+
+class NeoCompilerCache(DriverLayer):
     """Programs compiled by Intel's driver for OpenCL or Level Zero, one file each."""
 
     name = "neo"
     title = "Intel NEO compiler cache"
+    makers = (_MAKER,)
+    settings = (
+        switches.Setting(
+            "NEO_CACHE_PERSISTENT",
+            r"\s*0\s*",
+            r"\s*[+-]?0*[1-9].*",
+            facts.Severity.RECOMPILES,
+            "is no number: the driver takes it for 0, and keeps nothing",
+            "export NEO_CACHE_PERSISTENT=1",
+            disables=True,
+        ),
+    )
+    limit = Limit("NEO_CACHE_MAX_SIZE")
     # The driver reads it once for each device.
     switch = declarations.EnvSwitch("NEO_CACHE_PERSISTENT", off="0", read=declarations.at_load(*LIBRARIES))
-    # An empty variable counts as not set.
-    places = declarations.Rules(
-        "NEO_CACHE_DIR",
-        linux=(
-            declarations.Rule("NEO_CACHE_DIR"),
-            declarations.Rule("XDG_CACHE_HOME", _LEAF),
-            declarations.Rule("HOME", f".cache/{_LEAF}", source="default (HOME)"),
-        ),
-        windows=(declarations.Rule("NEO_CACHE_DIR"), declarations.Rule("LOCALAPPDATA", f"NEO/{_LEAF}")),
-        macos=(),
-    )
+    places = _PLACES
     store = Files(_FLAT, _DEEP, codec=NeoCodec(), index=Account(), writers=LIBRARIES, unread=_NEVER)
+    about = parts.About(lookups=NeoLookups())
 
-    @property
-    def lookups(self) -> parts.Lookups:
-        """How the lookups and stores of a run are observed."""
-        return NeoLookups(self.roots())
+    def diagnose(self) -> Iterator[facts.Finding]:
+        """Add several drivers."""
+        yield from drivers.several_drivers(self, _MAKER)
+        yield from super().diagnose()
 
-    def state(self) -> facts.State:
-        """Check everything that turns the cache off: its switch, variables of the compiler, and a missing folder."""
-        value = self.environment.get("NEO_CACHE_PERSISTENT")
-        if value is not None and switches.leading_number(value) == 0:
-            hint = "" if value == "0" else " (the driver takes it for 0)"
-            return facts.State(facts.Condition.DISABLED, f"NEO_CACHE_PERSISTENT={value}{hint}")
-        if not self._is_here():
-            return facts.State(facts.Condition.ABSENT, "no driver of Intel's is registered, and none has left a cache")
-        if (missing := self._missing_folder()) is not None:
-            return facts.State(
-                facts.Condition.DISABLED, f"{missing[1]}: the driver then keeps no cache, without a message"
-            )
-        if variable := self._compiler_variable():
-            return replace(self._with_compiler_variable(variable), drivers=self._drivers())
-        why = "on by default" if value is None else f"NEO_CACHE_PERSISTENT={value}"
-        return facts.State(facts.Condition.ENABLED, why, self._drivers())
+    def faults(self) -> Iterator[switches.Fault]:
+        """Add a missing folder, and variables of the compiler."""
+        yield from super().faults()
+        yield from self._folder_faults()
+        yield from self._compiler_faults()
 
-    def _drivers(self) -> tuple[str, ...]:
-        return drivers.driver_files(self.environment, (_MAKER,))
+    def _folder_faults(self) -> Iterator[switches.Fault]:
+        """Yield a missing folder: the driver makes its own, and on Linux .cache above it, but none that is named."""
+        for root in self.roots():
+            above = {"NEO_CACHE_DIR": 0, "XDG_CACHE_HOME": 1}.get(root.source, 2)
+            folder = (root.path, *root.path.parents)[above]
+            if not folder.is_dir():
+                message = f"{folder} is not there ({root.source}): the driver keeps nothing, and every run compiles"
+                severity, fix = facts.Severity.RECOMPILES, f"mkdir -p {shlex.quote(str(folder))}"
+                found = facts.Finding(self.name, folder, None, severity, "folder", message, fix)
+                yield facts.Condition.DISABLED, found
 
-    def _is_here(self) -> bool:
-        return bool(self._drivers()) or any(root.exists for root in self.roots())
-
-    def _missing_folder(self) -> tuple[Path | None, str] | None:
-        """Return the missing folder that the driver needs, and why it is missing; ``None`` where nothing is missing."""
-        root = next(iter(self.roots()), None)
-        if root is None:
-            return None, f"{'LOCALAPPDATA' if self.environment.platform == 'win32' else 'HOME'} is not set"
-        # The driver makes its own folder, and on Linux .cache above it, but no folder that a variable names.
-        above = {"NEO_CACHE_DIR": 0, "XDG_CACHE_HOME": 1, "LOCALAPPDATA": 2}.get(root.source, 2)
-        wanted = (root.path, *root.path.parents)[above]
-        if wanted.is_dir():
-            return None
-        return wanted, f"{wanted} is not there ({root.source})"
-
-    def _compiler_variable(self) -> str | None:
-        return next((name for name in sorted(self.environment.variables) if name.startswith("IGC_")), None)
-
-    def _with_compiler_variable(self, variable: str) -> facts.State:
-        release = self._release()
-        span = "compute-runtime 25.31 to 26.31 keeps no cache then"
-        if release is None:
-            return facts.State(
-                facts.Condition.UNKNOWN, f"{variable} is set: {span}, and the installed release is not known"
-            )
-        named = f"compute-runtime {release[0]}.{release[1]:02}"
-        if _KILLED[0] <= release <= _KILLED[1]:
-            return facts.State(facts.Condition.DISABLED, f"{variable} is set: {named} then keeps no cache")
-        return facts.State(facts.Condition.ENABLED, f"on by default; {variable} is set, which {named} ignores")
+    def _compiler_faults(self) -> Iterator[switches.Fault]:
+        variable = next((name for name in sorted(self.environment.variables) if name.startswith("IGC_")), None)
+        release = None if variable is None else self._release()
+        if variable is None or (release is not None and release > _KILLED[1]):
+            return
+        condition = facts.Condition.UNKNOWN if release is None else facts.Condition.DISABLED
+        outcome = "switches the cache off in compute-runtime 25.31 to 26.31, as every IGC_ variable does"
+        if release is None or release >= _KILLED[0]:
+            yield condition, switches.misread(self, variable, facts.Severity.RECOMPILES, outcome)
+        else:
+            outcome = "is not in the keys of this release: entries compiled with another value are served"
+            yield None, switches.misread(self, variable, facts.Severity.RISKS, outcome)
 
     def _release(self) -> tuple[int, int] | None:
         """Return the driver's release, read from its library, which is not loaded; ``None`` if it is not known."""
@@ -240,54 +242,6 @@ class NeoCompilerCache(Layer):
                 if (match := _RELEASE.search(content)) is not None:
                     return int(match[1]), int(match[2])
         return None
-
-    def diagnose(self) -> Iterator[facts.Finding]:
-        """Yield problems with the variables, several drivers, missing folders, and a cache that is nearly full."""
-        yield from drivers.several_drivers(self, _MAKER)
-        yield from switches.diagnosed_settings(self, _SETTINGS)
-        if self._is_here():
-            yield from self._unfit_folder()
-            yield from self._unfit_compiler_variable()
-            yield from self._of_limit()
-
-    def _unfit_folder(self) -> Iterator[facts.Finding]:
-        if (missing := self._missing_folder()) is None:
-            return
-        folder, why = missing
-        message = f"{why}: the driver makes no such folder, keeps nothing, and every run compiles"
-        home = f"export HOME={shlex.quote(str(self.environment.home))}"
-        fix = home if folder is None else f"mkdir -p {shlex.quote(str(folder))}"
-        yield facts.Finding(self.name, folder or Path("*"), None, facts.Severity.RECOMPILES, "folder", message, fix)
-
-    def _unfit_compiler_variable(self) -> Iterator[facts.Finding]:
-        if (variable := self._compiler_variable()) is None:
-            return
-        release = self._release()
-        if release is None or _KILLED[0] <= release <= _KILLED[1]:
-            outcome = "switches the cache off in compute-runtime 25.31 to 26.31, as every IGC_ variable does"
-            yield switches.misread(self, variable, facts.Severity.RECOMPILES, outcome)
-        elif release < _KILLED[0]:
-            outcome = "is not in the keys of this release: entries compiled with another value are served"
-            yield switches.misread(self, variable, facts.Severity.RISKS, outcome)
-
-    def _of_limit(self) -> Iterator[facts.Finding]:
-        value = self.environment.get("NEO_CACHE_MAX_SIZE")
-        limit, said = _DEFAULT_CAP, "the default"
-        if value is not None:
-            limit, said = switches.leading_number(value), "NEO_CACHE_MAX_SIZE"
-        if value is not None and not switches.is_number(value):
-            outcome = f"is no number of bytes: the driver takes it for {limit or '0, which is no limit'}"
-            yield switches.misread(self, said, facts.Severity.RECOMPILES if limit else facts.Severity.WASTES, outcome)
-        elif limit > 0:
-            held = 0
-            # Report names a root that cannot be read.
-            with suppress(LayerError, OSError):
-                held = sum(leaf.bytes for root in self.roots() for leaf in self.store.leaves(root))
-            room = "the driver drops a third of it to make room"
-            message = f"holds {held:,} of at most {limit:,} bytes ({said}): {room}"
-            yield from switches.nearly_full(
-                self, held, limit, message, f"export NEO_CACHE_MAX_SIZE={2 * max(limit, held)}"
-            )
 
     def relocate(self, folder: Path) -> facts.Switch:
         """Return the path, and the folder to make first: the driver keeps nothing in a missing folder."""
@@ -311,26 +265,3 @@ def _account_complaint(account: bytes, sizes: Mapping[str, int]) -> str | None:
     if counted < min(sizes.values(), default=0):
         return f"the account says {counted} bytes where there are {total}: the cache grows beyond its limit"
     return None
-
-
-class NeoLookups(parts.Lookups):
-    """The driver opens the file of an entry to read it, and renames a temporary to a new one.
-
-    From release 26.14 on, it also counts hits and misses in a file of the cache, if a variable says so.
-    """
-
-    files = parts.EntryFiles()
-    mapped = LIBRARIES
-    by = "the driver's own counters"
-    variables: Mapping[str, str] = {"NEO_CACHE_STATS": "1"}
-
-    def __init__(self, roots: Iterable[facts.Root]) -> None:
-        super().__init__()
-        self._roots = roots
-
-    def counters(self) -> tuple[int, int] | None:
-        """Return the hits and misses of the first cache that has the file."""
-        for root in self._roots:
-            with suppress(OSError):
-                return neo_binaries.read_statistics(read_plain(root.path / STATISTICS, limit=64))
-        return None

@@ -5,15 +5,14 @@ Sources: ``pyopencl/invoker.py``, ``pyopencl/scan.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import release_of
-from cachectl.layers.base.facts import State, When
-from cachectl.layers.base.switches import diagnosed, forgetting, relative_cache_home
-from cachectl.layers.pytools import PytoolsDictionaries, dictionary_store
+from cachectl.layers.base.facts import When
+from cachectl.layers.base.switches import forgetting
+from cachectl.layers.pytools import DictionaryLookups, PytoolsDictionaries, dictionary_store
 
 VARIABLE: Final = "PYOPENCL_NO_CACHE"
 #: The first release that stores no invokers while it is switched off.
@@ -30,6 +29,10 @@ _MEMOS: Final = (
     ("bitonic_sort", "BitonicSort", "get_program"),
     ("bitonic_sort", "BitonicSort", "sort_b_prepare_wl"),
 )
+
+
+def _owns(identifier: str) -> bool:
+    return identifier.startswith("pyopencl-")
 
 
 def memo_patches() -> tuple[facts.Patch, ...]:
@@ -60,19 +63,12 @@ class PyOpenCLInvoker(PytoolsDictionaries):
 
     name = "pyopencl-invoker"
     title = "PyOpenCL kernel invokers"
-    distributions = ("pyopencl",)
-    store: Any = dictionary_store("pyopencl-invoker", lambda identifier: identifier.startswith("pyopencl-"))
+    store: Any = dictionary_store("pyopencl-invoker", _owns)
+    about = PytoolsDictionaries.about._replace(
+        distributions=("pyopencl",), reveals="source text of your kernels", lookups=DictionaryLookups(_owns)
+    )
+    variables = (VARIABLE,)
     opened_by = ("pyopencl.invoker", "pyopencl.scan")
-    reveals = "source text of your kernels"
-
-    def state(self) -> State:
-        """Read the variable, as PyOpenCL does when it is imported."""
-        return self.judged("pyopencl", (VARIABLE,))
-
-    def diagnose(self) -> Iterator[facts.Finding]:
-        """Yield problems with the variables."""
-        yield from diagnosed(self, "pyopencl", (VARIABLE,))
-        yield from relative_cache_home(self)
 
     def switched(self, *, on: bool) -> facts.Switch:
         """Return PyOpenCL's one switch; until 2024.1 it stores invokers all the same, which patches prevent here."""

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.environment import CONFIG_VARIABLE, config_paths
-from cachectl.layers.base.errors import BadRequest, CachectlError
+from cachectl.layers.base.errors import BadRequest, CachectlError, printable
+from cachectl.layers.base.facts import AsJson
 from cachectl.layers.base.selection import parse_age, parse_size
-from cachectl.layers.base.texts import printable
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from cachectl.layers.base.as_json import AsJson
-from cachectl.layers.base.errors import FAILURES, LayerError, PluginFailed, reason_of
-from cachectl.layers.base.facts import Finding, Severity
+from cachectl.layers.base.errors import FAILURES, LayerError, reason_of
+from cachectl.layers.base.facts import AsJson, Finding, Severity
 from cachectl.layers.disk.trust import closed_by_another
 from cachectl.table import Column, Table, Whole
 
@@ -48,10 +47,10 @@ def damage(layers: Iterable[Layer]) -> Findings:
     return Findings(tuple(findings), bool(findings), not_checked)
 
 
-def failure(layer: Layer, place: Path, error: LayerError | OSError) -> Finding:
+def failure(layer: Layer, place: Path, error: Exception) -> Finding:
     """Return the finding that a layer, or one place of it, could not be read."""
     code, message, fix = "unreadable", reason_of(error), f"make {place} readable"
-    if isinstance(error, PluginFailed):
+    if not isinstance(error, (LayerError, OSError)):
         code, fix = "plugin", f"fix or uninstall the plug-in {layer.name}"
     elif place.is_absolute() and (closed := closed_by_another(place, layer.environment.home_folder)):
         message, fix = f"{message}; it belongs to {closed.owner}", closed.fix

@@ -6,10 +6,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import FAILURES, BadRequest, did_you_mean
+from cachectl.layers.base.errors import BadRequest, did_you_mean
 from cachectl.layers.base.facts import Scope
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import Portability
@@ -102,7 +101,7 @@ class LayerSet:
 
     def portability(self, name: str) -> Portability | None:
         """Return the portability part of a layer; ``None`` if the layer has none, or is not here."""
-        return part_of(self[name], "portability") if name in self else None
+        return self[name].about.portability if name in self else None
 
     def named(self, names: Iterable[str]) -> tuple[Layer, ...]:
         """Return the layers of these names, each once; all of them where none is named.
@@ -118,7 +117,7 @@ class LayerSet:
 
     def clearable(self) -> tuple[Layer, ...]:
         """Return what ``purge --all`` means: every user layer that a rerun refills."""
-        return tuple(layer for layer in self if layer.scope is Scope.USER and not layer.precious)
+        return tuple(layer for layer in self if layer.about.scope is Scope.USER and not layer.about.precious)
 
     def chosen(self, names: Iterable[str]) -> tuple[Layer, ...]:
         """Return the layers of these names, each once; every clearable one where none is named.
@@ -127,14 +126,3 @@ class LayerSet:
         """
         named = tuple(names)
         return self.named(named) if named else self.clearable()
-
-
-def part_of(layer: Layer, name: str) -> Any:  # noqa: ANN401 - the type of the part
-    """Return an optional part of a layer; ``None`` if the layer has none, or if the part of a plug-in is wrong.
-
-    A wrong part must not stop a verb that works on every layer: the layer then has no such part.
-    """
-    try:
-        return getattr(layer, name)
-    except FAILURES:
-        return None

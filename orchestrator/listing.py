@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from cachectl.layer_set import warn_user
-from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, BadRequest, reason_of
-from cachectl.layers.base.facts import Entry, Orphan, Problem
+from cachectl.layers.base.facts import AsJson, Entry, Orphan, Problem
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
@@ -62,7 +61,7 @@ def full_key(layers: Iterable[Layer], text: str) -> str:
             if layer.store.is_key(text):
                 return text
             for root in layer.roots():
-                for thing in layer.scan(root, contents=False):
+                for thing in layer.store.scan(root, contents=False):
                     if isinstance(thing, (Entry, Orphan)) and thing.key == text:
                         return text
                     if isinstance(thing, Entry) and any(
@@ -101,7 +100,7 @@ def listed(
             continue
         for root in roots:
             try:
-                for thing in layer.store.find(root, selection) if contents else layer.scan(root, contents=False):
+                for thing in layer.store.find(root, selection) if contents else layer.store.scan(root, contents=False):
                     if isinstance(thing, Problem):
                         notice(Trouble(layer.name, thing.path, thing.code, thing.message, failed=thing.hides))
                     elif isinstance(thing, Entry) and selection.matches(thing):

@@ -14,8 +14,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from cachectl.layers.base.errors import BadRequest, CachectlError
-from cachectl.layers.base.texts import printable
+from cachectl.layers.base.errors import BadRequest, CachectlError, printable
 from cachectl.layers.disk.atomic import replace_file, write_all
 from cachectl.layers.stores.archive import is_artifact_file
 from cachectl.pages import BEGINNING

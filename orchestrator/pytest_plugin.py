@@ -164,7 +164,7 @@ def _states() -> str:
     from cachectl.layers.base.facts import Condition, Scope
     from cachectl.stack import Stack
 
-    states = {layer.name: layer.state() for layer in Stack(plugins=False) if layer.scope is Scope.USER}
+    states = {layer.name: layer.state() for layer in Stack(plugins=False) if layer.about.scope is Scope.USER}
     words = [
         f"{name} {state.condition.value}" + (f" ({state.why})" if state.condition is Condition.DISABLED else "")
         for name, state in states.items()

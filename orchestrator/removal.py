@@ -7,10 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cachectl.layers.base.as_json import AsJson, total
-from cachectl.layers.base.errors import FAILURES, LayerError, reason_of
-from cachectl.layers.base.facts import Note, Outcome, Plan
-from cachectl.layers.base.texts import plural
+from cachectl.layers.base.errors import FAILURES, plural, reason_of
+from cachectl.layers.base.facts import Ability, AsJson, Note, Outcome, Plan, total
+from cachectl.layers.base.layer import require_changeable
 from cachectl.table import Column, Table, ages, count, counts, size, sizes
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class PurgePlan:
         outcomes = {}
         for layer, plan in sorted(self.parts, key=lambda part: part[0].store.clearing_needs_room):
             outcome = Outcome(plan.layer, skipped=plan.skipped, failed=plan.failed)
-            if plan.entries or plan.recreate:
+            if plan.entries:
                 try:
                     outcome = layer.clear(plan)
                 except FAILURES as error:
@@ -95,7 +94,7 @@ class PurgePlan:
         return PurgeResult(dry_run=False, layers=tuple(outcomes[layer.name] for layer, _ in self.parts))
 
 
-def _failure(layer: Layer, error: LayerError | OSError) -> Plan:
+def _failure(layer: Layer, error: Exception) -> Plan:
     return Plan(layer.name, failed=(Note("*", reason_of(error)),))
 
 
@@ -115,7 +114,10 @@ def recover(layers: Iterable[Layer]) -> None:
     for layer in layers:
         # The plan of a layer names its failure.
         with suppress(*FAILURES):
-            layer.recover_all()
+            for root in layer.roots() if layer.abilities()[Ability.CLEAR] is None else ():
+                with suppress(*FAILURES):
+                    require_changeable(layer, root)
+                    layer.store.recover(root)
 
 
 def remove_leftovers(environment: Environment, notice: Callable[[str], None]) -> None:
@@ -178,12 +180,10 @@ def show(result: PurgeResult, request: Request) -> Iterator[object]:
     if hidden := len(cleared) - len(shown):
         yield f"{plural(hidden, 'more layer' if shown else 'layer')}: nothing to remove"
     for outcome in result.layers:
-        _warn(outcome, request, "would be made" if result.dry_run else "is made")
+        _warn(outcome, request)
 
 
-def _warn(outcome: Outcome, request: Request, made: str) -> None:
-    for path in outcome.recreated:
-        request.notice(f"{outcome.layer}: {path} {made} again, because running programs need it")
+def _warn(outcome: Outcome, request: Request) -> None:
     request.warn_notes(f"{outcome.layer}: skipped", outcome.skipped)
     # A full disk is one warning, however many files it holds.
     for reason in dict.fromkeys(note.because for note in outcome.failed):

@@ -29,9 +29,8 @@ from cachectl.exchange.push import Writer, push_layers
 from cachectl.exchange.trust import UNTRUSTED, Trust, judges
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import BadRequest, CachectlError, reason_of
+from cachectl.layers.base.errors import BadRequest, CachectlError, plural, reason_of
 from cachectl.layers.base.selection import ALL
-from cachectl.layers.base.texts import plural
 from cachectl.layers.disk.handles import probe_room
 from cachectl.layers.disk.private_folders import NotPrivate, private_folder
 from cachectl.layers.host.launcher import Launch, launched

@@ -9,9 +9,8 @@ Subclass :class:`LayerConformance` in a test module, define ``make`` and ``seed`
         def seed(self, environment):
             subprocess.run([sys.executable, "fill_my_cache.py"], env=dict(environment.variables), check=True)
 
-Each test gets a fresh home. ``seed`` must make at least two entries, preferably with the library itself. The layer is
-guarded like that of a plug-in. The suite does not import pytest; it uses
-plain assertions and the fixture ``tmp_path``.
+Each test gets a fresh home. ``seed`` must make at least two entries, preferably with the library itself. The suite does
+not import pytest; it uses plain assertions and the fixture ``tmp_path``.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import ForeignForm, LayerError, Refused
 from cachectl.layers.base.facts import Ability, Artifact, Condition, Entry
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.registry import guarded
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.store import sum_usage
 
@@ -56,28 +54,24 @@ class LayerConformance(ABC):
             variables, home=home, cwd=home, temporary=home / "tmp", processes=nobody(home.parent / "processes")
         )
 
-    def guarded(self, environment: Environment) -> Layer:
-        """Make the layer as cachectl uses the layers of plug-ins: what it raises names it."""
-        return guarded(self.make(environment))
-
     def empty(self, tmp_path: Path) -> Layer:
         """Return the layer over a fresh home."""
         home = tmp_path / "home"
         home.mkdir()
-        return self.guarded(self.environment(home))
+        return self.make(self.environment(home))
 
     def seeded(self, tmp_path: Path) -> Layer:
         """Return the layer over a fresh home with content."""
         layer = self.empty(tmp_path)
         self.seed(layer.environment)
-        return self.guarded(layer.environment)
+        return self.make(layer.environment)
 
     # ------------------------------------------------------------------ reading
 
     def test_locating_is_pure(self, tmp_path: Path) -> None:
         """Roots are a function of the environment: equal twice, and nothing is written to find them."""
         layer = self.empty(tmp_path)
-        assert layer.roots() == layer.roots() == self.guarded(layer.environment).roots()
+        assert layer.roots() == layer.roots() == self.make(layer.environment).roots()
         assert snapshot(tmp_path / "home") == {}
         assert all(root.path.is_absolute() and root.source for root in layer.roots())
 
@@ -85,7 +79,7 @@ class LayerConformance(ABC):
         """An empty home gives no entries, plans or findings, and every key is a miss."""
         layer = self.empty(tmp_path)
         assert list(layer.entries()) == []
-        assert all(not list(layer.verify(root)) for root in layer.roots())
+        assert all(not list(layer.store.verify(root)) for root in layer.roots())
         if can(layer, Ability.CLEAR):
             plan = layer.plan_clear()
             assert not plan.entries
@@ -119,8 +113,8 @@ class LayerConformance(ABC):
         assert len(keys) >= 2, "seed at least two entries"  # noqa: PLR2004
         list(layer.diagnose())
         for root in layer.roots():
-            layer.usage(root)
-            list(layer.verify(root))
+            layer.store.usage(root)
+            list(layer.store.verify(root))
         if can(layer, Ability.GET):
             layer.get(keys[0])
         if can(layer, Ability.CLEAR):
@@ -134,7 +128,7 @@ class LayerConformance(ABC):
         assert [entry.key for entry in first] == [entry.key for entry in layer.entries()]
         assert len({(entry.root, entry.key) for entry in first}) == len(first)
         for root in layer.roots():
-            assert layer.usage(root) == sum_usage(layer.scan(root, contents=False))
+            assert layer.store.usage(root) == sum_usage(layer.store.scan(root, contents=False))
         for entry in first:
             assert entry.layer == layer.name
             assert entry.bytes >= 0
@@ -276,15 +270,15 @@ class LayerConformance(ABC):
             for damaged in (b"", content[: len(content) // 2], b"\xff" * len(content)):
                 path.write_bytes(damaged)
                 for root in layer.roots():
-                    list(layer.scan(root))
-                    layer.usage(root)
-                    list(layer.verify(root))
+                    list(layer.store.scan(root))
+                    layer.store.usage(root)
+                    list(layer.store.verify(root))
             path.write_bytes(content)
 
     def test_what_verify_finds_damaged_can_be_removed(self, tmp_path: Path) -> None:
         """Removing damaged entries removes exactly those that verify names; then it names none of them any more."""
         layer = self.seeded(tmp_path)
-        if layer.precious or not can(layer, Ability.CLEAR):
+        if layer.about.precious or not can(layer, Ability.CLEAR):
             return
         assert not layer.plan_clear(damaged=True).entries
         for path in _files(layer)[:1]:
@@ -304,8 +298,8 @@ class LayerConformance(ABC):
         assert off.layer == on.layer == layer.name
         assert off.set.keys() <= on.set.keys() | on.unset
         disabled = layer.environment.with_variables(off.set, off.unset)
-        assert off.patches or self.guarded(disabled).state().condition is Condition.DISABLED
-        assert self.guarded(disabled.with_variables(on.set, on.unset)).state().condition is was
+        assert off.patches or self.make(disabled).state().condition is Condition.DISABLED
+        assert self.make(disabled.with_variables(on.set, on.unset)).state().condition is was
 
     def test_relocation_moves_every_user_root(self, tmp_path: Path) -> None:
         """Under the variables of a relocation, the root to write to is below the given folder."""
@@ -314,7 +308,7 @@ class LayerConformance(ABC):
         if not can(layer, Ability.RELOCATE):
             return
         switch = layer.relocate(folder)
-        moved = self.guarded(layer.environment.with_variables(switch.set, switch.unset))
+        moved = self.make(layer.environment.with_variables(switch.set, switch.unset))
         assert folder in moved.roots()[0].path.parents
         assert list(moved.entries()) == []
 

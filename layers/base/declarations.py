@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -15,16 +14,24 @@ from cachectl.layers.base.environment import Environment, user_cache_folder
 from cachectl.layers.base.facts import Condition, Root, Scope, State, When
 
 
-class Places(ABC):
-    """The places where a library keeps entries."""
+class Places:
+    """The places where a library keeps entries: one folder, unless :meth:`roots` is overridden."""
 
-    @abstractmethod
+    #: Moves the cache to a folder.
+    variable: str
+
+    def place(self, environment: Environment) -> tuple[Path, str] | None:
+        """Return the folder and the reason for it; ``None`` if there is none."""
+        raise NotImplementedError
+
     def roots(self, environment: Environment) -> tuple[Root, ...]:
         """Return every place, existing or not; the one the library writes to comes first."""
+        place = self.place(environment)
+        return () if place is None else (Root(place[0], Scope.USER, place[1]),)
 
-    @abstractmethod
     def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
         """Return the variables that make the library keep everything under another folder."""
+        return {self.variable: str(folder / layer)}
 
 
 @dataclass(frozen=True)
@@ -35,16 +42,10 @@ class EnvPath(Places):
     #: Returns the folder and the reason for it.
     default: Callable[[Environment], tuple[Path, str]]
 
-    def roots(self, environment: Environment) -> tuple[Root, ...]:
-        """Return the one root."""
-        path, source = self.default(environment)
-        if named := environment.get(self.variable):
-            path, source = environment.absolute(named), self.variable
-        return (Root(path, Scope.USER, source),)
-
-    def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
-        """Return the variable."""
-        return {self.variable: str(folder / layer)}
+    def place(self, environment: Environment) -> tuple[Path, str]:
+        """Return the folder and the reason for it."""
+        named = environment.get(self.variable)
+        return (environment.absolute(named), self.variable) if named else self.default(environment)
 
 
 def user_cache(application: str) -> Callable[[Environment], tuple[Path, str]]:
@@ -131,7 +132,7 @@ class Rule(NamedTuple):
 class Rules(Places):
     """The places of a library by platform: the first rule whose variable is set decides.
 
-    ``variable`` moves the cache to a folder. The rules for macOS are those for Linux unless they are given.
+    The rules for macOS are those for Linux unless they are given.
     """
 
     variable: str
@@ -139,29 +140,26 @@ class Rules(Places):
     windows: tuple[Rule, ...] = ()
     macos: tuple[Rule, ...] | None = None
 
-    def place(self, environment: Environment) -> tuple[Path, str] | None:
-        """Return the folder and the reason for it; ``None`` if there is none."""
+    def rules(self, platform: str) -> tuple[Rule, ...]:
+        """Return the rules of a platform."""
         on_macos = self.linux if self.macos is None else self.macos
-        rows = {"win32": self.windows, "darwin": on_macos}.get(environment.platform, self.linux)
+        return {"win32": self.windows, "darwin": on_macos}.get(platform, self.linux)
+
+    def deciding(self, environment: Environment) -> tuple[Rule, str, Odd | None] | None:
+        """Return the rule that decides, its value, and what the library makes of the value if it is not absolute."""
         is_absolute = PureWindowsPath if environment.platform == "win32" else PurePosixPath
-        for rule in rows:
+        for rule in self.rules(environment.platform):
             value = environment.get(rule.variable) if rule.variable else str(environment.home)
-            odd = rule.relative if value else rule.empty
-            if value is None or (not value and odd is Odd.UNSET):
-                continue
-            folder = Path(value)
-            if not is_absolute(value).is_absolute():
-                if odd is Odd.NOWHERE:
-                    return None
-                folder = Path("/") if odd is Odd.TOP else environment.absolute(value)
-            return folder / rule.suffix, rule.source or rule.variable
+            if value is not None:
+                odd = rule.relative if value else rule.empty
+                if odd is not Odd.UNSET or is_absolute(value).is_absolute():
+                    return rule, value, None if is_absolute(value).is_absolute() else odd
         return None
 
-    def roots(self, environment: Environment) -> tuple[Root, ...]:
-        """Return the place as the one root."""
-        place = self.place(environment)
-        return () if place is None else (Root(place[0], Scope.USER, place[1]),)
-
-    def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
-        """Return the variable."""
-        return {self.variable: str(folder / layer)}
+    def place(self, environment: Environment) -> tuple[Path, str] | None:
+        """Return the folder and the reason for it; ``None`` if there is none."""
+        rule, value, odd = self.deciding(environment) or (None, "", Odd.NOWHERE)
+        if rule is None or odd is Odd.NOWHERE:
+            return None
+        folder = Path("/") if odd is Odd.TOP else Path(value) if odd is None else environment.absolute(value)
+        return folder / rule.suffix, rule.source or rule.variable

@@ -17,13 +17,16 @@ from pathlib import Path, PureWindowsPath
 from types import MappingProxyType
 from typing import Any, Final
 
-from cachectl.layers.disk.locks import LOCK_TIMEOUT
 from cachectl.layers.host.distributions import version_of
 from cachectl.layers.host.mounts import MOUNTS
 
 
 def _unknown_version(distribution: str) -> str | None:  # noqa: ARG001 - the signature of a lookup
     return None
+
+
+#: How many seconds to wait for a lock that another process holds.
+LOCK_TIMEOUT: Final = 5.0
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,32 @@ Sizes are bytes, times are epoch seconds. ``None`` is *unknown*; zero is zero.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import ClassVar, NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
-from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.disk.presence import status_at
 
 T = TypeVar("T")
+
+
+class AsJson(NamedTuple):
+    """The differences between the fields of a class of facts and its JSON, in the class attribute ``as_json``.
+
+    ``schema`` is the name of a document (``cachectl/report/1``). ``also`` lists properties to include, ``hidden``
+    fields to leave out, ``flat`` fields that are replaced by their own keys, ``optional`` those left out if ``None``.
+    ``names`` maps attributes to keys.
+    """
+
+    schema: str | None = None
+    also: tuple[str, ...] = ()
+    hidden: Container[str] = ()
+    flat: Container[str] = ()
+    optional: Container[str] = ()
+    names: Mapping[str, str] = MappingProxyType({})
 
 
 class Scope(Enum):
@@ -66,7 +82,6 @@ class Root:
     scope: Scope
     source: str
     role: str = ""
-    as_json: ClassVar[AsJson] = AsJson(blank_is_null=("role",))
 
     @property
     def exists(self) -> bool:
@@ -177,6 +192,11 @@ class Problem:
     message: str
 
     @property
+    def note(self) -> Note:
+        """Return it as the reason why something was not removed."""
+        return Note(str(self.path), self.message)
+
+    @property
     def hides(self) -> bool:
         """Return whether there may be entries that could not be listed."""
         return self.code in ("unreadable", "busy", "sqlite")
@@ -263,24 +283,18 @@ class Note:
     because: str
 
 
-def note_of(problem: Problem) -> Note:
-    """Return a problem as the reason why something was not removed."""
-    return Note(str(problem.path), problem.message)
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The exact entries that a removal from one layer would remove, and what it would leave.
 
     The stamp of each entry is compared again before it is removed. ``failed`` are places that could not be read or
-    must not be changed. ``recreate`` lists missing folders that running programs need: they are recreated.
+    must not be changed.
     """
 
     layer: str
     entries: tuple[Removable, ...] = field(default=(), repr=False)
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
-    recreate: tuple[Path, ...] = ()
 
     def plus(self, other: Plan) -> Plan:
         """Return the sum of both."""
@@ -292,16 +306,14 @@ class Plan:
         orphans = sum(isinstance(entry, Orphan) for entry in self.entries)
         size = sum(entry.bytes for entry in self.entries)
         removed = len(self.entries) - orphans
-        return Outcome(
-            self.layer, removed, size, self.skipped, self.failed, self.recreate, orphans, entries=self.entries
-        )
+        return Outcome(self.layer, removed, size, self.skipped, self.failed, orphans, self.entries)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of a removal, or (with ``entries``) its plan.
 
-    ``removed`` counts entries, ``orphans_removed`` orphans; ``recreated`` lists folders.
+    ``removed`` counts entries, ``orphans_removed`` orphans.
     """
 
     layer: str
@@ -309,10 +321,9 @@ class Outcome:
     bytes_freed: int = 0
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
-    recreated: tuple[Path, ...] = ()
     orphans_removed: int = 0
     entries: tuple[Removable, ...] | None = field(default=None, repr=False)
-    as_json: ClassVar[AsJson] = AsJson(optional=("entries",), names={"recreated": "remade"})
+    as_json: ClassVar[AsJson] = AsJson(optional=("entries",))
 
     def plus(self, other: Outcome) -> Outcome:
         """Return the sum of both."""
@@ -322,7 +333,7 @@ class Outcome:
 def _plus(left: T, right: T) -> T:
     """Return the sum of two facts about one layer, field by field; ``None`` counts as nothing."""
     sums = {}
-    for name in left.__match_args__[1:]:  # type: ignore[attr-defined]
+    for name in _fields(type(left))[1:]:
         before, more = getattr(left, name), getattr(right, name)
         sums[name] = more if before is None else before if more is None else before + more
     return replace(left, **sums)  # type: ignore[type-var]
@@ -394,3 +405,51 @@ class Finding:
     fix: str
     thing: Removable | None = None
     as_json: ClassVar[AsJson] = AsJson(hidden=("thing",))
+
+
+class JsonKey(NamedTuple):
+    """One key of a fact in JSON, and its attribute; a flat one is replaced by the keys of the fact it holds."""
+
+    attribute: str
+    key: str
+    flat: bool
+    optional: bool
+
+
+#: Cached results of :func:`members`, by class.
+_KNOWN: Final[dict[type, tuple[JsonKey, ...]]] = {}
+
+
+def declared(kind: type) -> AsJson:
+    """Return the JSON declaration of a class of facts."""
+    declaration: AsJson = getattr(kind, "as_json", AsJson())
+    return declaration
+
+
+def members(kind: type) -> tuple[JsonKey, ...]:
+    """Return the keys of a class of facts, in JSON order."""
+    if kind not in _KNOWN:
+        say = declared(kind)
+        shown = (*(name for name in _fields(kind) if name not in say.hidden), *say.also)
+        keys = (JsonKey(name, say.names.get(name, name), name in say.flat, name in say.optional) for name in shown)
+        _KNOWN[kind] = tuple(keys)
+    return _KNOWN[kind]
+
+
+def _fields(kind: type) -> tuple[str, ...]:
+    names: tuple[str, ...] = kind.__match_args__  # type: ignore[attr-defined]
+    return names
+
+
+def total(kind: type[T], parts: Iterable[object]) -> T:
+    """Return a fact whose fields are the sums of the parts' values for the same JSON keys.
+
+    A tuple or list counts by its length.
+    """
+    sums = dict.fromkeys(_fields(kind), 0)
+    for part in parts:
+        for member in members(type(part)):
+            if member.key in sums:
+                value: Any = getattr(part, member.attribute)
+                sums[member.key] += value if isinstance(value, int) else len(value)
+    return kind(**sums)

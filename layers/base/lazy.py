@@ -1,4 +1,4 @@
-"""Patterns and modules that cost next to nothing until they are used.
+"""Patterns, modules and objects that cost next to nothing until they are used.
 
 Each start of the program defines many more patterns than it uses, and imports readers of bytes that ``report`` never
 asks. A type checker sees the pattern of the standard library.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +21,17 @@ if TYPE_CHECKING:
 class _Lazy:
     """Stands in for an object that is made when an attribute is first read."""
 
-    def __init__(self, make: Any, *arguments: Any, **known: Any) -> None:  # noqa: ANN401 - of any kind
-        self.__dict__.update(known, _make=make, _arguments=arguments)
+    def __init__(self, make: Callable[[], Any], **known: Any) -> None:  # noqa: ANN401 - of any kind
+        self.__dict__.update(known, _make=make)
+
+    def bound(self, *arguments: object) -> _Lazy:
+        """Bind it as :meth:`Store.bound` does, once it is made."""
+        return _Lazy(lambda: made(self).bound(*arguments))
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the object has
         if name.startswith("__"):
             raise AttributeError(name)
-        value = getattr(self._make(*self._arguments), name)
+        value = getattr(made(self), name)
         setattr(self, name, value)
         return value
 
@@ -35,39 +40,23 @@ if not TYPE_CHECKING:
 
     def regex(text, flags=0):  # noqa: ANN001, ANN201 - a type checker sees the standard library's
         """Return a regular expression that is compiled at its first use."""
-        return _Lazy(re.compile, text, flags, pattern=text, flags=flags)
+        return _Lazy(partial(re.compile, text, flags), pattern=text, flags=flags)
 
 
 def module(name: str) -> Any:  # noqa: ANN401 - stands in for any module
     """Return a stand-in for a module that is imported when an attribute is first read."""
-    return _Lazy(import_module, name)
-
-
-class _Object:
-    """An object that is made when an attribute is first read."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-
-    def bound(self, *arguments: object) -> _Object:
-        """Bind it as :meth:`Store.bound` does, once it is made."""
-        return _Object(lambda: self._make().bound(*arguments))
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the object has
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(made(self), name)
+    return _Lazy(partial(import_module, name))
 
 
 def later(module: str, maker: str, *arguments: object) -> Any:  # noqa: ANN401 - stands in for any object
     """Return a stand-in for what a class of a module makes of arguments; neither is loaded before it is used."""
-    return _Object(lambda: getattr(import_module(module), maker)(*arguments))
+    return _Lazy(lambda: getattr(import_module(module), maker)(*arguments))
 
 
 def made(thing: Any) -> Any:  # noqa: ANN401 - of any kind
-    """Return the object that a stand-in of :func:`later` stands for; any other object as it is."""
-    if isinstance(thing, _Object):
-        found = thing._make()
-        thing._make = lambda: found
-        return found
-    return thing
+    """Return the object that a stand-in stands for; any other object as it is."""
+    if not isinstance(thing, _Lazy):
+        return thing
+    if "_made" not in thing.__dict__:
+        thing.__dict__["_made"] = thing._make()
+    return thing.__dict__["_made"]

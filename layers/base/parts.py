@@ -1,4 +1,4 @@
-"""Optional parts of a layer, beyond entries and a switch; each is an object with one purpose.
+"""What is known of a layer's product beyond its places, its switch and its store: :class:`About`, and its parts.
 
 A missing part is ``None``. Verbs then do without: a forecast is unknown, a trace compares entries before and after the
 run, and a started driver cannot be salted.
@@ -7,14 +7,13 @@ run, and a started driver cannot be salted.
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Entry, Removable, Root
+from cachectl.layers.base.facts import Entry, Hazard, Scope, Severity
 
 #: Facts of a place or an entry, by name. ``None`` is unknown, and equals nothing.
 Facts = Mapping[str, str | None]
@@ -141,16 +140,17 @@ class Lookups:
         del event
         return True
 
-    def counters(self) -> tuple[int, int] | None:
+    def counters(self, environment: Environment) -> tuple[int, int] | None:
         """Return the hits and misses that the cache itself has counted since it was made; ``None`` if it has not."""
+        del environment
         return None
 
-    def by_openings(self, openings: int, stores: int) -> tuple[int, int] | None:
+    def by_openings(self, openings: int, stores: int, environment: Environment) -> tuple[int, int] | None:
         """Infer hits and misses from the openings of files with many entries, and the entries that appeared.
 
         ``None`` if they show neither.
         """
-        del openings, stores
+        del openings, stores, environment
         return None
 
     def weigh(self, path: str) -> int | None:
@@ -201,12 +201,12 @@ def named_parts(there: Mapping[str, str], here: Mapping[str, str]) -> str | None
     return f"differs in {', '.join(named)}" if named else None
 
 
-class Tagging(ABC):
+class Tagging(NamedTuple):
     """How entries of tagged builds are recognised: builds of a source with a constant of a unique name.
 
     A driver that has started cannot be switched off, but it has no entry for such a source. With ``drivers`` and
     ``platforms`` the layer of the driver can be salted in a running process. Without either, the layer stores builds
-    for any platform, and only what they stored is removed.
+    for any platform, and only what they stored is removed. :meth:`Store.find_tagged` finds the entries.
     """
 
     #: Libraries, by the beginning of their file names: if one has started, builds reach the cache through it.
@@ -216,17 +216,29 @@ class Tagging(ABC):
     #: Pattern of the log, or leaked temporary, that the message of a failed build names.
     failure_trace: re.Pattern[str] | None = None
 
-    def __init__(self, store: Any = None) -> None:  # noqa: ANN401 - may be loaded when it is used
-        #: The layer's store, for those that read entries through it.
-        self.store = store
 
-    @abstractmethod
-    def find_tagged(
-        self, root: Root, tag: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[Removable, str]]:
-        """Yield the entries of tagged builds in a root, each with its tag.
+class About(NamedTuple):
+    """What verbs know of a layer's product beyond its places, its switch and its store."""
 
-        Entries that have not changed after ``since`` (epoch seconds) are not read. A rest of an entry among the
-        ``known`` keys has the tag ``""`` if it does not name the constant. Raises :class:`LayerError` or
-        :class:`OSError` if the root cannot be read.
-        """
+    #: The owner of the entries. Entries of a package are read, never changed.
+    scope: Scope = Scope.USER
+    #: Whether this holds tuning results that no rerun refills: it is cleared only when named.
+    precious: bool = False
+    #: The problem with a root on a network file system, ``None`` if there is none.
+    on_network: Hazard | None = Hazard(
+        Severity.HARMLESS, "every lookup goes over the network, and locks of other machines may not hold there"
+    )
+    #: The problem with a root that the ranks of one job share, ``None`` if there is none.
+    among_ranks: Hazard | None = Hazard(Severity.HARMLESS, "they may wait for each other")
+    #: The problem with a root that this user cannot write to or make, ``None`` if there is none.
+    when_closed: Hazard | None = Hazard(Severity.RISKS, "nothing that is new can be stored")
+    #: Distributions whose versions belong to a measurement of the cache.
+    distributions: tuple[str, ...] = ()
+    #: What a pushed entry reveals about its user, in words; ``None`` if that is not known.
+    reveals: str | None = None
+    #: The facts that decide whether a program elsewhere can hit an entry.
+    portability: Portability | None = None
+    #: How the lookups and stores of a run are observed.
+    lookups: Lookups | None = None
+    #: How entries of tagged builds are recognised.
+    tagging: Tagging | None = None

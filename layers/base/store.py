@@ -8,32 +8,25 @@ when that is allowed.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar, final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import EntryExists, LayerError, Unsettled, reason_of
-from cachectl.layers.base.facts import (
-    Entry,
-    Found,
-    Housekeeping,
-    Orphan,
-    Problem,
-    Removable,
-    Root,
-    Usage,
-)
+from cachectl.layers.base.facts import Entry, Found, Housekeeping, Orphan, Problem, Removable, Root, Usage
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.disk.handles import NO_ROOM
 from cachectl.layers.disk.trust import closed_by_another
-from cachectl.layers.formats.details import Details
+
+if TYPE_CHECKING:
+    from cachectl.layers.formats.details import Details
 
 T = TypeVar("T")
 
@@ -140,9 +133,9 @@ class Store(ABC):
         del selection
         yield from self.scan(root, contents=True)
 
-    def iter_usage(self, root: Root) -> Iterator[Found]:
-        """Yield the things to count in a root."""
-        yield from self.scan(root, contents=False)
+    def usage(self, root: Root) -> Usage:
+        """Count a root."""
+        return sum_usage(self.scan(root, contents=False))
 
     def in_use(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
         """Pair each thing to be cleared with the reason to leave it for now, ``None`` if there is none.
@@ -151,6 +144,18 @@ class Store(ABC):
         """
         for target in targets:
             yield target, None
+
+    def find_tagged(
+        self, root: Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[Removable, str]]:
+        """Yield the entries of tagged builds in a root, each with its tag; see :class:`parts.Tagging`.
+
+        Entries that have not changed after ``since`` (epoch seconds) are not read. A rest of an entry among the
+        ``known`` keys has the tag ``""`` if it does not name the constant. Raises :class:`LayerError` or
+        :class:`OSError` if the root cannot be read.
+        """
+        del root, tag, since, known
+        yield from ()
 
     # ------------------------------------------------------------------ many at once
 
@@ -260,6 +265,8 @@ def counting(layer: str, index: Path, recount: Callable[[], None]) -> Iterator[N
     try:
         recount()
     except (LayerError, OSError) as error:
+        from cachectl.layers.disk.handles import NO_ROOM
+
         advice = "make room, then " if isinstance(error, OSError) and error.errno in NO_ROOM else ""
         message = f"cannot count the entries again: {reason_of(error)}; {advice}put or purge any entry"
         raise Unsettled(layer, message, index) from error
@@ -283,8 +290,8 @@ def remove_counted(
 
 def sum_usage(found: Iterable[Found]) -> Usage:
     """Sum a scan, holding one thing at a time."""
-    entries = files = total = orphan_files = orphan_bytes = stale_entries = stale_bytes = 0
-    knows_stale = False
+    sums = dict.fromkeys(("entries", "files", "bytes", "orphan_files", "orphan_bytes"), 0)
+    stale: dict[str, int] = {}
     disk: int | None = 0
     oldest: float | None = None
     newest: float | None = None
@@ -298,45 +305,28 @@ def sum_usage(found: Iterable[Found]) -> Usage:
         if thing.files and disk is not None:
             disk = None if thing.disk is None else disk + thing.disk
         if isinstance(thing, Orphan):
-            orphan_files += thing.files
-            orphan_bytes += thing.bytes
+            sums["orphan_files"] += thing.files
+            sums["orphan_bytes"] += thing.bytes
             continue
-        count, first, last = _entries_of(thing)
-        entries += count
-        files += thing.files
-        total += thing.bytes
-        if first is not None and (oldest is None or first < oldest):
-            oldest = first
-        if last is not None and (newest is None or last > newest):
-            newest = last
+        count, moment = 1, thing.modified
+        if isinstance(thing, Housekeeping):
+            count, moment = thing.entries, moment if thing.entries else None
+        elif moment is None:
+            moment = thing.written_before
+        sums["entries"] += count
+        sums["files"] += thing.files
+        sums["bytes"] += thing.bytes
+        if moment is not None:
+            oldest = moment if oldest is None else min(oldest, moment)
+            newest = moment if newest is None else max(newest, moment)
         if thing.stale is not None:
-            knows_stale = True
-            stale_entries += count if thing.stale else 0
-            stale_bytes += thing.bytes if thing.stale else 0
-    complete = not any(problem.hides for problem in problems)
+            stale["stale_entries"] = stale.get("stale_entries", 0) + count * thing.stale
+            stale["stale_bytes"] = stale.get("stale_bytes", 0) + thing.bytes * thing.stale
     # If something could not be counted, a number is a lower bound, and zero means nothing.
-    return Usage(
-        entries=entries if entries or complete else None,
-        files=files if files or complete else None,
-        bytes=total if total or complete else None,
-        orphan_files=orphan_files if orphan_files or complete else None,
-        orphan_bytes=orphan_bytes if orphan_bytes or complete else None,
-        stale_entries=stale_entries if knows_stale else None,
-        stale_bytes=stale_bytes if knows_stale else None,
-        oldest=oldest,
-        newest=newest,
-        problems=tuple(problems),
-        disk_bytes=disk if disk or complete else None,
-    )
-
-
-def _entries_of(thing: Entry | Housekeeping) -> tuple[int, float | None, float | None]:
-    """Return the number of entries, and the times of the oldest and the newest change; other files have none."""
-    if isinstance(thing, Entry):
-        moment = thing.modified if thing.modified is not None else thing.written_before
-        return 1, moment, moment
-    moment = thing.modified if thing.entries else None
-    return thing.entries, moment, moment
+    nothing = None if any(problem.hides for problem in problems) else 0
+    known = {name: number or nothing for name, number in sums.items()}
+    disk = None if disk is None else disk or nothing
+    return Usage(**known, **stale, oldest=oldest, newest=newest, problems=tuple(problems), disk_bytes=disk)
 
 
 def unknown_usage(*problems: Problem) -> Usage:

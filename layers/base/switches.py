@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment, release_of
-from cachectl.layers.base.facts import Condition, Severity, State
+from cachectl.layers.base.facts import Condition, Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import regex
 
@@ -45,20 +45,6 @@ def _effect(environment: Environment, distribution: str, variable: str) -> str:
     return {True: "off", False: "", None: "raises"}[strtobool(value)]
 
 
-def switched_off(environment: Environment, distribution: str, variables: tuple[str, ...]) -> State | None:
-    """Return the state from variables read with ``pytools.strtobool`` at import; ``None`` if none switches off."""
-    for variable in variables:
-        value, effect = environment.get(variable), _effect(environment, distribution, variable)
-        why = f"{variable}={value}"
-        if effect == "any":
-            why += f": {distribution} {environment.installed(distribution)} asks only whether it is set"
-        elif effect == "raises":
-            why = f"{variable}={value!r} is not a boolean: import {distribution} raises ValueError; use 1, or unset it"
-        if effect:
-            return State(Condition.DISABLED, why)
-    return None
-
-
 def off(layer: Layer, variable: str, what: str | None = None) -> facts.Finding:
     """Return the finding that a variable switches a layer off, or ``what`` of it, on purpose."""
     message = f"{variable}={layer.environment.get(variable)} switches {what or layer.title} off"
@@ -79,11 +65,12 @@ def first_place(layer: Layer) -> Path:
 
 
 def diagnosed(layer: Layer, distribution: str, variables: tuple[str, ...]) -> Iterator[facts.Finding]:
-    """Yield problems with the variables of :func:`switched_off`."""
+    """Yield how variables switch a layer off that are read with ``pytools.strtobool`` at import."""
     for variable in variables:
         effect = _effect(layer.environment, distribution, variable)
         if effect == "any":
-            outcome = f"switches {layer.title} off all the same: this release asks only whether it is set"
+            version = layer.environment.installed(distribution)
+            outcome = f"switches {layer.title} off all the same: {distribution} {version} asks only whether it is set"
             yield misread(layer, variable, Severity.RECOMPILES, outcome)
         elif effect == "raises":
             outcome = f"is not a boolean: import {distribution} raises ValueError"
@@ -138,17 +125,29 @@ class Setting(NamedTuple):
     fix: str | None = None
     #: What is switched off, if not the layer.
     what: str | None = None
+    #: Whether the other values switch the layer off too.
+    disables: bool = False
 
 
-def diagnosed_settings(layer: Layer, settings: Iterable[Setting]) -> Iterator[facts.Finding]:
+#: A problem, and the condition of the cache that follows from it, if any.
+Fault = tuple[Condition | None, facts.Finding]
+
+
+def setting_faults(layer: Layer, settings: Iterable[Setting]) -> Iterator[Fault]:
     """Yield what is wrong with variables that are set."""
     for setting in settings:
         if (value := layer.environment.get(setting.variable)) is None:
             continue
         if re.fullmatch(setting.off, value, re.IGNORECASE | re.ASCII):
-            yield off(layer, setting.variable, setting.what)
+            yield Condition.DISABLED, off(layer, setting.variable, setting.what)
         elif not re.fullmatch(setting.fine, value, re.IGNORECASE | re.ASCII | re.DOTALL):
-            yield misread(layer, setting.variable, setting.severity, setting.outcome, setting.fix)
+            found = misread(layer, setting.variable, setting.severity, setting.outcome, setting.fix)
+            yield Condition.DISABLED if setting.disables else None, found
+
+
+def diagnosed_settings(layer: Layer, settings: Iterable[Setting]) -> Iterator[facts.Finding]:
+    """Yield what is wrong with variables that are set."""
+    yield from (finding for _, finding in setting_faults(layer, settings))
 
 
 def leading_number(value: str) -> int:

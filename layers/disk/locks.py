@@ -10,16 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
 
+from cachectl.layers.base.environment import LOCK_TIMEOUT
 from cachectl.layers.base.errors import Busy, Unreachable
 from cachectl.layers.disk.atomic import remove_file
 from cachectl.layers.disk.handles import opened, status_of
 from cachectl.layers.disk.locking import is_same_file, take_flock, try_flock, try_record_lock, wait_until
 from cachectl.layers.disk.plain import open_plain, release
-
-#: Seconds to wait for a lock that another process holds.
-LOCK_TIMEOUT: Final = 5.0
 
 
 def _require(layer: str, path: Path, take: Callable[[], bool], seconds: float, advice: str = "") -> None:

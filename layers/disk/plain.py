@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from cachectl.layers.base.limits import LARGEST_ENTRY, too_large
+from cachectl.layers.base.errors import LARGEST_ENTRY, too_large
 
 _NO_LINKS: Final = getattr(os, "O_NOFOLLOW", 0)
 _FLAGS: Final = os.O_RDONLY | _NO_LINKS | getattr(os, "O_NONBLOCK", 0)

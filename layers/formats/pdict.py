@@ -1,6 +1,6 @@
 """File names of pytools persistent dictionaries, and the kernel names in their rows.
 
-Source: ``pytools/persistent_dict.py`` of every generation. v2 to v4 are folders, v5 is one sqlite file with
+Source: ``pytools/persistent_dict.py`` of every generation. v3 and v4 are folders, v5 is one sqlite file with
 (2026.1 on) or without (2024.1.4 to 2025.2.5) a dash between identifier and Python version.
 """
 
@@ -18,13 +18,10 @@ from cachectl.layers.formats.pickles import Thing, attributes, things, walk
 UNKNOWN: Final = "_UNKNOWN_"
 _VERSION: Final = r"\d+\.\d+\.\d+\.(?:alpha|beta|candidate|final)\.\d+"
 _SQLITE: Final = regex(rf"pdict-v5-(?P<identifier>.+?)(?P<dash>-?)(?P<python>{_VERSION})\.sqlite", re.DOTALL)
-_FOLDER: Final = regex(rf"pdict-v(?P<generation>[234])-(?P<identifier>.+)-py(?P<python>{_VERSION})", re.DOTALL)
-#: The files of an entry of those generations.
-V4_MEMBERS: Final = regex("key|contents|lock")
-
-#: Folders of a v2 and of a v3 or v4 dictionary, below ``pdict-v…``: the hash, whole or fanned out.
-V2_LEVELS: Final = (regex(r"pdict-v2-.+"), regex(r"[0-9a-f]{16,64}"))
+_FOLDER: Final = regex(rf"pdict-v(?P<generation>[34])-(?P<identifier>.+)-py(?P<python>{_VERSION})", re.DOTALL)
+#: The levels of an entry of a v3 or v4 dictionary, whose hash is fanned out, and its files.
 V4_LEVELS: Final = (regex(r"pdict-v[34]-.+"), regex(r"[0-9a-f]{3}"), regex(r"[0-9a-f]{3}"), regex(r"[0-9a-f]{10,58}"))
+V4_MEMBERS: Final = regex("key|contents|lock")
 
 # Releases until 2024.1 add the revision in git, or "None".
 _DATA_MODEL: Final = regex(r"-(?P<loopy>\d[^-]*)-islpy(?P<islpy>[^-]+)-cgen(?P<cgen>[^-]+)(?:-[^-]+)?-v\d+$")

@@ -15,7 +15,7 @@ from cachectl.layers.base import facts, switches
 from cachectl.layers.base.facts import Condition, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import later, regex
-from cachectl.layers.base.parts import EntryFiles, Lookups
+from cachectl.layers.base.parts import About, EntryFiles, Lookups
 from cachectl.layers.host.drivers import driver_files
 
 #: What every process maps that has one of the stores open, whichever driver it uses.
@@ -73,15 +73,17 @@ class MesaShaderCache(Layer):
 
     name = "mesa"
     title = "Mesa shader cache (Rusticl)"
-    on_network = facts.Hazard(
-        Severity.HARMLESS,
-        "every lookup goes over the network, and the size is counted in a file that programs map",
+    about = About(
+        on_network=facts.Hazard(
+            Severity.HARMLESS,
+            "every lookup goes over the network, and the size is counted in a file that programs map",
+        ),
+        among_ranks=facts.Hazard(
+            Severity.HARMLESS,
+            "of those that compile the same at once, one stores it; a single file or a database they lock",
+        ),
+        lookups=MesaLookups(),
     )
-    among_ranks = facts.Hazard(
-        Severity.HARMLESS,
-        "of those that compile the same at once, one stores it; a single file or a database they lock",
-    )
-    lookups = MesaLookups()
     store: Any = later("cachectl.layers.mesa.store", "ShaderCache")
 
     def roots(self) -> tuple[facts.Root, ...]:

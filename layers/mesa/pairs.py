@@ -19,9 +19,17 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Unreachable
+from cachectl.layers.base.errors import (
+    LARGEST_ENTRY,
+    LARGEST_INDEX,
+    Busy,
+    Damaged,
+    EntryExists,
+    LayerError,
+    Unreachable,
+    too_large,
+)
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.limits import LARGEST_ENTRY, LARGEST_INDEX, too_large
 from cachectl.layers.disk.atomic import create, cut, move_in, own_folder, write_all
 from cachectl.layers.disk.handles import NO_ROOM, descend, opened_root, status_of
 from cachectl.layers.disk.locking import is_same_file, release_flock, try_flock, wait_until

@@ -15,12 +15,11 @@ from typing import ClassVar, Final, NamedTuple
 from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import EnvSwitch
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import BadRequest, Damaged, EntryExists, LayerError, Refused, not_a_key
+from cachectl.layers.base.errors import BadRequest, Damaged, EntryExists, LayerError, Refused, not_a_key, printable
 from cachectl.layers.base.facts import Ability, Entry, Found, Problem, Root, Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.parts import UNFORESEEN, EntryFiles, Facts, Lookups, Outlook, Portability
-from cachectl.layers.base.texts import printable
+from cachectl.layers.base.parts import UNFORESEEN, About, EntryFiles, Facts, Lookups, Outlook, Portability
 from cachectl.layers.disk.presence import means_absent, status_at
 from cachectl.layers.miopen.names import (
     VERSION_FOLDER,
@@ -363,12 +362,7 @@ class MIOpenLayer(Layer):
     switch: ClassVar[EnvSwitch]
     #: What the switch turns off, if it is not the whole layer.
     switched_part: ClassVar[str | None] = None
-    portability = MIOpenPortability()
-
-    @property
-    def lookups(self) -> Lookups:
-        """How the lookups and stores of a run are observed."""
-        return MIOpenLookups()
+    about = About(portability=MIOpenPortability(), lookups=MIOpenLookups())
 
     def state(self) -> facts.State:
         """Read the switch. In a temporary folder only a database shows that MIOpen was there."""

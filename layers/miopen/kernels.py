@@ -7,7 +7,7 @@ sqlite). Sources: ``src/binary_cache.cpp`` (places, lookup), ``src/kern_db.cpp``
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,10 +15,10 @@ from typing import Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import EnvSwitch, at_load
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Damaged, LayerError, Refused, not_a_key
 from cachectl.layers.base.facts import Entry, Found, Hazard, Problem, Root, Severity
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.parts import Lookups
 from cachectl.layers.base.store import Part
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.miopen import kernel_db
@@ -246,19 +246,19 @@ class UserKernelDatabases(KernelDatabases):
                 yield self.to_finding(root, found)
 
 
+def _has_packaged_kernels(environment: Environment) -> bool:
+    return any(True for root in SYSTEM_KERNELS.roots(environment) for _ in root.path.glob("*.kdb"))
+
+
 class KernelLookups(MIOpenLookups):
     """The database is opened for each lookup and each store, ``src/binary_cache.cpp`` (``LoadBinary``, ``SaveBinary``).
 
     So the openings count the lookups, except where packaged kernels answer what the user's database cannot.
     """
 
-    def __init__(self, packaged: Iterable[Root]) -> None:
-        super().__init__()
-        self._packaged = packaged
-
-    def by_openings(self, openings: int, stores: int) -> tuple[int, int] | None:
+    def by_openings(self, openings: int, stores: int, environment: Environment) -> tuple[int, int] | None:
         """Take each store for a miss, and the openings beyond these lookups and stores for hits."""
-        if openings < 2 * stores or any(True for root in self._packaged for _ in root.path.glob("*.kdb")):
+        if openings < 2 * stores or _has_packaged_kernels(environment):
             return None
         return openings - 2 * stores, stores
 
@@ -271,21 +271,19 @@ class MIOpenKernels(MIOpenLayer):
     places = KERNELS
     # It hides user and system kernels alike.
     switch = EnvSwitch("MIOPEN_DISABLE_CACHE", off="1", read=at_load(*LIBRARIES))
-    on_network = Hazard(
-        Severity.RISKS,
-        "sqlite's WAL mode fails there, and databases were damaged; MIOpen since ROCm 5.7 uses the temporary folder "
-        "instead, unless MIOPEN_CUSTOM_CACHE_DIR names this one",
+    about = MIOpenLayer.about._replace(
+        on_network=Hazard(
+            Severity.RISKS,
+            "sqlite's WAL mode fails there, and databases were damaged; MIOpen since ROCm 5.7 uses the temporary "
+            "folder instead, unless MIOPEN_CUSTOM_CACHE_DIR names this one",
+        ),
+        among_ranks=Hazard(
+            Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait, up to half a minute"
+        ),
+        when_closed=Hazard(Severity.FAILS, "MIOpen throws, even where it only looks up"),
+        lookups=KernelLookups(),
     )
-    among_ranks = Hazard(
-        Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait, up to half a minute"
-    )
-    when_closed = Hazard(Severity.FAILS, "MIOpen throws, even where it only looks up")
     store = UserKernelDatabases()
-
-    @property
-    def lookups(self) -> Lookups:
-        """How the lookups and stores of a run are observed."""
-        return KernelLookups(SYSTEM_KERNELS.roots(self.environment))
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch, and a place where anybody can write."""

@@ -23,6 +23,7 @@ from cachectl.layers.miopen.places import SYSTEM_KERNELS, SYSTEM_TUNING
 from cachectl.layers.miopen.tuning import MIOpenTuning, TuningDatabases
 from cachectl.layers.stores.database import is_wal
 
+_PACKAGED: Final = MIOpenLayer.about._replace(scope=Scope.SYSTEM, on_network=None, among_ranks=None, when_closed=None)
 #: MIOpen ignores smaller files: empty ones, and pointers of git-lfs.
 _LEAST: Final = 512
 
@@ -78,11 +79,8 @@ class MIOpenSystemKernels(MIOpenLayer):
     title = "MIOpen system kernels"
     places = SYSTEM_KERNELS
     switch = MIOpenKernels.switch
-    scope = Scope.SYSTEM
+    about = _PACKAGED
     store = SystemKernelDatabases()
-    on_network = None
-    among_ranks = None
-    when_closed = None
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch, and each GPU without a database."""
@@ -142,12 +140,8 @@ class MIOpenSystemTuning(MIOpenTuning):
     name = "miopen-system-tuning"
     title = "MIOpen system tuning results"
     places = SYSTEM_TUNING
-    scope = Scope.SYSTEM
-    precious = False
+    about = _PACKAGED
     store = SystemTuningDatabases()
-    on_network = None
-    among_ranks = None
-    when_closed = None
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch."""

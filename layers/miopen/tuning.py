@@ -360,13 +360,16 @@ class MIOpenTuning(MIOpenLayer):
     switch = EnvSwitch("MIOPEN_DEBUG_DISABLE_FIND_DB", off="1", read=at_load(*LIBRARIES))
     # The perf-db stays on.
     switched_part = "MIOpen's find-db"
-    precious = True
-    on_network: ClassVar[Hazard | None] = Hazard(
-        Severity.RISKS,
-        "the locks of MIOpen up to 3.3 lie in each node's temporary folder, so nodes write over each other's results",
-    )
-    among_ranks: ClassVar[Hazard | None] = Hazard(
-        Severity.RISKS, "a rewrite removes the file before it renames the new one, so the others may not find it"
+    about = MIOpenLayer.about._replace(
+        precious=True,
+        on_network=Hazard(
+            Severity.RISKS,
+            "the locks of MIOpen up to 3.3 lie in each node's temporary folder, so nodes write over each other's "
+            "results",
+        ),
+        among_ranks=Hazard(
+            Severity.RISKS, "a rewrite removes the file before it renames the new one, so the others may not find it"
+        ),
     )
     store: TuningDatabases = TuningDatabases()
 

@@ -6,21 +6,18 @@ Sources: ``lib/CL/pocl_cache.c`` (places, keys), ``lib/CL/devices/devices.c`` (w
 from __future__ import annotations
 
 import os
-import re
-import shlex
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from cachectl.layers.base import declarations, facts, parts, switches
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Condition, Severity, State
-from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.facts import Severity
 from cachectl.layers.base.lazy import later, regex
-from cachectl.layers.disk.presence import is_there
 from cachectl.layers.host.distributions import PYOPENCL_INCLUDES, pyopencl_includes
-from cachectl.layers.host.drivers import driver_files, only_library, several_drivers
+from cachectl.layers.host.driver_layers import DriverLayer
+from cachectl.layers.host.drivers import only_library, several_drivers
 from cachectl.layers.host.hardware import processor
 from cachectl.layers.host.processes import finds, first_variables, maps_below, using
 
@@ -42,16 +39,6 @@ PLACES: Final = declarations.Rules(
         declarations.Rule("POCL_CACHE_DIR", empty=declarations.Odd.NOWHERE),
         declarations.Rule("LOCALAPPDATA", "pocl"),
         declarations.Rule("TEMP", "pocl"),
-    ),
-)
-_SETTINGS: Final = (
-    switches.Setting(
-        "POCL_KERNEL_CACHE",
-        "n|no|f|false|off|0",
-        "1.*",
-        Severity.RECOMPILES,
-        "switches the cache off: only a value that begins with 1 means on",
-        "export POCL_KERNEL_CACHE=1",
     ),
 )
 
@@ -177,63 +164,52 @@ def birth_time(path: str) -> float | None:
     return int(seconds) + int(nanoseconds) / 1e9
 
 
-class PoclKernels(Layer):
+class PoclKernels(DriverLayer):
     """Programs and work-group functions compiled by PoCL."""
 
     name = "pocl"
     title = "PoCL kernel cache"
-    distributions = ("pocl-binary-distribution",)
-    reveals = "paths of your home, in bitcode"
-    on_network = facts.Hazard(
-        Severity.HARMLESS,
-        "every lookup goes over the network, and some builds of PoCL load what another kind of processor compiled",
+    about = parts.About(
+        on_network=facts.Hazard(
+            Severity.HARMLESS,
+            "every lookup goes over the network, and some builds of PoCL load what another kind of processor compiled",
+        ),
+        among_ranks=facts.Hazard(
+            Severity.RISKS,
+            "PoCL before 6.0 removes a program before it replaces it, so those that build it at once may not find it",
+        ),
+        when_closed=facts.Hazard(Severity.FAILS, "PoCL can build no program"),
+        distributions=("pocl-binary-distribution",),
+        reveals="paths of your home, in bitcode",
+        portability=PoclPortability(),
+        lookups=PoclLookups(),
+        # PoCL keeps the names of constants in bitcode, and in the log of a build that failed.
+        tagging=parts.Tagging(LIBRARIES, _PLATFORMS, regex("tempfile_[A-Za-z0-9]{6}")),
     )
-    among_ranks = facts.Hazard(
-        Severity.RISKS,
-        "PoCL before 6.0 removes a program before it replaces it, so those that build it at once may not find it",
-    )
-    when_closed = facts.Hazard(Severity.FAILS, "PoCL can build no program")
     places = PLACES
-    portability = PoclPortability()
-    lookups = PoclLookups()
+    placeless = facts.Hazard(Severity.FAILS, "is empty: PoCL finds no device; unset it")
+    makers = ("PoCL",)
+    settings = (
+        switches.Setting(
+            "POCL_KERNEL_CACHE",
+            "n|no|f|false|off|0",
+            "1.*",
+            Severity.RECOMPILES,
+            "switches the cache off: only a value that begins with 1 means on",
+            "export POCL_KERNEL_CACHE=1",
+            disables=True,
+        ),
+    )
     store: Any = later("cachectl.layers.pocl.programs", "Programs")
-
-    @property
-    def tagging(self) -> parts.Tagging:
-        """How entries of tagged builds are recognised."""
-        return PoclTagging(self.store)
 
     def roots(self) -> tuple[facts.Root, ...]:
         """Resolve as PoCL does when its first device is opened."""
         return roots_in(self.environment)
 
-    def state(self) -> State:
-        """Read the variables: only a value that begins with 1 means on."""
-        environment = self.environment
-        if environment.get("POCL_CACHE_DIR") == "":
-            return State(Condition.DISABLED, "POCL_CACHE_DIR is set but empty: PoCL finds no device; unset it")
-        if switched_on(environment) is False:
-            value = environment.get("POCL_KERNEL_CACHE")
-            hint = "" if value == "0" else " (only a value that begins with 1 means on)"
-            return State(Condition.DISABLED, f"POCL_KERNEL_CACHE={value}{hint}")
-        drivers = driver_files(environment, ("PoCL",))
-        if not drivers and not any(root.exists for root in self.roots()):
-            return State(Condition.ABSENT, "no PoCL driver is registered here, and none has left a cache")
-        why = "on by default" if switched_on(environment) is None else "POCL_KERNEL_CACHE=1"
-        return State(Condition.ENABLED, why, drivers)
-
     def diagnose(self) -> Iterator[facts.Finding]:
-        """Yield problems with the variables, and several drivers."""
+        """Add several drivers."""
         yield from several_drivers(self, "PoCL")
-        variable = "XDG_CACHE_HOME" if self.environment.get("POCL_CACHE_DIR") is None else "POCL_CACHE_DIR"
-        value = self.environment.get(variable)
-        if value == "" and variable == "POCL_CACHE_DIR":
-            yield switches.misread(self, variable, Severity.FAILS, "leaves PoCL without a device")
-        elif value and self.environment.platform != "win32" and not Path(value).is_absolute():
-            outcome = "is not absolute: PoCL makes a cache of its own in every folder it is started from"
-            fix = f"export {variable}={shlex.quote(str(self.environment.absolute(value)))}"
-            yield switches.misread(self, variable, Severity.RECOMPILES, outcome, fix)
-        yield from switches.diagnosed_settings(self, _SETTINGS)
+        yield from super().diagnose()
 
     def switched(self, *, on: bool) -> facts.Switch:
         """Return the variable, which PoCL reads once, when its first device is opened."""
@@ -242,20 +218,6 @@ class PoclKernels(Layer):
     def relocate(self, folder: Path) -> facts.Switch:
         """Return PoCL's own variable; PoCL makes the folder."""
         return facts.Switch(self.name, self.places.moved(self.name, folder), read_at_load=LIBRARIES)
-
-    def required_roots(self) -> tuple[facts.Root, ...]:
-        """Return the folders that were removed while a running PoCL still uses them: its later builds would fail."""
-        missing = [root for root in self.roots() if not is_there(root.path)]
-        if not missing:
-            return ()
-        needed = set()
-        for number in using(LIBRARIES, processes=self.environment.processes) or ():
-            program = of_program(number, self.environment)
-            if program is not None:
-                role, roots = "uncached" if switched_on(program) is False else "kcache", roots_in(program)
-                used = (root for root in roots if root.role == role or len(roots) == 1)
-                needed |= {self.environment.absolute(root.path) for root in used}
-        return tuple(root for root in missing if root.path in needed)
 
 
 # ---------------------------------------------------------------------- running programs
@@ -293,17 +255,3 @@ def _may_use(number: int, root: Path, environment: Environment) -> bool:
         )
     except OSError:
         return True
-
-
-class PoclTagging(parts.Tagging):
-    """PoCL keeps the names of constants in bitcode, and in the log of a build that failed."""
-
-    drivers = LIBRARIES
-    platforms = _PLATFORMS
-    failure_trace = regex("tempfile_[A-Za-z0-9]{6}")
-
-    def find_tagged(
-        self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[facts.Removable, str]]:
-        """Look for the tag in the bitcode, and in the log of a build that failed."""
-        yield from self.store.find_tagged(root, tag, since, known)

@@ -13,18 +13,17 @@ from functools import lru_cache, partial
 from typing import Final
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
+from cachectl.layers.base.errors import Busy, LayerError
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.base.store import unreadable
+from cachectl.layers.base.store import Damage, unreadable
 from cachectl.layers.formats import pocl_programs
 from cachectl.layers.formats.pocl_programs import BITCODE, DRAWN, MEMBERS, NO_PROGRAM
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.host.processes import age_of, process_names
 from cachectl.layers.pocl import users_of
-from cachectl.layers.stores.archive import pack, unpack
+from cachectl.layers.stores.folders import Folders
 from cachectl.layers.stores.tree import Leaf, OrphanRule, Shape, Tree
-from cachectl.layers.stores.tree_store import TreeStore
 
 #: Seconds without change after which no compile can be using an entry: longer than any one compile.
 ENTRY_REST: Final = 600.0
@@ -71,139 +70,82 @@ _BEARING: Final = NAMED._replace(
 _OWN: Final = NAMED._replace(orphans=(*_leaked(DRAWN), _compiling(DRAWN), _HEADERS), empty=_EMPTY)
 
 
-def shape_of(root: facts.Root) -> Shape:
-    """Return the shape of a root: the less certain it is that PoCL alone uses it, the fewer temporaries it has."""
-    if root.path.name == root.role:
-        return _OWN
-    return _BEARING if "pocl" in root.path.name.lower() else NAMED
-
-
-class Programs(TreeStore):
+class Programs(Folders):
     """A folder for each program, with its bitcode and the native code of its kernels."""
 
+    shape = NAMED
+    beside = NO_PROGRAM
     forms = ("pocl-entry/1",)
     unchecked = "machine code, and the records of LLVM bitcode"
 
-    # ------------------------------------------------------------------ listing
-
-    def scan(self, root: facts.Root, *, contents: bool = True) -> Iterator[facts.Found]:
-        """Yield programs as entries; failed builds, temporaries and uncached programs as orphans.
-
-        With ``contents=False`` the kernels of a program with a shortened kernel name are unknown: only its files hold
-        the whole name.
-        """
-        for leaf in self.tree_of(root).scan():
-            yield from self._described(root, leaf, contents=contents)
+    def shape_of(self, root: facts.Root) -> Shape:
+        """Return the shape of a root: the less certain it is that PoCL alone uses it, the fewer temporaries it has."""
+        if root.path.name == root.role:
+            return _OWN
+        return _BEARING if "pocl" in root.path.name.lower() else NAMED
 
     def find(self, root: facts.Root, selection: Selection) -> Iterator[facts.Found]:
         """Compare the names of kernel folders; read only programs with shortened names."""
-        pattern = selection.kernel_pattern
-        if pattern is None:
-            yield from self.scan(root)
-            return
-        prefix = pocl_programs.kept_part(selection.kernel_prefix)
-        shortened = f"(?={pocl_programs.SHORTENED.pattern}\\Z){re.escape(prefix)}.*"
-        child = regex(f"(?:{pattern.pattern})|(?s:{shortened})", pattern.flags)
-        for leaf in Tree(self.name, root.path, shape_of(root), child=child).scan():
-            yield from self._described(root, leaf, contents=True)
+        tree, pattern = self.tree_of(root), selection.kernel_pattern
+        if pattern is not None:
+            prefix = pocl_programs.kept_part(selection.kernel_prefix)
+            shortened = f"(?={pocl_programs.SHORTENED.pattern}\\Z){re.escape(prefix)}.*"
+            child = regex(f"(?:{pattern.pattern})|(?s:{shortened})", pattern.flags)
+            tree = Tree(self.name, root.path, self.shape_of(root), child=child)
+        yield from self.found_in(root, tree, contents=True)
 
-    def iter_usage(self, root: facts.Root) -> Iterator[facts.Found]:
-        """Yield programs without the names of their kernels."""
-        for leaf in self.tree_of(root).scan():
-            if isinstance(leaf, facts.Problem):
-                yield leaf
-            else:
-                yield self._orphan(root, leaf) or leaf.entry(self.name, root.path)
-
-    def _described(self, root: facts.Root, leaf: Leaf | facts.Problem, *, contents: bool) -> Iterator[facts.Found]:
-        """Yield the entry or orphan of a leaf, and a problem for each of its files that could not be read."""
-        if isinstance(leaf, facts.Problem):
-            yield leaf
-            return
-        if (orphan := self._orphan(root, leaf)) is not None:
-            yield orphan
-            return
-        unread: dict[str, LayerError] = {}
-        paths = [member.path for member in leaf.members]
-        names = pocl_programs.kernel_names(
-            paths, partial(self._content, root, leaf, unread) if contents else lambda _: None
-        )
-        # A kernel has a folder once it was launched.
-        kernels = sorted(name for name in names.values() if name is not None)
-        variants = pocl_programs.variants(paths)
+    def described(self, root: facts.Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[facts.Found]:
+        """Yield a program; its kernels are unknown unless all their names are known."""
         program, used = leaf.member(BITCODE), leaf.member("last_accessed")
-        yield replace(
+        entry = replace(
             leaf.entry(self.name, root.path),
             created=None if program is None else program.modified,
             used=None if used is None else used.modified,
-            # An incomplete list would hide kernels from a selection.
-            kernels=tuple(kernels) if kernels and len(kernels) == len(names) else None,
-            detail={names[folder] or folder: " ".join(found) for folder, found in variants.items()},
         )
-        for key, error in unread.items():
-            yield facts.Problem(root.path / key, "unreadable", error.message)
+        if not contents:
+            yield entry
+            return
+        unread: dict[str, LayerError] = {}
 
-    def _orphan(self, root: facts.Root, leaf: Leaf) -> facts.Orphan | None:
-        """Return a leaf that is no program."""
-        if leaf.orphan_rule is not None:
-            return leaf.orphan(root.path)
-        if all(member.path in NO_PROGRAM for member in leaf.members):
-            return leaf.orphan(root.path, "a build that failed" if leaf.members else "an empty program folder")
-        return None
+        def content(path: str) -> bytes | None:
+            try:
+                return tree.read_file(leaf.key, path)
+            except LayerError as error:
+                unread[path] = error
+                return None
 
-    def _content(self, root: facts.Root, leaf: Leaf, unread: dict[str, LayerError], path: str) -> bytes | None:
-        """Read a file of a program; ``None`` where it is missing, or unreadable, which is added to ``unread``."""
-        try:
-            return self.tree_of(root).read_file(leaf.key, path)
-        except LayerError as error:
-            unread[f"{leaf.key}/{path}"] = error
-            return None
+        paths = [member.path for member in leaf.members]
+        names = pocl_programs.kernel_names(paths, content)
+        # A kernel has a folder once it was launched.
+        kernels = sorted(name for name in names.values() if name is not None)
+        detail = {names[folder] or folder: " ".join(found) for folder, found in pocl_programs.variants(paths).items()}
+        yield replace(entry, kernels=tuple(kernels) if 0 < len(kernels) == len(names) else None, detail=detail)
+        for path, error in unread.items():
+            yield unreadable(root.path / leaf.key / path, error)
 
-    def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
-        """Compare with the names of programs and temporaries."""
-        return self.tree_of(root).shape.owns(parts)
+    # ------------------------------------------------------------------ contents
 
-    def tree_of(self, root: facts.Root, key: str = "") -> Tree:
-        """Return the tree of programs of a root."""
+    def is_carried(self, path: str) -> bool:
+        """Leave temporaries and logs behind."""
+        return not pocl_programs.is_temporary(path) and path != "build.log"
+
+    def is_checked(self, path: str) -> bool:
+        """Return whether a file is bitcode or native code."""
+        return path == BITCODE or pocl_programs.is_native(path)
+
+    def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
+        """Return the names of the kernels."""
         del key
-        return Tree(self.name, root.path, shape_of(root))
+        names = pocl_programs.kernel_names(files, files.get)
+        return {"kernels": " ".join(sorted(name or folder for folder, name in names.items()))}
 
-    # ------------------------------------------------------------------ get and put
-
-    def is_key(self, key: str) -> bool:
-        """Compare with the pattern of entries."""
-        return NAMED.accepts(key)
-
-    def read(self, root: facts.Root, key: str) -> facts.Artifact | None:
-        """Read a program folder as a deterministic tar without temporaries; a folder without a program is a miss.
-
-        Raises :class:`Damaged` where PoCL could not use the program, for example while it is being built.
-        """
-        members = self.tree_of(root).read_members(key)
-        if members is None:
-            return None
-        kept = {
-            path: data for path, data in members.items() if not pocl_programs.is_temporary(path) and path != "build.log"
-        }
-        _demand_whole(self.name, kept, key)
-        if not kept.keys() - NO_PROGRAM:
-            return None
-        kernels = sorted(name or folder for folder, name in pocl_programs.kernel_names(kept, kept.get).items())
-        return facts.Artifact(self.name, key, self.forms[0], pack(kept), {"kernels": " ".join(kernels)})
-
-    def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
-        """Check every file, since PoCL tests only whether they exist."""
-        try:
-            members = unpack(artifact.data)
-        except ValueError as error:
-            raise Damaged(self.name, str(error), key) from error
-        if not members.keys() - NO_PROGRAM:
-            raise Damaged(self.name, "the artifact holds no program", key)
-        for path in members:
-            if not MEMBERS.fullmatch(path):
-                raise Damaged(self.name, f"{path!r} is no file of a PoCL program", key)
-        _demand_whole(self.name, members, key)
-        return members
+    def damages(self, contents: Mapping[str, bytes]) -> Iterator[Damage]:
+        """Yield damaged files: PoCL checks nothing, and fails with one, but for an object that it links itself."""
+        for path, message in pocl_programs.damage(contents):
+            if path.endswith(pocl_programs.OBJECT):
+                yield Damage(facts.Severity.HEALS, f"{path}: {message}; PoCL compiles the kernel again")
+            else:
+                yield Damage(facts.Severity.FAILS, f"{path}: {message}")
 
     def demand_replaceable(self, root: facts.Root, key: str, files: Mapping[str, bytes]) -> None:
         """Refuse to replace a program that PoCL may be using."""
@@ -262,52 +204,12 @@ class Programs(TreeStore):
             return False
         return users_of(root.path, self.environment) == ()
 
-    # ------------------------------------------------------------------ verify
-
-    def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
-        """Check that bitcode and native files are whole: PoCL checks nothing, and fails with a damaged one."""
-        tree = self.tree_of(root)
-        for leaf in tree.scan():
-            if isinstance(leaf, facts.Problem):
-                yield self.to_finding(root, leaf)
-                continue
-            if leaf.orphan_rule is not None:
-                continue
-            unread: dict[str, LayerError] = {}
-            for path, message in self._damage(tree, leaf, unread):
-                severity, effect = facts.Severity.FAILS, ""
-                if path.endswith(pocl_programs.OBJECT):
-                    # PoCL links these itself, and compiles the kernel again, once, if that fails.
-                    severity, effect = facts.Severity.HEALS, "; PoCL compiles the kernel again"
-                fix, thing = f"cachectl purge --damaged {self.name}", leaf.entry(self.name, root.path)
-                text = f"{path}: {message}{effect}"
-                yield facts.Finding(self.name, root.path, leaf.key, severity, "magic", text, fix, thing)
-            for path, error in unread.items():
-                yield self.to_finding(root, unreadable(root.path / f"{leaf.key}/{path}", error))
-
-    def _damage(self, tree: Tree, leaf: Leaf, unread: dict[str, LayerError]) -> Iterator[tuple[str, str]]:
-        """Yield the path and damage of each damaged file of a program; add unreadable files to ``unread``."""
-        contents: dict[str, bytes] = {}
-        for member in leaf.members:
-            if member.path == BITCODE or pocl_programs.is_native(member.path):
-                try:
-                    data = tree.read_file(leaf.key, member.path)
-                except Unreachable as error:
-                    unread[member.path] = error
-                    continue
-                except LayerError as error:
-                    yield member.path, error.message
-                    continue
-                if data is not None:
-                    contents[member.path] = data
-        yield from pocl_programs.damage(contents)
-
     # ------------------------------------------------------------------ tagged builds
 
     def find_tagged(
         self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
     ) -> Iterator[tuple[facts.Removable, str]]:
-        """Yield what tagged builds left, as :meth:`Tagging.find_tagged` says.
+        """Yield what tagged builds left, as :meth:`Store.find_tagged` says.
 
         A kernel launched in a new work-group shape after its program was removed leaves a folder without bitcode.
         """
@@ -323,9 +225,3 @@ class Programs(TreeStore):
             found = tag.search(b"".join(tree.read_file(leaf.key, file) or b"" for file in (BITCODE, "build.log")))
             if found is not None or leaf.key in known:
                 yield leaf.entry(self.name, root.path), "" if found is None else found[0].decode()
-
-
-def _demand_whole(layer: str, contents: Mapping[str, bytes], key: str) -> None:
-    """Raise :class:`Damaged` for the first damaged file of a program."""
-    for path, message in pocl_programs.damage(contents):
-        raise Damaged(layer, f"{path}: {message}", key)

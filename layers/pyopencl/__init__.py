@@ -5,8 +5,7 @@ Sources: ``pyopencl/cache.py`` (places, locks), ``pyopencl/__init__.py`` (when t
 
 from __future__ import annotations
 
-import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -86,29 +85,19 @@ class BinaryLookups(parts.Lookups):
         same = [entry for entry in alike if _source_checksum(entry) == event.get("source")]
         if not same:
             return "an entry of the same kernel is there, but its source is another"
-        headers = [_changed_header(entry) for entry in same]
-        if (header := next(filter(None, headers), None)) is not None:
-            return f"an entry of the same source is there, but the header {header}, which it includes, has changed"
+        stale = filter(None, (_changed_header(entry) for entry in same))
+        if (because := next(stale, None)) is not None:
+            return f"an entry of the same source is there, but it {because}"
         return "an entry of the same source is there, but build options, include path, device or driver differ"
 
 
 def _changed_header(entry: facts.Entry) -> str | None:
-    """Return a header that is not as it was when an entry was built; ``None`` if all are, or none is known."""
-    from cachectl.layers.formats.source_info import dependencies
-
-    try:
-        included = list(dependencies(read_plain(entry.root / entry.key / "info")))
-    except OSError:
-        return None
-    return next((path for path, _, digest in included if _digest(path) != digest), None)
-
-
-def _digest(path: str) -> str | None:
-    """Return the digest of a header as PyOpenCL computes it, ``None`` if it cannot be read."""
-    import hashlib
+    """Return that a header is not as it was when an entry was built; ``None`` if all are, or none is known."""
+    from cachectl.layers.pyopencl.programs import staleness_by_headers
 
     with suppress(OSError):
-        return hashlib.md5(read_plain(Path(path)), usedforsecurity=False).hexdigest()
+        stale = staleness_by_headers(read_plain(entry.root / entry.key / "info"))
+        return None if stale is None else stale.because
     return None
 
 
@@ -132,26 +121,26 @@ class PyOpenCLBinaries(Layer):
 
     name = "pyopencl"
     title = "PyOpenCL program binaries"
-    distributions = ("pyopencl",)
-    reveals = "source text of your kernels, paths of included headers"
-    on_network = facts.Hazard(
-        Severity.RISKS,
-        "its one lock is a file, which a program killed on any node leaves behind; then every build waits a minute "
-        "and fails",
+    about = parts.About(
+        on_network=facts.Hazard(
+            Severity.RISKS,
+            "its one lock is a file, which a program killed on any node leaves behind; then every build waits a minute "
+            "and fails",
+        ),
+        among_ranks=facts.Hazard(
+            Severity.RISKS,
+            "one lock file serves them all, and if one of them is killed while it holds it, the builds of the others "
+            "fail",
+        ),
+        when_closed=facts.Hazard(Severity.FAILS, "every build fails, after a minute where its lock cannot be made"),
+        distributions=("pyopencl",),
+        reveals="source text of your kernels, paths of included headers",
+        portability=BinaryPortability(),
+        lookups=BinaryLookups(),
+        # Whatever platform PyOpenCL builds for.
+        tagging=parts.Tagging(),
     )
-    among_ranks = facts.Hazard(
-        Severity.RISKS,
-        "one lock file serves them all, and if one of them is killed while it holds it, the builds of the others fail",
-    )
-    when_closed = facts.Hazard(Severity.FAILS, "every build fails, after a minute where its lock cannot be made")
-    portability = BinaryPortability()
-    lookups = BinaryLookups()
     store: Any = later("cachectl.layers.pyopencl.programs", "ProgramFolders")
-
-    @property
-    def tagging(self) -> parts.Tagging:
-        """How entries of tagged builds are recognised."""
-        return BinaryTagging(self.store)
 
     def roots(self) -> tuple[facts.Root, ...]:
         """Return the folder above the per-Python caches; a context's own ``cache_dir`` cannot be known."""
@@ -159,8 +148,8 @@ class PyOpenCLBinaries(Layer):
 
     def state(self) -> State:
         """Read the variable, then the drivers: PyOpenCL does not use this cache on PoCL and NVIDIA."""
-        if (off := switches.switched_off(self.environment, "pyopencl", (VARIABLE,))) is not None:
-            return off
+        for finding in switches.diagnosed(self, "pyopencl", (VARIABLE,)):
+            return State(Condition.DISABLED, finding.message)
         if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
             return State(Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
         found = find_drivers(self.environment)
@@ -191,15 +180,3 @@ class PyOpenCLBinaries(Layer):
         consulted = self.state().condition in (Condition.ENABLED, Condition.UNKNOWN)
         for root in self.roots():
             yield from self.store.stale_locks(root, consulted=consulted)
-
-
-class BinaryTagging(parts.Tagging):
-    """PyOpenCL keeps the source beside the binaries, whatever platform it builds for."""
-
-    def find_tagged(
-        self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[facts.Removable, str]]:
-        """Look for the tag in the sources."""
-        del known
-        tree = self.store.tree_of(root)
-        yield from tree.tagged(tag, since, lambda leaf: tree.read_file(leaf.key, "source.cl"))

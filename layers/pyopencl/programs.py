@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Container, Hashable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
+from cachectl.layers.base.errors import LayerError
 from cachectl.layers.base.lazy import module, regex
-from cachectl.layers.base.store import Part, each_part, unreadable
+from cachectl.layers.base.store import Damage, Part, each_part, unreadable
 from cachectl.layers.disk.handles import blocks_of, opened
 from cachectl.layers.disk.locks import is_abandoned, presence_lock, remove_abandoned
-from cachectl.layers.disk.plain import open_plain, read_plain
+from cachectl.layers.disk.plain import read_plain
 from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats import source_info
 from cachectl.layers.formats.opencl_source import kernel_names
@@ -30,9 +30,8 @@ from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.pyopencl import bypassed_on
 from cachectl.layers.pytools.dictionaries import Staleness, staleness
-from cachectl.layers.stores.archive import unpack
+from cachectl.layers.stores.folders import Folders
 from cachectl.layers.stores.tree import Guard, Leaf, Shape, Tree
-from cachectl.layers.stores.tree_store import TreeStore
 
 if TYPE_CHECKING:
     from cachectl.layers.formats import device_binaries
@@ -40,10 +39,7 @@ else:
     device_binaries = module("cachectl.layers.formats.device_binaries")
 
 _BASE: Final = regex(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
-_FILES: Final = frozenset({"source.cl", "binary", "info"})
 _MEMBERS: Final = regex("source\\.cl|binary|info")
-#: Without ``info`` PyOpenCL takes an entry for a miss; without ``binary`` alone it fails.
-_SHAPE: Final = Shape((_BASE, regex("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",))
 #: PyOpenCL's extension module.
 _EXTENSION: Final = ("_cl.",)
 #: The age in seconds above which a lock has no running holder: PyOpenCL holds it for milliseconds, and waits a minute.
@@ -53,54 +49,39 @@ _LOCK: Final = "lock"
 _HEADER: Final = 1 << 26
 
 
-class ProgramFolders(TreeStore):
+class ProgramFolders(Folders):
     """A folder for each program, below a folder for each Python, which PyOpenCL locks with one lock file."""
 
+    # Without info PyOpenCL takes an entry for a miss; without binary alone it fails.
+    shape = Shape((_BASE, regex("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",))
     forms = ("pyopencl-binary/2",)
     # PyOpenCL's lock is a file.
     clearing_needs_room = True
     unchecked = "machine code, the records of LLVM bitcode, and binaries whose format only their driver knows"
 
-    def possible_holder(self, lock: Path) -> str | None:
-        """Return the words for who may hold a lock; ``None`` where nobody can."""
-        owner = _holding_cachectl(lock)
-        if owner is not None:
-            return owner
-        users = using(_EXTENSION, processes=self.environment.processes)
-        if users == () and network_file_system(lock, mounts=self.environment.mounts) is not None:
-            return "a program of another machine"
-        return None if users == () else process_names(users)
-
     def stale_locks(self, root: facts.Root, *, consulted: bool) -> Iterator[facts.Finding]:
         """Yield a finding for each lock that was held too long; ``consulted`` says whether programs wait for it."""
+        outcome = "every build waits a minute for it, and fails" if consulted else "no build of this set-up asks for it"
         for lock in self.locks(root):
-            try:
+            with suppress(FileNotFoundError):
                 age = self.environment.clock() - lock.lstat().st_mtime
-            except OSError:
-                # It was released meanwhile.
-                continue
-            if age <= STALE_LOCK:
-                continue
-            outcome = (
-                "every build waits a minute for it, and fails" if consulted else "no build of this set-up asks for it"
-            )
-            severity, fix = facts.Severity.FAILS, f"rm {shlex.quote(str(lock))}"
-            if (holder := self.possible_holder(lock)) is None:
+                if age <= STALE_LOCK:
+                    continue
+                severity, fix = facts.Severity.FAILS, f"rm {shlex.quote(str(lock))}"
                 message = f"an abandoned lock, {age:.0f} s old; PyOpenCL holds it for milliseconds"
-            else:
-                message = f"a lock has been held for {age:.0f} s, perhaps by {holder} (stopped?)"
-                severity, fix = facts.Severity.RISKS, f"end {holder}, then: {fix}"
-            severity = severity if consulted else facts.Severity.HARMLESS
-            key, text = str(lock.relative_to(root.path)), f"{message}: {outcome}"
-            yield facts.Finding(self.name, root.path, key, severity, "lock", text, fix)
+                if not is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
+                    users = using(_EXTENSION, processes=self.environment.processes)
+                    holder = process_names(users) if users != () else "a program of another machine"
+                    message = f"a lock has been held for {age:.0f} s, perhaps by {holder} (stopped?)"
+                    severity, fix = facts.Severity.RISKS, f"end {holder}, then: {fix}"
+                key, severity = str(lock.relative_to(root.path)), severity if consulted else facts.Severity.HARMLESS
+                yield facts.Finding(self.name, root.path, key, severity, "lock", f"{message}: {outcome}", fix)
 
     # ------------------------------------------------------------------ listing
 
     def scan(self, root: facts.Root, *, contents: bool = True) -> Iterator[facts.Found]:
-        """Yield programs, with a problem for each missing or empty half."""
-        tree = self.tree_of(root)
-        for leaf in tree.scan():
-            yield from self._described(root, tree, leaf, contents=contents)
+        """Add locks without a holder."""
+        yield from super().scan(root, contents=contents)
         yield from self._abandoned_locks(root)
 
     def _abandoned_locks(self, root: facts.Root) -> Iterator[facts.Orphan]:
@@ -120,15 +101,8 @@ class ProgramFolders(TreeStore):
         found = sorted(root.path.glob(f"*/{_LOCK}"))
         return [lock for lock in found if _BASE.fullmatch(lock.parent.name) and not lock.parent.is_symlink()]
 
-    def _described(
-        self, root: facts.Root, tree: Tree, leaf: Leaf | facts.Problem, *, contents: bool
-    ) -> Iterator[facts.Found]:
-        if isinstance(leaf, facts.Problem):
-            yield leaf
-            return
-        if leaf.orphan_rule is not None or not leaf.members:
-            yield leaf.orphan(root.path, None if leaf.orphan_rule is not None else "an empty program folder")
-            return
+    def described(self, root: facts.Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[facts.Found]:
+        """Yield a program, with a problem for each missing or empty half."""
         for half in ("info", "binary"):
             member = leaf.member(half)
             if member is None or not member.bytes:
@@ -141,10 +115,10 @@ class ProgramFolders(TreeStore):
         try:
             if contents:
                 # PyOpenCL rebuilds an entry whose header has changed, under any Python.
-                stale = _staleness_by_headers(tree.read_file(leaf.key, "info") or b"") or stale
+                stale = staleness_by_headers(tree.read_file(leaf.key, "info") or b"") or stale
                 source = tree.read_file(leaf.key, "source.cl")
         except LayerError as error:
-            yield facts.Problem(root.path / leaf.key, "unreadable", error.message)
+            yield unreadable(root.path / leaf.key, error)
             stale = Staleness(stale=None, because="unknown: the entry could not be read")
         yield replace(
             leaf.entry(self.name, root.path),
@@ -159,35 +133,36 @@ class ProgramFolders(TreeStore):
         del root
         return _BASE.fullmatch(parts[0]) is not None
 
-    def tree_of(self, root: facts.Root, key: str = "") -> Tree:
-        """Return the tree of programs of a root."""
-        del key
-        return Tree(self.name, root.path, _SHAPE)
+    # ------------------------------------------------------------------ contents
 
-    # ------------------------------------------------------------------ get and put
+    def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
+        """Return the version of Python."""
+        del files
+        return {"python": _python_of(key)}
 
-    def is_key(self, key: str) -> bool:
-        """Compare with the pattern of entries."""
-        return _SHAPE.accepts(key)
+    def is_checked(self, path: str) -> bool:
+        """Return whether a file is info or binary, since a damaged one fails its program in every run."""
+        return path != "source.cl"
 
-    def read(self, root: facts.Root, key: str) -> facts.Artifact | None:
-        """Read source, binary and info as a deterministic tar."""
-        data = self.tree_of(root).read(key)
-        return (
-            None if data is None else facts.Artifact(self.name, key, self.forms[0], data, {"python": _python_of(key)})
-        )
+    def damages(self, contents: Mapping[str, bytes]) -> Iterator[Damage]:
+        """Yield damage of the binary, if its kind is known, and an info that PyOpenCL has not stored."""
+        binary, info = contents.get("binary"), contents.get("info")
+        damage = device_binaries.damage(binary) if binary else device_binaries.BinaryDamage("is missing or empty")
+        if binary and damage is None and not device_binaries.is_known(binary):
+            bypassed = bypassed_on(self.environment)
+            used = [driver for driver in opencl_drivers(self.environment) if driver not in bypassed]
+            # Every driver here returns known formats, so none of them made this.
+            if used and set(used) <= device_binaries.KNOWN_DRIVERS:
+                damage = device_binaries.BinaryDamage(f"is no program of {' or '.join(used)}")
+        if damage is not None:
+            severity = facts.Severity.RISKS if damage.runs else facts.Severity.FAILS
+            yield Damage(severity, f"binary: {damage.message}")
+        if not info:
+            yield Damage(facts.Severity.HEALS, "info is missing or empty: PyOpenCL builds the program again")
+        elif (complaint := source_info.complaint(info)) is not None:
+            yield Damage(facts.Severity.FAILS, complaint)
 
-    def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
-        """Check binary and info, since a damaged one fails its program in every run."""
-        try:
-            members = unpack(artifact.data)
-        except ValueError as error:
-            raise Damaged(self.name, str(error), key) from error
-        if not {"binary", "info"} <= set(members) <= _FILES:
-            raise Damaged(self.name, f"needs binary and info, has {', '.join(sorted(members)) or 'nothing'}", key)
-        if (damage := self._damage(members["binary"], members["info"])) is not None:
-            raise Damaged(self.name, damage.message, key)
-        return members
+    # ------------------------------------------------------------------ locks
 
     def guard(self, root: facts.Root, key: str) -> Guard:
         """Return PyOpenCL's lock, of which each Python has its own."""
@@ -240,68 +215,15 @@ class ProgramFolders(TreeStore):
             and network_file_system(base, mounts=self.environment.mounts) is None
         )
 
-    # ------------------------------------------------------------------ verify
+    # ------------------------------------------------------------------ tagged builds
 
-    def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
-        """Check that info is the pickle that PyOpenCL stores, and that the binary is whole if its kind is known."""
+    def find_tagged(
+        self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[facts.Removable, str]]:
+        """Look for the tag in the sources, which PyOpenCL keeps beside the binaries."""
+        del known
         tree = self.tree_of(root)
-        for leaf in tree.scan():
-            if isinstance(leaf, facts.Problem):
-                yield self.to_finding(root, leaf)
-                continue
-            if leaf.orphan_rule is not None or not leaf.members:
-                continue
-            try:
-                binary, info = tree.read_file(leaf.key, "binary") or b"", tree.read_file(leaf.key, "info")
-            except Unreachable as error:
-                yield self.to_finding(root, unreadable(root.path / leaf.key, error))
-                continue
-            finding = self._finding(root, leaf, binary, info)
-            if finding is not None:
-                yield finding
-
-    def _finding(self, root: facts.Root, leaf: Leaf, binary: bytes, info: bytes | None) -> facts.Finding | None:
-        """Return what is wrong with a program; its severity says what PyOpenCL does with it."""
-        damage = self._damage(binary, info) if info else self._binary_damage(binary)
-        if damage is not None:
-            fix = f"cachectl purge --damaged {self.name}"
-            severity = facts.Severity.RISKS if damage.runs else facts.Severity.FAILS
-            thing = leaf.entry(self.name, root.path)
-            return facts.Finding(self.name, root.path, leaf.key, severity, "damaged", damage.message, fix, thing)
-        if not info:
-            message, fix = "info is missing or empty", "nothing: PyOpenCL rebuilds the entry when it is asked for"
-            return facts.Finding(self.name, root.path, leaf.key, facts.Severity.HARMLESS, "info", message, fix)
-        return None
-
-    def _damage(self, binary: bytes, info: bytes) -> device_binaries.BinaryDamage | None:
-        damage, complaint = self._binary_damage(binary), source_info.complaint(info)
-        return device_binaries.BinaryDamage(complaint) if damage is None and complaint is not None else damage
-
-    def _binary_damage(self, binary: bytes) -> device_binaries.BinaryDamage | None:
-        if not binary:
-            return device_binaries.BinaryDamage("binary is missing or empty")
-        if (damage := device_binaries.damage(binary)) is not None:
-            return device_binaries.BinaryDamage(f"binary: {damage.message}", damage.runs)
-        if not device_binaries.is_known(binary):
-            bypassed = bypassed_on(self.environment)
-            used = [driver for driver in opencl_drivers(self.environment) if driver not in bypassed]
-            # Every driver here returns known formats, so none of them made this.
-            if used and set(used) <= device_binaries.KNOWN_DRIVERS:
-                return device_binaries.BinaryDamage(f"binary: is no program of {' or '.join(used)}")
-        return None
-
-
-def _holding_cachectl(lock: Path) -> str | None:
-    """Return the words for the cachectl process that holds a lock; ``None`` where none does. Blocks no process."""
-    with suppress(ImportError, OSError), open(open_plain(lock), "rb") as file:
-        import fcntl
-
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            match = re.match(rb"cachectl (\d+) ", file.read(300))
-            return "another process" if match is None else f"process {int(match[1])}"
-    return None
+        yield from tree.tagged(tag, since, lambda leaf: tree.read_file(leaf.key, "source.cl"))
 
 
 def _is_lock(key: str) -> bool:
@@ -314,7 +236,7 @@ def _python_of(key: str) -> str:
     return "" if match is None else match["python"]
 
 
-def _staleness_by_headers(info: bytes) -> Staleness | None:
+def staleness_by_headers(info: bytes) -> Staleness | None:
     """Return that an entry is stale if a header is missing or has changed, or unknown if a header cannot be read.
 
     ``None`` where no header has changed. As ``check_dependencies`` does, it compares times, then md5 of the text.

@@ -107,45 +107,56 @@ def _without_versions(identifier: object) -> str:
     return re.sub(r"-v\d.*", "", str(identifier))
 
 
+def _owns(identifier: str) -> bool:
+    # Dictionaries of loopy and PyOpenCL belong to other layers.
+    return not identifier.startswith(("loopy-", "pyopencl-"))
+
+
 class PytoolsDictionaries(Layer):
     """Persistent dictionaries that belong to neither loopy nor PyOpenCL."""
 
     name = "pytools"
     title = "other pytools persistent dictionaries"
-    distributions: ClassVar[tuple[str, ...]] = ("pytools",)
-    reveals: ClassVar[str | None] = "whatever the programs keep in their dictionaries"
+    about = parts.About(
+        on_network=facts.Hazard(
+            Severity.RISKS,
+            "the locks of sqlite may not hold there, so programs of several nodes may stall, or damage a dictionary",
+        ),
+        among_ranks=facts.Hazard(Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait"),
+        when_closed=facts.Hazard(Severity.FAILS, "no dictionary can be made or extended, and programs that try fail"),
+        distributions=("pytools",),
+        reveals="whatever the programs keep in their dictionaries",
+        portability=DictionaryPortability(),
+        lookups=DictionaryLookups(_owns),
+    )
+    store: Any = dictionary_store("pytools", _owns)
     #: Modules that open the layer's dictionaries when they are imported.
     opened_by: ClassVar[tuple[str, ...]] = ()
-    on_network = facts.Hazard(
-        Severity.RISKS,
-        "the locks of sqlite may not hold there, so programs of several nodes may stall, or damage a dictionary",
-    )
-    among_ranks = facts.Hazard(Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait")
-    when_closed = facts.Hazard(Severity.FAILS, "no dictionary can be made or extended, and programs that try fail")
-    # Dictionaries of loopy and PyOpenCL belong to other layers.
-    portability = DictionaryPortability()
-    store: Any = dictionary_store("pytools", lambda identifier: not identifier.startswith(("loopy-", "pyopencl-")))
-
-    @property
-    def lookups(self) -> parts.Lookups:
-        """How the lookups and stores of a run are observed."""
-        return DictionaryLookups(self.store.owns_identifier)
+    #: Variables that switch the dictionaries off when the library is imported.
+    variables: ClassVar[tuple[str, ...]] = ()
 
     def roots(self) -> tuple[facts.Root, ...]:
         """Return the pytools folder; pytools reads the environment whenever it opens a dictionary."""
         return user_cache_roots(self.environment, "pytools")
 
     def state(self) -> State:
-        """Return that pytools has no switch, but sumpy has one."""
-        if self.environment.get("SUMPY_NO_CACHE") is not None:
+        """Read the variables as the library does when it is imported; pytools has none, but sumpy has one."""
+        library, root = self.about.distributions[0], self.roots()[0]
+        for finding in switches.diagnosed(self, library, self.variables):
+            return State(Condition.DISABLED, finding.message)
+        if not self.variables and self.environment.get("SUMPY_NO_CACHE") is not None:
             return State(Condition.ENABLED, "off for sumpy alone (SUMPY_NO_CACHE is set, its value is not read)")
-        return self._presence("pytools", "pytools has no switch")
+        if self.environment.installed(library) is None and next(self.store.dictionaries(root), None) is None:
+            return State(Condition.ABSENT, f"{library} is not installed here and has left no dictionary")
+        named = " or ".join(self.variables)
+        return State(Condition.ENABLED, f"not switched off by {named}" if named else "pytools has no switch")
 
     def diagnose(self) -> Iterator[facts.Finding]:
-        """Yield problems with sumpy's variables."""
-        yield from switches.diagnosed_settings(
-            self, _SETTINGS[: 1 if self.environment.installed("sumpy") is None else 2]
-        )
+        """Yield problems with the variables, those of sumpy for pytools."""
+        yield from switches.diagnosed(self, self.about.distributions[0], self.variables)
+        if not self.variables:
+            known = 1 if self.environment.installed("sumpy") is None else 2
+            yield from switches.diagnosed_settings(self, _SETTINGS[:known])
         yield from switches.relative_cache_home(self)
 
     def switched(self, *, on: bool) -> facts.Switch:
@@ -163,17 +174,6 @@ class PytoolsDictionaries(Layer):
     def relocate(self, folder: Path) -> facts.Switch:
         """Return the user cache folder; open dictionaries stay where they are."""
         return relocate_user_cache(self, folder, self.opened_by)
-
-    def judged(self, distribution: str, variables: tuple[str, ...]) -> State:
-        """Return the state by the variables that switch a library's dictionaries off, then by what is installed."""
-        off = switches.switched_off(self.environment, distribution, variables)
-        return off or self._presence(distribution, "not switched off by " + " or ".join(variables))
-
-    def _presence(self, distribution: str, why: str) -> State:
-        root = self.roots()[0]
-        if self.environment.installed(distribution) is None and next(self.store.dictionaries(root), None) is None:
-            return State(Condition.ABSENT, f"{distribution} is not installed here and has left no dictionary")
-        return State(Condition.ENABLED, why)
 
 
 def user_cache_roots(environment: Environment, application: str) -> tuple[facts.Root, ...]:

@@ -10,20 +10,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import starmap
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment, release_of
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unreachable, not_a_key
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.base.store import Part, attempt
+from cachectl.layers.base.store import Part, attempt, sum_usage
 from cachectl.layers.disk.presence import is_plain_file, means_absent
 from cachectl.layers.formats import pdict, pickles
 from cachectl.layers.stores.database import disk_usage, without_companion
 from cachectl.layers.stores.row_store import Rows
 from cachectl.layers.stores.rows import RowFile, Schema
-from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree, always, scan_each
+from cachectl.layers.stores.tree import Leaf, Shape, Tree
 
 if TYPE_CHECKING:
     from cachectl.layers.host.pythons import Python
@@ -36,11 +35,8 @@ SCHEMA: Final = Schema(
     values=("key_value",),
     size="length(key_value)",
 )
-#: Entries of generations before v5: folders.
-_FOLDERS = (
-    Shape(pdict.V4_LEVELS, folders=True, members=pdict.V4_MEMBERS),
-    Shape(pdict.V2_LEVELS, folders=True, members=pdict.V4_MEMBERS),
-)
+#: Entries of v3 and v4: a folder for each, below that of the dictionary, which stays, since programs lock files in it.
+_FOLDERS: Final = Shape(pdict.V4_LEVELS, folders=True, members=pdict.V4_MEMBERS)
 
 
 class Staleness(NamedTuple):
@@ -94,18 +90,18 @@ class Dictionaries(Rows):
         name, digest = self.named(key), key.partition("/")[2]
         if name is None:
             return False
-        return bool(digest) and "/" not in digest if name.generation == "v5" else _shape_of(key) is not None
+        return bool(digest) and "/" not in digest if name.generation == "v5" else _FOLDERS.accepts(key)
 
     def row_file(self, root: facts.Root, file: str) -> RowFile | None:
         """Return a dictionary of rows."""
-        return self._rows(root.path / file) if file.endswith(".sqlite") else None
+        return self.opened(root.path / file, SCHEMA) if file.endswith(".sqlite") else None
 
     def row_files(self, root: facts.Root) -> Iterator[RowFile]:
         """Return the dictionaries of rows."""
         return (rows for name in self.dictionaries(root) if (rows := self.row_file(root, name.file)) is not None)
 
-    def _rows(self, path: Path) -> RowFile:
-        return self.opened(path, SCHEMA)
+    def _tree(self, root: facts.Root) -> Tree:
+        return Tree(self.name, root.path, _FOLDERS)
 
     # ------------------------------------------------------------------ listing
 
@@ -119,40 +115,33 @@ class Dictionaries(Rows):
         part = selection.kernel_part.encode() if selection.kernel_part.isprintable() else b""
         yield from self._scan(root, partial(_list, contents=True, part=part))
 
-    def iter_usage(self, root: facts.Root) -> Iterator[facts.Found]:
-        """Yield the rows of each v5 dictionary together, summed by sqlite."""
-        yield from self._scan(root, _weigh)
+    def usage(self, root: facts.Root) -> facts.Usage:
+        """Count the rows of each v5 dictionary together, summed by sqlite."""
+        return sum_usage(self._scan(root, _weigh))
 
     def _scan(self, root: facts.Root, look: _Look) -> Iterator[facts.Found]:
         for name in self.dictionaries(root):
             if name.generation == "v5":
                 yield from self._scan_file(root, name, look)
-        for found in self._folders(root):
-            if isinstance(found, facts.Problem):
-                yield found
-            elif (name_of_folder := self.named(found.key)) is None:
-                yield found.orphan(root.path)
+        for leaf in self._folders(root):
+            if isinstance(leaf, facts.Problem):
+                yield leaf
+            elif (name_of_folder := self.named(leaf.key)) is None:
+                yield leaf.orphan(root.path)
             else:
-                template = self._template(root, name_of_folder)
-                yield replace(
-                    found.entry(self.name, root.path),
-                    versions=template.versions,
-                    stale=template.stale,
-                    stale_because=template.stale_because,
-                    detail=template.detail,
-                )
+                yield self._named(leaf.entry(self.name, root.path), name_of_folder)
 
     def _scan_file(self, root: facts.Root, name: pdict.DictionaryName, look: _Look) -> Iterator[facts.Found]:
         """Yield the rows that a look into a dictionary gives, then the rest of its files."""
         path = root.path / name.file
-        template = self._template(root, name)
+        template = self._named(facts.Entry(self.name, name.file, root.path, 0, 0), name)
         payload = 0
         try:
             if not is_plain_file(path):
                 yield facts.Problem(path, "link", "a link, or no file, under a dictionary's name is not followed")
                 return
             modified = path.stat().st_mtime
-            for found in look(self._rows(path), replace(template, written_before=modified)):
+            for found in look(self.opened(path, SCHEMA), replace(template, written_before=modified)):
                 payload += found.bytes
                 yield found
             files, total, disk = disk_usage(path)
@@ -164,120 +153,98 @@ class Dictionaries(Rows):
             rest = max(0, total - payload)
             yield facts.Housekeeping(name.file, root.path, rest, files, modified, template.stale, disk=disk)
 
-    def _template(self, root: facts.Root, name: pdict.DictionaryName) -> facts.Entry:
-        """Return what the entries of a dictionary have in common; the key is that of the dictionary."""
+    def _named(self, entry: facts.Entry, name: pdict.DictionaryName) -> facts.Entry:
+        """Add what a dictionary's name says of its entries."""
         miss = partial(_miss, name, self.environment.searches_pythons)
         stale, because = staleness(self.environment, "written by", name.python, miss, partial(_has_made, name))
-        return facts.Entry(
-            layer=self.name,
-            key=name.file,
-            root=root.path,
-            bytes=0,
-            files=0,
-            versions={"python": name.python, **name.packages},
-            stale=stale,
-            stale_because=because,
-            detail={"dictionary": name.identifier},
-        )
+        versions, detail = {"python": name.python, **name.packages}, {"dictionary": name.identifier}
+        return replace(entry, versions=versions, stale=stale, stale_because=because, detail=detail)
 
     def _folders(self, root: facts.Root) -> Iterator[Leaf | facts.Problem]:
         """Yield the folders of older dictionaries, this layer's orphans, and problems of either."""
-        for _, found in scan_each(Tree(self.name, root.path, shape) for shape in _FOLDERS):
-            if isinstance(found, facts.Problem):
-                parts = found.path.relative_to(root.path).parts
-                if not parts or self.owns(root, parts):
-                    yield found
-            elif found.orphan_rule is None:
-                if self.named(found.key) is not None:
-                    yield found
+        for leaf in self._tree(root).scan():
+            if isinstance(leaf, facts.Problem):
+                if leaf.path == root.path or self.owns(root, leaf.path.relative_to(root.path).parts):
+                    yield leaf
             # What an interrupted cachectl left belongs to the layer that takes all other dictionaries.
-            elif not OWN_TEMPORARY.fullmatch(found.key) or self.owns_identifier(""):
-                yield found
+            elif self.owns_identifier("") if leaf.orphan_rule is not None else self.named(leaf.key) is not None:
+                yield leaf
 
     # ------------------------------------------------------------------ get and put
 
     def read(self, root: facts.Root, key: str) -> facts.Artifact | None:
         """Read one row as its raw pickle, or one folder of an old dictionary as a tar."""
-        name, shape = self.named(key), _shape_of(key)
-        if name is not None and name.generation == "v5":
-            return self.read_row(root, key)
-        data = None if name is None or shape is None else Tree(self.name, root.path, shape).read(key)
-        return None if name is None or data is None else self._artifact(key, name, data)
+        if _FOLDERS.accepts(key):
+            return self._artifact(key, self._tree(root).read(key))
+        return self.read_row(root, key) if self.is_key(key) else None
 
-    def _artifact(self, key: str, name: pdict.DictionaryName, data: bytes) -> facts.Artifact:
+    def _artifact(self, key: str, data: bytes | None) -> facts.Artifact | None:
+        name = self.named(key)
+        if name is None or data is None:
+            return None
         detail = {"dictionary": name.identifier, "python": name.python}
-        return facts.Artifact(self.name, key, self.forms[name.generation != "v5"], data, detail)
+        return facts.Artifact(self.name, key, self.forms[_FOLDERS.accepts(key)], data, detail)
 
     def read_rows(
         self, root: facts.Root, file: str, keys: Sequence[str]
     ) -> Mapping[str, facts.Artifact | LayerError] | None:
         """Read rows of one dictionary."""
-        name = self.named(file)
-        if name is None or name.generation != "v5":
+        rows = self.row_file(root, file)
+        if self.named(file) is None or rows is None:
             return None
-        rows = self._rows(root.path / file).read_many([(key.partition("/")[2],) for key in keys])
-        return {
-            key: self._artifact(key, name, _as_bytes(values[0]))
-            for key, values in zip(keys, rows, strict=True)
-            if values is not None
-        }
+        found = rows.read_many([(key.partition("/")[2],) for key in keys])
+        read = (
+            self._artifact(key, None if values is None else _as_bytes(values[0]))
+            for key, values in zip(keys, found, strict=True)
+        )
+        return {artifact.key: artifact for artifact in read if artifact is not None}
 
     def write(self, root: facts.Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
         """Insert a row as pytools would have stored it, or place the folder of an old dictionary."""
         self._require_fit(artifact)
         file, _, digest = key.partition("/")
-        shape = _shape_of(key)
-        if artifact.form == self.forms[0]:
-            self._rows(root.path / file).insert((digest,), (artifact.data,), replace=replace)
-        elif shape is not None:
-            Tree(self.name, root.path, shape).write(key, artifact.data, replace=replace)
+        if (rows := self.row_file(root, file)) is not None:
+            rows.insert((digest,), (artifact.data,), replace=replace)
+        else:
+            self._tree(root).write(key, artifact.data, replace=replace)
 
     def write_rows(
         self, root: facts.Root, file: str, artifacts: Sequence[facts.Artifact]
     ) -> Mapping[str, bool | LayerError]:
         """Insert rows into one dictionary."""
-        fit = [artifact for artifact in artifacts if artifact.form == self.forms[0]]
-        fit = [artifact for artifact in fit if attempt(partial(self._require_fit, artifact)) is None]
-        if not fit:
+        rows = self.row_file(root, file)
+        fit = [artifact for artifact in artifacts if attempt(partial(self._require_fit, artifact)) is None]
+        if rows is None or not fit:
             return {}
-        rows = [((artifact.key.partition("/")[2],), (artifact.data,)) for artifact in fit]
-        new = self._rows(root.path / file).insert_new(rows)
-        exists = EntryExists(self.name, root.path / file)
+        new = rows.insert_new([((artifact.key.partition("/")[2],), (artifact.data,)) for artifact in fit])
+        exists = EntryExists(self.name, rows.path)
         return {artifact.key: exists if is_new is None else is_new for artifact, is_new in zip(fit, new, strict=True)}
 
     def _require_fit(self, artifact: facts.Artifact) -> None:
         """Raise :class:`LayerError` for an artifact that does not fit into the dictionary of its key."""
-        name = self.named(artifact.key)
-        if name is None or not self.is_key(artifact.key):
+        if not self.is_key(artifact.key):
             raise not_a_key(self.name, artifact.key)
-        if (name.generation == "v5") != (artifact.form == self.forms[0]):
-            message = f"form {artifact.form} does not go into a {name.generation} dictionary"
-            raise Damaged(self.name, message, artifact.key)
+        is_row = not _FOLDERS.accepts(artifact.key)
+        if artifact.form != self.forms[not is_row]:
+            raise Damaged(self.name, f"form {artifact.form} does not go into such a dictionary", artifact.key)
         # Whole frames show that nothing was cut off; verify looks closer.
-        if (
-            name.generation == "v5"
-            and not pickles.is_framed(artifact.data)
-            and (reason := pickles.complaint(artifact.data))
-        ):
+        if is_row and not pickles.is_framed(artifact.data) and (reason := pickles.complaint(artifact.data)):
             raise Damaged(self.name, reason, artifact.key)
 
     # ------------------------------------------------------------------ remove and verify
 
     def remove_others(self, root: facts.Root, targets: Sequence[facts.Removable]) -> Iterator[Part]:
         """Remove folders of old dictionaries, and what an interrupted cachectl left."""
-        for shape in _FOLDERS:
-            own = [target for target in targets if (_shape_of(target.key) or _FOLDERS[0]) is shape]
-            tree = Tree(self.name, root.path, shape)
-            if own:
-                yield str(root.path), own, partial(tree.remove, own, tidy=always)
+        if targets:
+            yield str(root.path), targets, partial(self._tree(root).remove, targets)
 
     def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
         """Check every file with sqlite's own check, and every row as a pickle."""
         # Raises if the folder cannot be read, before anything is yielded.
         databases = list(self.row_files(root))
-        for found in self._folders(root):
-            if isinstance(found, facts.Problem):
-                yield self.to_finding(root, found)
+        for leaf in self._folders(root):
+            if isinstance(leaf, facts.Problem):
+                yield self.to_finding(root, leaf)
         for rows in databases:
             yield from self.twice(partial(self._verify_file, root, rows))
 
@@ -393,8 +360,3 @@ def _generation(pytools: str | None) -> tuple[str, bool] | None:
 
 def _as_bytes(value: object) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
-
-
-def _shape_of(key: str) -> Shape | None:
-    """Return the form of an old dictionary's entry that a key has."""
-    return next((shape for shape in _FOLDERS if shape.accepts(key)), None)

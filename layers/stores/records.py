@@ -16,8 +16,15 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
-from cachectl.layers.base.limits import LARGEST_RECORDS, too_large
+from cachectl.layers.base.errors import (
+    LARGEST_RECORDS,
+    Damaged,
+    EntryExists,
+    LayerError,
+    Refused,
+    Unreachable,
+    too_large,
+)
 from cachectl.layers.disk.atomic import remove_file, replace_file
 from cachectl.layers.disk.plain import open_plain, read_plain
 

@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
+from cachectl.layers.base.environment import LOCK_TIMEOUT
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Refused, Unreachable
 from cachectl.layers.base.facts import Orphan
 from cachectl.layers.disk import plain
 from cachectl.layers.disk.atomic import create, remove_file
 from cachectl.layers.disk.handles import NO_ROOM, lacks_room
 from cachectl.layers.disk.locking import try_record_lock, wait_until
-from cachectl.layers.disk.locks import LOCK_TIMEOUT
 from cachectl.layers.disk.presence import is_there, nearest, status_at
 from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.stores import database, emptying

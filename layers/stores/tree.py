@@ -19,10 +19,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.base import errors, facts
-from cachectl.layers.base.errors import LayerError
+from cachectl.layers.base.errors import LARGEST_ENTRY, LayerError, printable, too_large
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.limits import LARGEST_ENTRY, too_large
-from cachectl.layers.base.texts import printable
 from cachectl.layers.disk import atomic, handles
 from cachectl.layers.disk.plain import STAGE, own_name, read_plain
 from cachectl.layers.formats.details import Details

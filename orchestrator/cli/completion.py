@@ -12,8 +12,8 @@ from importlib.resources import files
 from typing import Final
 
 from cachectl.cli.parser import build_parser
+from cachectl.layers.base.errors import printable
 from cachectl.layers.base.selection import ALL
-from cachectl.layers.base.texts import printable
 from cachectl.listing import listed
 from cachectl.options import OneOf, Option, Request
 from cachectl.table import Raw

@@ -154,8 +154,7 @@ def _is_open(number: int) -> bool:
 
 def _explained(error: Exception) -> tuple[int, str] | None:
     """Return status and line of an error that is no fault of this program, else ``None``."""
-    from cachectl.layers.base.errors import BadRequest, CachectlError
-    from cachectl.layers.base.texts import printable
+    from cachectl.layers.base.errors import BadRequest, CachectlError, printable
 
     if isinstance(error, CachectlError):
         # A command that cannot be started has the status of a shell.

@@ -1,6 +1,6 @@
 """How facts are shown, as text and as JSON. Only this module prints.
 
-JSON follows from the dataclass of a fact (:mod:`cachectl.layers.base.as_json`). The file of a verb declares its tables
+JSON follows from the dataclass of a fact (:mod:`cachectl.layers.base.facts`). The file of a verb declares its tables
 (:mod:`cachectl.table`).
 """
 
@@ -15,7 +15,7 @@ from itertools import chain, cycle, repeat
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from cachectl.layers.base.texts import printable
+from cachectl.layers.base.errors import printable
 from cachectl.table import DASH, Raw, Table, Whole
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _MANY: Final = 3
 
 def to_json(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and JSON
     """Return a fact as what :mod:`json` writes."""
-    from cachectl.layers.base.as_json import declared, members
+    from cachectl.layers.base.facts import declared, members
 
     if fact is None or isinstance(fact, (str, int, float)):
         return fact
@@ -64,7 +64,7 @@ def to_json(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and JSON
         if member.flat:
             document.update(to_json(value))
         elif value is not None or not member.optional:
-            document[member.key] = None if member.blank_is_null and not value else to_json(value)
+            document[member.key] = to_json(value)
     return document
 
 

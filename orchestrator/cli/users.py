@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cachectl.cli import output
-from cachectl.layers.base.errors import BadRequest
-from cachectl.layers.base.texts import printable
+from cachectl.layers.base.errors import BadRequest, printable
 from cachectl.table import DASH, Column, Table, count, counts, size, sizes
 
 if TYPE_CHECKING:

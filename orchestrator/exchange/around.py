@@ -22,10 +22,9 @@ from cachectl.exchange.pull import pull
 from cachectl.exchange.push import push
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import user_cache_folder
-from cachectl.layers.base.errors import BadRequest, CachectlError, reason_of
+from cachectl.layers.base.errors import BadRequest, CachectlError, printable, reason_of
 from cachectl.layers.base.facts import Ability
 from cachectl.layers.base.selection import ALL
-from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.private_folders import NotPrivate, private_folder
 from cachectl.layers.disk.trust import open_to_others
 from cachectl.switching.isolated import NoRoot

@@ -22,9 +22,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from cachectl.exchange.format import is_name
 from cachectl.exchange.place import BadStore, Changed, Missing, Stored, StorePlace, TransferFailed
-from cachectl.layers.base.errors import BadRequest, CachectlError
-from cachectl.layers.base.limits import LARGEST_BUNDLE, SPARED_ROOM
-from cachectl.layers.base.texts import printable
+from cachectl.layers.base.errors import LARGEST_BUNDLE, SPARED_ROOM, BadRequest, CachectlError, printable
 from cachectl.layers.disk.atomic import move_in, new_file, remove_file, replace_file, write_all
 from cachectl.layers.disk.locking import is_same_file, take_flock
 from cachectl.layers.disk.plain import own_name

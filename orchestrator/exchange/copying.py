@@ -19,10 +19,9 @@ from cachectl.exchange.format import Item, artifact_of, complaint
 from cachectl.exchange.trust import Untrusted
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import user_name, user_state_folder
-from cachectl.layers.base.errors import FAILURES, EntryExists, LayerError, Unsettled, reason_of
+from cachectl.layers.base.errors import FAILURES, EntryExists, LayerError, Unsettled, printable, reason_of
 from cachectl.layers.base.facts import Ability, Artifact, Entry, Note, Scope
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.trust import deciding_owner, open_to_others, shared_because, shared_within
 from cachectl.listing import Trouble, listed
 from cachectl.switching.isolated import isolated_root, relocations
@@ -151,7 +150,7 @@ def place(layer: Layer, artifacts: Sequence[Artifact], counts: Counts) -> list[s
         if isinstance(result, EntryExists):
             counts.kept.append(Note(artifact.key, "a different or damaged entry is here, and stays"))
             continue
-        if isinstance(result, (LayerError, OSError)) and artifact.key not in reached:
+        if isinstance(result, Exception) and artifact.key not in reached:
             counts.failed.append(Note(artifact.key, reason_of(result)))
             if not isinstance(result, Unsettled):
                 continue
@@ -165,9 +164,7 @@ def place(layer: Layer, artifacts: Sequence[Artifact], counts: Counts) -> list[s
     return present
 
 
-def _reached(
-    layer: Layer, artifacts: Sequence[Artifact], done: Sequence[bool | LayerError | OSError]
-) -> frozenset[str]:
+def _reached(layer: Layer, artifacts: Sequence[Artifact], done: Sequence[bool | Exception]) -> frozenset[str]:
     """Return the keys of entries that are there although the layer reported a failure.
 
     An error may come after several entries of a batch were placed.
@@ -175,7 +172,7 @@ def _reached(
     failed = {
         artifact.key: artifact.data
         for artifact, result in zip(artifacts, done, strict=True)
-        if isinstance(result, (LayerError, OSError)) and not isinstance(result, (EntryExists, Unsettled))
+        if isinstance(result, Exception) and not isinstance(result, (EntryExists, Unsettled))
     }
     held: Mapping[str, object] = {}
     with suppress(*FAILURES):

@@ -17,9 +17,8 @@ from typing import Final
 
 from cachectl.exchange.format import MOST_NAMES
 from cachectl.exchange.place import FOLDERS, BadStore, Missing, Stored, StorePlace, TransferFailed, is_stage
-from cachectl.layers.base.errors import CachectlError
+from cachectl.layers.base.errors import CachectlError, printable
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.atomic import remove_file, replace_file
 from cachectl.layers.disk.handles import open_folder
 from cachectl.layers.disk.plain import open_plain

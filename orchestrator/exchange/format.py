@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from cachectl.exchange.place import BadStore, Stored
-from cachectl.layers.base.errors import CachectlError
+from cachectl.layers.base.errors import LARGEST_ENTRY, LARGEST_SIGNATURE, MOST_DETAILS, CachectlError, key_complaint
 from cachectl.layers.base.facts import Artifact, Entry
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.limits import LARGEST_ENTRY, LARGEST_SIGNATURE, MOST_DETAILS, key_complaint
 
 if TYPE_CHECKING:
     import types

@@ -17,8 +17,7 @@ from threading import Thread
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from cachectl.layers.base.errors import BadRequest, CachectlError
-from cachectl.layers.base.texts import printable
+from cachectl.layers.base.errors import BadRequest, CachectlError, printable
 from cachectl.layers.disk.plain import STAGE
 
 _T = TypeVar("_T")

@@ -33,12 +33,10 @@ from cachectl.exchange.memory import Remembered, forget, recall, remember
 from cachectl.exchange.place import STREAM, TransferFailed, is_url, local_path, timely
 from cachectl.exchange.portability import Difference, differences, outlook, portability_key
 from cachectl.exchange.trust import UNTRUSTED, Trust, Untrusted, judges
-from cachectl.layers.base.as_json import AsJson, total
-from cachectl.layers.base.errors import BadRequest
-from cachectl.layers.base.facts import Ability, Entry, Note
+from cachectl.layers.base.errors import BadRequest, printable
+from cachectl.layers.base.facts import Ability, AsJson, Entry, Note, total
 from cachectl.layers.base.parts import Outlook
 from cachectl.layers.base.selection import ALL, Selection, moment_text
-from cachectl.layers.base.texts import printable
 
 if TYPE_CHECKING:
     from pathlib import Path

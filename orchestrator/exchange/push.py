@@ -49,10 +49,9 @@ from cachectl.exchange.index import Gone, StoreIndex, place_of
 from cachectl.exchange.place import Changed, Deadline, TransferFailed, is_url, local_path, timely
 from cachectl.exchange.portability import portability_key
 from cachectl.exchange.trust import judges, sign
-from cachectl.layers.base.as_json import AsJson, total
-from cachectl.layers.base.facts import Ability, Entry, Note
+from cachectl.layers.base.errors import printable
+from cachectl.layers.base.facts import Ability, AsJson, Entry, Note, total
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.atomic import new_file, replace_file
 from cachectl.layers.disk.locking import is_same_file, take_flock
 from cachectl.layers.stores.database import COMPANIONS, companion
@@ -225,7 +224,7 @@ def _push_layer(
         _describe(layer, new, done)
     done.exposed = exposed_folders(layer)
     writer.add(key, _read(layer, new.values(), done), exposed=bool(done.exposed))
-    done.sensitive = layer.reveals if done.placed else None
+    done.sensitive = layer.about.reveals if done.placed else None
 
 
 def _describe(layer: Layer, entries: dict[str, Entry], counts: Counts) -> None:
@@ -277,7 +276,7 @@ def _push_to_file(stack: LayerSet, file: Path, layer: Layer, place: Path, select
             except OSError as error:
                 raise TransferFailed(f"cannot write {printable(file)}: {error.strerror or error}") from error
     done.skipped += done.kept
-    done.sensitive = layer.reveals if done.placed else None
+    done.sensitive = layer.about.reveals if done.placed else None
     return Push(str(file), None, None, file.stat().st_size if done.placed else 0, (), False, (done,))  # noqa: FBT003
 
 

@@ -18,9 +18,7 @@ from urllib.parse import urlencode, urljoin, urlsplit
 
 from cachectl.exchange.bundle import BundlePlace, lacks_room, sha256_of, unnamed_file
 from cachectl.exchange.place import BadStore, Changed, TransferFailed
-from cachectl.layers.base.errors import BadRequest, CachectlError
-from cachectl.layers.base.limits import LARGEST_BUNDLE
-from cachectl.layers.base.texts import printable
+from cachectl.layers.base.errors import LARGEST_BUNDLE, BadRequest, CachectlError, printable
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment

@@ -21,8 +21,7 @@ from cachectl.exchange.place import (
     redacted,
     without_secrets,
 )
-from cachectl.layers.base.errors import BadRequest, CachectlError
-from cachectl.layers.base.texts import printable
+from cachectl.layers.base.errors import BadRequest, CachectlError, printable
 from cachectl.layers.disk.atomic import remove_remote
 from cachectl.layers.disk.plain import own_name
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.base.errors import BadRequest, CachectlError
-from cachectl.layers.base.texts import printable
+from cachectl.layers.base.errors import BadRequest, CachectlError, printable
 from cachectl.layers.disk.temporaries import temporary_folder
 
 if TYPE_CHECKING:

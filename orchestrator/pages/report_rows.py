@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from cachectl.layers.base.errors import printable
 from cachectl.layers.base.facts import Entry, Finding
-from cachectl.layers.base.texts import printable
 from cachectl.listing import Listing
 from cachectl.pages.skeleton import Words, build_page
 

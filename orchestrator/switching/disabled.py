@@ -15,8 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cachectl.layer_set import LayerSet, part_of
-from cachectl.layers.base.errors import BadRequest, CachectlError, LayerError
+from cachectl.layer_set import LayerSet
+from cachectl.layers.base.errors import FAILURES, BadRequest, CachectlError
 from cachectl.layers.base.facts import Condition, Patch, Switch
 from cachectl.layers.host.processes import Loaded, first_variables, libraries_here
 from cachectl.layers.inside.tagged_builds import LIBRARY, can_tag, misfit, patches
@@ -94,9 +94,7 @@ def disabled(*layers: str | Iterable[str], strict: bool = True) -> Iterator[Mapp
     settings = _settings(switches, patches(SALTING) if salted else ())
     with ExitStack() as block:
         if salted:
-            platforms = {
-                layer.name: part.platforms for layer in salted if (part := part_of(layer, "tagging")) is not None
-            }
+            platforms = {layer.name: part.platforms for layer in salted if (part := layer.about.tagging) is not None}
             SALTING.enter(_keeping(stack, salted, held), stack.environment.clock(), platforms)
             block.push(lambda _kind, error, _trace: SALTING.leave(platforms, error))
         for switch in reversed(switches):
@@ -207,7 +205,7 @@ def _judge_latched(layer: Layer, loaded: Loaded, why: str) -> Held:
     began = _began(layer)
     if began is not None and began.state().condition is Condition.DISABLED:
         return Held("off", f"off since the process began: {began.state().why}")
-    part = part_of(layer, "tagging")
+    part = layer.about.tagging
     if part is None or not part.drivers:
         return Held("on", why)
     if not part.platforms:
@@ -232,7 +230,7 @@ def _began(layer: Layer) -> Layer | None:
         return None
     try:
         return type(layer)(replace(layer.environment, variables=first))
-    except LayerError:
+    except FAILURES:
         return None
 
 
@@ -243,7 +241,7 @@ def _keeping(stack: LayerSet, salted: Iterable[Layer], held: Mapping[str, Held])
         if (began := _began(layer)) is not None:
             yield began
     for layer in stack:
-        part, hold = part_of(layer, "tagging"), held.get(layer.name)
+        part, hold = layer.about.tagging, held.get(layer.name)
         if part is not None and not part.drivers and (hold is None or hold.status != "off"):
             yield layer
 

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.environment import Environment, user_cache_folder
-from cachectl.layers.base.errors import CachectlError
+from cachectl.layers.base.errors import CachectlError, printable
 from cachectl.layers.base.facts import Ability, Switch
-from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.atomic import remove_file, remove_tree
 from cachectl.layers.disk.private_folders import temporary_parent, temporary_parents
 from cachectl.layers.disk.temporaries import TEMPORARY, Owned, abandoned_in

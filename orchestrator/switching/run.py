@@ -170,7 +170,7 @@ def left_alone(layers: Iterable[Layer], *, off: bool) -> dict[str, str]:
     return {
         layer.name: reason
         for layer in layers
-        if layer.scope is Scope.USER and (reason := out_of_reach(layer, off=off)) is not None
+        if layer.about.scope is Scope.USER and (reason := out_of_reach(layer, off=off)) is not None
     }
 
 

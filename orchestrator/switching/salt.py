@@ -22,10 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cachectl.layer_set import part_of
-from cachectl.layers.base.errors import LayerError, reason_of
+from cachectl.layers.base.errors import FAILURES, plural, reason_of
 from cachectl.layers.base.facts import Entry
-from cachectl.layers.base.texts import plural
 from cachectl.layers.host.processes import has_ended
 from cachectl.layers.inside.tagged_builds import Holders, ask_for_binaries, count_references, holders
 
@@ -164,7 +162,7 @@ class Salting:
         return {name for block in blocks for name, platforms in block.items() if platform in platforms}
 
     def _traces(self, message: str) -> frozenset[str]:
-        parts = (part_of(layer, "tagging") for layer in self._layers.values())
+        parts = (layer.about.tagging for layer in self._layers.values())
         patterns = {part.failure_trace for part in parts if part is not None and part.failure_trace is not None}
         return frozenset(found[0] for pattern in patterns for found in pattern.finditer(message))
 
@@ -211,10 +209,10 @@ class Salting:
     def _has_recent(self, layer: Layer) -> bool:
         """Return whether a layer may hold an entry that was stored since the first block began."""
         try:
-            found = itertools.chain.from_iterable(layer.scan(root, contents=False) for root in layer.roots())
+            found = itertools.chain.from_iterable(layer.store.scan(root, contents=False) for root in layer.roots())
             times = (entry.modified for entry in found if isinstance(entry, Entry))
             return any(moment is None or moment >= self._since for moment in times)
-        except (LayerError, OSError):
+        except FAILURES:
             return True
 
     def _forget(self, idle: set[str]) -> None:
@@ -255,7 +253,7 @@ class Salting:
         try:
             things = tuple(self._spent(layer, path, idle))
             outcome = layer.clear(layer.plan_removal(things, in_use=True)) if things else None
-        except (LayerError, OSError) as error:
+        except FAILURES as error:
             yield f"{layer.name} keeps an entry of a salted build: {reason_of(error)}"
             return
         for note in () if outcome is None else (*outcome.failed, *outcome.skipped):
@@ -267,11 +265,11 @@ class Salting:
         known = {key: salt for salt, built in self._built.items() for key in built.keys}
         salts = rf"{_NAME}_{self._token}_\d+_\d+_"
         pattern = re.compile("|".join([*map(re.escape, traces), salts]).encode())
-        tagging = part_of(layer, "tagging")
+        tagging = layer.about.tagging
         for root in layer.roots():
             if tagging is None or root.path != path:
                 continue
-            for thing, tag in tagging.find_tagged(root, pattern, self._since, known):
+            for thing, tag in layer.store.find_tagged(root, pattern, self._since, known):
                 salt = traces.get(tag) or tag or known[thing.key]
                 if salt in idle:
                     self._built[salt].keys.add(thing.key)

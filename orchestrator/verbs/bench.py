@@ -13,9 +13,8 @@ from tempfile import TemporaryFile
 from typing import Any, ClassVar, Final
 
 from cachectl.layer_set import LayerSet, warn_user
-from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, CachectlError, Refused
-from cachectl.layers.base.facts import Ability, Scope
+from cachectl.layers.base.facts import Ability, AsJson, Scope
 from cachectl.layers.base.layer import Layer
 from cachectl.options import FORCE, UNEXPECTED, Option, Request, Step, positive
 from cachectl.switching import run as child
@@ -161,7 +160,7 @@ def bench(
 def _versions(stack: LayerSet) -> dict[str, str]:
     """Return the versions of the libraries installed beside cachectl; most commands run in that Python."""
     environment = stack.environment
-    found = {name: environment.installed(name) for layer in stack for name in layer.distributions}
+    found = {name: environment.installed(name) for layer in stack for name in layer.about.distributions}
     return {
         "python": ".".join(environment.python.split(".")[:3]),
         **{name: version for name, version in found.items() if version is not None},
@@ -322,7 +321,7 @@ class _Work:
 
     def _entries(self, root: Path) -> dict[str, int]:
         moved = self._moved(root)
-        return {layer.name: _count(moved[layer.name], root) for layer in self.layers if layer.scope is Scope.USER}
+        return {layer.name: _count(moved[layer.name], root) for layer in self.layers if layer.about.scope is Scope.USER}
 
 
 def _left(order: Sequence[BenchSetting], taken: Mapping[str, Sequence[float]], fills: Sequence[float]) -> float:
@@ -337,7 +336,7 @@ def _left(order: Sequence[BenchSetting], taken: Mapping[str, Sequence[float]], f
 def _count(layer: Layer, root: Path) -> int:
     """Count the entries of a layer below a folder; those that cannot be read count as none."""
     with suppress(*FAILURES):
-        return sum(layer.usage(place).entries or 0 for place in layer.roots() if root in place.path.parents)
+        return sum(layer.store.usage(place).entries or 0 for place in layer.roots() if root in place.path.parents)
     return 0
 
 

@@ -33,7 +33,7 @@ def places(layers: Iterable[Layer], *, missing: bool = False) -> tuple[Path, ...
 
 def _holds_anything(layer: Layer, root: Root) -> bool:
     try:
-        return any(not isinstance(thing, Problem) for thing in layer.scan(root, contents=False))
+        return any(not isinstance(thing, Problem) for thing in layer.store.scan(root, contents=False))
     except FAILURES:
         # The program that made it unreadable keeps something there.
         return True

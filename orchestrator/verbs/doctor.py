@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Final
 
 from cachectl.findings import Findings, damage, failure, lines, table
 from cachectl.layers.base.environment import user_name
-from cachectl.layers.base.errors import FAILURES, LayerError, PluginFailed
+from cachectl.layers.base.errors import FAILURES, LayerError, plural
 from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Root, Scope, Severity, Usage
-from cachectl.layers.base.texts import plural
 from cachectl.layers.disk.presence import nearest
 from cachectl.layers.disk.room import room_at
 from cachectl.layers.disk.trust import closed_by_another, open_to_others
@@ -86,7 +85,7 @@ class _Held:
     root: Root
     first: bool
     exists: bool
-    usage: Usage | LayerError | OSError
+    usage: Usage | Exception
 
     @property
     def in_use(self) -> bool:
@@ -132,7 +131,7 @@ def _held(layer: Layer) -> Iterator[_Held]:
             with suppress(OSError):
                 exists = root.exists
             try:
-                usage: Usage | LayerError | OSError = layer.usage(root) if exists else Usage()
+                usage: Usage | Exception = layer.store.usage(root) if exists else Usage()
             except FAILURES as error:
                 usage = error
             yield _Held(layer, root, not number, exists, usage)
@@ -140,7 +139,7 @@ def _held(layer: Layer) -> Iterator[_Held]:
 
 def _everything(layer: Layer, roots: Iterable[_Held]) -> Iterator[Placed]:
     found: list[Placed] = []
-    unknown: LayerError | OSError | None = None
+    unknown: Exception | None = None
     try:
         # Layers that share a variable report its problem once.
         found.extend(((finding.message, finding.fix), finding) for finding in layer.diagnose())
@@ -155,7 +154,7 @@ def _everything(layer: Layer, roots: Iterable[_Held]) -> Iterator[Placed]:
             # The library will make this root at its first use.
             found += _of_surroundings(layer, held.root, reachable=True)
     # The finding of a root that cannot be read names it.
-    named = any(finding.code == "unreadable" for _, finding in found) and not isinstance(unknown, PluginFailed)
+    named = any(finding.code == "unreadable" for _, finding in found) and isinstance(unknown, (LayerError, OSError))
     if unknown is not None and not named:
         found.append((None, failure(layer, Path("*"), unknown)))
     yield from found
@@ -210,7 +209,7 @@ def _shortage(roots: Iterable[_Held], source: str, free: tuple[int | None, int |
     sizes: dict[str, int] = {}
     for held in roots:
         layer, usage = held.layer, held.usage
-        if isinstance(usage, Usage) and not layer.precious and layer.abilities()[Ability.CLEAR] is None:
+        if isinstance(usage, Usage) and not layer.about.precious and layer.abilities()[Ability.CLEAR] is None:
             held_there = (usage.files, usage.orphan_files) if unit else (usage.bytes, usage.orphan_bytes)
             sizes[layer.name] = sizes.get(layer.name, 0) + sum(amount or 0 for amount in held_there)
     message = f"{source} has room for {' and '.join(short)}"
@@ -253,8 +252,8 @@ def _of_surroundings(layer: Layer, root: Root, *, reachable: bool) -> Iterator[P
     if not _takes_part(layer):
         return
     try:
-        if reachable and root.scope is Scope.USER and layer.when_closed is not None:
-            yield from _of_use(layer, root, layer.when_closed)
+        if reachable and root.scope is Scope.USER and layer.about.when_closed is not None:
+            yield from _of_use(layer, root, layer.about.when_closed)
         yield from _of_network(layer, root)
         yield from _of_ranks(layer, root)
     except FAILURES as error:
@@ -270,7 +269,7 @@ def _takes_part(layer: Layer) -> bool:
 
 def _of_network(layer: Layer, root: Root) -> Iterator[Placed]:
     kind = network_file_system(root.path, mounts=layer.environment.mounts)
-    hazard = layer.on_network
+    hazard = layer.about.on_network
     if kind is not None and hazard is not None:
         message = f"lies on a network file system ({kind}): {hazard.message}"
         fix = _elsewhere(layer, '"$(mktemp -d)"')
@@ -278,7 +277,7 @@ def _of_network(layer: Layer, root: Root) -> Iterator[Placed]:
 
 
 def _of_ranks(layer: Layer, root: Root) -> Iterator[Placed]:
-    job, hazard = job_of(layer.environment), layer.among_ranks
+    job, hazard = job_of(layer.environment), layer.about.among_ranks
     if job is None or hazard is None or _apart(layer.environment, root.path):
         return
     several = "the ranks" if job.ranks is None else f"the {job.ranks} ranks"

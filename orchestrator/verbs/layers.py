@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from cachectl.layers.base.as_json import AsJson
-from cachectl.layers.base.facts import Ability, Scope
+from cachectl.layers.base.facts import Ability, AsJson, Scope
 from cachectl.layers.base.registry import Broken
 from cachectl.options import FORM, LAYERS, Request
 from cachectl.table import Column, Table
@@ -47,7 +46,7 @@ def layers(stack: LayerSet, names: Iterable[str] = ()) -> Layers:
 
 def _abilities(layer: Layer) -> LayerAbilities:
     abilities = {ability.value: reason for ability, reason in layer.abilities().items()}
-    return LayerAbilities(layer.name, layer.title, layer.scope, layer.precious, abilities)
+    return LayerAbilities(layer.name, layer.title, layer.about.scope, layer.about.precious, abilities)
 
 
 def run(request: Request) -> Layers:

@@ -101,7 +101,7 @@ def _look(layer: Layer, limits: Limits) -> _Holding:
     holding = _Holding(layer, limits)
     try:
         for root in layer.roots():
-            for found in layer.scan(root, contents=bool(limits.stale)):
+            for found in layer.store.scan(root, contents=bool(limits.stale)):
                 if isinstance(found, Housekeeping):
                     # A file of fixed length does not shrink, so it must not make prune remove entries.
                     holding.bytes += 0 if found.fixed else found.bytes

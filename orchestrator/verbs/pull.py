@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from cachectl.layers.base.texts import plural
+from cachectl.layers.base.errors import plural
 from cachectl.options import CLEARABLE, FORM, ROOT, SELECTION, SHARED, TRUST, WAIT, Option, Request
 from cachectl.table import Column, Table, Whole, counts, size, sizes
 from cachectl.table import count as number

@@ -71,8 +71,7 @@ def run(request: Request) -> PurgeResult:
             notice=request.notice,
         )
     if options.key is not None and not any(
-        outcome.removed or outcome.orphans_removed or outcome.skipped or outcome.failed or outcome.recreated
-        for outcome in result.layers
+        outcome.removed or outcome.orphans_removed or outcome.skipped or outcome.failed for outcome in result.layers
     ):
         request.notice(f"no entry that is selected has the key {options.key!r}; cachectl ls -q lists keys")
         return replace(result, lacks_key=True)

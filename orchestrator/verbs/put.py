@@ -7,8 +7,7 @@ import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.base.errors import NotAnArtifact
-from cachectl.layers.base.limits import LARGEST_ARTIFACT
+from cachectl.layers.base.errors import LARGEST_ARTIFACT, NotAnArtifact
 from cachectl.options import KEY, ONE_LAYER, ROOT, SHARED, WAIT, Option, Request
 
 if TYPE_CHECKING:

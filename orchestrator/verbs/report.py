@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from cachectl.layers.base.as_json import AsJson
-from cachectl.layers.base.errors import FAILURES, BadRequest, reason_of
-from cachectl.layers.base.facts import Condition, Orphan, Problem, Root, Scope, State, Usage
+from cachectl.layers.base.errors import FAILURES, BadRequest, plural, printable, reason_of
+from cachectl.layers.base.facts import AsJson, Condition, Orphan, Problem, Root, Scope, State, Usage
 from cachectl.layers.base.registry import Broken
-from cachectl.layers.base.store import unknown_usage
-from cachectl.layers.base.texts import plural, printable
+from cachectl.layers.base.store import sum_usage, unknown_usage
 from cachectl.layers.disk.temporaries import abandoned_temporaries
 from cachectl.options import FORCE, FORM, LAYERS, PLACES, PYTHON, VERBOSE, Option, Request
 from cachectl.table import DASH, Column, Table, age, count, counts, numbers, size, sizes
@@ -211,14 +209,15 @@ def _layer_report(layer: Layer) -> LayerReport:
         failures.append(reason_of(error))
     reports = tuple(_root_report(layer, root) for root in roots)
     said = tuple(dict.fromkeys(failures))
-    return LayerReport(layer.name, layer.title, state, layer.scope, layer.precious, reports, said)
+    return LayerReport(layer.name, layer.title, state, layer.about.scope, layer.about.precious, reports, said)
 
 
 def _root_report(layer: Layer, root: Root) -> RootReport:
     # A circular link leads to itself.
     link = Path(os.path.realpath(root.path)) if os.path.islink(root.path) else None
     try:
-        return RootReport(root, root.exists, layer.usage(root), link)
+        # The store of a missing root is not loaded.
+        return RootReport(root, root.exists, layer.store.usage(root) if link or root.exists else sum_usage(()), link)
     except FAILURES as error:
         # An unreadable root exists.
         usage = unknown_usage(Problem(root.path, "unreadable", reason_of(error)))

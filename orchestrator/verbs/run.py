@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layer_set import warn_user
-from cachectl.layers.base.texts import plural
+from cachectl.layers.base.errors import plural
 from cachectl.options import LAYER, UNEXPECTED, OneOf, Option, Request, seconds
 
 if TYPE_CHECKING:

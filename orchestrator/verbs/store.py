@@ -21,10 +21,9 @@ from cachectl.exchange.format import (
 from cachectl.exchange.index import Gone, StoreIndex, place_of
 from cachectl.exchange.place import BadStore, Stored, is_stage
 from cachectl.exchange.trust import judges
-from cachectl.layers.base.as_json import AsJson, total
-from cachectl.layers.base.errors import BadRequest, CachectlError
+from cachectl.layers.base.errors import BadRequest, CachectlError, plural
+from cachectl.layers.base.facts import AsJson, total
 from cachectl.layers.base.selection import moment_text
-from cachectl.layers.base.texts import plural
 from cachectl.options import JSON, STORES, Group, Option, Request
 from cachectl.table import DASH, Column, Table, Whole, ages, count, counts, size, sizes
 

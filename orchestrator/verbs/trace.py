@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from cachectl.layer_set import warn_user
-from cachectl.layers.base.texts import plural
+from cachectl.layers.base.errors import plural
 from cachectl.options import FORCE, UNEXPECTED, Option, Request
 from cachectl.table import DASH, Column, Table, counts, size
 

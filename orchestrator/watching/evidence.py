@@ -14,10 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, NamedTuple
 
-from cachectl.layer_set import LayerSet, part_of
-from cachectl.layers.base.as_json import AsJson
+from cachectl.layer_set import LayerSet
 from cachectl.layers.base.errors import FAILURES, Damaged
-from cachectl.layers.base.facts import Condition, Entry, Scope
+from cachectl.layers.base.facts import AsJson, Condition, Entry, Scope
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import EntryFiles, Lookups
 from cachectl.watching.events import EntryUse, Seen, storing_refused
@@ -159,7 +158,9 @@ class Evidence:
     def _by_comparison(self, layer: Layer, part: Lookups) -> LayerTrace:
         before, after = self.before[layer.name], list_entries(layer, part)
         if before.entries is None or after is None:
-            why = "it is only read, which leaves no trace" if layer.scope is Scope.SYSTEM else "it cannot be listed"
+            why = (
+                "it is only read, which leaves no trace" if layer.about.scope is Scope.SYSTEM else "it cannot be listed"
+            )
             return _unseen(layer.name, why)
         if not before.entries and not after and not part.keeps_use:
             return _unseen(layer.name, "it keeps no entry, and no lookup shows")
@@ -168,7 +169,7 @@ class Evidence:
         hits = sum(moment >= self.began for moment in times) if times or part.keeps_use else None
         misses = None
         why = "entries that appeared, and times of use"
-        if (counters := counters_of(part)) is not None:
+        if (counters := counters_of(layer, part)) is not None:
             first = before.counters or (0, 0)
             why = part.by
             # The counters may have been reset in the run.
@@ -209,7 +210,7 @@ class Evidence:
         part = self.lookups.get(layer.name)
         if part is None or part.files is None or self.seen is None:
             return None
-        if layer.scope is not Scope.SYSTEM and self.before[layer.name].entries is None:
+        if layer.about.scope is not Scope.SYSTEM and self.before[layer.name].entries is None:
             return None
         seen = self.seen[layer.name]
         strangers = sorted(self.strangers.get(layer.name, ()))
@@ -228,7 +229,7 @@ class Evidence:
         before, after = self.before[layer.name].entries or {}, list_entries(layer, part) or {}
         new = [key for key, entry in after.items() if key not in before and entry.guest is None]
         names, openings = ", ".join(sorted({path.name for path in seen.shared})), sum(seen.shared.values())
-        hits, misses = part.by_openings(openings, len(new)) or (None, None)
+        hits, misses = part.by_openings(openings, len(new), layer.environment) or (None, None)
         files = part.files or EntryFiles()
         why = f"{names}: opened {openings} times; {files.otherwise}; stores are the entries that appeared"
         total = sum(after[key].bytes for key in new)
@@ -244,23 +245,23 @@ def modules_of(lookups: Lookups) -> set[str]:
     return {*lookups.modules, *(call.module for call in lookups.calls)}
 
 
-def counters_of(lookups: Lookups) -> tuple[int, int] | None:
+def counters_of(layer: Layer, lookups: Lookups) -> tuple[int, int] | None:
     """Return the cache's own counters; ``None`` if it has none, or if a plug-in fails to read them."""
     try:
-        return lookups.counters()
+        return lookups.counters(layer.environment)
     except FAILURES:
         return None
 
 
 def list_entries(layer: Layer, lookups: Lookups) -> dict[str, Entry] | None:
     """List the entries of a layer; return ``None`` if it is watched, or read only, or cannot be listed."""
-    if layer.scope is Scope.SYSTEM or modules_of(lookups):
+    if layer.about.scope is Scope.SYSTEM or modules_of(lookups):
         return None
     try:
         return {
             f"{root.path}/{entry.key}": entry
             for root in layer.roots()
-            for entry in layer.scan(root, contents=False)
+            for entry in layer.store.scan(root, contents=False)
             if isinstance(entry, Entry)
         }
     except FAILURES:
@@ -319,7 +320,7 @@ def _judged(layer: Layer, counted: LayerTrace) -> LayerTrace:
             return replace(counted, state="disabled", state_why=state.why)
         if state.condition is Condition.BYPASSED and not counted.was_used:
             return replace(counted, state="bypassed", state_why=state.why)
-        if state.condition in (Condition.ENABLED, Condition.UNKNOWN) and layer.when_closed and not counted.stores:
+        if state.condition in (Condition.ENABLED, Condition.UNKNOWN) and layer.about.when_closed and not counted.stores:
             refused = (storing_refused(root.path) for root in layer.roots() if root.scope is Scope.USER)
             if why := next(filter(None, refused), None):
                 return replace(counted, state="closed", state_why=why)
@@ -363,7 +364,7 @@ def _silent(layer: Layer, used: Sequence[EntryTrace], events: Iterable[Event]) -
     builds = [event for event in events if _is_silent(event) or event.get("by_files")]
     if used and any(event["failed"] for event in builds):
         yield "a build failed, which stores nothing, so that its misses do not show"
-    tagging = part_of(layer, "tagging")
+    tagging = layer.about.tagging
     platforms = () if tagging is None else tagging.platforms
     lost = (event for event in builds if _is_silent(event) and event.get("binary") != "hit" and not event["failed"])
     if all(entry.kernels for entry in used) and any(

@@ -7,7 +7,7 @@ import platform
 from dataclasses import dataclass
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.texts import plural
+from cachectl.layers.base.errors import plural
 from cachectl.layers.host.drivers import opencl_drivers
 from cachectl.layers.host.hardware import nvidia_gpus, processor
 

@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from cachectl.layer_set import LayerSet, part_of
-from cachectl.layers.base.as_json import AsJson
+from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import Environment, process_variable, set_process_variable
 from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.facts import AsJson
 from cachectl.layers.base.parts import Lookups
 from cachectl.layers.inside import observer
 from cachectl.watching import evidence
@@ -149,9 +149,9 @@ class Tracer:
         self.site, self.notes = folder / "site", folder / "events"
         self.site.mkdir()
         self.notes.mkdir()
-        self._lookups = {layer.name: part for layer in stack if (part := part_of(layer, "lookups")) is not None}
+        self._lookups = {layer.name: part for layer in stack if (part := layer.about.lookups) is not None}
         self._before = {
-            layer.name: evidence.Before(evidence.list_entries(layer, part), evidence.counters_of(part))
+            layer.name: evidence.Before(evidence.list_entries(layer, part), evidence.counters_of(layer, part))
             for layer in stack
             for part in (self._lookups.get(layer.name, Lookups()),)
         }

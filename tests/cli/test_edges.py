@@ -231,8 +231,9 @@ def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.Mo
     def refuse(*_: object, **__: object) -> NoReturn:
         raise OSError(5, "Input/output error")
 
-    stack = Stack(Environment({}, home=tmp_path), plugins=False)
-    for name in ("scan", "find", "iter_usage"):
+    (tmp_path / ".cache" / "pocl" / "kcache").mkdir(parents=True)
+    stack = Stack(Environment({"HOME": str(tmp_path)}, home=tmp_path), plugins=False)
+    for name in ("scan", "find", "usage"):
         monkeypatch.setattr(stack["pocl"].store, name, refuse)
     monkeypatch.setattr(stack["cuda"], "roots", refuse)
     pocl, cuda, _ = stack.report(layers=("pocl", "cuda", "loopy")).layers

@@ -137,7 +137,7 @@ def test_a_database_in_use_becomes_a_file_to_install(tmp_path: Path) -> None:
     assert target.read_bytes()[18:20] == b"\x01\x01"
     installed = environment_of(tmp_path / "another", MIOPEN_SYSTEM_DB_PATH=str(target.parent))
     system = MIOpenSystemKernels(installed)
-    assert list(system.verify(system.roots()[0])) == []
+    assert list(system.store.verify(system.roots()[0])) == []
     found = system.get(SEPARATOR.join((target.name, kernel_key("conv.cl.o", ARGS))))
     assert found is not None
     assert found.data == CODE

@@ -15,7 +15,8 @@ from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Finding, Hazard, Root, Scope, Severity
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.registry import Broken, guarded
+from cachectl.layers.base.parts import About
+from cachectl.layers.base.registry import Broken
 from cachectl.layers.comgr import ComgrCodec
 from cachectl.layers.stores.files import Files
 from cachectl.stack import Stack
@@ -112,7 +113,7 @@ def sick(environment: Environment, failing: str = "", **members: object) -> Laye
     failures = dict.fromkeys(("state", "switched", "relocate"), failed)
     own = {"name": "sick", "title": "a sick layer", "store": store, **failures}
     layer: Layer = type("Sick", (Layer,), {**own, **of_layer, **members})(environment)
-    return guarded(layer)
+    return layer
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_a_plugin_that_fails_stops_neither_itself_nor_the_others(tmp_path: Path,
 def test_the_hazard_of_a_plugin_is_reported(tmp_path: Path) -> None:
     environment = environment_of(tmp_path, PMI_SIZE="2")
     hazard = Hazard(Severity.RISKS, "it was not made for this")
-    found = only(diagnosis((sick(environment, among_ranks=hazard),)).findings, "ranks")
+    found = only(diagnosis((sick(environment, about=About(among_ranks=hazard)),)).findings, "ranks")
     assert found.message == "the ranks of this job share it: it was not made for this".replace("ranks", "2 ranks")
     assert found.fix.startswith("nothing moves it: ")
 

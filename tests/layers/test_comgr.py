@@ -88,8 +88,8 @@ def test_bitcode_and_code_objects_name_kernels_and_device(layer: ComgrCache) -> 
         "axpy-gfx90a.o": ("code object", ("axpy", "scale"), "gfx90a"),
     }
     assert (entries[name_of("spirv")].detail["kind"], entries[name_of("spirv")].kernels) == ("SPIR-V", None)
-    assert list(layer.verify(layer.roots()[0])) == []
-    usage = layer.usage(layer.roots()[0])
+    assert list(layer.store.verify(layer.roots()[0])) == []
+    usage = layer.store.usage(layer.roots()[0])
     assert (usage.entries, usage.files) == (4, 5)
 
 
@@ -143,7 +143,7 @@ def test_damage_is_reported_with_its_effect_in_comgr(layer: ComgrCache) -> None:
     (root.path / cut).write_bytes((root.path / cut).read_bytes()[:-1])
     (root.path / inner).write_bytes(entry(compiled()[OUTPUTS[1]][:-100]))
     (root.path / empty).write_bytes(b"")
-    findings = list(layer.verify(root))
+    findings = list(layer.store.verify(root))
     assert {finding.key: finding.severity for finding in findings} == {
         cut: Severity.RECOMPILES,
         inner: Severity.FAILS,
@@ -151,10 +151,10 @@ def test_damage_is_reported_with_its_effect_in_comgr(layer: ComgrCache) -> None:
     }
     with pytest.raises(Damaged, match="exactly an output and a log"):
         layer.get(cut)
-    given = {one.path.name: one.code for one in layer.scan(root) if isinstance(one, Problem)}
+    given = {one.path.name: one.code for one in layer.store.scan(root) if isinstance(one, Problem)}
     assert given == dict.fromkeys((cut, inner, empty), "damaged")
     assert layer.clear(layer.plan_clear(damaged=True)).removed == 3
-    assert list(layer.verify(root)) == []
+    assert list(layer.store.verify(root)) == []
     assert len(list(layer.entries())) == 2
 
 

@@ -57,9 +57,9 @@ def test_every_entry_is_decoded(layer: CudaComputeCache) -> None:
     assert (halves.count("front end"), halves.count("back end")) == (20, 20)
     assert {entry.versions["driver"] for entry in entries if entry.detail["half"] == "front end"} == {"580.159.04"}
     root = layer.roots()[0]
-    assert list(layer.verify(root)) == []
-    assert layer.usage(root).problems == ()
-    assert layer.usage(root).files == 41
+    assert list(layer.store.verify(root)) == []
+    assert layer.store.usage(root).problems == ()
+    assert layer.store.usage(root).files == 41
 
 
 def test_an_index_is_made_in_the_folder_that_was_opened(
@@ -93,7 +93,7 @@ def test_a_flipped_byte_is_named_and_not_put(layer: CudaComputeCache, at: int, w
     with pytest.raises(Damaged, match=words):
         layer.put(entry.key, replace(artifact, data=bytes(data)), replace=True)
     (entry.root / entry.key).write_bytes(data)
-    (finding,) = layer.verify(layer.roots()[0])
+    (finding,) = layer.store.verify(layer.roots()[0])
     assert (finding.key, finding.code, finding.fix) == (entry.key, "damaged", "cachectl purge --damaged cuda")
     assert words in finding.message
 
@@ -104,7 +104,7 @@ def test_clearing_one_kernel_takes_it_out_of_the_index(layer: CudaComputeCache) 
     left = index(folder(layer))
     assert {identifier for identifier, _ in left} == {form.identifier_of(entry.key) for entry in layer.entries()}
     assert len(left) == 38
-    assert list(layer.verify(layer.roots()[0])) == []
+    assert list(layer.store.verify(layer.roots()[0])) == []
     assert layer.clear(layer.plan_clear()).removed == 38
     assert [path.name for path in folder(layer).rglob("*") if path.is_file()] == ["index"]
     assert index(folder(layer)) == ()
@@ -117,7 +117,7 @@ def test_put_counts_an_entry_in_the_index(layer: CudaComputeCache) -> None:
     layer.put(entry.key, artifact)
     assert index(folder(layer))[-1] == (form.identifier_of(entry.key), len(artifact.data) - 28)
     assert (entry.root / entry.key).stat().st_mode & 0o777 == 0o644
-    assert list(layer.verify(layer.roots()[0])) == []
+    assert list(layer.store.verify(layer.roots()[0])) == []
 
 
 @pytest.fixture
@@ -161,11 +161,11 @@ def test_an_index_that_has_no_room_to_grow_stays_whole(small_disk: Path) -> None
         layer.put(key, artifact)
     assert (folder(layer) / key).read_bytes() == data
     assert (folder(layer) / "index").read_bytes() == before
-    assert [finding.code for finding in layer.verify(layer.roots()[0])] == ["index"]
+    assert [finding.code for finding in layer.store.verify(layer.roots()[0])] == ["index"]
     (small_disk / "filler").unlink()
     layer.put(key, artifact)
     assert layer.clear(layer.plan_clear(Selection(key=made_up_entry(0)[0]))).removed == 1
-    assert list(layer.verify(layer.roots()[0])) == []
+    assert list(layer.store.verify(layer.roots()[0])) == []
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x41\x00\x00\x00" + b"\xff" * 12])
@@ -175,11 +175,11 @@ def test_an_index_that_is_not_whole_is_named_and_made_anew(layer: CudaComputeCac
     if content is not None:
         (folder(layer) / "index").write_bytes(content)
     root = layer.roots()[0]
-    assert [finding.code for finding in layer.verify(root)] == ["index"]
-    assert [problem.code for problem in layer.usage(root).problems] == (["index"] if content else [])
+    assert [finding.code for finding in layer.store.verify(root)] == ["index"]
+    assert [problem.code for problem in layer.store.usage(root).problems] == (["index"] if content else [])
     assert layer.clear(layer.plan_clear(Selection(kernel="ka3"))).removed == 2
     assert len(index(folder(layer))) == 38
-    assert list(layer.verify(root)) == []
+    assert list(layer.store.verify(root)) == []
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_an_index_of_another_version_is_left_alone(layer: CudaComputeCache, cont
     path.write_bytes(content)
     assert layer.clear(layer.plan_clear(Selection(kernel="ka3"))).removed == 2
     assert path.read_bytes() == content
-    assert "drops every entry" in next(layer.verify(layer.roots()[0])).message
+    assert "drops every entry" in next(layer.store.verify(layer.roots()[0])).message
 
 
 def test_files_of_others_and_of_other_versions_are_not_removed_as_damaged(layer: CudaComputeCache) -> None:
@@ -201,7 +201,7 @@ def test_files_of_others_and_of_other_versions_are_not_removed_as_damaged(layer:
         (folder(layer) / name).write_bytes(content)
     plan = layer.plan_clear(damaged=True)
     assert plan.entries == ()
-    assert {finding.thing for finding in layer.verify(layer.roots()[0])} == {None}
+    assert {finding.thing for finding in layer.store.verify(layer.roots()[0])} == {None}
 
 
 def test_an_entry_of_another_version_is_not_damaged_and_one_of_zeros_is(layer: CudaComputeCache) -> None:
@@ -238,11 +238,11 @@ def test_hostile_headers_cost_neither_memory_nor_time(layer: CudaComputeCache) -
     os.truncate(sparse, 1 << 40)
     os.mkfifo(path.with_name("0123456789abcf"))
     root = layer.roots()[0]
-    assert len(list(layer.scan(root))) >= 41
-    assert "00123456789abcd" in "".join(finding.key or "" for finding in layer.verify(root)).replace("/", "")
+    assert len(list(layer.store.scan(root))) >= 41
+    assert "00123456789abcd" in "".join(finding.key or "" for finding in layer.store.verify(root)).replace("/", "")
     (folder(layer) / "index").unlink()
     os.mkfifo(folder(layer) / "index")
-    layer.usage(root)
+    layer.store.usage(root)
     assert [note.because for note in layer.clear(layer.plan_clear()).failed] != []
 
 
@@ -261,7 +261,7 @@ def test_a_stranger_with_an_entrys_name_is_left_alone(layer: CudaComputeCache) -
     stranger = folder(layer) / "0" / "0" / "0123456789abcd"
     stranger.parent.mkdir(parents=True, exist_ok=True)
     stranger.write_bytes(b"somebody else's own file, longer than a header")
-    assert [problem.code for problem in layer.usage(layer.roots()[0]).problems] == ["unrecognised"]
+    assert [problem.code for problem in layer.store.usage(layer.roots()[0]).problems] == ["unrecognised"]
     assert layer.clear(layer.plan_clear()).removed == 40
     assert stranger.exists()
 

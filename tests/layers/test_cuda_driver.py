@@ -48,8 +48,8 @@ def test_the_drivers_own_entries_are_read(layer: CudaComputeCache) -> None:
     named = {kernel for entry in entries for kernel in entry.kernels or ()}
     assert {f"nv{index}" for index in range(COUNT)} <= named
     assert all(entry.device is None or entry.device.startswith("sm_") for entry in entries)
-    assert list(layer.verify(layer.roots()[0])) == []
-    assert layer.usage(layer.roots()[0]).problems == ()
+    assert list(layer.store.verify(layer.roots()[0])) == []
+    assert layer.store.usage(layer.roots()[0]).problems == ()
 
 
 def test_the_driver_hits_what_put_wrote_and_misses_what_clear_removed(home: Home, layer: CudaComputeCache) -> None:
@@ -67,7 +67,7 @@ def test_the_driver_hits_what_put_wrote_and_misses_what_clear_removed(home: Home
     assert len(after) == everything
     # What was placed was hit, and so was not written again.
     assert {path: after[path] for path in placed} == placed
-    assert list(layer.verify(layer.roots()[0])) == []
+    assert list(layer.store.verify(layer.roots()[0])) == []
 
 
 def test_one_kernel_is_cleared_and_compiled_again_alone(home: Home, layer: CudaComputeCache) -> None:
@@ -78,7 +78,7 @@ def test_one_kernel_is_cleared_and_compiled_again_alone(home: Home, layer: CudaC
     after = files(layer)
     assert after.keys() == before.keys()
     assert {path: after[path] for path in left} == left
-    assert list(layer.verify(layer.roots()[0])) == []
+    assert list(layer.store.verify(layer.roots()[0])) == []
 
 
 def test_a_damaged_entry_is_found_and_the_driver_replaces_it(home: Home, layer: CudaComputeCache) -> None:
@@ -86,7 +86,7 @@ def test_a_damaged_entry_is_found_and_the_driver_replaces_it(home: Home, layer: 
     path = entry.root / entry.key
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert [finding.key for finding in layer.verify(layer.roots()[0])] == [entry.key]
+    assert [finding.key for finding in layer.store.verify(layer.roots()[0])] == [entry.key]
     home.python("nvidia.py", str(COUNT))
     assert path.read_bytes() == content
 
@@ -102,7 +102,7 @@ def test_purging_beside_a_compiling_program_costs_it_nothing(home: Home, layer: 
         assert child.returncode == 0, child.stderr.read()
     assert rounds > 1
     home.python("nvidia.py", str(COUNT))
-    assert list(layer.verify(layer.roots()[0])) == []
+    assert list(layer.store.verify(layer.roots()[0])) == []
 
 
 def test_switched_off_the_driver_writes_nothing(home: Home) -> None:
@@ -128,4 +128,4 @@ def test_a_started_driver_answers_no_build_of_the_block_and_keeps_none(home: Hom
     assert seen["left"] == []
     assert seen["same"]
     layer = CudaComputeCache(home.environment())
-    assert list(layer.verify(layer.roots()[0])) == []
+    assert list(layer.store.verify(layer.roots()[0])) == []

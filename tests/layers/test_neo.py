@@ -99,8 +99,8 @@ def test_every_kind_of_program_names_its_kernels(layer: NeoCompilerCache) -> Non
     assert {kinds[f"{name}.ocloc_cache"] for name in (*WRAPPED, *BARE)} == {"patch tokens"}
     assert {entries[f"{name}.ocloc_cache"].device for name in WRAPPED} == {"graphics core 12", "graphics core 3079"}
     assert "9/0/90acc8ebe339bbdf.cl_cache" in entries
-    assert list(layer.verify(layer.roots()[0])) == []
-    usage = layer.usage(layer.roots()[0])
+    assert list(layer.store.verify(layer.roots()[0])) == []
+    usage = layer.store.usage(layer.roots()[0])
     assert (usage.entries, usage.files) == (8, 8 + 4)
 
 
@@ -153,14 +153,14 @@ def test_put_and_a_purge_of_damage_set_the_account_right(layer: NeoCompilerCache
     outcome = layer.clear(layer.plan_clear(Selection(key="9/0/90acc8ebe339bbdf.cl_cache")))
     assert outcome.removed == 1
     assert accounted(root.path) == held(root.path) == before - outcome.bytes_freed
-    assert list(layer.verify(root)) == []
+    assert list(layer.store.verify(root)) == []
     layer.clear(layer.plan_clear())
     assert accounted(root.path) == 0
     layer.put(key, artifact)
     assert accounted(root.path) == len(artifact.data)
     data = (root.path / key).read_bytes()
     (root.path / key).write_bytes(data[:-4])
-    findings = list(layer.verify(root))
+    findings = list(layer.store.verify(root))
     assert [finding.code for finding in findings] == ["damaged", "index"]
     assert layer.clear(layer.plan_clear(damaged=True)).removed == 1
     assert accounted(root.path) == 0
@@ -175,18 +175,18 @@ def test_without_an_account_the_driver_counts_itself(layer: NeoCompilerCache) ->
 def test_a_file_that_is_not_an_account_is_left_and_reported(layer: NeoCompilerCache) -> None:
     path = folder_of(layer) / "config.file"
     path.write_bytes(b"size = 5 # somebody's own")
-    (found,) = layer.verify(layer.roots()[0])
+    (found,) = layer.store.verify(layer.roots()[0])
     assert (found.key, found.severity) == ("config.file", Severity.WASTES)
     assert layer.clear(layer.plan_clear()).removed == 8
     assert path.read_bytes() == b"size = 5 # somebody's own"
     subprocess.run(["sh", "-c", found.fix], check=True)
-    assert list(layer.verify(layer.roots()[0])) == []
+    assert list(layer.store.verify(layer.roots()[0])) == []
 
 
 @pytest.mark.parametrize(("counted", "words"), [(10**9, "too early"), (1, "beyond its limit")])
 def test_an_account_with_a_wrong_sum_is_reported(layer: NeoCompilerCache, counted: int, words: str) -> None:
     account(folder_of(layer), counted)
-    (found,) = layer.verify(layer.roots()[0])
+    (found,) = layer.store.verify(layer.roots()[0])
     assert (found.code, words in found.message) == ("index", True)
 
 
@@ -210,14 +210,14 @@ def test_an_account_replaced_by_a_pipe_waits_for_nobody(layer: NeoCompilerCache)
     path.unlink()
     os.mkfifo(path)
     assert [note.because for note in layer.clear(layer.plan_clear()).failed] == ["cannot open: a pipe, no plain file"]
-    assert list(layer.verify(layer.roots()[0])) == []
+    assert list(layer.store.verify(layer.roots()[0])) == []
 
 
 def test_the_effect_of_an_unreadable_entry_is_reported(layer: NeoCompilerCache) -> None:
     large = layer.roots()[0].path / "0123456789abcdef.cl_cache"
     large.touch()
     os.truncate(large, (1 << 30) + 1)
-    (given,) = (finding for finding in layer.verify(layer.roots()[0]) if finding.key == large.name)
+    (given,) = (finding for finding in layer.store.verify(layer.roots()[0]) if finding.key == large.name)
     assert given.severity is Severity.RECOMPILES
     assert given.message.endswith("; the driver compiles it again at every run, and never replaces it")
 
@@ -229,7 +229,7 @@ def test_damage_is_reported_with_its_effect_in_the_driver(layer: NeoCompilerCach
     bare.write_bytes(bare.read_bytes()[:900])
     (root.path / "0123456789abcdef.cl_cache").write_bytes(b"")
     (root.path / "0123456789abcdff.cl_cache").write_bytes(zebin(tmp_path)[:-100])
-    found = {finding.key: finding.severity for finding in layer.verify(root) if finding.code == "damaged"}
+    found = {finding.key: finding.severity for finding in layer.store.verify(root) if finding.code == "damaged"}
     assert found == {
         "9/0/90acc8ebe339bbdf.cl_cache": Severity.RECOMPILES,
         f"{BARE[0]}.ocloc_cache": Severity.FAILS,
@@ -238,7 +238,7 @@ def test_damage_is_reported_with_its_effect_in_the_driver(layer: NeoCompilerCach
     }
     with pytest.raises(Damaged, match="cut short"):
         layer.get("9/0/90acc8ebe339bbdf.cl_cache")
-    assert "damaged" in {problem.code for problem in layer.scan(root) if isinstance(problem, Problem)}
+    assert "damaged" in {problem.code for problem in layer.store.scan(root) if isinstance(problem, Problem)}
 
 
 def test_other_files_are_neither_listed_nor_removed(layer: NeoCompilerCache, tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_looking_does_not_look_like_use(layer: NeoCompilerCache) -> None:
         # Older than the last change: on most file systems the next reading would count.
         os.utime(path, (1, path.stat().st_mtime))
     list(layer.entries())
-    list(layer.verify(layer.roots()[0]))
+    list(layer.store.verify(layer.roots()[0]))
     assert {path.stat().st_atime for path in paths} == {1.0}
 
 

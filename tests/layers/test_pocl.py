@@ -43,7 +43,7 @@ def place(layer: PoclKernels, name: str, files: dict[str, bytes]) -> Path:
 
 
 def found(layer: PoclKernels) -> list[object]:
-    return list(layer.scan(layer.roots()[0]))
+    return list(layer.store.scan(layer.roots()[0]))
 
 
 def grow_old(layer: PoclKernels, file: Path, seconds: float) -> None:
@@ -65,7 +65,7 @@ def test_kernels_and_variants_of_both_layouts(layer: PoclKernels, suffix: str) -
     assert entry.kernels == ("add", "mul")
     assert entry.detail == {"add": "0-0-0 16-1-1 8-1-1-goffs0-smallgrid", "mul": "0-0-0 16-1-1"}
     assert entry.files == 7
-    assert list(layer.verify(layer.roots()[0])) == []
+    assert list(layer.store.verify(layer.roots()[0])) == []
 
 
 def test_a_file_that_no_lookup_reaches_is_an_orphan(layer: PoclKernels) -> None:
@@ -91,7 +91,7 @@ def test_a_draw_of_six_letters_may_be_a_word(home: Home, folder: str, known: int
     for drawn in ("Vhocea", "thesis", "Backup"):
         os.close(os.open(root / f"tempfile_{drawn}.cl", os.O_CREAT | os.O_WRONLY, 0o600))
     layer = PoclKernels(home.environment(POCL_CACHE_DIR=str(root)))
-    assert layer.usage(layer.roots()[0]).orphan_files == known
+    assert layer.store.usage(layer.roots()[0]).orphan_files == known
 
 
 def test_the_uncached_folder_is_seen_and_cleared(home: Home) -> None:
@@ -101,7 +101,7 @@ def test_the_uncached_folder_is_seen_and_cleared(home: Home) -> None:
     (uncached / "_UNCACHED_aBc3ef").mkdir(parents=True)
     (uncached / "_UNCACHED_aBc3ef").chmod(0o700)
     (uncached / "_UNCACHED_aBc3ef" / "program.bc").write_bytes(BITCODE)
-    assert layer.usage(layer.roots()[1]).orphan_files == 1
+    assert layer.store.usage(layer.roots()[1]).orphan_files == 1
     grow_old(layer, uncached / "_UNCACHED_aBc3ef" / "program.bc", 2 * pocl_kernels.ORPHAN_REST)
     layer.clear(layer.plan_clear())
     assert list(uncached.iterdir()) == []
@@ -146,7 +146,7 @@ def test_an_entry_that_changed_since_the_plan_is_skipped(layer: PoclKernels) -> 
 def test_damage_is_named_and_not_put(layer: PoclKernels, path: str, content: bytes, message: str) -> None:
     good = {"program.bc": BITCODE, "k/0-0-0/k.so": ELF}
     place(layer, NAME, good | {path: content})
-    assert [finding.message for finding in layer.verify(layer.roots()[0])] == [message]
+    assert [finding.message for finding in layer.store.verify(layer.roots()[0])] == [message]
     artifact = Artifact("pocl", NAME, "pocl-entry/1", pack(good | {path: content}))
     with pytest.raises(Damaged, match=r"is (?:empty|not)|holds no"):
         layer.put(NAME, artifact, replace=True)
@@ -263,7 +263,7 @@ def test_empty_folders_of_programs_are_orphans_and_go(layer: PoclKernels) -> Non
     root = empty_folders(layer, "AB", "CD")
     place(layer, "EF/" + "G" * 37, {"program.bc": BITCODE})
     assert orphans(layer) == {"AB": "an empty folder of programs", "CD": "an empty folder of programs"}
-    usage = layer.usage(layer.roots()[0])
+    usage = layer.store.usage(layer.roots()[0])
     assert (usage.orphan_files, usage.orphan_bytes, usage.problems) == (0, 0, ())
     outcome = layer.clear(layer.plan_clear())
     assert (outcome.removed, outcome.skipped, outcome.failed) == (1, (), ())

@@ -137,7 +137,7 @@ def test_only_programs_with_shortened_names_are_read(
     assert read == []
     (_program(home) / LONG).rename(_program(home) / SHORTENED[LONG])
     assert list(layer.entries(Selection(kernel="other_*"))) == []
-    assert layer.usage(layer.roots()[0]).entries == 1
+    assert layer.store.usage(layer.roots()[0]).entries == 1
     assert read == []
     assert len(list(layer.entries(Selection(kernel="long_*")))) == 1
     assert [path.rpartition("/")[2] for path in read] == [f"{LONG}.so"]

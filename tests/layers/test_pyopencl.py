@@ -56,7 +56,7 @@ def test_whether_another_python_can_hit_its_entries_is_unknown(layer: PyOpenCLBi
     entries = list(layer.entries())
     assert {entry.stale for entry in entries} == {None}
     assert "unknown: built under Python 3.8.1" in str(entries[0].stale_because)
-    assert layer.usage(layer.roots()[0]).stale_entries is None
+    assert layer.store.usage(layer.roots()[0]).stale_entries is None
     assert layer.plan_clear(Selection(stale=True)).entries == ()
 
 
@@ -109,8 +109,8 @@ def test_a_missing_half_is_a_problem_and_a_cut_one_is_found(layer: PyOpenCLBinar
     info = cut.root / cut.key / "info"
     info.write_bytes(info.read_bytes()[:-5])
     root = layer.roots()[0]
-    assert [problem.message for problem in layer.usage(root).problems] == ["binary is missing"]
-    messages = {finding.key: finding.message for finding in layer.verify(root)}
+    assert [problem.message for problem in layer.store.usage(root).problems] == ["binary is missing"]
+    messages = {finding.key: finding.message for finding in layer.store.verify(root)}
     assert messages.keys() == {missing.key, cut.key}
     assert "info is not the pickle" in messages[cut.key]
 
@@ -156,9 +156,9 @@ def test_the_oldest_release_asks_only_whether_its_variable_is_set(layer: PyOpenC
     variables = {**layer.environment.variables, "PYOPENCL_NO_CACHE": value}
     there = PyOpenCLBinaries(replace(layer.environment, variables=variables, installed=lambda _name: "2024.1"))
     assert there.state().condition is Condition.DISABLED
-    assert there.state().why.endswith("pyopencl 2024.1 asks only whether it is set")
     (found,) = [finding for finding in there.diagnose() if finding.code == "variable"]
-    assert "switches PyOpenCL program binaries off all the same" in found.message
+    outcome = "switches PyOpenCL program binaries off all the same: pyopencl 2024.1 asks only whether it is set"
+    assert there.state().why == found.message == f"PYOPENCL_NO_CACHE={value!r} {outcome}"
 
 
 def test_an_old_lock_is_taken_over_only_where_nobody_can_hold_it(
@@ -184,12 +184,12 @@ def test_a_lock_that_nobody_holds_is_an_orphan_and_goes(
     assert lock.exists()
     root = layer.roots()[0]
     # It may be held by a program that is only slow.
-    assert layer.usage(root).orphan_files == 0
+    assert layer.store.usage(root).orphan_files == 0
     os.utime(lock, (1, 1))
-    assert layer.usage(root).orphan_files == 1
+    assert layer.store.usage(root).orphan_files == 1
     assert list(orphans(layer)) == [f"{lock.parent.name}/lock"]
     monkeypatch.setattr(pyopencl_programs, "using", lambda _libraries, **_: (4711,))
-    assert layer.usage(root).orphan_files == 0
+    assert layer.store.usage(root).orphan_files == 0
     monkeypatch.setattr(pyopencl_programs, "using", lambda _libraries, **_: ())
     plan = layer.plan_clear()
     outcome = layer.clear(plan)
@@ -200,7 +200,7 @@ def test_a_lock_that_nobody_holds_is_an_orphan_and_goes(
 
 def test_a_lock_that_is_taken_after_the_plan_stays(layer: PyOpenCLBinaries) -> None:
     lock = old_lock(layer)
-    (found,) = [found for found in layer.scan(layer.roots()[0]) if isinstance(found, Orphan)]
+    (found,) = [found for found in layer.store.scan(layer.roots()[0]) if isinstance(found, Orphan)]
     plan = layer.plan_removal([found])
     lock.unlink()
     lock.write_bytes(b"")

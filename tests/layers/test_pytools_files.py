@@ -33,8 +33,8 @@ def test_a_file_that_was_just_made_is_no_damage(home: Home) -> None:
     layer, path = mine(home, {})
     path.write_bytes(b"")
     root = layer.roots()[0]
-    assert [thing for thing in layer.scan(root) if isinstance(thing, Problem)] == []
-    assert list(layer.verify(root)) == []
+    assert [thing for thing in layer.store.scan(root) if isinstance(thing, Problem)] == []
+    assert list(layer.store.verify(root)) == []
     assert not layer.plan_clear().failed
 
 
@@ -63,7 +63,7 @@ def test_a_purge_names_the_cure_of_a_broken_dictionary_and_clears_the_others(hom
     left = {entry["key"].partition("/")[0] for entry in home.json("ls", "pytools", check=False)["entries"]}
     assert left == set()
     layer = PytoolsDictionaries(home.environment())
-    damaged = [finding.thing for finding in layer.verify(layer.roots()[0]) if finding.thing is not None]
+    damaged = [finding.thing for finding in layer.store.verify(layer.roots()[0]) if finding.thing is not None]
     assert [thing.key for thing in damaged] == [header.name, inside.name]
     outcome = layer.clear(layer.plan_removal(damaged))
     assert (outcome.skipped, outcome.failed, header.exists(), inside.exists()) == ((), (), False, False)
@@ -73,7 +73,7 @@ def test_a_purge_names_the_cure_of_a_broken_dictionary_and_clears_the_others(hom
 @pytest.mark.parametrize("data", [b"", b"junk", b"\x80\x04N", b"\x80\x04N.trailing"])
 def test_a_broken_pickle_is_found_and_not_put(home: Home, data: bytes) -> None:
     layer, path = mine(home, {"a" * 16: data})
-    assert [finding.code for finding in layer.verify(layer.roots()[0])] == ["pickle"]
+    assert [finding.code for finding in layer.store.verify(layer.roots()[0])] == ["pickle"]
     key = f"{path.name}/{'b' * 16}"
     with pytest.raises(Damaged):
         layer.put(key, Artifact("pytools", key, "pytools-pdict/5", data))
@@ -82,7 +82,7 @@ def test_a_broken_pickle_is_found_and_not_put(home: Home, data: bytes) -> None:
 def test_a_pickle_of_a_later_protocol_is_not_removed_as_damaged(home: Home) -> None:
     later = bytes([0x80, pickle.HIGHEST_PROTOCOL + 1]) + b"\xfe."
     layer, _ = mine(home, {"a" * 16: later, "b" * 16: bytes(50)})
-    assert [finding.code for finding in layer.verify(layer.roots()[0])] == ["foreign", "pickle"]
+    assert [finding.code for finding in layer.store.verify(layer.roots()[0])] == ["foreign", "pickle"]
     assert [entry.key[-1] for entry in layer.plan_clear(damaged=True).entries] == ["b"]
 
 
@@ -109,8 +109,8 @@ def test_nothing_is_read_or_written_through_a_link(home: Home) -> None:
         layer.get(key)
     with pytest.raises(LayerError, match="link"):
         layer.put(key, Artifact("pytools", key, "pytools-pdict/5", NONE), replace=True)
-    assert len(list(layer.verify(layer.roots()[0]))) == 1
-    assert [problem.code for problem in layer.usage(layer.roots()[0]).problems] == ["link"]
+    assert len(list(layer.store.verify(layer.roots()[0]))) == 1
+    assert [problem.code for problem in layer.store.usage(layer.roots()[0]).problems] == ["link"]
     layer.clear(layer.plan_clear())
     outcome = layer.clear(plan)
     assert (outcome.removed, len(outcome.failed)) == (0, 1)
@@ -122,15 +122,15 @@ def test_a_pipe_under_a_dictionarys_name_makes_nobody_wait(home: Home) -> None:
     path.unlink()
     os.mkfifo(path)
     root = layer.roots()[0]
-    layer.usage(root)
-    assert len(list(layer.verify(root))) == 1
+    layer.store.usage(root)
+    assert len(list(layer.store.verify(root))) == 1
     with pytest.raises(LayerError):
         layer.get(f"{path.name}/{'a' * 16}")
 
 
 def test_advice_is_safe_to_paste(home: Home) -> None:
     layer, _ = mine(home, {"x'; touch pwned; '": b"junk"})
-    (finding,) = layer.verify(layer.roots()[0])
+    (finding,) = layer.store.verify(layer.roots()[0])
     assert shlex.split(finding.fix)[-1] == finding.key
 
 
@@ -146,7 +146,7 @@ def test_rows_that_took_the_numbers_of_deleted_ones_stay(home: Home) -> None:
 
 
 def test_folders_with_other_files_are_no_entries(home: Home) -> None:
-    folder = home.path / ".cache" / "pytools" / "pdict-v2-mydata-py3.8.1.final.0" / ("0" * 16)
+    folder = home.path / ".cache" / "pytools" / "pdict-v4-mydata-py3.8.1.final.0" / "abc" / "def" / ("0" * 16)
     folder.mkdir(parents=True)
     (folder / "results.h5").write_bytes(b"years")
     layer = PytoolsDictionaries(home.environment())
@@ -162,8 +162,8 @@ def test_looking_at_a_file_with_a_stray_log_writes_nothing(home: Home, size: int
     Path(f"{path}-wal").write_bytes(b"no log at all" * 100)
     before = snapshot(home.path, times=True)
     for root in layer.roots():
-        list(layer.scan(root))
-        list(layer.verify(root))
+        list(layer.store.scan(root))
+        list(layer.store.verify(root))
     layer.plan_clear()
     assert snapshot(home.path, times=True) == before
 

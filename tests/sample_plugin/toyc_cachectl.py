@@ -5,7 +5,7 @@ import re
 from cachectl.layers.base.declarations import EnvPath, EnvSwitch, at_load, user_cache
 from cachectl.layers.base.facts import Severity
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.parts import Call, Lookups, Portability
+from cachectl.layers.base.parts import About, Call, Lookups, Portability
 from cachectl.layers.base.store import Codec, Damage
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.files import Files
@@ -31,6 +31,8 @@ class Toyc(Layer):
     places = EnvPath("TOYC_CACHE_DIR", default=user_cache("toyc"))
     switch = EnvSwitch("TOYC_CACHE", off="0", read=at_load("libtoyc.so"))
     store = Files(r"[0-9a-f]{16}\.toyc", codec=ToycCodec())
-    reveals = "names of your kernels"
-    portability = Portability()
-    lookups = Lookups("toyc", (Call("toyc", "find"), Call("toyc", "keep", stores=True)))
+    about = About(
+        reveals="names of your kernels",
+        portability=Portability(),
+        lookups=Lookups("toyc", (Call("toyc", "find"), Call("toyc", "keep", stores=True))),
+    )

@@ -247,7 +247,7 @@ def status_due(answer: Mapping[str, Any]) -> int:
 
 
 def user_layers(stack: Stack) -> tuple[str, ...]:
-    return tuple(layer.name for layer in stack if layer.scope is Scope.USER)
+    return tuple(layer.name for layer in stack if layer.about.scope is Scope.USER)
 
 
 def looked_at(stack: Stack) -> Iterator[object]:

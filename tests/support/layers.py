@@ -18,7 +18,7 @@ def got(layer: Layer, key: str) -> Artifact:
 
 def orphans(layer: Layer) -> dict[str, str]:
     """Return the orphans of the first root, with why each is one."""
-    return {thing.key: thing.why for thing in layer.scan(layer.roots()[0]) if isinstance(thing, Orphan)}
+    return {thing.key: thing.why for thing in layer.store.scan(layer.roots()[0]) if isinstance(thing, Orphan)}
 
 
 def somebody(folder: Path, library: str) -> Path:

@@ -79,7 +79,7 @@ KEY = key_of()
 
 
 def problems(layer: Layer) -> list[str]:
-    return [found.code for root in layer.roots() for found in layer.scan(root) if isinstance(found, Problem)]
+    return [found.code for root in layer.roots() for found in layer.store.scan(root) if isinstance(found, Problem)]
 
 
 class MIOpenConformance(LayerConformance):
@@ -104,7 +104,7 @@ class MIOpenConformance(LayerConformance):
 
 
 def findings(layer: Layer) -> list[tuple[str, Severity]]:
-    return [(finding.code, finding.severity) for root in layer.roots() for finding in layer.verify(root)]
+    return [(finding.code, finding.severity) for root in layer.roots() for finding in layer.store.verify(root)]
 
 
 def spoil(path: Path, statement: str) -> None:

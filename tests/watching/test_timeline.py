@@ -123,7 +123,7 @@ assert [one.stage for one in t.summary.stages] == ["import", "lookup"]
 
 
 def test_code_run_in_programs_needs_the_standard_library_alone() -> None:
-    parts = [layer.lookups for layer in LayerSet(plugins=False) if layer.lookups is not None]
+    parts = [layer.about.lookups for layer in LayerSet(plugins=False) if layer.about.lookups is not None]
     paths = {path for part in parts for path in (*part.watchers.values(), *part.listeners.values())}
     paths.add(Path(observer.__file__))
     assert len(paths) > 4

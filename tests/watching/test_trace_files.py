@@ -169,7 +169,9 @@ def test_the_database_of_miopen(home: Home, sources: Mapping[str, Path]) -> None
 def watched(home: Home, *, lost: bool = False) -> Iterator[dict[str, Any]]:
     """Yield what is filled with what was seen when the block has ended."""
     stack = LayerSet(Environment({"HOME": str(home.path)}, home=home.path, cwd=home.path))
-    watching = EntryEvents([(layer, layer.lookups.files) for layer in stack if layer.lookups and layer.lookups.files])
+    watching = EntryEvents(
+        [(layer, layer.about.lookups.files) for layer in stack if layer.about.lookups and layer.about.lookups.files]
+    )
     seen: dict[str, Any] = {}
     with watching.watching():
         yield seen

@@ -95,7 +95,7 @@ def test_entries_of_gl_are_neither_counted_nor_cleared_unless_named(store: str, 
     entries = listed(layer)
     assert {name for name, found in entries.items() if found.guest} == set(graphics())
     assert {found.detail["of"] for found in entries.values()} == {"OpenCL", "GL or Vulkan"}
-    assert layer.usage(layer.roots()[0]).entries == 4
+    assert layer.store.usage(layer.roots()[0]).entries == 4
     plan = layer.plan_clear()
     assert len(plan.entries) == 4
     (note,) = plan.skipped

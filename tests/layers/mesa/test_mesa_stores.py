@@ -61,7 +61,7 @@ def test_a_different_entry_is_replaced_only_when_asked(store: str, tmp_path: Pat
     layer.put(key("b"), artifact, replace=True)
     assert got(layer, key("b")).data == artifact.data
     assert all(got(layer, name).data == contents()[name] for name in contents().keys() - {key("b")})
-    assert list(layer.verify(layer.roots()[0])) == []
+    assert list(layer.store.verify(layer.roots()[0])) == []
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -74,13 +74,13 @@ def test_a_flipped_byte_is_found_and_the_entry_removed(store: str, tmp_path: Pat
             for whole in bad.values():
                 data = data.replace(whole, whole[:-3] + b"\0\0\0")
             path.write_bytes(data)
-    found = list(layer.verify(layer.roots()[0]))
+    found = list(layer.store.verify(layer.roots()[0]))
     assert {(finding.key, finding.severity) for finding in found} == {(name, Severity.RECOMPILES) for name in bad}
     with pytest.raises(Damaged):
         layer.get(key("c"))
     outcome = layer.clear(layer.plan_clear(damaged=True))
     assert (outcome.removed, outcome.failed, outcome.skipped) == (2, (), ())
-    assert list(layer.verify(layer.roots()[0])) == []
+    assert list(layer.store.verify(layer.roots()[0])) == []
     assert listed(layer).keys() == {**contents(), **graphics()}.keys() - bad.keys()
 
 
@@ -93,7 +93,7 @@ def test_an_unknown_version_is_not_removed_as_damaged(store: str, tmp_path: Path
             data = path.read_bytes()
             path.write_bytes(data[:place] + b"\x09" + data[place + 1 :])
     before = snapshot(root)
-    found = list(layer.verify(layer.roots()[0]))
+    found = list(layer.store.verify(layer.roots()[0]))
     assert {(finding.code, finding.severity, finding.thing) for finding in found} == {
         ("foreign", Severity.HARMLESS, None)
     }
@@ -106,7 +106,7 @@ def test_a_single_file_that_mesa_cannot_use_is_removed_with_its_other_half(name:
     layer, root = filled(tmp_path / "home", "single-file", contents())
     (path,) = root.rglob(name)
     path.write_bytes(b"what is none of Mesa's")
-    found = list(layer.verify(layer.roots()[0]))
+    found = list(layer.store.verify(layer.roots()[0]))
     assert {Path(str(finding.key)).name for finding in found} == {"foz_cache.foz", "foz_cache_idx.foz"}
     # Who has it open is not known.
     busy = MesaShaderCache(replace(layer.environment, processes=Path("/no such folder"))).plan_clear(damaged=True)
@@ -167,13 +167,13 @@ def test_the_index_counts_what_is_there_after_every_change(tmp_path: Path) -> No
         return sum(path.stat().st_blocks * 512 for path in root.glob("??/*"))
 
     (root / "index").write_bytes(struct.pack("<Q", 1 << 28) + bytes(65536 * 20))
-    assert [finding.code for finding in layer.verify(layer.roots()[0])] == ["index"]
+    assert [finding.code for finding in layer.store.verify(layer.roots()[0])] == ["index"]
     artifact = got(layer, key("a"))
     layer.clear(layer.plan_clear())
     assert counted() == held() > 0
     layer.put(key("a"), artifact)
     assert counted() == held()
-    assert list(layer.verify(layer.roots()[0])) == []
+    assert list(layer.store.verify(layer.roots()[0])) == []
 
 
 @pytest.mark.parametrize("store", ["multi-file", "single-file"])
@@ -182,7 +182,7 @@ def test_an_index_of_one_length_is_no_ground_for_removing_entries(store: str, tm
     held = sum(path.stat().st_size for path in root.rglob("*") if path.is_file() and path.name != "index")
     assert plan_prune([layer], Limits(bytes=held)).plans[0].entries == ()
     assert len(plan_prune([layer], Limits(bytes=held - 1)).plans[0].entries) == 1
-    assert layer.usage(layer.roots()[0]).bytes == held + 1310728
+    assert layer.store.usage(layer.roots()[0]).bytes == held + 1310728
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -251,7 +251,7 @@ def test_a_kernel_stays_while_the_machine_code_of_its_driver_cannot_go(tmp_path:
 def test_temporaries_go_unless_somebody_may_be_writing_them(tmp_path: Path) -> None:
     layer, root = filled(tmp_path / "home", "multi-file", contents())
     (root / f"{key('a')}.tmp").write_bytes(b"half")
-    (orphan,) = (found for found in layer.scan(layer.roots()[0]) if isinstance(found, Orphan))
+    (orphan,) = (found for found in layer.store.scan(layer.roots()[0]) if isinstance(found, Orphan))
     assert orphan.key == f"{key('a')}.tmp"
     using = replace(layer.environment, processes=Path("/no such folder"))
     assert orphan.key not in {target.key for target in MesaShaderCache(using).plan_clear().entries}

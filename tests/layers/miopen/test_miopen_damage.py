@@ -108,7 +108,7 @@ def test_rows_that_miopen_rejects_are_damaged(tmp_path: Path, layer: MIOpenKerne
     with pytest.raises(Damaged):
         layer.get(KEY)
     assert problems(layer) == []
-    (finding,) = layer.verify(layer.roots()[0])
+    (finding,) = layer.store.verify(layer.roots()[0])
     assert (finding.key, finding.severity, finding.code) == (KEY, Severity.FAILS, "content")
     assert finding.fix == f"cachectl purge miopen --key '{KEY}'"
     # A damaged row is cleared, or replaced, like any other.
@@ -150,21 +150,21 @@ def test_a_file_in_the_place_of_a_database_is_named(tmp_path: Path, layer: MIOpe
     """MIOpen throws at every lookup and every store. That of a package is the package's to fix."""
     (tmp_path / "db" / "gfx90a.kdb").mkdir(parents=True)
     system = MIOpenSystemKernels(environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db")))
-    (finding,) = system.verify(system.roots()[0])
+    (finding,) = system.store.verify(system.roots()[0])
     assert (finding.code, finding.severity) == ("no-file", Severity.FAILS)
     assert "reinstall the package" in finding.fix
     path = user_file(tmp_path)
     path.parent.mkdir(parents=True)
     path.mkdir() if kind == "folder" else os.mkfifo(path)
-    (problem,) = (found for found in layer.scan(layer.roots()[0]) if isinstance(found, Problem))
+    (problem,) = (found for found in layer.store.scan(layer.roots()[0]) if isinstance(found, Problem))
     assert (problem.path, problem.code) == (path, "no-file")
-    (finding,) = layer.verify(layer.roots()[0])
+    (finding,) = layer.store.verify(layer.roots()[0])
     assert (finding.key, finding.severity) == (f"{VERSION}/gfx90a6e.ukdb", Severity.FAILS)
     with pytest.raises(Refused, match="a folder"):
         layer.put(KEY, artifact(KEY))
     subprocess.run(finding.fix, shell=True, check=True)  # noqa: S602 - the command is what is tested
     layer.put(KEY, artifact(KEY))
-    assert list(layer.verify(layer.roots()[0])) == []
+    assert list(layer.store.verify(layer.roots()[0])) == []
 
 
 def test_rows_that_break_statements_or_the_index_are_found(tmp_path: Path, layer: MIOpenKernels) -> None:
@@ -181,7 +181,7 @@ def test_an_empty_database_is_housekeeping_and_a_locked_one_a_problem(tmp_path: 
     # A mere lookup makes MIOpen write such a file.
     path = store(user_file(tmp_path), {})
     layer = MIOpenKernels(replace(environment_of(tmp_path), lock_timeout=0.05))
-    (found,) = layer.scan(layer.roots()[0])
+    (found,) = layer.store.scan(layer.roots()[0])
     assert isinstance(found, Housekeeping)
     assert found.bytes == path.stat().st_size
     with closing(sqlite3.connect(path)) as connection:
@@ -197,10 +197,10 @@ def test_unusable_files_are_problems(tmp_path: Path, layer: MIOpenKernels) -> No
     (folder / "gfx90a6e.ukdb").write_bytes(b"garbage" * 1000)
     store(folder / "gfx1030_36.ukdb", {(f"k{n}.s.o", ""): (os.urandom(5000), "0", 0) for n in range(9)})
     os.truncate(folder / "gfx1030_36.ukdb", 20_000)
-    found = [thing for thing in layer.scan(layer.roots()[0]) if isinstance(thing, Problem)]
+    found = [thing for thing in layer.store.scan(layer.roots()[0]) if isinstance(thing, Problem)]
     codes = {problem.path.stem: problem.code for problem in found}
     assert codes == {**dict.fromkeys(tables, "unreadable"), **dict.fromkeys(("gfx90a6e", "gfx1030_36"), "sqlite")}
-    judged = {Path(finding.key or "").stem: finding for finding in layer.verify(layer.roots()[0])}
+    judged = {Path(finding.key or "").stem: finding for finding in layer.store.verify(layer.roots()[0])}
     assert {name: (finding.code, finding.thing is not None) for name, finding in judged.items()} == {
         **dict.fromkeys((*tables, "gfx90878"), ("foreign", False)),
         **dict.fromkeys(("gfx90a6e", "gfx1030_36"), ("damaged", True)),
@@ -220,7 +220,7 @@ def test_system_files_are_judged_by_their_header(tmp_path: Path) -> None:
         ("too-small", Severity.RECOMPILES),
         ("wal", Severity.FAILS),
     ]
-    (wal,) = (finding for finding in system.verify(system.roots()[0]) if finding.code == "wal")
+    (wal,) = (finding for finding in system.store.verify(system.roots()[0]) if finding.code == "wal")
     assert "journal_mode=delete" in wal.fix
     assert [entry.key for entry in system.entries()] == [key_of("gfx90a.kdb")]
     assert sorted(os.listdir(tmp_path / "db")) == ["gfx900.kdb", "gfx906.kdb", "gfx90a.kdb"]

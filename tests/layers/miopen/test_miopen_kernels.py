@@ -41,6 +41,7 @@ from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen.kernels import MIOpenKernels
 from cachectl.layers.miopen.system import MIOpenSystemKernels, MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import MIOpenTuning
+from cachectl.removal import recover
 
 OBJECT = "2.2.1/0123456789abcdef0123456789abcdef/MIOpenPooling.cl.o"
 OTHER = ("Conv_Winograd_v21_1_3.s.o", " -mcpu=gfx90a")
@@ -209,7 +210,7 @@ def test_a_log_that_is_pending_is_left_alone_until_something_is_written(tmp_path
         with pytest.raises(Unreachable, match="a log is pending"):
             layer.get(KEY)
         assert snapshot(tmp_path) == before
-        usage = layer.usage(layer.roots()[0])
+        usage = layer.store.usage(layer.roots()[0])
         assert (usage.files, usage.entries) == (len(os.listdir(path.parent)), None)
         layer.put(KEY, artifact(KEY))
         assert [entry.key for entry in layer.entries()] == [KEY, key_of(name="late.cl.o", args="")]
@@ -249,7 +250,7 @@ def test_a_clear_beside_a_running_program_deletes_rows_and_never_the_file(tmp_pa
     path = store(user_file(tmp_path), {(NAME, ARGS): packed(CODE)}, wal=True)
     inode = path.stat().st_ino
     with pending(path):
-        layer.recover_all()
+        recover([layer])
         outcome = layer.clear(layer.plan_clear())
     assert (outcome.removed, outcome.skipped, outcome.failed) == (2, (), ())
     assert (path.stat().st_ino, stored(path)) == (inode, [])
@@ -276,7 +277,7 @@ def test_a_purge_of_user_layers_leaves_the_rest(tmp_path: Path) -> None:
     environment = environment_of(home, MIOPEN_SYSTEM_DB_PATH=str(system.parent))
     classes = (MIOpenKernels, MIOpenSystemKernels, MIOpenTuning, MIOpenSystemTuning)
     for layer in (made(environment) for made in classes):
-        if layer.scope.value == "user" and not layer.precious:
+        if layer.about.scope.value == "user" and not layer.about.precious:
             outcome = layer.clear(layer.plan_clear())
             assert (outcome.removed, outcome.failed) == (4, ())
     assert {**snapshot(tmp_path / "rocm"), **snapshot(home / ".config")} == before

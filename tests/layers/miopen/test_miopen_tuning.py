@@ -106,7 +106,7 @@ def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path, layer: MIOpen
     read = got(layer, entry.key)
     assert (read.form, read.data) == ("miopen-record/1", LINE.encode())
     assert layer.get(f"{FIND}::missing") is None
-    usage = layer.usage(layer.roots()[0])
+    usage = layer.store.usage(layer.roots()[0])
     assert (usage.files, usage.bytes) == (2, sum(path.stat().st_size for path in folder.iterdir()))
     (folder / "gfx90a6e.HIP.2_20_0_.ufdb.txt").write_text("k=S:1,0,A\n")
     stale = {entry.versions["miopen"]: entry.stale_because for entry in layer.entries()}
@@ -116,7 +116,7 @@ def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path, layer: MIOpen
 def test_tuning_is_precious_and_knows_no_kernels_and_its_switch_is_the_find_dbs(tmp_path: Path) -> None:
     fill(tmp_path)
     layer = MIOpenTuning(environment_of(tmp_path))
-    assert layer.precious
+    assert layer.about.precious
     assert layer.abilities()[Ability.KERNELS] is not None
     plan = layer.plan_clear(Selection(kernel="*"))
     assert not plan.entries
@@ -246,7 +246,7 @@ def test_sqlite_results_are_read_and_left(tmp_path: Path, layer: MIOpenTuning) -
     assert not plan.entries
     assert [note.because for note in plan.skipped] == [plan.skipped[0].because] * 2
     assert "never changed" in plan.skipped[0].because
-    assert list(layer.verify(layer.roots()[0])) == []
+    assert list(layer.store.verify(layer.roots()[0])) == []
     assert snapshot(tmp_path, times=True) == before
 
 
@@ -258,7 +258,7 @@ def test_what_interrupted_rewrites_leave_goes_when_no_program_has_miopen(
         (folder / name).write_text("rest")
     (folder / "notes.temp").write_text("not MIOpen's")
     layer = MIOpenTuning(environment_of(tmp_path))
-    orphans = [found for found in layer.scan(layer.roots()[0]) if isinstance(found, Orphan)]
+    orphans = [found for found in layer.store.scan(layer.roots()[0]) if isinstance(found, Orphan)]
     assert len(orphans) == 2
     monkeypatch.setattr(miopen_tuning, "using", lambda *_, **__: (1,))
     assert len(layer.plan_removal(orphans).skipped) == 2
@@ -272,9 +272,9 @@ def test_damage_is_reported_line_by_line(tmp_path: Path, layer: MIOpenTuning) ->
     folder = folder_of(tmp_path)
     (folder / FIND).write_text("good=S:1,0,A\nno equals\ngood=S:2,0,A\nlast=S:1")
     (folder / "gfx906_60_1.1.0.udb").write_bytes(b"garbage" * 1000)
-    found = [thing for thing in layer.scan(layer.roots()[0]) if isinstance(thing, Problem)]
+    found = [thing for thing in layer.store.scan(layer.roots()[0]) if isinstance(thing, Problem)]
     assert sorted(problem.code for problem in found) == ["duplicate", "malformed", "newline", "sqlite"]
-    findings = {finding.code: finding for finding in layer.verify(layer.roots()[0])}
+    findings = {finding.code: finding for finding in layer.store.verify(layer.roots()[0])}
     assert {code: finding.severity for code, finding in findings.items()} == {
         "malformed": Severity.RECOMPILES,
         "duplicate": Severity.WASTES,
@@ -297,8 +297,8 @@ def test_what_stands_in_the_place_of_a_file_is_named_and_no_link_is_followed(tmp
     path.mkdir() if kind == "folder" else path.symlink_to(elsewhere)
     layer = MIOpenTuning(environment_of(tmp_path))
     code = "no-file" if kind == "folder" else "link"
-    assert [found.code for found in layer.scan(layer.roots()[0]) if isinstance(found, Problem)] == [code]
-    (finding,) = layer.verify(layer.roots()[0])
+    assert [found.code for found in layer.store.scan(layer.roots()[0]) if isinstance(found, Problem)] == [code]
+    (finding,) = layer.store.verify(layer.roots()[0])
     assert (finding.key, finding.code) == (FIND, code)
     assert layer.get(f"{FIND}::a") is None
     with pytest.raises(Refused, match="a link, a folder"):
@@ -308,7 +308,7 @@ def test_what_stands_in_the_place_of_a_file_is_named_and_no_link_is_followed(tmp
         assert finding.severity is Severity.RECOMPILES
         subprocess.run(finding.fix, shell=True, check=True)  # noqa: S602 - the command is what is tested
         layer.put(f"{FIND}::b", artifact(f"{FIND}::b", "b=S:1"))
-        assert list(layer.verify(layer.roots()[0])) == []
+        assert list(layer.store.verify(layer.roots()[0])) == []
 
 
 def test_system_results_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_system_results_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
     ]
     read = got(layer, f"gfx906_60.HIP.fdb.txt::{PROBLEM}")
     assert read.data == LINE.encode()
-    (finding,) = layer.verify(layer.roots()[0])
+    (finding,) = layer.store.verify(layer.roots()[0])
     assert "reinstall the package" in finding.fix
     assert layer.abilities()[Ability.KERNELS] is not None
     key = "gfx906_60.HIP.fdb.txt::a"

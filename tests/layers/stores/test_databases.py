@@ -123,9 +123,9 @@ def test_every_truncation_is_found_and_none_ends_in_an_error(home: Home) -> None
     root = layer.roots()[0]
     for size in range(1, len(whole), amount(1999, 211)):
         path.write_bytes(whole[:size])
-        list(layer.scan(root))
-        layer.usage(root)
-        (finding,) = layer.verify(root)
+        list(layer.store.scan(root))
+        layer.store.usage(root)
+        (finding,) = layer.store.verify(root)
         assert (finding.code, finding.key) == ("sqlite", FILE), size
         assert finding.thing is not None
         outcome = layer.clear(layer.plan_removal([finding.thing]))
@@ -165,10 +165,10 @@ def test_an_interrupted_write_is_unknown_and_finished_by_a_purge(home: Home) -> 
     path = interrupted(home.path / ".cache" / "pytools" / FILE)
     before = snapshot(home.path, times=True)
     layer = PytoolsDictionaries(home.environment())
-    (finding,) = layer.verify(layer.roots()[0])
+    (finding,) = layer.store.verify(layer.roots()[0])
     assert (finding.severity.value, finding.thing) == ("harmless", None)
     assert "interrupted write is pending, which the next program that opens it finishes" in finding.message
-    assert layer.usage(layer.roots()[0]).entries is None
+    assert layer.store.usage(layer.roots()[0]).entries is None
     assert layer.plan_clear().failed
     with pytest.raises(Unreachable):
         layer.get(f"{FILE}/{0:016x}")

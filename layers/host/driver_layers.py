@@ -1,0 +1,129 @@
+"""Layers of OpenCL drivers: their state and the problems with what they read, from one declaration."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from cachectl.layers.base import declarations, facts, switches
+from cachectl.layers.base.errors import LayerError
+from cachectl.layers.base.facts import Condition, Severity
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.host.drivers import driver_files
+
+
+class Limit(NamedTuple):
+    """A variable with the bytes above which a driver drops entries, and how the driver reads it."""
+
+    variable: str
+    default: int = 1 << 30
+    #: The largest limit that can be set, if there is one.
+    highest: int | None = None
+    #: Whether the driver stores nothing if it is 0, which else is no limit.
+    zero_is_off: bool = False
+
+
+class DriverLayer(Layer):
+    """The cache of an OpenCL driver, which exists if the driver is registered, or has left a cache.
+
+    Each problem is declared once: it is the reason of the state, and the finding.
+    """
+
+    #: The makers of the drivers.
+    makers: ClassVar[tuple[str, ...]]
+    places: ClassVar[declarations.Rules]
+    #: The variables, that of the switch first.
+    settings: ClassVar[tuple[switches.Setting, ...]]
+    limit: ClassVar[Limit | None] = None
+    #: The effect of a variable that leaves the driver without a place.
+    placeless: ClassVar[facts.Hazard] = facts.Hazard(
+        Severity.RECOMPILES, "is not absolute: the driver keeps nothing, and every run compiles"
+    )
+
+    def drivers(self) -> tuple[str, ...]:
+        """Return the files that register the drivers."""
+        return driver_files(self.environment, self.makers)
+
+    def is_here(self) -> bool:
+        """Return whether there is a driver or a cache."""
+        return bool(self.drivers()) or any(root.exists for root in self.roots())
+
+    def state(self) -> facts.State:
+        """Return the condition of the first problem that has one: all but a switch count only with a driver."""
+        faults = list(self.faults())
+        condition, why = next(((known, fault) for known, fault in faults if known is not None), (None, None))
+        if condition is not None and why is not None and (why.code == "off" or self.is_here()):
+            return facts.State(condition, why.message, self.drivers())
+        if not self.is_here():
+            who = " or ".join(self.makers)
+            return facts.State(Condition.ABSENT, f"no driver of {who} is here, and none has left a cache")
+        variable, odd = self.settings[0].variable, [fault.message for _, fault in faults if fault.code == "variable"]
+        value = self.environment.get(variable)
+        named = "on by default" if value is None or odd else f"{variable}={value}"
+        return facts.State(Condition.ENABLED, "; ".join((named, *odd)), self.drivers())
+
+    def diagnose(self) -> Iterator[facts.Finding]:
+        """Yield the problems, and a cache that is nearly full."""
+        here = self.is_here()
+        yield from (fault for _, fault in self.faults() if here or fault.code == "off")
+        if here and self.limit is not None:
+            yield from self._nearly_full(self.limit)
+
+    def faults(self) -> Iterator[switches.Fault]:
+        """Yield the problems with the variables, each with the condition that follows from it."""
+        yield from switches.setting_faults(self, self.settings)
+        yield from self._place_faults()
+        if self.limit is not None:
+            yield from self._limit_faults(self.limit)
+
+    def _place_faults(self) -> Iterator[switches.Fault]:
+        environment, decided = self.environment, self.places.deciding(self.environment)
+        if decided is None:
+            rules = self.places.rules(environment.platform)
+            if rules and not self.roots():
+                message = f"{rules[-1].variable} is not set: the driver has no place for a cache"
+                fix = f"export {rules[-1].variable}={shlex.quote(str(environment.home))}"
+                found = facts.Finding(self.name, Path("*"), None, Severity.RECOMPILES, "variable", message, fix)
+                yield Condition.DISABLED, found
+            return
+        rule, value, odd = decided
+        home = environment.home if rule.variable == "HOME" else environment.absolute(value)
+        absolute = f"export {rule.variable}={shlex.quote(str(home))}"
+        fixes = absolute if value or rule.variable == "HOME" else None
+        if odd is declarations.Odd.NOWHERE:
+            yield Condition.DISABLED, switches.misread(self, rule.variable, *self.placeless, fixes)
+        elif odd is declarations.Odd.HERE and environment.platform != "win32":
+            outcome = "is not absolute: each folder that a program is started from gets a cache of its own"
+            yield None, switches.misread(self, rule.variable, Severity.RECOMPILES, outcome, fixes)
+
+    def _limit_faults(self, limit: Limit) -> Iterator[switches.Fault]:
+        if (value := self.environment.get(limit.variable)) is None:
+            return
+        number = switches.leading_number(value)
+        condition = Condition.DISABLED if limit.zero_is_off and not number else None
+        if not switches.is_number(value):
+            outcome = f"is no number of bytes: the driver takes it for {number}"
+            severity = Severity.RECOMPILES if number or condition else Severity.WASTES
+            yield condition, switches.misread(self, limit.variable, severity, outcome)
+        elif condition is not None:
+            yield condition, switches.off(self, limit.variable)
+
+    def _nearly_full(self, limit: Limit) -> Iterator[facts.Finding]:
+        value = self.environment.get(limit.variable)
+        number = limit.default if value is None else switches.leading_number(value)
+        if number <= 0 or not (value is None or switches.is_number(value)):
+            return
+        most, held = min(number, limit.highest or number), 0
+        # Report names a root that cannot be read.
+        with suppress(LayerError, OSError):
+            held = sum(self.store.usage(root).bytes or 0 for root in self.roots())
+        wanted = 2 * max(most, held)
+        fix = f"export {limit.variable}={wanted}"
+        if limit.highest is not None and wanted > limit.highest:
+            fix = f"cachectl prune --max-size {most // 2}B {self.name}"
+        said = "the default" if value is None else limit.variable
+        message = f"holds {held:,} of at most {most:,} bytes ({said}): the driver drops entries to make room"
+        yield from switches.nearly_full(self, held, most, message, fix)
