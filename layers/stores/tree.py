@@ -212,10 +212,7 @@ class Tree:
     # ------------------------------------------------------------------ listing
 
     def scan(self, *, head: int = 0) -> Iterator[Leaf | facts.Problem]:
-        """Yield every entry and orphan; folders that cannot be read are problems.
-
-        Entries that are files come with their first ``head`` bytes.
-        """
+        """Yield entries (files with their first ``head`` bytes), orphans, and a problem for what cannot be read."""
         with self._opened() as handle:
             if handle is not None:
                 yield from self._scan(handle, (), head)
@@ -223,11 +220,7 @@ class Tree:
     def tagged(
         self, tag: re.Pattern[bytes], since: float, content: Callable[[Leaf], bytes | None]
     ) -> Iterator[tuple[facts.Entry, str]]:
-        """Yield the entries whose content has a tag, each with its tag.
-
-        ``content`` returns the bytes to search. Entries that have not changed after ``since`` (epoch seconds) are not
-        read.
-        """
+        """Yield the entries changed after ``since`` (epoch seconds) whose ``content`` has a tag, each with its tag."""
         for leaf in self.scan():
             if isinstance(leaf, facts.Problem) or leaf.orphan_rule is not None or leaf.modified < since:
                 continue
@@ -323,10 +316,7 @@ class Tree:
         return pack(members) if self.shape.folders else members[""]
 
     def read_members(self, key: str) -> dict[str, bytes] | None:
-        """Return every file of an entry by its path in the leaf.
-
-        Raises :class:`Unreachable` if one cannot be read.
-        """
+        """Return every file of an entry by its path in it. Raises :class:`Unreachable` if one cannot be read."""
         if not self.shape.accepts(key):
             return None
         contents: dict[str, bytes] = {}
@@ -427,9 +417,9 @@ class Tree:
     def write_new(
         self, entries: Mapping[str, Mapping[str, bytes]], *, guard: Guard = nullcontext, replace: bool = False
     ) -> dict[str, bool | LayerError]:
-        """Place entries whose keys are free, given file by file, and sync them to the disk together.
+        """Place entries, given file by file, each whole or not at all, and sync them to the disk together.
 
-        Each is placed whole or not at all. Returns ``True`` for each that was placed, and the errors of the others.
+        Returns ``True`` for each that was placed, and the errors of the others.
         """
         done: dict[str, bool | LayerError] = {}
         for key, members in entries.items():
