@@ -26,12 +26,10 @@ from cachectl.layers.disk.plain import STAGE, own_name, read_plain
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.archive import pack, unpack
 
-#: Whether this platform can act relative to directory handles, without which nothing is removed safely.
-_HANDLES: Final = {os.open, os.stat, os.unlink, os.rename, os.mkdir, os.rmdir} <= os.supports_dir_fd
 _WITHOUT: Final = "this platform cannot act relative to an open folder, so nothing could be changed safely"
-#: Abilities that layers over trees lack here.
+#: Abilities that layers over trees lack where nothing is removed safely.
 REFUSALS: Final[Mapping[facts.Ability, str]] = (
-    {} if _HANDLES else dict.fromkeys((facts.Ability.PUT, facts.Ability.CLEAR), _WITHOUT)
+    {} if os.unlink in os.supports_dir_fd else dict.fromkeys((facts.Ability.PUT, facts.Ability.CLEAR), _WITHOUT)
 )
 #: cachectl's own staging and trash folders in a root. A killed command leaves them; clearing them is always safe.
 OWN_TEMPORARY: Final = regex(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
