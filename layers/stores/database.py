@@ -19,7 +19,6 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-import stat
 import struct
 import sys
 from collections.abc import Mapping
@@ -31,7 +30,7 @@ from typing import Final, NamedTuple
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk.atomic import cut
 from cachectl.layers.disk.handles import blocks_of
-from cachectl.layers.disk.plain import borrow, plain_identity, release
+from cachectl.layers.disk.plain import borrow, plain_status, release
 
 #: Suffixes of the files that sqlite keeps next to a database.
 COMPANIONS: Final = ("-journal", "-wal", "-shm")
@@ -90,8 +89,7 @@ def disk_usage(path: Path) -> DiskUsage:
 
 def file_stamp(path: Path) -> tuple[int, ...]:
     """Return the version stamp of a plain file (inode, bytes, last change). Raises :class:`OSError` for others."""
-    plain_identity(path)
-    status = path.lstat()
+    status = plain_status(path)
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -103,8 +101,7 @@ def is_wal(header: bytes) -> bool:
 def size_of(path: Path) -> int | None:
     """Return the size of a plain file; ``None`` for anything else."""
     with suppress(OSError):
-        status = path.lstat()
-        return status.st_size if stat.S_ISREG(status.st_mode) else None
+        return plain_status(path).st_size
     return None
 
 

@@ -34,7 +34,7 @@ from cachectl.layers.disk import plain
 from cachectl.layers.disk.atomic import create, remove_file
 from cachectl.layers.disk.handles import NO_ROOM, lacks_room
 from cachectl.layers.disk.locking import try_record_lock, wait_until
-from cachectl.layers.disk.presence import is_there, nearest, status_at
+from cachectl.layers.disk.presence import nearest, status_at
 from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.stores import database
 
@@ -141,7 +141,7 @@ class RowFile:
         They are read a few at a time, so that writing programs do not wait for all.
         """
         with self._translated():
-            if not is_there(self.path):
+            if status_at(self.path) is None:
                 return [None for _ in keys]
         with self._reading() as connection:
             found = self._rows_in(connection, list(filter(_spellable, keys)))
@@ -402,7 +402,7 @@ class RowFile:
         for suffix in ("", *database.COMPANIONS):
             # Sqlite must not open a link, a pipe or so.
             if not suffix or os.path.lexists(database.companion(self.path, suffix)):
-                plain.plain_identity(database.companion(self.path, suffix))
+                plain.plain_status(database.companion(self.path, suffix))
         location = f"file:{quote(os.fsencode(self.path))}?{mode}"
         opened = sqlite3.connect(
             location, timeout=self.lock_timeout, uri=True, isolation_level=None, check_same_thread=False
