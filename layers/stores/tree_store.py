@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.errors import EntryExists, LayerError
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError
 from cachectl.layers.base.store import Store, attempt
-from cachectl.layers.stores.tree import REFUSALS, Guard, Tree
+from cachectl.layers.stores.archive import unpack
+from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree
 
 
 class TreeStore(Store):
@@ -64,6 +65,29 @@ class TreeStore(Store):
         tree = self.tree_of(root, key)
         tree.file_mode = self.file_mode
         return tree
+
+    def unpacked(self, key: str, artifact: facts.Artifact, shape: Shape) -> dict[str, bytes]:
+        """Return the files of an artifact. Raises :class:`Damaged` unless they are those of an entry of a shape."""
+        try:
+            files = unpack(artifact.data) if shape.folders else {"": artifact.data}
+        except ValueError as error:
+            raise Damaged(self.name, f"not the tar of an entry: {error}", key) from error
+        if shape.members is not None and (strange := [path for path in files if not shape.members.fullmatch(path)]):
+            raise Damaged(self.name, f"{strange[0]!r} is no file of an entry", key)
+        return files
+
+    def examined(
+        self,
+        root: facts.Root,
+        found: Iterable[tuple[Tree, Leaf | facts.Problem]],
+        examine: Callable[[facts.Root, Tree, Leaf], Iterator[facts.Finding]],
+    ) -> Iterator[facts.Finding]:
+        """Yield the findings of each entry, and one for each thing that could not be read or is in the way."""
+        for tree, leaf in found:
+            if isinstance(leaf, facts.Problem):
+                yield self.to_finding(root, leaf)
+            elif leaf.orphan_rule is None:
+                yield from examine(root, tree, leaf)
 
     def _write_together(
         self, root: facts.Root, artifacts: Sequence[facts.Artifact]
