@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
     from cachectl.listing import Listing
     from cachectl.removal import PurgePlan, PurgeResult
-    from cachectl.switching.run import Ran
     from cachectl.verbs.bench import Bench
     from cachectl.verbs.report import Report
+    from cachectl.verbs.run import Ran
     from cachectl.verbs.store import SharedStore
-    from cachectl.watching.proof import Proof
     from cachectl.watching.trace import Trace
 
 
@@ -109,7 +108,7 @@ class Stack(LayerSet):
 
     # ------------------------------------------------------------------ running
 
-    def run(self, command: Sequence[str], **options: Any) -> Ran[Proof]:  # noqa: ANN401
+    def run(self, command: Sequence[str], **options: Any) -> Ran:  # noqa: ANN401
         """Run a command with layers off, isolated, warm from a base or around a store, as ``cachectl run`` does.
 
         ``options`` are those of :func:`~cachectl.verbs.run.run_with`.
