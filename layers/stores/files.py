@@ -1,20 +1,121 @@
-"""The stores of layers that keep each entry in a file, or a folder of files, below the root."""
+"""The stores of layers whose entries are files, or folders of files, in trees below the root."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import ClassVar
 
 from cachectl.layers.base import facts, store
-from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unreachable
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.host.processes import process_names, using
-from cachectl.layers.stores.archive import pack
-from cachectl.layers.stores.tree import Leaf, Shape, Tree, always, scan_each
-from cachectl.layers.stores.tree_store import TreeStore
+from cachectl.layers.stores.archive import pack, unpack
+from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree, always, scan_each
+
+
+class TreeStore(store.Store):
+    """Entries in trees. A store says which files an artifact consists of, and what is held while they are placed."""
+
+    #: The mode of the files of an entry.
+    file_mode = 0o600
+
+    def refusals(self) -> Mapping[facts.Ability, str]:
+        """Return the abilities that need directory handles, if the platform has none."""
+        return REFUSALS
+
+    @abstractmethod
+    def tree_of(self, root: facts.Root, key: str) -> Tree:
+        """Return the tree of an entry."""
+
+    @abstractmethod
+    def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
+        """Return the files of an artifact by their paths in the entry; an entry that is a file has the path ``""``.
+
+        Raises :class:`Damaged` if its library could not use them.
+        """
+
+    def changing(self, root: facts.Root) -> AbstractContextManager[object]:
+        """Return what is held while entries of a root change."""
+        del root
+        return nullcontext()
+
+    def guard(self, root: facts.Root, key: str) -> Guard:
+        """Return what makes the context in which an entry is renamed."""
+        del root, key
+        return nullcontext
+
+    def group(self, key: str) -> Hashable:
+        """Return the same for entries with the same tree and the same guard."""
+        del key
+        return None
+
+    def demand_replaceable(self, root: facts.Root, key: str, files: Mapping[str, bytes]) -> None:
+        """Raise :class:`LayerError` if an entry must not be replaced by these files now."""
+
+    def write(self, root: facts.Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
+        """Place an entry whole, after it was checked."""
+        files = self.files_of(key, artifact)
+        if replace:
+            self.demand_replaceable(root, key, files)
+        with self.changing(root):
+            self._writable(root, key).write_members(key, files, replace=replace, guard=self.guard(root, key))
+
+    def _writable(self, root: facts.Root, key: str) -> Tree:
+        tree = self.tree_of(root, key)
+        tree.file_mode = self.file_mode
+        return tree
+
+    def unpacked(self, key: str, artifact: facts.Artifact, shape: Shape) -> dict[str, bytes]:
+        """Return the files of an artifact. Raises :class:`Damaged` unless they are those of an entry of a shape."""
+        try:
+            files = unpack(artifact.data) if shape.folders else {"": artifact.data}
+        except ValueError as error:
+            raise Damaged(self.name, f"not the tar of an entry: {error}", key) from error
+        if shape.members is not None and (strange := [path for path in files if not shape.members.fullmatch(path)]):
+            raise Damaged(self.name, f"{strange[0]!r} is no file of an entry", key)
+        return files
+
+    def examined(
+        self,
+        root: facts.Root,
+        found: Iterable[tuple[Tree, Leaf | facts.Problem]],
+        examine: Callable[[facts.Root, Tree, Leaf], Iterator[facts.Finding]],
+    ) -> Iterator[facts.Finding]:
+        """Yield the findings of each entry, and one for each thing that could not be read or is in the way."""
+        for tree, leaf in found:
+            if isinstance(leaf, facts.Problem):
+                yield self.to_finding(root, leaf)
+            elif leaf.orphan_rule is None:
+                yield from examine(root, tree, leaf)
+
+    def _write_together(
+        self, root: facts.Root, artifacts: Sequence[facts.Artifact]
+    ) -> Mapping[str, bool | LayerError | OSError]:
+        """Place the entries whose keys are free."""
+        done: dict[str, bool | LayerError | OSError] = {}
+        groups: dict[Hashable, dict[str, Mapping[str, bytes]]] = {}
+        for artifact in artifacts:
+            key = artifact.key
+            if self.tree_of(root, key).standing(key) is None:
+                files = store.attempt(partial(self.files_of, key, artifact))
+                if isinstance(files, (LayerError, OSError)):
+                    done[key] = files
+                else:
+                    groups.setdefault(self.group(key), {})[key] = files
+        try:
+            with self.changing(root) if groups else nullcontext():
+                for group in groups.values():
+                    key = next(iter(group))
+                    done.update(self._writable(root, key).write_new(group, guard=self.guard(root, key)))
+        except (LayerError, OSError) as error:
+            # What was placed is unsettled.
+            failed = [key for group in groups.values() for key in group if done.get(key, True) is True]
+            done.update(dict.fromkeys(failed, error))
+        # Another process may just have placed the same.
+        return {key: result for key, result in done.items() if not isinstance(result, EntryExists)}
 
 
 class Index:
