@@ -177,7 +177,7 @@ def artifact_of(item: Item, data: bytes) -> Artifact:
 
 def complaint(item: Item) -> str | None:
     """Return why no reader would accept this entry; ``None`` if readers accept it."""
-    numbers = (item.bytes, item.offset, item.modified or 0)
+    numbers = (item.bytes, item.offset, 0 if item.modified is None else item.modified)
     if any(type(number) is not int or number < 0 for number in numbers):
         return "an invalid size, offset or time"
     if item.bytes > LARGEST_ENTRY or (item.modified or 0) > _LATEST:
@@ -185,7 +185,14 @@ def complaint(item: Item) -> str | None:
     tables = (item.detail, item.versions)
     if not all(isinstance(table, dict) and len(table) <= MOST_DETAILS for table in tables):
         return "a value that should be a table of few details and is not"
-    texts = [item.layer, item.key, item.form, item.sha256, item.device or "", *(item.kernels or ())]
+    texts = [
+        item.layer,
+        item.key,
+        item.form,
+        item.sha256,
+        "" if item.device is None else item.device,
+        *(item.kernels or ()),
+    ]
     for table in tables:
         texts += [*table, *table.values()]
     if not all(isinstance(text, str) for text in texts) or sum(map(len, texts)) > _MOST_TEXT:

@@ -76,6 +76,8 @@ class StoreIndex:
     def refresh(self) -> bool:
         """List the names again; return whether they have changed."""
         before = getattr(self, "names", None)
+        if self.memory is not None:
+            self.memory.look()
         with self._naming():
             self.names = stores.sort_names(self.place.names("index"))
         return self.names != before

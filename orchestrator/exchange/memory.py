@@ -48,6 +48,15 @@ class StoreMemory:
         name = hashlib.sha256(address.encode(errors="replace")).hexdigest()[:32]
         self._folder = user_state_folder(environment) / "stores" / name
         self._new: dict[str, bytes] = {}
+        self._before: list[str] = []
+
+    def look(self) -> None:
+        """Note what is kept now, before the store is listed: what it does not list then was removed from it.
+
+        What another process adds later may be newer than the listing.
+        """
+        with suppress(OSError), self._opened() as folder:
+            self._before = sorted(os.listdir(folder))
 
     def read(self, name: str, most: int) -> bytes | None:
         """Return the bytes that were kept, which may have been changed since; ``None`` if there are none."""
@@ -78,7 +87,7 @@ class StoreMemory:
         """
         gone = []
         with suppress(OSError), self._opened(make=bool(self._new or newest.parts)) as folder:
-            for name in sorted(os.listdir(folder)):
+            for name in self._before:
                 status = status_of(folder, name)
                 is_own = status is not None and stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
                 if is_own and is_name(INDEX + name) and name not in listed and name not in self._new:

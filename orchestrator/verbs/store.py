@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -297,10 +298,17 @@ def _check_pack(index: StoreIndex, check: StoreCheck, pack: str, items: list[Ite
     except Gone as error:
         index.refresh()
         # Else gc has removed the part, too.
-        if any(pack in index.part(name).packs for name in index.names.parts):
+        if any(_lists(index, name, pack) for name in index.names.parts):
             check.add(pack, "missing", error)
     except BadStore as error:
         check.add(pack, "damaged", error)
+
+
+def _lists(index: StoreIndex, name: PartName, pack: str) -> bool:
+    # Parts that cannot be used are findings of their own.
+    with suppress(BadStore, Untrusted):
+        return pack in index.part(name).packs
+    return False
 
 
 # ---------------------------------------------------------------------- the verb

@@ -23,6 +23,7 @@ from cachectl.exchange.format import StoreKey
 from cachectl.exchange.index import StoreIndex
 from cachectl.exchange.place import Deadline, Stored
 from cachectl.exchange.pull import pull
+from cachectl.exchange.push import push
 from cachectl.exchange.trust import Trust
 from cachectl.layers.base.errors import CachectlError
 from cachectl.stack import Stack
@@ -177,6 +178,28 @@ def test_a_part_that_gc_removes_meanwhile_is_no_error(cheap: Home, other: Home, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FolderPlace, "names", names)
         assert pulling.pull(store, TRUSTED).total.placed == 0
+
+
+def test_a_part_that_is_pushed_meanwhile_is_not_taken_for_removed(
+    cheap: Home, other: Home, tmp_path: Path, new_home: Callable[[Path], Home]
+) -> None:
+    """Two processes of one user push at once, and a third one pulls."""
+    store, own = str(tmp_path / "store"), new_home(tmp_path / "own").environment()
+    add_kernels(other, range(100, 103))
+    first, second = Stack(cheap.environment()), Stack(other.environment())
+    listed, waiting = FolderPlace.names, [second]
+
+    def names(place: FolderPlace, folder: str) -> Sequence[Stored]:
+        found = listed(place, folder)
+        if waiting:
+            push(waiting.pop(), store, layers=["miopen"], own=own)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FolderPlace, "names", names)
+        placed = push(first, store, layers=["miopen"], own=own).total.placed
+    done = pull(Stack(new_home(tmp_path / "third").environment()), store, TRUSTED, layers=["miopen"], own=own)
+    assert (done.total.placed, done.left_out) == (placed + 3, ())
 
 
 def test_a_command_runs_with_a_store_around_it(cheap: Home, other: Home, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from support.kernels import add_kernels
 from tiers import amount, thorough
 
 from cachectl.exchange.folder import FolderPlace
-from cachectl.exchange.format import canonical, file_of, open_part, sort_names
+from cachectl.exchange.format import canonical, file_of, open_part, parse_part, sort_names
 from cachectl.exchange.place import BadStore
 from cachectl.exchange.trust import Trust, Untrusted, sign
 from cachectl.layers.base.conformance import snapshot
@@ -182,7 +182,15 @@ def test_an_index_part_that_was_written_anew_needs_a_new_signature(home: Home, s
 #: Changed members of the first entry of a part, and of its first line.
 ENTRIES: Sequence[dict[str, Any]] = (
     *({"bytes": True}, {"form": []}, {"detail": {"a": 1}}, {"versions": []}, {"more": 1}, {"kernels": 1}),
-    *({"modified": 1e300}, {"offset": 1 << 30}, {"offset": -1}, {"sha256": "0" * 64}, {"sha256": "../" * 20}),
+    *(
+        {"modified": ""},
+        {"device": []},
+        {"modified": 1e300},
+        {"offset": 1 << 30},
+        {"offset": -1},
+        {"sha256": "0" * 64},
+        {"sha256": "../" * 20},
+    ),
     *({"pack": "../../../etc/passwd"}, {"pack": "0" * 64}, {"pack": None}),
 )
 HEADS: Sequence[dict[str, Any]] = (
@@ -216,6 +224,16 @@ def test_a_lie_in_an_index_part_is_refused_even_if_it_is_signed(
     rewritten(store, change, key)
     refused(home, store, signed)
     refused(home, store)
+
+
+def test_verify_finds_a_missing_pack_beside_a_damaged_part(home: Home, store: Path) -> None:
+    first, last = parts(store)
+    name = sort_names(FolderPlace(store).names("index")).parts[-1]
+    pack = min(parse_part(name, open_part(name, last.read_bytes())[0]).packs)
+    (store / pack).unlink()
+    first.write_bytes(b"")
+    findings = Stack(home.environment()).store(str(store)).verify().findings
+    assert [finding.code for finding in findings] == ["damaged", "missing"]
 
 
 def test_bombs_are_not_unpacked(home: Home, store: Path, signed: Trust) -> None:
