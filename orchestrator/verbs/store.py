@@ -16,7 +16,7 @@ from cachectl.exchange.trust import Untrusted, judges
 from cachectl.layers.base.errors import BadRequest, CachectlError, plural
 from cachectl.layers.base.facts import AsJson
 from cachectl.layers.base.selection import moment_text
-from cachectl.layers.disk.plain import STAGE
+from cachectl.layers.disk.plain import STAGE, own_name
 from cachectl.options import JSON, STORES, Group, Option, Request
 from cachectl.table import Column, Table, Whole
 
@@ -207,7 +207,7 @@ class SharedStore:
                 kept -= sum(sizes.get(pack, 0) for pack in part.packs if not uses[pack])
         unlisted = [name for name, stored in contents.items() if not uses[name] and self._is_left(stored, now)]
         if not dry_run and (old or unlisted):
-            self._require_clock(index, now)
+            self._require_clock(now)
             # Readers find packs as long as they find the part.
             place.remove([f"{INDEX}{name}" for name in old])
             place.remove(unlisted)
@@ -230,21 +230,23 @@ class SharedStore:
             return self._place.is_bundle or (stored.modified is not None and now - stored.modified > GRACE)
         return False
 
-    def _require_clock(self, index: StoreIndex, now: float) -> None:
+    def _require_clock(self, now: float) -> None:
         """Raise :class:`CachectlError` if this machine's clock is not that of the store: ages would be wrong.
 
-        A key document is written again, as it is, to see the time of the store.
+        A file is written to see the time of the store.
         """
         if self._place.is_bundle:
             return
-        for key in sorted(index.names.keys)[:1]:
-            name = f"{INDEX}key-{key}"
-            self._place.write(name, index.key(key).to_bytes())
-            for stored in self._place.names("index"):
-                if stored.name == name and stored.modified is not None and abs(stored.modified - now) > _SKEW:
-                    there, here = moment_text(stored.modified), moment_text(now)
-                    message = f"{self._place.shown}: its clock shows {there}, that of this machine {here}; set it"
-                    raise CachectlError(message)
+        probe = f"{INDEX}{own_name()}"
+        self._place.write(probe, b"")
+        moments = [stored.modified for stored in self._place.names("index") if stored.name == probe]
+        self._place.remove([probe])
+        for moment in moments:
+            if moment is not None and abs(moment - now) > _SKEW:
+                there, here = moment_text(moment), moment_text(now)
+                raise CachectlError(
+                    f"{self._place.shown}: its clock shows {there}, that of this machine {here}; set it"
+                )
 
     def verify(self, *, allowed_signers: str | None = None) -> StoreCheck:
         """Check every index part, key document, pack and entry.

@@ -17,6 +17,7 @@ import pytest
 from support.bundles import TRUSTED, count, files, keys, programs
 from support.kernels import add_kernels
 
+from cachectl.exchange import folder
 from cachectl.exchange.around import StoreUse
 from cachectl.exchange.folder import FolderPlace
 from cachectl.exchange.format import StoreKey
@@ -161,6 +162,25 @@ def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: 
     assert (len(done.parts), done.entries, done.removed, done.kept) == (2, 11, 4, 0)
     assert {path.name for path in (store / "packs").iterdir()} == {odd[0].name, odd[2].name}
     assert Stack(other.environment()).pull(str(store), TRUSTED).total.there == 0
+
+
+def test_gc_sees_the_clock_of_a_store_whose_files_are_of_others(
+    cheap: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a sticky folder, nobody replaces a file of another user."""
+    store, now, replace_file = tmp_path / "store", time.time(), folder.replace_file
+    at(cheap, now - 9 * 86400).push(str(store), layers=["miopen"])
+
+    def refuse(name: str, chunks: Sequence[bytes], folder: int, mode: int) -> None:
+        if (store / "index" / name).exists():
+            raise PermissionError(name)
+        replace_file(name, chunks, folder=folder, mode=mode)
+
+    monkeypatch.setattr(folder, "replace_file", refuse)
+    for path in store.rglob("*"):
+        os.utime(path, (now - 9 * 86400,) * 2)
+    assert at(cheap, now).store(str(store)).gc(older_than=86400).removed == 3
+    assert [path.name[:4] for path in (store / "index").iterdir()] == ["key-"]
 
 
 @pytest.mark.thorough
