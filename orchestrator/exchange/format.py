@@ -42,9 +42,6 @@ _LARGEST_PART: Final = 32 << 20
 _LONGEST_LINE: Final = 1 << 20
 #: Characters of all texts of one entry, so that its line is not too long.
 _MOST_TEXT: Final = 1 << 16
-#: How many times as large as its file the text of an index part may be, beyond one line. Each entry adds a SHA-256 of
-#: 32 bytes, which cannot be compressed, and a line of a few hundred bytes.
-_MOST_EXPANSION: Final = 100
 #: More names than this under ``index/`` are no store.
 MOST_NAMES: Final = 1_000_000
 #: Bytes of a key document.
@@ -339,7 +336,7 @@ def open_part(name: PartName, file: bytes) -> tuple[bytes, bytes]:
 
     Raises :class:`BadStore` if the file is not the one that the name says.
     """
-    return _opened(str(name), name.sha256, file, min(_LARGEST_PART, len(file) * _MOST_EXPANSION + _LONGEST_LINE))
+    return _opened(str(name), name.sha256, file, _LARGEST_PART)
 
 
 def open_pack(items: Iterable[Item], pack: Pack, file: bytes) -> list[tuple[Item, bytes]]:

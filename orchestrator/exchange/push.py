@@ -40,8 +40,8 @@ _CHECKPOINT: Final = 600.0
 _TOO_SLOW: Final = 43200.0
 #: How often a push starts again because another command has written the bundle meanwhile.
 _AGAIN: Final = 100
-#: Bytes of the line of an entry beside its key.
-_LINE: Final = 600
+#: Bytes that the name of its pack, and an offset, add to the line of an entry.
+_PLACE: Final = 100
 
 
 def push(
@@ -234,7 +234,7 @@ class Writer:
             else:
                 batch.waiting.append((item, data))
                 batch.weight += item.bytes
-            batch.lines += _LINE + len(item.key)
+            batch.lines += _PLACE + len(stores.canonical(item.to_line()))
             number = len(batch.entries) + len(batch.waiting)
             is_old = self._clock() - batch.started > _CHECKPOINT
             if number >= stores.MOST_ENTRIES or batch.lines >= stores.FULL_PART or is_old:

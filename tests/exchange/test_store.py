@@ -20,12 +20,13 @@ from support.kernels import add_kernels
 from cachectl.exchange import folder
 from cachectl.exchange.around import StoreUse
 from cachectl.exchange.folder import FolderPlace
-from cachectl.exchange.format import StoreKey
+from cachectl.exchange.format import Item, StoreKey
 from cachectl.exchange.index import StoreIndex
 from cachectl.exchange.place import Deadline, Stored
 from cachectl.exchange.pull import pull
-from cachectl.exchange.push import push
+from cachectl.exchange.push import Writer, push
 from cachectl.exchange.trust import Trust
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import CachectlError
 from cachectl.stack import Stack
 
@@ -162,6 +163,16 @@ def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: 
     assert (len(done.parts), done.entries, done.removed, done.kept) == (2, 11, 4, 0)
     assert {path.name for path in (store / "packs").iterdir()} == {odd[0].name, odd[2].name}
     assert Stack(other.environment()).pull(str(store), TRUSTED).total.there == 0
+
+
+def test_entries_with_many_kernels_are_listed_in_parts_that_a_reader_takes(tmp_path: Path) -> None:
+    here, key = Environment.here(), StoreKey("pocl", {})
+    names = tuple(f"kernel_{number:090}" for number in range(600))
+    data = hashlib.sha256(b"").hexdigest()
+    entries = [(Item("pocl", f"{number}", "pocl/1", 0, data, kernels=names), b"") for number in range(700)]
+    Writer(StoreIndex(FolderPlace(tmp_path), here)).add(key, entries)
+    index = StoreIndex(FolderPlace(tmp_path), here)
+    assert sum(len(index.part(name).entries) for name in index.names.parts) == 700
 
 
 def test_gc_sees_the_clock_of_a_store_whose_files_are_of_others(
