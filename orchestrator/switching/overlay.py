@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from cachectl.layers.base.environment import process_variable, set_process_variable
 
@@ -24,36 +23,28 @@ MISSING: Final = NoValue()
 UNLOADED: Final = NoValue()
 
 
-@dataclass(frozen=True, slots=True)
-class Variable:
-    """An environment variable of this process; its value is ``None`` where it is not set."""
+class Slot(NamedTuple):
+    """An environment variable of this process (no module), or an attribute of a module, or of a class in it.
+
+    The value of a variable that is not set is ``None``.
+    """
 
     name: str
+    module: str | None = None
+    owner: str | None = None
 
     def read(self) -> object:
-        """Return the value now."""
-        return process_variable(self.name)
-
-    def write(self, value: object) -> None:
-        """Set the value, or remove the variable."""
-        set_process_variable(self.name, None if value is None else str(value))
-
-
-@dataclass(frozen=True, slots=True)
-class Attribute:
-    """An attribute of a module, or of a class in it, if the module is loaded."""
-
-    module: str
-    owner: str | None
-    name: str
-
-    def read(self) -> object:
-        """Return the value now, :data:`UNLOADED` or :data:`MISSING` if there is none."""
+        """Return the value now, :data:`UNLOADED` or :data:`MISSING` if an attribute has none."""
+        if self.module is None:
+            return process_variable(self.name)
         target = self._target()
         return UNLOADED if target is None else vars(target).get(self.name, MISSING)
 
     def write(self, value: object) -> None:
         """Set the value; :data:`MISSING` removes it. Does nothing if the module is, or was, not loaded."""
+        if self.module is None:
+            set_process_variable(self.name, None if value is None else str(value))
+            return
         target = self._target()
         if target is None or value is UNLOADED:
             return
@@ -63,11 +54,8 @@ class Attribute:
             delattr(target, self.name)
 
     def _target(self) -> object | None:
-        module = sys.modules.get(self.module)
+        module = sys.modules.get(self.module or "")
         return module if module is None or self.owner is None else getattr(module, self.owner, None)
-
-
-Slot = Variable | Attribute
 
 
 class Overlay:
