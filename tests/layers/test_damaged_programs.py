@@ -75,18 +75,6 @@ def test_every_truncation_of_a_program_is_found(warm: Home) -> None:
 
 
 @pytest.mark.real
-def test_a_kernel_that_the_bitcode_does_not_name_is_damage(warm: Home) -> None:
-    layer = PoclKernels(warm.environment())
-    _, folder = launched(layer)
-    (kernel,) = (path.name for path in folder.iterdir() if path.is_dir())
-    program = folder / "program.bc"
-    program.write_bytes(program.read_bytes().replace(kernel.encode(), kernel[:-1].encode() + b"\x7f"))
-    assert [finding.message for finding in findings(layer)] == [
-        f"program.bc: has no function of the name {kernel}, which was launched"
-    ]
-
-
-@pytest.mark.real
 def test_what_is_not_checked_is_said(warm: Home) -> None:
     done = warm.cachectl("verify", "pocl", "pytools")
     assert (done.stdout, done.stderr) == (
@@ -149,23 +137,6 @@ def test_a_broken_binary_of_intels_driver_is_found(home: Home, intel_driver: Dri
     (finding,) = findings(layer)
     assert (finding.root / (finding.key or ""), finding.severity) == (binary.parent, Severity.FAILS)
     assert finding.message.startswith("binary: is ")
-
-
-@pytest.mark.real
-@pytest.mark.parametrize(("section", "severity"), [(".ocl.ir", Severity.RISKS), (".ocl.obj", Severity.FAILS)])
-def test_damage_inside_a_binary_of_intels_driver_is_found(
-    home: Home, intel_driver: Driver, section: str, severity: Severity
-) -> None:
-    """It runs with damaged bitcode, and not with a damaged object."""
-    layer, binary = built(home, intel_driver)
-    data = binary.read_bytes()
-    found = elf.read_elf(data)
-    assert found is not None
-    at = next(one.offset for one in found.sections if one.name == section)
-    binary.write_bytes(data[:at] + bytes(64) + data[at + 64 :])
-    (finding,) = findings(layer)
-    assert finding.severity is severity
-    assert finding.message.startswith(f"binary: {section} ")
 
 
 def test_a_binary_of_a_driver_whose_format_is_unknown_is_left_alone(home: Home) -> None:

@@ -140,7 +140,6 @@ def test_an_entry_that_changed_since_the_plan_is_skipped(layer: PoclKernels) -> 
         ("program.bc", b"junk", "program.bc: is not LLVM bitcode"),
         ("k/0-0-0/k.so", b"junk", "k/0-0-0/k.so: is not an ELF file"),
         ("k/0-0-0/k.so.o", b"", "k/0-0-0/k.so.o: is empty; PoCL compiles the kernel again"),
-        ("k/0-0-0/k.so", native("other"), "k/0-0-0/k.so: holds no work-group function of k"),
     ],
 )
 def test_damage_is_named_and_not_put(layer: PoclKernels, path: str, content: bytes, message: str) -> None:

@@ -114,7 +114,8 @@ def test_a_layer_that_fails_in_every_call_stops_no_other(plugged: Home, wrong: s
     assert [problem["layer"] for problem in listed["problems"] if problem["failed"]] == ["talking"]
     purged = json.loads(home.cachectl("purge", "talking", "notes", "--json", check=False).stdout)
     assert [(layer["removed"], len(layer["failed"])) for layer in purged["layers"]] == [(0, 1), (2, 0)]
-    for arguments in (["report"], ["ls"], ["verify"], ["layers"], ["purge", "--all", "-n"], ["env", "--disable"]):
+    asked = ("get talking a", "report", "ls", "verify", "layers", "purge --all -n", "env --disable")
+    for arguments in map(str.split, asked):
         done = home.cachectl(*arguments, check=False)
         assert "Traceback" not in done.stderr
         assert "talking" in done.stdout + done.stderr
@@ -244,7 +245,7 @@ def test_it_travels_with_all_others(
     sampled.run(*TOYC, "axpy", "dot")
     bundle = str(tmp_path / "bundle.zip")
     pushed = {layer["layer"]: layer for layer in sampled.json("push", bundle)["layers"]}
-    assert (pushed["toyc"]["pushed"], pushed["toyc"]["sensitive"]) == (2, "names of your kernels")
+    assert (pushed["toyc"]["placed"], pushed["toyc"]["sensitive"]) == (2, "names of your kernels")
     elsewhere = beside(new_home(tmp_path / "elsewhere"), installed)
     said = elsewhere.cachectl("pull", bundle, "--trust", "--dry-run").stdout
     assert "toyc: 2 will hit" in said
