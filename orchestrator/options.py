@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 
 
 class Step(NamedTuple):
-    """Progress: runs done, runs in all, and the seconds left; ``None`` is not known yet."""
+    """Progress: runs done, and runs in all; ``None`` is not known yet."""
 
     doing: str
     done: int
     total: int | None
-    seconds_left: float | None
 
 
 class Request:

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cachectl import config, findings, listing, removal
-    from cachectl.exchange import pull, push, trust
+    from cachectl.exchange import trust
     from cachectl.layers.base.environment import Environment
-    from cachectl.switching.run import Ran
+    from cachectl.transfer import Transfer
     from cachectl.verbs import bench, report, store
-    from cachectl.watching import proof, trace
+    from cachectl.verbs.run import Ran
+    from cachectl.watching import trace
 
 
 class Stack(LayerSet):
@@ -90,7 +91,7 @@ class Stack(LayerSet):
 
         return prune(self, limits, **options)
 
-    def run(self, command: Sequence[str], **options: Any) -> Ran[proof.Proof]:  # noqa: ANN401
+    def run(self, command: Sequence[str], **options: Any) -> Ran:  # noqa: ANN401
         """Run a command as ``cachectl run`` does: :func:`cachectl.verbs.run.run_with`."""
         from cachectl.verbs.run import run_with
 
@@ -114,7 +115,7 @@ class Stack(LayerSet):
 
         return portability_digest(self)
 
-    def push(self, target: str | Path, selection: Selection = ALL, **options: Any) -> push.Push:  # noqa: ANN401
+    def push(self, target: str | Path, selection: Selection = ALL, **options: Any) -> Transfer:  # noqa: ANN401
         """Add the selected entries that a store lacks: :func:`cachectl.exchange.push.push`."""
         from cachectl.exchange.push import push
 
@@ -126,7 +127,7 @@ class Stack(LayerSet):
         trust: trust.Trust | None = None,
         selection: Selection = ALL,
         **options: Any,  # noqa: ANN401
-    ) -> pull.Pull:
+    ) -> Transfer:
         """Place the selected entries of sources that are missing here: :func:`cachectl.exchange.pull.pull`."""
         from cachectl.exchange.pull import pull
 

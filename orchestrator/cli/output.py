@@ -298,7 +298,5 @@ def _show_progress(now: str | Step) -> None:
 
 
 def _bar(step: Step) -> str:
-    full, left = _BAR * step.done // (step.total or 1), step.seconds_left
-    minutes = left is not None and left >= 60  # noqa: PLR2004 - the definition of the units
-    rest = "" if left is None else f" about {left / 60:.0f} min left" if minutes else f" about {left:.0f} s left"
-    return f"{step.doing} [{'#' * full}{'.' * (_BAR - full)}] {step.done}/{step.total}{rest}"
+    full = _BAR * step.done // (step.total or 1)
+    return f"{step.doing} [{'#' * full}{'.' * (_BAR - full)}] {step.done}/{step.total}"

@@ -16,7 +16,7 @@ from cachectl.findings import damage
 from cachectl.layers.base.environment import Environment
 from cachectl.listing import Trouble
 from cachectl.stack import Stack
-from cachectl.switching.shells import format_changes
+from cachectl.verbs.env import format_changes
 
 if TYPE_CHECKING:
     from pathlib import Path

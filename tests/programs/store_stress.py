@@ -99,7 +99,7 @@ def collect(url):
     store = Stack().store(url)
     while True:
         with suppress(FileNotFoundError):
-            store.gc(grace=3600)
+            store.gc()
         time.sleep(1)
 
 
