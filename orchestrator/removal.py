@@ -115,7 +115,7 @@ def carry_out(
     *,
     dry_run: bool,
 ) -> PurgeResult:
-    """Return the plan of a removal from some layers (``dry_run``), or apply it; then remove what killed commands left."""
+    """Return the plan of a removal (``dry_run``), or apply it and remove what killed commands left."""
     if dry_run:
         return plan().result
     recover(layers)

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from cachectl.exchange import trust
     from cachectl.layers.base.environment import Environment
     from cachectl.transfer import Transfer
-    from cachectl.verbs import bench, report, store
-    from cachectl.verbs.run import Ran
+    from cachectl.verbs import bench, report, run, store
     from cachectl.watching import trace
 
 
@@ -91,7 +90,7 @@ class Stack(LayerSet):
 
         return prune(self, limits, **options)
 
-    def run(self, command: Sequence[str], **options: Any) -> Ran:  # noqa: ANN401
+    def run(self, command: Sequence[str], **options: Any) -> run.Ran:  # noqa: ANN401
         """Run a command as ``cachectl run`` does: :func:`cachectl.verbs.run.run_with`."""
         from cachectl.verbs.run import run_with
 

@@ -136,6 +136,11 @@ class Entry:
     as_json: ClassVar[AsJson] = AsJson(hidden=("stamp", "guest", "disk"), also=("state",))
 
     @property
+    def latest(self) -> float | None:
+        """Return the moment of its last known use or change."""
+        return next((moment for moment in (self.used, self.modified, self.written_before) if moment is not None), None)
+
+    @property
     def state(self) -> str:
         """Return ``live`` or ``stale``."""
         return "stale" if self.stale else "live"

@@ -97,7 +97,7 @@ def _look(layer: Layer, limits: Limits) -> _Holding:
                 elif isinstance(thing, facts.Orphan) or thing.guest is None:
                     # A guest belongs to another program.
                     stale = limits.stale and (isinstance(thing, facts.Orphan) or thing.stale)
-                    old = limits.before is not None and Selection(before=limits.before).selects(thing)
+                    old = limits.before is not None and Selection(before=limits.before).matches(thing)
                     (holding.going if stale or old else holding.kept).append(thing)
     except FAILURES as error:
         # Nothing is removed because of an incomplete count.

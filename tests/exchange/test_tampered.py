@@ -162,6 +162,18 @@ def test_parts_of_strangers_are_left_out_and_named(
     assert [note.because for note in done.left_out] == [f"signed by nobody in {key.with_name('allowed')}"]
 
 
+def test_an_untrusted_part_is_not_parsed(
+    home: Home, store: Path, keygen: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parse(*_: object) -> None:
+        raise AssertionError("it was parsed")
+
+    monkeypatch.setattr("cachectl.exchange.format.parse_part", parse)
+    assert "no part" in refused(home, store, Trust(allowed_signers=str(Path(keygen("eve")).with_name("allowed"))))
+    with pytest.raises(AssertionError, match="it was parsed"):
+        Stack(home.environment()).pull(str(store), TRUSTED)
+
+
 def test_an_index_part_that_was_written_anew_needs_a_new_signature(home: Home, store: Path, signed: Trust) -> None:
     rewritten(store, changed(1, key="3.3.0.a85ca8a54/gfx90a6e.ukdb/evil"))
     assert "its signature is not of this content" in refused(home, store, signed)
@@ -187,7 +199,7 @@ TEXTS = (
 @pytest.mark.parametrize(
     "change",
     [
-        *(changed(1, key=key) for key in ("/etc/passwd", "../../evil", "a\nb")),
+        *(changed(1, key=key) for key in ("/etc/passwd", "../../evil", "a\nb", "a\x1b", "a\x9b", "a\u202eb")),
         *(changed(1, bytes=size) for size in (-1, 1 << 40)),
         *thorough(
             *(changed(1, **lie) for lie in ENTRIES),
