@@ -73,13 +73,6 @@ def test_no_fault_makes_a_command_lie(name: str, verb: str, injector: Injector, 
     assert not broken, "\n".join(broken[:10])
 
 
-@pytest.mark.hazard
-def test_a_push_that_could_not_read_something_says_so(injector: Injector, worlds: Worlds, tmp_path: Path) -> None:
-    """Also where only the description of an entry could not be read, and the entry could."""
-    sweep = Sweep(injector, worlds("synthetic"), tmp_path, every=83, faults=[(READS, errno.EIO, False)])
-    assert list(sweep.case(CASES["push"])) == []
-
-
 # ---------------------------------------------------------------------- what cannot be read is unknown, not gone
 
 
@@ -213,21 +206,6 @@ def test_no_read_error_removes_a_good_database(layer: str, sticky: bool, injecto
         ended = injector.run(*command, home=synthetic, fault=Fault(READS, nth, errno.EIO, sticky))
         assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before, ended.where
         assert "Traceback" not in ended.stderr
-
-
-def test_doctor_names_what_it_could_not_read_once(synthetic: Path, injector: Injector) -> None:
-    """Where only the counting meets an error, the search for damage reports none."""
-    command = ("doctor", "comgr", "--json")
-    (synthetic / ".cache" / "comgr" / "llvmcache-leaked.tmp").write_bytes(b"x")
-    good = injector.run(*command, home=synthetic, fault=Fault(READS))
-    unnamed = []
-    for nth in range(1, good.seen + 1, 4):
-        done = injector.run(*command, home=synthetic, fault=Fault(READS, nth, errno.EMFILE))
-        said = {finding["code"] for finding in done.json["findings"]}
-        required_roots = {finding["code"] for finding in good.json["findings"]} - said
-        if required_roots and "unreadable" not in said:
-            unnamed.append(done.where)
-    assert not unnamed
 
 
 def test_the_next_command_removes_what_a_killed_one_left_beside_its_file(synthetic: Path, injector: Injector) -> None:

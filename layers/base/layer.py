@@ -18,7 +18,19 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import EnvSwitch, Places, at_once
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import FAILURES, ForeignForm, Refused, key_complaint, not_a_key, reason_of
-from cachectl.layers.base.facts import Ability, Entry, Orphan, Outcome, Plan, Problem, Removable, Root, State
+from cachectl.layers.base.facts import (
+    Ability,
+    Entry,
+    Housekeeping,
+    Note,
+    Orphan,
+    Outcome,
+    Plan,
+    Problem,
+    Removable,
+    Root,
+    State,
+)
 from cachectl.layers.base.parts import About
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import Store, attempt
@@ -135,21 +147,6 @@ class Layer:
         return found
 
     @final
-    def put(self, key: str, artifact: facts.Artifact, *, replace: bool = False) -> None:
-        """Place an artifact under a key, so that the library itself would hit it.
-
-        Raises :class:`Refused`, :class:`ForeignForm`, :class:`Damaged`, or :class:`EntryExists` if a
-        different entry has the key and ``replace`` is not set. Putting equal bytes again does nothing.
-        """
-        self._require(Ability.PUT)
-        if artifact.key != key:
-            # A library accepts any file with the name of a key as the entry.
-            raise ForeignForm(self.name, f"the artifact was taken from the key {artifact.key!r}; put it there")
-        root = self._root_to_put()
-        self._require_fit(artifact, root)
-        self.store.write(root, key, artifact, replace=replace)
-
-    @final
     def get_many(self, keys: Sequence[str]) -> Mapping[str, facts.Artifact | Exception]:
         """Return the artifact of each key, or the reading error; a key that no root has is left out.
 
@@ -162,54 +159,66 @@ class Layer:
         return found
 
     @final
+    def put(self, key: str, artifact: facts.Artifact, *, replace: bool = False) -> None:
+        """Place an artifact under a key, so that the library itself would hit it.
+
+        Raises :class:`Refused`, :class:`ForeignForm`, :class:`Damaged`, or :class:`EntryExists` if a
+        different entry has the key and ``replace`` is not set. Putting equal bytes again does nothing.
+        """
+        root = self._root_to_put()
+        if artifact.key != key:
+            # A library accepts any file with the name of a key as the entry.
+            raise ForeignForm(self.name, f"the artifact was taken from the key {artifact.key!r}; put it there")
+        self._require_fit(root, artifact)
+        self.store.write(root, key, artifact, replace=replace)
+
+    @final
     def put_new(self, artifacts: Sequence[facts.Artifact]) -> list[bool | Exception]:
         """Place the artifacts whose keys are free, each whole or not at all, each under its own key.
 
         Returns for each: ``True`` if it was placed, ``False`` if the same entry is present, else the error that
         :meth:`put` would raise. Raises :class:`Refused` if the layer cannot.
         """
-        self._require(Ability.PUT)
         root = self._root_to_put()
-        refused = [attempt(partial(self._require_fit, artifact, root)) for artifact in artifacts]
+        refused = [attempt(partial(self._require_fit, root, artifact)) for artifact in artifacts]
         fit = [artifact for artifact, reason in zip(artifacts, refused, strict=True) if reason is None]
         written = iter(self.store.write_new(root, fit))
         return [next(written) if reason is None else reason for reason in refused]
 
-    def _require_fit(self, artifact: facts.Artifact, root: Root) -> None:
+    def _root_to_put(self) -> Root:
+        self._require(Ability.PUT)
+        root = next(iter(self.roots()), None)
+        if root is None:
+            raise Refused(self.name, f"cannot put: no place to keep entries in this environment ({self.state().why})")
+        require_changeable(self, root)
+        return root
+
+    def _require_fit(self, root: Root, artifact: facts.Artifact) -> None:
         if artifact.layer != self.name or artifact.form not in self.store.forms:
-            expected = " or ".join(self.store.forms)
-            raise ForeignForm(
-                self.name, f"takes {expected}, this is {artifact.form} of layer {artifact.layer}; put it there instead"
-            )
+            message = f"takes {' or '.join(self.store.forms)}, this is {artifact.form} of layer {artifact.layer}"
+            raise ForeignForm(self.name, f"{message}; put it there instead")
         if key_complaint(artifact.key) is not None or not self.store.is_key(artifact.key):
             raise not_a_key(self.name, artifact.key)
-        if (owner := self._other_owner(root.path, artifact.key)) is not None:
+        if owner := self._other_owner(root.path, artifact.key):
             raise Refused(self.name, belonging_to(owner), root.path / artifact.key)
-
-    def _root_to_put(self) -> Root:
-        roots = self.roots()
-        if not roots:
-            raise Refused(self.name, f"cannot put: no place to keep entries in this environment ({self.state().why})")
-        require_changeable(self, roots[0])
-        return roots[0]
 
     @final
     def plan_clear(self, selection: Selection = ALL, *, damaged: bool = False) -> Plan:
         """List exactly the entries that clearing the selection would remove. Changes nothing.
 
-        With ``damaged`` only those that :meth:`verify` finds damaged. Raises :class:`Refused` if the layer must not be
-        cleared.
+        With ``damaged`` only those that :meth:`Store.verify` finds damaged. Raises :class:`Refused` if the layer must
+        not be cleared.
         """
         self._require(Ability.CLEAR)
-        if selection.kernel is not None and (reason := self.refusals().get(Ability.KERNELS)) is not None:
-            return Plan(self.name, skipped=(facts.Note("*", f"cannot be selected by kernel: {reason}"),))
         plan = Plan(self.name)
+        if selection.kernel is not None and (reason := self.refusals().get(Ability.KERNELS)) is not None:
+            return replace(plan, skipped=(Note("*", f"cannot be selected by kernel: {reason}"),))
+        plan_root = self._plan_damaged if damaged else self._plan_root
         for root in self.roots():
             try:
-                part = self._plan_damaged(root, selection) if damaged else self._plan_root(root, selection)
-            except FAILURES as error:
-                part = Plan(self.name, failed=(facts.Note(str(root.path), reason_of(error)),))
-            plan = plan.plus(part)
+                plan = plan.plus(plan_root(root, selection))
+            except FAILURES as error:  # noqa: PERF203 - one must not end the rest
+                plan = plan.plus(Plan(self.name, failed=(Note(str(root.path), reason_of(error)),)))
         return plan
 
     @final
@@ -220,11 +229,12 @@ class Layer:
         :class:`Refused` if the layer must not be cleared.
         """
         self._require(Ability.CLEAR)
-        unique = tuple({(thing.root, thing.key): thing for thing in things}.values())
+        unique = {(thing.root, thing.key): thing for thing in things}.values()
+        changed = {thing.root for thing in unique}
         for root in self.roots():
-            if any(thing.root == root.path for thing in unique):
+            if root.path in changed:
                 require_changeable(self, root)
-        return self._without_others(Plan(self.name, unique) if in_use else self._idle(unique))
+        return self._planned([(thing, None) for thing in unique] if in_use else self.store.in_use(unique))
 
     @final
     def clear(self, plan: Plan) -> Outcome:
@@ -233,23 +243,17 @@ class Layer:
         outcome = Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
         for root in self.roots():
             entries = tuple(entry for entry in plan.entries if entry.root == root.path)
-            if entries:
-                try:
+            try:
+                if entries:
                     require_changeable(self, root)
-                    outcome = outcome.plus(self._remove(root, entries))
-                except FAILURES as error:
-                    failed = (facts.Note(str(root.path), reason_of(error)),)
-                    outcome = outcome.plus(Outcome(self.name, failed=failed))
+                    removed = self.store.remove(root, entries)
+                    left = {note.key for note in removed.skipped}
+                    orphans = [entry.key for entry in entries if isinstance(entry, Orphan) and entry.key not in left]
+                    gone = sum(not os.path.lexists(root.path / key) for key in orphans)
+                    outcome = outcome.plus(replace(removed, orphans_removed=gone))
+            except FAILURES as error:
+                outcome = outcome.plus(Outcome(self.name, failed=(Note(str(root.path), reason_of(error)),)))
         return outcome
-
-    def _remove(self, root: Root, entries: tuple[Removable, ...]) -> Outcome:
-        orphans = [
-            entry.key for entry in entries if isinstance(entry, Orphan) and os.path.lexists(root.path / entry.key)
-        ]
-        outcome = self.store.remove(root, entries)
-        left = {note.key for note in outcome.skipped}
-        gone = sum(key not in left and not os.path.lexists(root.path / key) for key in orphans)
-        return replace(outcome, orphans_removed=gone)
 
     @final
     def disable(self) -> facts.Switch:
@@ -264,27 +268,17 @@ class Layer:
         return self.switched(on=True)
 
     def _require(self, ability: Ability) -> None:
-        reason = self.refusals().get(ability)
-        if reason is not None:
+        if (reason := self.refusals().get(ability)) is not None:
             raise Refused(self.name, f"cannot {ability.value}: {reason}")
 
     def _other_owner(self, root: Path, key: str) -> int | None:
-        """Return the user whose entry the superuser must leave alone; ``None`` for any other entry and user."""
-        return (owner_of(root, self.store.file_of(root, key)) or None) if self.environment.superuser else None
-
-    def _without_others(self, plan: Plan) -> Plan:
-        """Leave entries of other users out of the superuser's plan."""
-        if not self.environment.superuser:
-            return plan
-        pairs = [(entry, self._other_owner(entry.root, entry.key)) for entry in plan.entries]
-        skipped = tuple(facts.Note(entry.key, belonging_to(owner)) for entry, owner in pairs if owner)
-        own = tuple(entry for entry, owner in pairs if not owner)
-        return replace(plan, entries=own, skipped=(*plan.skipped, *skipped))
+        """Return the user whose entry the superuser must leave alone; nothing for any other entry and user."""
+        return owner_of(root, self.store.file_of(root, key)) if self.environment.superuser else None
 
     def _plan_damaged(self, root: Root, selection: Selection) -> Plan:
         damaged = [(finding, finding.thing) for finding in self.store.verify(root) if finding.thing is not None]
         if self.about.precious:
-            notes = tuple(facts.Note(finding.key or "*", f"{_TUNING}; {finding.message}") for finding, _ in damaged)
+            notes = tuple(Note(finding.key or "*", f"{_TUNING}; {finding.message}") for finding, _ in damaged)
             return Plan(self.name, skipped=notes)
         return self.plan_removal(thing for _, thing in damaged if selection.selects(thing))
 
@@ -292,41 +286,49 @@ class Layer:
         chosen: list[Removable] = []
         problems: list[Problem] = []
         nameless: set[str] = set()
-        skipped: list[facts.Note] = []
         guests: Counter[str] = Counter()
         for found in self.store.scan(root, contents=selection.needs_contents):
             if isinstance(found, Problem):
                 problems.append(found)
-            elif isinstance(found, (Entry, Orphan)) and selection.selects(found):
+            elif isinstance(found, Housekeeping):
+                continue
+            elif selection.selects(found):
                 if isinstance(found, Orphan) or found.guest is None or selection.key is not None:
                     chosen.append(found)
                 else:
                     guests[found.guest] += 1
-            elif isinstance(found, Entry) and selection.kernel is not None and found.kernels is None:
-                nameless |= {found.key} if found.guest is None else set()
-        plan = self._idle(chosen)
-        if plan.entries:
+            elif isinstance(found, Entry) and selection.kernel and found.kernels is None and found.guest is None:
+                nameless.add(found.key)
+        asked = list(self.store.in_use(chosen))
+        if any(reason is None for _, reason in asked):
             require_changeable(self, root)
-        plan = self._without_others(plan)
+        plan = self._planned(asked)
         nameless -= {entry.key for entry in plan.entries}
+        left = []
         if nameless:
             have, were = ("entry has", "was") if len(nameless) == 1 else ("entries have", "were")
-            left = f"{len(nameless)} {have} no known kernel name and {were} left, in {root.path}"
-            skipped.append(facts.Note("*", left))
-        skipped += plan.skipped
-        for whose, count in guests.items():
-            skipped.append(facts.Note("*", f"{count} in {root.path} left, each {whose}; --key names one"))
+            left.append(f"{len(nameless)} {have} no known kernel name and {were} left, in {root.path}")
+        left += [f"{count} in {root.path} left, each {whose}; --key names one" for whose, count in guests.items()]
+        skipped = [*plan.skipped, *(Note("*", words) for words in left)]
         if selection.everything:
             skipped += [problem.note for problem in problems if problem.stays]
         # Entries hidden by such a problem may match the selection.
         failed = tuple(problem.note for problem in problems if problem.hides)
         return replace(plan, skipped=tuple(skipped), failed=failed)
 
-    def _idle(self, things: Iterable[Removable]) -> Plan:
-        """Plan the things that no program is using, and note the others."""
-        asked = list(self.store.in_use(things))
-        skipped = tuple(facts.Note(thing.key, reason) for thing, reason in asked if reason is not None)
-        return Plan(self.name, tuple(thing for thing, reason in asked if reason is None), skipped)
+    def _planned(self, asked: Iterable[tuple[Removable, str | None]]) -> Plan:
+        """Plan the things without a reason to stay; a superuser's plan leaves those of other users."""
+        things: list[Removable] = []
+        skipped: list[Note] = []
+        for thing, reason in asked:
+            why = reason
+            if why is None and (owner := self._other_owner(thing.root, thing.key)):
+                why = belonging_to(owner)
+            if why is None:
+                things.append(thing)
+            else:
+                skipped.append(Note(thing.key, why))
+        return Plan(self.name, tuple(things), tuple(skipped))
 
 
 def require_changeable(layer: Layer, root: Root) -> None:

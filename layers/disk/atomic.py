@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,57 +77,45 @@ def replace_file(path: str | Path, chunks: Iterable[bytes], *, folder: int | Non
     a stage beside it, which the next call removes.
     """
     above, name = os.path.split(os.path.abspath(path))
-    opened = None if folder is None else os.dup(folder)
-    if opened is None:
-        # Windows cannot open folders, and a writable folder may be unreadable.
-        with suppress(OSError):
-            opened = os.open(above, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
-    try:
-        if opened is None:
-            _replace(None, above, name, chunks, mode)
-        else:
-            _replace(opened, "", name, chunks, mode)
-            os.fsync(opened)
-    finally:
-        if opened is not None:
-            os.close(opened)
-
-
-def _replace(folder: int | None, above: str, name: str, chunks: Iterable[bytes], mode: int) -> None:
-    target = os.path.join(above, name)
-    standing = status_at(target, dir_fd=folder)
-    stage, handle = _stage(folder, above, name)
-    try:
+    with ExitStack() as stack:
+        if folder is None:
+            # A writable folder may be unreadable.
+            with suppress(PermissionError):
+                folder = os.open(above, os.O_RDONLY | os.O_DIRECTORY)
+                stack.callback(os.close, folder)
+        if folder is None:
+            name = os.path.join(above, name)
+        old = status_at(name, dir_fd=folder)
+        stage, handle = _stage(name, folder)
         try:
-            if standing is not None or mode:
-                more = mode | stat.S_IMODE(os.fstat(handle).st_mode)
+            stack.callback(os.close, handle)
+            if old is not None or mode:
                 # Before anything is written to it: others may have no access to the old file.
-                os.chmod(
-                    handle if os.chmod in os.supports_fd else stage,
-                    more if standing is None else stat.S_IMODE(standing.st_mode),
-                )
+                permissions = mode | os.fstat(handle).st_mode if old is None else old.st_mode
+                os.fchmod(handle, stat.S_IMODE(permissions))
             write_all(handle, chunks)
             os.fsync(handle)
-            if folder is not None:
-                # Under its lock, so that nobody takes the stage for an abandoned one.
-                os.replace(stage, target, src_dir_fd=folder, dst_dir_fd=folder)
-        finally:
-            os.close(handle)
-        if folder is None:
-            # Windows cannot rename open files.
-            os.replace(stage, target)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(stage, dir_fd=folder)
-        raise
+            # Under its lock, so that nobody takes the stage for an abandoned one.
+            os.replace(stage, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(stage, dir_fd=folder)
+            raise
+        if folder is not None:
+            os.fsync(folder)
 
 
-def _stage(folder: int | None, above: str, name: str) -> tuple[str, int]:
+def _stage(name: str, folder: int | None) -> tuple[str, int]:
     """Create and lock the stage of a file. The stage that a killed command left for it is removed."""
     import hashlib
 
-    stage = os.path.join(above, STAGE + hashlib.sha256(os.fsencode(name)).hexdigest()[:32])
-    _remove_left(stage, folder)
+    above, last = os.path.split(name)
+    stage = os.path.join(above, STAGE + hashlib.sha256(os.fsencode(last)).hexdigest()[:32])
+    with suppress(OSError):
+        handle = open_plain(stage, dir_fd=folder)
+        if take_flock(handle) and is_same_file(stage, handle, dir_fd=folder):
+            os.unlink(stage, dir_fd=folder)
+        os.close(handle)
     with suppress(FileExistsError):
         handle = create(stage, folder, 0o666)
         if take_flock(handle) and is_same_file(stage, handle, dir_fd=folder):
@@ -138,16 +126,6 @@ def _stage(folder: int | None, above: str, name: str) -> tuple[str, int]:
     # Another command is writing to the same place, or the file belongs to another user.
     stage = os.path.join(above, own_name())
     return stage, create(stage, folder, 0o666)
-
-
-def _remove_left(stage: str, folder: int | None) -> None:
-    with suppress(OSError):
-        handle = open_plain(stage, dir_fd=folder)
-        try:
-            if take_flock(handle) and is_same_file(stage, handle, dir_fd=folder):
-                os.unlink(stage, dir_fd=folder)
-        finally:
-            os.close(handle)
 
 
 def place_new(source: str | Path, target: str | Path, *, src: int | None = None, dst: int | None = None) -> None:
@@ -213,15 +191,8 @@ def remove_remote(system: Any, paths: Sequence[str], *, together: bool) -> None:
             system.rm_file(path)
 
 
-class Freed:
-    """Counts the bytes that deletions freed, including those of a deletion that failed halfway."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-
-def delete(handle: int, name: str, freed: Freed | None = None, *, first: Collection[str] = ()) -> None:
-    """Delete a file or a whole folder relative to a handle, and add the freed bytes to ``freed``.
+def delete(handle: int, name: str, freed: list[int] | None = None, *, first: Collection[str] = ()) -> None:
+    """Delete a file or a whole folder relative to a handle, and add the bytes of each deleted file to ``freed``.
 
     The files that ``first`` names are deleted before the others. Links are unlinked, never followed. A failed deletion
     does not stop the others, unless ``first`` names the file; at the end the first :class:`OSError` is raised.
@@ -233,8 +204,9 @@ def delete(handle: int, name: str, freed: Freed | None = None, *, first: Collect
                 os.rmdir(child, dir_fd=folder)
                 continue
             os.unlink(child, dir_fd=folder)
+            # A file with another hard link frees nothing.
             if freed is not None and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
-                freed.bytes += status.st_size
+                freed.append(status.st_size)
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -246,10 +218,10 @@ def delete(handle: int, name: str, freed: Freed | None = None, *, first: Collect
 
 
 @contextmanager
-def own_folder(handle: int, prefix: str, freed: Freed | None = None) -> Iterator[int]:
+def own_folder(handle: int, prefix: str, freed: list[int] | None = None) -> Iterator[int]:
     """Make a folder for this process alone, locked during the block, and delete it afterwards unless it was renamed.
 
-    Yields its descriptor. ``freed`` counts the bytes that the deletion frees.
+    Yields its descriptor. The deletion adds to ``freed`` as :func:`delete` does.
     """
     name = own_name(prefix)
     os.mkdir(name, 0o700, dir_fd=handle)

@@ -18,7 +18,7 @@ NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: Bytes of a small sqlite journal.
 _PROBE: Final = 1 << 15
 #: Deeper than any entry is nested.
-DEEP: Final = 16
+_DEEP: Final = 16
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
@@ -83,17 +83,31 @@ def descend(stack: ExitStack, handle: int, parts: Sequence[str], *, make: bool =
 
     Raises :class:`OSError` if that cannot be determined.
     """
-    for part in parts:
-        if make and status_of(handle, part) is None:
-            with suppress(FileExistsError):
-                os.mkdir(part, 0o700, dir_fd=handle)
-        try:
+    try:
+        return stack.enter_context(made_below(handle, parts, make=make))
+    except OSError as error:
+        if make or not (means_absent(error) or error.errno == errno.ELOOP):
+            raise
+        return None
+
+
+@contextmanager
+def below(handle: int, parts: Sequence[str]) -> Iterator[int | None]:
+    """Open a folder as :func:`descend` does, for a block."""
+    with ExitStack() as stack:
+        yield descend(stack, handle, parts)
+
+
+@contextmanager
+def made_below(handle: int, parts: Sequence[str], *, make: bool = True) -> Iterator[int]:
+    """Open a folder below a handle for a block, and make those that are missing. Raises :class:`OSError`."""
+    with ExitStack() as stack:
+        for part in parts:
+            if make and status_of(handle, part) is None:
+                with suppress(FileExistsError):
+                    os.mkdir(part, 0o700, dir_fd=handle)
             handle = stack.enter_context(opened(part, handle))
-        except OSError as error:
-            if make or not (means_absent(error) or error.errno == errno.ELOOP):
-                raise
-            return None
-    return handle
+        yield handle
 
 
 class Visited(NamedTuple):
@@ -117,20 +131,20 @@ def walk(
     try:
         status = os.stat(name, dir_fd=handle, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
-            if path.count("/") > DEEP:
+            if path.count("/") > _DEEP:
                 raise OSError(errno.ELOOP, "nested deeper than any entry", name)
             with opened(name, handle) as folder:
                 for child in sorted(os.listdir(folder), key=lambda child: child not in first):
-                    below = f"{path}/{child}" if path else child
-                    yield from walk(folder, child, errors, first=first, path=below)
-    except OSError as error:
-        has_vanished = isinstance(error, FileNotFoundError)
-        if errors is None or (path in first and not has_vanished):
+                    yield from walk(folder, child, errors, first=first, path=f"{path}/{child}" if path else child)
+    except FileNotFoundError:
+        if errors is None:
             raise
-        if not has_vanished:
-            errors.append(error)
-        return
-    yield Visited(handle, name, path, status)
+    except OSError as error:
+        if errors is None or path in first:
+            raise
+        errors.append(error)
+    else:
+        yield Visited(handle, name, path, status)
 
 
 def is_left_own(root: int, name: str, status: os.stat_result) -> bool:
@@ -141,8 +155,7 @@ def is_left_own(root: int, name: str, status: os.stat_result) -> bool:
     """
     if status.st_uid not in (os.geteuid(), os.fstat(root).st_uid) or status.st_mode & 0o022:
         return False
-    with ExitStack() as stack:
-        folder = descend(stack, root, (name,))
+    with below(root, (name,)) as folder:
         # A running cachectl holds its lock. Shared, so that several checks do not block each other.
         return folder is not None and take_flock(folder, shared=True)
 

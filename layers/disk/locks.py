@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from cachectl.layers.base.environment import LOCK_TIMEOUT
 from cachectl.layers.base.errors import Busy, Unreachable
@@ -18,6 +17,12 @@ from cachectl.layers.disk.atomic import remove_file
 from cachectl.layers.disk.handles import opened, status_of
 from cachectl.layers.disk.locking import is_same_file, take_flock, try_flock, try_record_lock, wait_until
 from cachectl.layers.disk.plain import open_plain, release
+
+
+def _require(layer: str, path: Path, take: Callable[[], bool], seconds: float, advice: str = "") -> None:
+    """Wait for a lock. Raises :class:`Busy`."""
+    if not wait_until(take, seconds):
+        raise Busy(layer, f"locked by another process for more than {seconds:g} s{advice}", path)
 
 
 @contextmanager
@@ -35,8 +40,7 @@ def record_lock(
     except OSError as error:
         raise Unreachable(layer, f"cannot open: {error.strerror}", path) from error
     try:
-        if not wait_until(partial(try_record_lock, handle), lock_timeout):
-            raise Busy(layer, f"locked by another process for more than {lock_timeout:g} s", path)
+        _require(layer, path, partial(try_record_lock, handle), lock_timeout)
         yield handle
     finally:
         release(handle)
@@ -57,13 +61,15 @@ def file_lock(layer: str, path: Path, *, lock_timeout: float = LOCK_TIMEOUT) -> 
         except OSError as error:
             raise Unreachable(layer, f"cannot open: {error.strerror}", path) from error
         try:
-            if not wait_until(partial(try_flock, handle), lock_timeout):
-                raise Busy(layer, f"locked by another process for more than {lock_timeout:g} s", path)
+            _require(layer, path, partial(try_flock, handle), lock_timeout)
             if is_same_file(path, handle):
                 yield handle
                 return
         finally:
             os.close(handle)
+
+
+# ---------------------------------------------------------------------- locks that exist while they are held
 
 
 @contextmanager
@@ -86,68 +92,38 @@ def presence_lock(
     """
     with ExitStack() as stack:
         try:
-            if folder is None:
-                folder = stack.enter_context(opened(str(path.parent)))
-            place = _Place(folder, path.name)
+            place = stack.enter_context(opened(str(path.parent))) if folder is None else folder
 
             def is_made() -> bool:
-                while place.status() is not None or not _make_lock(place, stack):
-                    if not _take_over(place, abandoned):
+                while status_of(place, path.name) is not None or not _make_lock(place, path.name, stack):
+                    if not _take_over(place, path.name, abandoned):
                         return False
                 return True
 
-            is_held = wait_until(is_made, lock_timeout)
+            _require(layer, path, is_made, lock_timeout, "; if no program is running, remove the lock")
+        except Busy:
+            raise
         except OSError as error:
             raise Unreachable(layer, f"cannot lock: {error.strerror}", path) from error
-        if not is_held:
-            message = f"locked for more than {lock_timeout:g} s; if no program is running, remove the lock"
-            raise Busy(layer, message, path)
         yield
 
 
 def is_abandoned(path: Path, abandoned: Callable[[float], bool]) -> bool:
     """Return whether :func:`presence_lock` would consider a lock abandoned."""
     with suppress(OSError), opened(str(path.parent)) as folder:
-        return _nobody_holds(_Place(folder, path.name), time.time() - path.lstat().st_mtime, abandoned)
+        return _nobody_holds(folder, path.name, time.time() - path.lstat().st_mtime, abandoned)
     return False
 
 
 def remove_abandoned(path: Path, abandoned: Callable[[float], bool]) -> bool:
     """Remove a lock if it is abandoned; return whether it was removed."""
     with suppress(OSError), opened(str(path.parent)) as folder:
-        return _take_over(_Place(folder, path.name), abandoned)
+        return _take_over(folder, path.name, abandoned)
     return False
 
 
-class _Place(NamedTuple):
-    """The place of a lock: an open folder, and a name in it."""
-
-    folder: int
-    name: str
-
-    def status(self) -> os.stat_result | None:
-        return status_of(self.folder, self.name)
-
-
-def _make_lock(place: _Place, stack: ExitStack) -> bool:
-    """Make the lock, to be removed when the stack ends; return ``False`` if it exists already."""
-    try:
-        handle = _create_lock(place)
-    except FileExistsError:
-        return False
-    stack.callback(os.close, handle)
-    stack.callback(_let_go, place, handle)
-    return True
-
-
-def _let_go(place: _Place, handle: int) -> None:
-    # The user may have removed it by hand, as PyOpenCL's warning advises, and another program may have made a new one.
-    if is_same_file(place.name, handle, dir_fd=place.folder):
-        remove_file(place.name, place.folder)
-
-
-def _create_lock(place: _Place) -> int:
-    """Create a lock that names us; return its descriptor.
+def _make_lock(folder: int, name: str, stack: ExitStack) -> bool:
+    """Make a lock that names us, to be removed when the stack ends; return ``False`` if it exists already.
 
     The file gets its name last, so that a kill leaves no lock without an owner. File systems without unnamed files
     leave an empty one in that moment, which only its age shows to be abandoned.
@@ -155,25 +131,32 @@ def _create_lock(place: _Place) -> int:
     handle = None
     if hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd"):
         with suppress(OSError):
-            handle = os.open(".", os.O_TMPFILE | os.O_WRONLY, 0o644, dir_fd=place.folder)
-    is_named = handle is None
-    if handle is None:
-        handle = os.open(place.name, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o644, dir_fd=place.folder)
-    # Others see by ``flock`` whether we live.
-    take_flock(handle)
-    with suppress(OSError):
-        # On a full disk the lock stays empty like PyOpenCL's own, and is still valid.
-        os.write(handle, b"cachectl %d %s\n" % (os.getpid(), os.fsencode(node())))
+            handle = os.open(".", os.O_TMPFILE | os.O_WRONLY, 0o644, dir_fd=folder)
+    unnamed = handle
     try:
-        if not is_named:
-            os.link(f"/proc/self/fd/{handle}", place.name, dst_dir_fd=place.folder, follow_symlinks=True)
-    except OSError:
-        os.close(handle)
-        raise
-    return handle
+        if handle is None:
+            handle = os.open(name, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o644, dir_fd=folder)
+        stack.callback(os.close, handle)
+        # Others see by ``flock`` whether we live.
+        take_flock(handle)
+        with suppress(OSError):
+            # On a full disk the lock stays empty like PyOpenCL's own, and is still valid.
+            os.write(handle, b"cachectl %d %s\n" % (os.getpid(), os.fsencode(node())))
+        if unnamed is not None:
+            os.link(f"/proc/self/fd/{unnamed}", name, dst_dir_fd=folder, follow_symlinks=True)
+    except FileExistsError:
+        return False
+    stack.callback(_let_go, folder, name, handle)
+    return True
 
 
-def _take_over(place: _Place, abandoned: Callable[[float], bool]) -> bool:
+def _let_go(folder: int, name: str, handle: int) -> None:
+    # The user may have removed it by hand, as PyOpenCL's warning advises, and another program may have made a new one.
+    if is_same_file(name, handle, dir_fd=folder):
+        remove_file(name, folder)
+
+
+def _take_over(folder: int, name: str, abandoned: Callable[[float], bool]) -> bool:
     """Remove an abandoned lock; return whether it was removed.
 
     Only one cachectl at a time may check and remove: of two that found the same abandoned lock, the second would remove
@@ -181,25 +164,22 @@ def _take_over(place: _Place, abandoned: Callable[[float], bool]) -> bool:
     with the process. Only cachectl removes abandoned locks; the comparison detects one that was removed by hand.
     """
     # Opened again, because flock belongs to the open folder and others use the given one.
-    with suppress(OSError), opened(".", place.folder) as folder:
-        if not take_flock(folder):
+    with suppress(OSError), opened(".", folder) as own:
+        if not take_flock(own):
             return False
-        judged = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
-        age = time.time() - judged.st_mtime
-        if _nobody_holds(place, age, abandoned):
-            standing = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
-            if _marks(standing) == _marks(judged):
-                remove_file(place.name, place.folder)
-                return True
+        judged = _stamp(folder, name)
+        if _nobody_holds(folder, name, time.time() - judged[2] / 1e9, abandoned) and _stamp(folder, name) == judged:
+            remove_file(name, folder)
+            return True
     return False
 
 
-def _nobody_holds(place: _Place, age: float, abandoned: Callable[[float], bool]) -> bool:
+def _nobody_holds(folder: int, name: str, age: float, abandoned: Callable[[float], bool]) -> bool:
     """Return whether a lock is abandoned: by ``flock`` for our own of this machine, by ``abandoned`` for others.
 
     A file that is neither empty nor one of ours is no lock.
     """
-    handle = open_plain(place.name, dir_fd=place.folder)
+    handle = open_plain(name, dir_fd=folder)
     try:
         match = re.fullmatch(rb"(?:cachectl \d+ (.*)\n)?", os.read(handle, 300))
         if match is None:
@@ -209,9 +189,10 @@ def _nobody_holds(place: _Place, age: float, abandoned: Callable[[float], bool])
         os.close(handle)
 
 
-def _marks(status: os.stat_result) -> tuple[int, ...]:
+def _stamp(folder: int, name: str) -> tuple[int, ...]:
     """Return a version stamp that differs between locks even if the file system reuses an inode."""
-    return (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
+    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
 
 def node() -> str:

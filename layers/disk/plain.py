@@ -44,25 +44,50 @@ def open_plain(path: str | Path, *, dir_fd: int | None = None, flags: int = _FLA
     """
     with suppress(FileNotFoundError):
         # Opening a device can already have an effect.
-        _refuse_special(os.stat(path, dir_fd=dir_fd, follow_symlinks=follow), path)
+        _refuse(os.stat(path, dir_fd=dir_fd, follow_symlinks=follow), path)
     # O_NONBLOCK: a pipe that replaces the file now must not block the open either.
-    wanted = (flags | _FLAGS) & ~(_NO_LINKS if follow else 0)
-    handle = os.open(path, wanted, 0o644, dir_fd=dir_fd)
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode):
+    handle = os.open(path, (flags | _FLAGS) & ~(_NO_LINKS if follow else 0), 0o644, dir_fd=dir_fd)
+    try:
+        status = os.fstat(handle)
+        _refuse(status, path)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "a folder, no plain file", str(path))
+    except OSError:
         os.close(handle)
-        _refuse_special(status, path)
-        raise OSError(errno.EINVAL, "a folder, no plain file", str(path))
+        raise
     return handle
 
 
-def _refuse_special(status: os.stat_result, path: str | Path) -> None:
+def _refuse(status: os.stat_result, path: str | Path) -> None:
     if (kind := _SPECIAL.get(stat.S_IFMT(status.st_mode))) is not None:
         raise OSError(errno.EINVAL, f"{kind}, no plain file", str(path))
 
 
+def plain_identity(path: Path) -> tuple[int, int]:
+    """Return device and inode of a plain file that is no link. Raises :class:`OSError` for anything else."""
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "no plain file, or a link, which is not followed", str(path))
+    return status.st_dev, status.st_ino
+
+
+# ---------------------------------------------------------------------- files that programs lock
+
 #: Descriptors that cannot be closed yet.
 _PARKED: Final[list[int]] = []
+
+
+def borrow(path: str | Path, *, dir_fd: int | None = None) -> int:
+    """Open a plain file that programs lock, for reading; :func:`release` closes it.
+
+    A descriptor that could not be closed yet is reused, so that there is at most one of them per file.
+    """
+    for parked in _PARKED[:]:
+        with suppress(OSError, ValueError):
+            if os.path.samestat(os.fstat(parked), os.stat(path, dir_fd=dir_fd, follow_symlinks=False)):
+                _PARKED.remove(parked)
+                return parked
+    return open_plain(path, dir_fd=dir_fd)
 
 
 def release(handle: int) -> None:
@@ -90,6 +115,9 @@ def _open_otherwise(handle: int) -> bool:
     return False
 
 
+# ---------------------------------------------------------------------- reading
+
+
 def read_locked(path: str | Path, *, limit: int = -1) -> bytes:
     """Read a plain file that programs lock, without dropping a lock of this process.
 
@@ -100,33 +128,6 @@ def read_locked(path: str | Path, *, limit: int = -1) -> bytes:
         return _read_all(handle, path, limit)
     finally:
         release(handle)
-
-
-def _read_all(handle: int, path: str | Path, limit: int, most: int = LARGEST_ENTRY) -> bytes:
-    """Read an open file from its beginning, whatever its position."""
-    wanted = limit
-    if not 0 <= limit <= _HEAD:
-        size = os.fstat(handle).st_size
-        if limit < 0 and size > most:
-            raise OSError(errno.EFBIG, too_large(size, most), str(path))
-        wanted = size if limit < 0 else min(size, limit)
-    data = os.pread(handle, wanted, 0)
-    while len(data) < wanted and (more := os.pread(handle, wanted - len(data), len(data))):
-        data += more
-    return data
-
-
-def borrow(path: str | Path, *, dir_fd: int | None = None) -> int:
-    """Open a plain file that programs lock, for reading; :func:`release` closes it.
-
-    A descriptor that could not be closed yet is reused, so that there is at most one of them per file.
-    """
-    for parked in _PARKED[:]:
-        with suppress(OSError, ValueError):
-            if os.path.samestat(os.fstat(parked), os.stat(path, dir_fd=dir_fd, follow_symlinks=False)):
-                _PARKED.remove(parked)
-                return parked
-    return open_plain(path, dir_fd=dir_fd)
 
 
 def read_installed(path: str | Path) -> bytes:
@@ -143,24 +144,26 @@ def read_plain(path: str | Path, *, dir_fd: int | None = None, limit: int = -1, 
 
     Raises :class:`OSError` as :func:`open_plain`, and for a whole file of more than ``most`` bytes.
     """
-    handle = _open_unnoticed(path, dir_fd)
+    try:
+        handle = open_plain(path, dir_fd=dir_fd, flags=_UNNOTICED)
+    except PermissionError:
+        # Only the owner may open with O_NOATIME.
+        handle = open_plain(path, dir_fd=dir_fd)
     try:
         return _read_all(handle, path, limit, most)
     finally:
         os.close(handle)
 
 
-def _open_unnoticed(path: str | Path, dir_fd: int | None) -> int:
-    try:
-        return open_plain(path, dir_fd=dir_fd, flags=_UNNOTICED)
-    except PermissionError:
-        # Only the owner may open with O_NOATIME.
-        return open_plain(path, dir_fd=dir_fd)
-
-
-def plain_identity(path: Path) -> tuple[int, int]:
-    """Return device and inode of a plain file that is no link. Raises :class:`OSError` for anything else."""
-    status = path.lstat()
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "no plain file, or a link, which is not followed", str(path))
-    return status.st_dev, status.st_ino
+def _read_all(handle: int, path: str | Path, limit: int, most: int = LARGEST_ENTRY) -> bytes:
+    """Read an open file from its beginning, whatever its position."""
+    wanted = limit
+    if not 0 <= limit <= _HEAD:
+        size = os.fstat(handle).st_size
+        if limit < 0 and size > most:
+            raise OSError(errno.EFBIG, too_large(size, most), str(path))
+        wanted = size if limit < 0 else min(size, limit)
+    data = os.pread(handle, wanted, 0)
+    while len(data) < wanted and (more := os.pread(handle, wanted - len(data), len(data))):
+        data += more
+    return data

@@ -7,14 +7,10 @@ import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from cachectl.layers.base.environment import user_name, user_state_folder
+from cachectl.layers.base.environment import Environment, user_name, user_state_folder
 from cachectl.layers.base.errors import CachectlError, printable
 from cachectl.layers.disk.trust import deciding_owner, shared_because
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.environment import Environment
 
 
 class NotPrivate(CachectlError):
@@ -32,39 +28,33 @@ def private_folder(place: Path, *, make: bool = False) -> Path:
     :class:`NotPrivate` if another user could replace either of them or owns a link on the way, :class:`OSError` if
     neither can be made.
     """
-    if hasattr(os, "geteuid") and (decides := deciding_owner(place)) is not None:
+    has_users = hasattr(os, "geteuid")
+    if has_users and (decides := deciding_owner(place)) is not None:
         raise NotPrivate(place, f"a part of the path belongs to {user_name(decides.st_uid)}, who can replace it")
     place = Path(os.path.realpath(place))
-    if make:
-        _make(place)
-    if not hasattr(os, "geteuid"):
-        # On Windows the temporary folder is private.
+    missing = [folder for folder in (*reversed(place.parents), place) if make and not folder.exists()]
+    for folder in missing:
+        _require_unshared(missing[0].parent)
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+    _require_unshared(place)
+    # On Windows the temporary folder is private.
+    if not has_users or _why_not_private(place) is None:
         return place
-    if (because := shared_because(place, sticky=True)) is not None:
-        raise NotPrivate(place, f"others can replace what is in it: {because}")
-    if _why_not_private(place) is None:
-        return place
-    own = own_folder_in(place)
+    own = _own_folder_in(place)
     with suppress(FileExistsError):
         os.mkdir(own, 0o700)
-    why = _why_not_private(own)
-    if why is not None:
+    if (why := _why_not_private(own)) is not None:
         raise NotPrivate(own, why)
     return own
 
 
-def _make(place: Path) -> None:
-    """Make a folder and those above it, for this user alone. Raises as :func:`private_folder`."""
-    missing = [folder for folder in (*reversed(place.parents), place) if not folder.exists()]
-    if missing and (because := shared_because(missing[0].parent, sticky=True)) is not None:
-        raise NotPrivate(missing[0].parent, f"others can replace what is in it: {because}")
-    for folder in missing:
-        with suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
+def _require_unshared(folder: Path) -> None:
+    if (reason := shared_because(folder, sticky=True)) is not None:
+        raise NotPrivate(folder, f"others can replace what is in it: {reason}")
 
 
-def own_folder_in(place: Path) -> Path:
-    """Return the path of this user's folder in a shared folder."""
+def _own_folder_in(place: Path) -> Path:
     return place / f"cachectl-{os.geteuid()}"
 
 
@@ -80,24 +70,29 @@ def _why_not_private(folder: Path) -> str | None:
     return None
 
 
-# ---------------------------------------------------------------------- temporary folders
-
-
 def temporary_parent(environment: Environment) -> tuple[Path, str | None]:
     """Return the folder for temporary folders, and a notice if that is not in the temporary folder.
 
     Raises :class:`CachectlError` if there is no private folder.
     """
+    folder = _attempt(environment.temporary)
+    if isinstance(folder, Path):
+        return folder, None
+    elsewhere = _scratch_folder(environment)
+    other = _attempt(elsewhere, make=True)
+    if isinstance(other, Path):
+        return other, f"{folder}; temporary folders are made in {elsewhere}"
+    raise CachectlError(f"no place for temporary folders: {folder}; {other}; set TMPDIR to a folder of mode 700")
+
+
+def _attempt(place: Path, *, make: bool = False) -> Path | str:
+    """Return a private folder, or why there is none."""
     try:
-        return private_folder(environment.temporary), None
-    except (NotPrivate, OSError) as error:
-        why = _reason(error)
-    elsewhere = _state_folder(environment)
-    try:
-        return private_folder(elsewhere, make=True), f"{why}; temporary folders are made in {elsewhere}"
-    except (NotPrivate, OSError) as error:
-        message = f"no place for temporary folders: {why}; {_reason(error)}; set TMPDIR to a folder of mode 700"
-        raise CachectlError(message) from error
+        return private_folder(place, make=make)
+    except NotPrivate as error:
+        return str(error)
+    except OSError as error:
+        return f"{printable(str(error.filename))}: {error.strerror}"
 
 
 def temporary_parents(environment: Environment) -> Iterator[Path]:
@@ -105,21 +100,15 @@ def temporary_parents(environment: Environment) -> Iterator[Path]:
     if not hasattr(os, "geteuid"):
         return
     temporary = Path(os.path.realpath(environment.temporary))
-    for folder in dict.fromkeys((temporary, own_folder_in(temporary), _state_folder(environment))):
+    for folder in dict.fromkeys((temporary, _own_folder_in(temporary), _scratch_folder(environment))):
         with suppress(OSError):
             if _why_not_private(folder) is None:
                 yield folder
 
 
-def _state_folder(environment: Environment) -> Path:
+def _scratch_folder(environment: Environment) -> Path:
     """Return the folder in the user's home that replaces the temporary one.
 
     It ignores variables that move caches: a command in an isolated run must not make its temporary folder in there.
     """
     return Path(os.path.realpath(user_state_folder(environment) / "scratch"))
-
-
-def _reason(error: NotPrivate | OSError) -> str:
-    if isinstance(error, NotPrivate):
-        return str(error)
-    return f"{printable(str(error.filename))}: {error.strerror}"

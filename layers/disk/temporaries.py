@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cachectl.layers.base.facts import Orphan
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.disk.atomic import create, cut, remove_file, remove_tree, write_all
+from cachectl.layers.disk.atomic import create, remove_file, remove_tree, write_all
 from cachectl.layers.disk.locking import is_same_file, try_flock
 from cachectl.layers.disk.locks import node
 from cachectl.layers.disk.plain import open_plain, read_plain
@@ -37,40 +36,34 @@ _KILLED: Final = "a temporary folder left by a cachectl that was killed"
 _LARGEST: Final = 16 << 20
 
 
-@dataclass
-class Owned:
-    """A temporary folder of this process. ``record`` has the facts that a later command needs to remove it."""
+class Owned(NamedTuple):
+    """A temporary folder of this process, and the open file of its lock."""
 
     folder: Path
-    record: dict[str, Any] = field(default_factory=dict)
-    _handle: int = -1
+    lock: int
 
     @classmethod
     def make(cls, parent: Path, prefix: str, environment: Environment) -> Owned:
         """Make an empty folder with a random name in a private folder, and hold its lock."""
+        import json
+
         while True:
             folder = parent / (prefix + os.urandom(8).hex())
             # The lock comes first: a folder without one has no owner.
-            handle = create(os.fspath(_lock_of(folder)))
-            if _flock(handle) is not False and is_same_file(_lock_of(folder), handle):
+            owned = cls(folder, create(os.fspath(_lock_of(folder))))
+            if _flock(owned.lock) is not False and is_same_file(_lock_of(folder), owned.lock):
                 break
             # A sweep of another process took the lock first, and removes the file.
-            os.close(handle)
+            os.close(owned.lock)
         me = os.getpid()
-        owned = cls(folder, {"host": node(), "pid": me, "start": start_of(me, processes=environment.processes)}, handle)
+        record = {"host": node(), "pid": me, "start": start_of(me, processes=environment.processes)}
         try:
-            owned._write()
+            write_all(owned.lock, (json.dumps(record).encode(),))
             os.mkdir(folder, 0o700)
         except OSError:
             owned.forget()
             raise
         return owned
-
-    def _write(self) -> None:
-        import json
-
-        cut(self._handle, 0)
-        write_all(self._handle, (json.dumps(self.record).encode(),), 0)
 
     def forget(self) -> None:
         """Release the lock, and remove its file if the folder has gone."""
@@ -78,7 +71,7 @@ class Owned:
             if not self.folder.exists():
                 remove_file(_lock_of(self.folder))
         with suppress(OSError):
-            os.close(self._handle)
+            os.close(self.lock)
 
 
 @contextmanager
@@ -108,24 +101,35 @@ def abandoned_in(parent: Path, environment: Environment, *, look: bool = False) 
     files without a folder. With ``look`` all lock files stay. Yields nothing on a platform that does not show its
     processes.
     """
-    names = sorted(_names(parent))
-    shared = bool(names) and network_file_system(parent, mounts=environment.mounts) is not None
-    for name in names:
-        folder = parent / name
-        handle = _taken(folder)
-        if handle is None:
-            continue
-        try:
-            record = _record(folder)
-            elsewhere = shared and record.get("host") != node()
-            if not elsewhere and not _lives(record, environment) and not _is_used(folder, environment):
-                if os.path.lexists(folder):
-                    yield folder
-                if not look and not os.path.lexists(folder):
-                    remove_file(_lock_of(folder))
-        finally:
-            if handle >= 0:
-                os.close(handle)
+    names: set[str] = set()
+    with suppress(OSError):
+        names = {own for name in os.listdir(parent) if _NAME.fullmatch(own := name.removesuffix(_LOCK))}
+    is_shared = bool(names) and network_file_system(parent, mounts=environment.mounts) is not None
+    for folder in map(parent.joinpath, sorted(names)):
+        with _taken(_lock_of(folder)) as is_taken:
+            if not is_taken or _may_be_used(folder, environment, is_shared=is_shared):
+                continue
+            if os.path.lexists(folder):
+                yield folder
+            if not look and not os.path.lexists(folder):
+                remove_file(_lock_of(folder))
+
+
+def _may_be_used(folder: Path, environment: Environment, *, is_shared: bool) -> bool:
+    """Return whether the owner of a folder lives, here or on another machine, or a process was given its path."""
+    import json
+
+    record = {}
+    # There is no record if the owner was killed before it used the folder.
+    with suppress(OSError, ValueError, RecursionError):
+        record = json.loads(read_plain(_lock_of(folder), limit=_LARGEST))
+    record = record if isinstance(record, dict) else {}
+    if is_shared and record.get("host") != node():
+        return True
+    pid, start = record.get("pid"), record.get("start")
+    if isinstance(pid, int) and start is not None and start_of(pid, processes=environment.processes) == start:
+        return True
+    return mentioning(folder, processes=environment.processes) is not False
 
 
 def abandoned_temporaries(environment: Environment) -> tuple[Orphan, ...]:
@@ -133,63 +137,34 @@ def abandoned_temporaries(environment: Environment) -> tuple[Orphan, ...]:
     from cachectl.layers.disk.private_folders import temporary_parents
 
     return tuple(
-        _measured(parent, folder.name)
+        _measured(folder)
         for parent in temporary_parents(environment)
         for folder in abandoned_in(parent, environment, look=True)
     )
 
 
-def _measured(parent: Path, name: str) -> Orphan:
-    below = os.walk(parent / name)
-    paths = (os.path.join(above, path) for above, folders, files in below for path in (*folders, *files))
-    steps = [status for path in (str(parent / name), *paths) if (status := status_at(path)) is not None]
+def _measured(folder: Path) -> Orphan:
+    steps = [status for path in (folder, *folder.rglob("*")) if (status := status_at(path)) is not None]
     files = [status.st_size for status in steps if stat.S_ISREG(status.st_mode)]
     newest = max((status.st_mtime for status in steps), default=0.0)
-    return Orphan(name, parent, sum(files), len(files), newest, _KILLED, idle_only=False)
+    return Orphan(folder.name, folder.parent, sum(files), len(files), newest, _KILLED, idle_only=False)
 
 
-def _names(parent: Path) -> set[str]:
-    """Return the names of the temporary folders in a folder, and of those with only a lock file left."""
+@contextmanager
+def _taken(lock: Path) -> Iterator[bool]:
+    """Take a lock for a block; yield whether no other process holds it."""
+    handle = None
     try:
-        names = os.listdir(parent)
-    except OSError:
-        return set()
-    return {own for name in names if _NAME.fullmatch(own := name.removesuffix(_LOCK))}
-
-
-def _taken(folder: Path) -> int | None:
-    """Take the lock of a folder; return its descriptor, -1 if there is none, ``None`` if another process holds it."""
-    try:
-        handle = open_plain(_lock_of(folder), flags=os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
+        handle = open_plain(lock, flags=os.O_RDWR | os.O_CLOEXEC)
+        is_taken = bool(_flock(handle)) and is_same_file(lock, handle)
+    except OSError as error:
         # A program that outlived its command has recreated the folder.
-        return -1
-    except OSError:
-        return None
-    if _flock(handle) and is_same_file(_lock_of(folder), handle):
-        return handle
-    os.close(handle)
-    return None
-
-
-def _record(folder: Path) -> Mapping[str, Any]:
-    import json
-
+        is_taken = isinstance(error, FileNotFoundError)
     try:
-        record = json.loads(read_plain(_lock_of(folder), limit=_LARGEST))
-    except (OSError, ValueError, RecursionError):
-        # The owner was killed before it used the folder.
-        return {}
-    return record if isinstance(record, dict) else {}
-
-
-def _lives(record: Mapping[str, Any], environment: Environment) -> bool:
-    pid, start = record.get("pid"), record.get("start")
-    return isinstance(pid, int) and start is not None and start_of(pid, processes=environment.processes) == start
-
-
-def _is_used(folder: Path, environment: Environment) -> bool:
-    return mentioning(folder, processes=environment.processes) is not False
+        yield is_taken
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 def _lock_of(folder: Path) -> Path:

@@ -27,6 +27,48 @@ _LINKS: Final = 40
 _ACL: Final = "system.posix_acl_access"
 
 
+class _Step(NamedTuple):
+    """A folder, link or file on a path, whether other users can enter the folder above it, and if it is the last."""
+
+    place: Path
+    status: os.stat_result
+    entered: bool
+    last: bool = True
+
+    @property
+    def is_writable(self) -> bool:
+        """Return whether other users can add files to the last folder, or replace the next part in another one."""
+        mode = self.status.st_mode
+        if not self.entered or stat.S_ISLNK(mode) or (mode & stat.S_ISVTX and not self.last):
+            return False
+        return self.is_open_to_others(stat.S_IWOTH)
+
+    @property
+    def lets_enter(self) -> bool:
+        """Return whether other users can enter the folder."""
+        return self.entered and self.is_open_to_others(stat.S_IXOTH)
+
+    def is_open_to_others(self, bit: int) -> bool:
+        """Return whether users other than the owner and root have a permission, given as the mode bit of others."""
+        if self.status.st_mode & bit:
+            return True
+        if not self.status.st_mode & bit << 3:
+            return False
+        with suppress(OSError, AttributeError):
+            # With an access control list the group's bits bound the permissions of every user or group named there.
+            if os.getxattr(self.place, _ACL, follow_symlinks=False):
+                return True
+        return not _is_private(self.status)
+
+    def reason(self, trusted: frozenset[int], *, sticky: bool = False) -> str | None:
+        """Return why another user could change what is there, or ``None``."""
+        if self.status.st_uid not in trusted:
+            return f"{self.place} belongs to {user_name(self.status.st_uid)}"
+        if self.is_writable and not (sticky and self.status.st_mode & stat.S_ISVTX):
+            return f"other users can write to {self.place}"
+        return None
+
+
 def shared_because(folder: Path, names: tuple[str, ...] = (), *, sticky: bool = False) -> str | None:
     """Return why another user could write to a folder, or to those of its files that exist; ``None`` if nobody can.
 
@@ -38,18 +80,12 @@ def shared_because(folder: Path, names: tuple[str, ...] = (), *, sticky: bool = 
     if not hasattr(os, "geteuid"):
         return None
     trusted = _trusted()
-    entered = True
-    real = Path("/")
     for step in _way(folder):
-        real = step.place
-        if step.status.st_uid not in trusted:
-            return f"{step.place} belongs to {user_name(step.status.st_uid)}"
-        if step.is_writable and not (sticky and step.is_sticky):
-            return f"other users can write to {step.place}"
-        entered = step.entered and _can_enter(step.place, step.status)
-    for file in (real / name for name in names):
+        if (reason := step.reason(trusted, sticky=sticky)) is not None:
+            return reason
+    for file in (step.place / name for name in names):
         with suppress(FileNotFoundError):
-            if (reason := _others_reason(file, file.lstat(), trusted, entered=entered)) is not None:
+            if (reason := _Step(file, file.lstat(), step.lets_enter).reason(trusted)) is not None:
                 return reason
     return None
 
@@ -63,33 +99,16 @@ def shared_within(folder: Path) -> str | None:
     if reason is not None or not hasattr(os, "geteuid"):
         return reason
     *_, last = _way(folder)
-    trusted, todo = _trusted(), [(last.place, last.entered and _can_enter(last.place, last.status))]
-    while todo:
-        above, entered = todo.pop()
-        for place in map(above.joinpath, _names_in(above)):
+    trusted, steps = _trusted(), {str(last.place): last}
+    for above, folders, files in os.walk(last.place):
+        entered = steps.pop(above, last).lets_enter
+        for name in (*folders, *files):
             with suppress(FileNotFoundError):
-                status = place.lstat()
-                if (reason := _others_reason(place, status, trusted, entered=entered)) is not None:
+                path = os.path.join(above, name)
+                steps[path] = step = _Step(Path(path), os.lstat(path), entered)
+                if (reason := step.reason(trusted)) is not None:
                     return reason
-                if stat.S_ISDIR(status.st_mode):
-                    todo.append((place, entered and _can_enter(place, status)))
     return None
-
-
-def _others_reason(place: Path, status: os.stat_result, trusted: frozenset[int], *, entered: bool) -> str | None:
-    """Return why another user could change something in a folder, which others can have ``entered``."""
-    if status.st_uid not in trusted:
-        return f"{place} belongs to {user_name(status.st_uid)}"
-    is_writable = entered and not stat.S_ISLNK(status.st_mode) and _can_write(place, status)
-    return f"other users can write to {place}" if is_writable else None
-
-
-def _names_in(folder: Path) -> list[str]:
-    """List a folder; one that this user cannot list has nothing that this user reads."""
-    try:
-        return os.listdir(folder)
-    except (PermissionError, FileNotFoundError):
-        return []
 
 
 def closed_to_changes(root: Path, *, superuser: bool, shared: bool) -> str | None:
@@ -153,16 +172,11 @@ def deciding_owner(folder: Path) -> os.stat_result | None:
 
 
 class Closed(NamedTuple):
-    """Something closed to this user: its owner, and the command that gives it to this user, if that is right."""
+    """Who closed something to this user, the command that gives it to this user, if that is right, and what helps."""
 
-    place: Path
     owner: str
     command: str | None
-
-    @property
-    def fix(self) -> str:
-        """Return the command that lets this user read it."""
-        return self.command or f"as {self.owner}: chmod -R go+rX {shlex.quote(str(self.place))}"
+    fix: str
 
 
 def closed_by_another(place: Path, home: Path) -> Closed | None:
@@ -178,41 +192,21 @@ def closed_by_another(place: Path, home: Path) -> Closed | None:
     for path in (real, *real.parents):
         with suppress(OSError):
             owners[path] = path.stat().st_uid
-    nearest = next(iter(owners))
-    if owners[nearest] == user or os.access(nearest, os.R_OK | os.W_OK):
+    closest, owner = next(iter(owners.items()))
+    if owner == user or os.access(closest, os.R_OK | os.W_OK):
         return None
     command = None
-    if own in real.parents and owners.get(own) == user:
-        *_, highest = (path for path, owner in owners.items() if owner != user and own in path.parents)
-        command = f"sudo chown -R {user_name(user).removeprefix('user ')} {shlex.quote(str(highest))}"
-    return Closed(place, user_name(owners[nearest]), command)
-
-
-class _Step(NamedTuple):
-    """A folder or link on a path, whether other users can enter its parent folder, and whether it is the last part."""
-
-    place: Path
-    status: os.stat_result
-    entered: bool
-    last: bool
-
-    @property
-    def is_sticky(self) -> bool:
-        """Return whether users can replace only their own files in the folder."""
-        return bool(self.status.st_mode & stat.S_ISVTX)
-
-    @property
-    def is_writable(self) -> bool:
-        """Return whether other users can add files to the last folder, or replace the next part in another one."""
-        if not self.entered or stat.S_ISLNK(self.status.st_mode) or (self.is_sticky and not self.last):
-            return False
-        return _can_write(self.place, self.status)
+    foreign = [path for path, uid in owners.items() if uid != user and own in path.parents]
+    if foreign and owners.get(own) == user:
+        command = f"sudo chown -R {user_name(user).removeprefix('user ')} {shlex.quote(str(foreign[-1]))}"
+    name = user_name(owner)
+    return Closed(name, command, command or f"as {name}: chmod -R go+rX {shlex.quote(str(place))}")
 
 
 def _way(folder: Path) -> Iterator[_Step]:
     """Yield every folder and every link on the path to a folder, following links."""
     todo = list(reversed(Path(os.path.abspath(folder)).parts))
-    way: list[tuple[Path, bool]] = []
+    way: list[_Step] = []
     links = 0
     while todo:
         part = todo.pop()
@@ -221,26 +215,18 @@ def _way(folder: Path) -> Iterator[_Step]:
         if part == "..":
             way = way[:-1] or way
             continue
-        above, entered = way[-1] if way else (Path("/"), True)
-        place = above / part
+        place = way[-1].place / part if way else Path(part)
         status = place.lstat()
         is_link = stat.S_ISLNK(status.st_mode)
-        yield _Step(place, status, entered, not todo and not is_link)
+        step = _Step(place, status, not way or way[-1].lets_enter, not todo and not is_link)
+        yield step
         if not is_link:
-            way.append((place, entered and _can_enter(place, status)))
+            way.append(step)
             continue
         links += 1
         if links > _LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
         todo += reversed(Path(os.readlink(place)).parts)
-
-
-def _can_enter(place: Path, status: os.stat_result) -> bool:
-    return _open_to_others(place, status, stat.S_IXGRP, stat.S_IXOTH)
-
-
-def _can_write(place: Path, status: os.stat_result) -> bool:
-    return _open_to_others(place, status, stat.S_IWGRP, stat.S_IWOTH)
 
 
 def _trusted() -> frozenset[int]:
@@ -251,22 +237,6 @@ def _trusted() -> frozenset[int]:
         if not any(outside == 0 for _, outside, _ in lines):
             trusted.add(int(_OVERFLOW.read_text()))
     return frozenset(trusted)
-
-
-def _open_to_others(place: Path, status: os.stat_result, group: int, others: int) -> bool:
-    """Return whether users other than the owner and root have a permission, given as its two mode bits."""
-    if status.st_mode & others:
-        return True
-    if not status.st_mode & group:
-        return False
-    # With an access control list these bits bound the permissions of every user or group named there.
-    return _has_acl(place) or not _is_private(status)
-
-
-def _has_acl(place: Path) -> bool:
-    with suppress(OSError, AttributeError):
-        return bool(os.getxattr(place, _ACL, follow_symlinks=False))
-    return False
 
 
 def _is_private(status: os.stat_result) -> bool:

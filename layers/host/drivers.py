@@ -1,22 +1,29 @@
-"""The OpenCL drivers that loaders find in an environment: no OpenCL call is made.
+"""The OpenCL loaders that programs use, and the drivers that those find: nothing is loaded, no OpenCL call is made.
 
-An OpenCL call would start every driver, and PoCL's start creates folders and leaks a file.
+An OpenCL call would start every driver, and PoCL's start creates folders and leaks a file. A loader is a library
+``libOpenCL``. The names of the variables it reads, and the folder of drivers built into it, stand in its bytes.
+Sources: ``ocl_icd_loader.c`` of ocl-icd 2.3; ``loader/linux/icd_linux.c`` and ``loader/icd.c`` of the Khronos loader;
+``recipe/`` of conda-forge's ``ocl-icd`` and ``ocl-icd-system``; ``scripts/build-ocl.sh`` of PyOpenCL.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Container, Iterator
+import sys
+from collections.abc import Container, Iterable, Iterator
+from contextlib import suppress
+from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.switches import first_place
-from cachectl.layers.disk.plain import read_installed
-from cachectl.layers.host.listings import names_in
-from cachectl.layers.host.loaders import Loader, find_library, find_loaders
+from cachectl.layers.disk.plain import open_plain, read_installed
+from cachectl.layers.host.distributions import names_in
 
 #: Parts of file names of driver libraries, and their makers.
 _MAKERS: Final = (
@@ -29,6 +36,13 @@ _MAKERS: Final = (
     ("amdocl", "AMD"),
 )
 _SUFFIX: Final = ".icd"
+_LOADER: Final = "libOpenCL.so.1"
+#: The folder of drivers that loaders are built with.
+_SYSTEM: Final = "/etc/OpenCL/vendors"
+#: Variables that loaders may read; the last one is of Khronos alone.
+_VARIABLES: Final = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH", "OCL_ICD_FILENAMES")
+#: The dynamic linker's list of libraries.
+_LINKER_CACHE: Final = "/etc/ld.so.cache"
 
 
 class Driver(NamedTuple):
@@ -39,10 +53,50 @@ class Driver(NamedTuple):
     file: str
 
 
+class Linked(NamedTuple):
+    """The libraries that a library needs, and the folders that it names.
+
+    ``rpath`` are the folders for those that it loads and those that they load in turn (``DT_RPATH``), ``run_path``
+    are for its own alone (``DT_RUNPATH``) and make the linker ignore the former.
+    """
+
+    needed: tuple[str, ...] = ()
+    rpath: tuple[str, ...] = ()
+    run_path: tuple[str, ...] = ()
+
+
+class Loader(NamedTuple):
+    """A loader: its library, ``None`` if it is only assumed, and what decides which drivers it finds.
+
+    It reads the folder ``vendors`` unless one of ``variables`` names another place: by the rules of ocl-icd if
+    ``is_ocl_icd``, else by those of Khronos. ``also`` is a folder that it always reads, and ``nested`` says that it
+    reads folders within folders. A loader without ``vendors`` is itself a driver, that of the maker ``driver``.
+    """
+
+    file: str | None
+    vendors: str | None = _SYSTEM
+    variables: tuple[str, ...] = _VARIABLES
+    is_ocl_icd: bool = True
+    linked: Linked = Linked()
+    also: str | None = None
+    nested: bool = False
+    driver: str | None = None
+
+
+# ---------------------------------------------------------------------- drivers
+
+
 def find_drivers(environment: Environment) -> tuple[Driver, ...]:
-    """Return the drivers that the loaders of this environment find, each once for each file that registers it."""
-    found = (driver for loader in find_loaders(environment) for driver in found_by(loader, environment))
-    return tuple({(driver.library, driver.file): driver for driver in found}.values())
+    """Return the drivers that the loaders of this environment find, each once for each file that registers it.
+
+    The answer is kept as long as the environment.
+    """
+    known: tuple[Driver, ...] | None = environment.memo.get("drivers")
+    if known is None:
+        found = (driver for loader in find_loaders(environment) for driver in _found_by(loader, environment))
+        known = tuple({(driver.library, driver.file): driver for driver in found}.values())
+        environment.memo["drivers"] = known
+    return known
 
 
 def opencl_drivers(environment: Environment) -> tuple[str, ...]:
@@ -57,21 +111,15 @@ def driver_files(environment: Environment, makers: Container[str]) -> tuple[str,
 
 def driver_libraries(environment: Environment, maker: str) -> tuple[str, ...]:
     """Return the libraries of one maker's drivers, each once: a link to one of them, or a copy, counts as the same."""
-    found: dict[tuple[str, int | None], str] = {}
+    libraries: dict[tuple[str, int | None], str] = {}
     for driver in find_drivers(environment):
         if driver.maker == maker:
-            found.setdefault(_build(driver.library), driver.library)
-    return tuple(found.values())
-
-
-def _build(library: str) -> tuple[str, int | None]:
-    """Return what copies of one library have in common: the name, which bears a version or a digest, and the size."""
-    real = os.path.realpath(library)
-    try:
-        return os.path.basename(real), os.stat(real).st_size
-    except OSError:
-        # The linker's rules are not known.
-        return library, None
+            real, size = os.path.realpath(driver.library), None
+            with suppress(OSError):
+                size = os.stat(real).st_size
+            # Copies have in common the name, which bears a version or a digest, and the size.
+            libraries.setdefault((os.path.basename(real), size), driver.library)
+    return tuple(libraries.values())
 
 
 def only_library(environment: Environment, maker: str) -> str | None:
@@ -90,17 +138,18 @@ def several_drivers(layer: Layer, maker: str) -> Iterator[facts.Finding]:
         yield facts.Finding(layer.name, first_place(layer), None, facts.Severity.HARMLESS, "drivers", message, fix)
 
 
-def found_by(loader: Loader, environment: Environment) -> Iterator[Driver]:
+def _found_by(loader: Loader, environment: Environment) -> Iterator[Driver]:
     """Yield the drivers that one loader finds. It skips files that name no library which is there."""
-    if loader.vendors is None:
-        if loader.driver is not None:
-            yield Driver(loader.driver, str(loader.file), str(loader.file))
+    if loader.driver is not None:
+        yield Driver(loader.driver, str(loader.file), str(loader.file))
         return
-    found = (_by_ocl_icd if loader.is_ocl_icd else _by_khronos)(loader, loader.vendors, environment)
-    for name, file in found:
-        library = find_library(name, environment, loader.near, loader.file)
+    for name, file in (_by_ocl_icd if loader.is_ocl_icd else _by_khronos)(loader, str(loader.vendors), environment):
+        library = find_library(name, environment, loader.linked)
         if library is not None:
-            yield Driver(_maker(library), library, file or library)
+            # A folder in the path may have another maker's name, such as a conda environment called "pocl".
+            base = os.path.basename(library)
+            maker = next((maker for part, maker in _MAKERS if part in base.lower()), base)
+            yield Driver(maker, library, file or library)
 
 
 #: The name of a library, and the ICD file that has it.
@@ -127,16 +176,17 @@ def _by_ocl_icd(loader: Loader, vendors: str, environment: Environment) -> Itera
         vendors = str(environment.absolute(path))
     if named := _get(loader, environment, "OCL_ICD_VENDORS"):
         place = str(environment.absolute(named))
-        if not os.path.isdir(place):
-            if not named.endswith(_SUFFIX) or named == _SUFFIX:
-                yield named, None
-                return
+        if os.path.isdir(place):
+            vendors = place
+        elif named.endswith(_SUFFIX) and named != _SUFFIX:
             files = (place,) if "/" in named else (f"{vendors}/{named}", place)
-            named_in = (driver for file in files for driver in _in_file(loader, file))
-            known = (driver for driver in named_in if find_library(driver[0], environment, loader.near, loader.file))
+            drivers = (driver for file in files for driver in _in_file(loader, file))
+            known = (driver for driver in drivers if find_library(driver[0], environment, loader.linked))
             yield from islice(known, 1)
             return
-        vendors = place
+        else:
+            yield named, None
+            return
     yield from _in_folder(loader, vendors, nested=loader.nested)
     if loader.also is not None:
         yield from _in_folder(loader, loader.also)
@@ -154,22 +204,179 @@ def _in_folder(loader: Loader, folder: str, *, nested: bool = False, above: tupl
             yield from _in_file(loader, path)
 
 
-def _in_file(loader: Loader, file: str) -> list[_Named]:
-    try:
+def _in_file(loader: Loader, file: str) -> Iterator[_Named]:
+    with suppress(OSError):
         content = read_installed(file)
-    except OSError:
-        return []
-    # The name is the first line, or by Khronos the whole file but for one line end.
-    name = content.partition(b"\n")[0] if loader.is_ocl_icd else content.removesuffix(b"\n")
-    return [(os.fsdecode(name.partition(b"\0")[0]), file)]
+        # The name is the first line, or by Khronos the whole file but for one line end.
+        name = content.partition(b"\n")[0] if loader.is_ocl_icd else content.removesuffix(b"\n")
+        yield os.fsdecode(name.partition(b"\0")[0]), file
 
 
 def _get(loader: Loader, environment: Environment, variable: str) -> str | None:
     return environment.get(variable) if variable in loader.variables else None
 
 
-def _maker(library: str) -> str:
-    # A folder in the path may have another maker's name, such as a conda environment called "pocl".
-    name = os.path.basename(library)
-    lower = name.lower()
-    return next((maker for part, maker in _MAKERS if part in lower), name)
+# ---------------------------------------------------------------------- loaders
+
+
+def find_loaders(environment: Environment) -> tuple[Loader, ...]:
+    """Return the loaders of PyOpenCL in this Python, in activated environments, and in Pythons that the user named.
+
+    If it is not known which loader this Python uses, all that programs here may use are returned.
+    """
+    loaders = _of_pyopencl(environment, environment.prefix, environment.site)
+    if not loaders:
+        loaders = _of_prefix(environment.prefix)
+        file = find_library(_LOADER, environment)
+        if file is None or file == _LOADER:
+            # Both kinds are assumed.
+            loaders += Loader(None), Loader(None, is_ocl_icd=False)
+        else:
+            loaders += (_read_loader(file, None),)
+    activated = (environment.get(variable) for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"))
+    # An interpreter is in the folder bin of its prefix.
+    named = (path.parent.parent for path in environment.python_paths)
+    for prefix in dict.fromkeys((*(environment.absolute(prefix) for prefix in activated if prefix), *named)):
+        if prefix != environment.prefix:
+            # Debian calls the folder dist-packages.
+            site = sorted(prefix.glob("lib/python3*/*-packages"))
+            loaders += _of_pyopencl(environment, prefix, site) or _of_prefix(prefix)
+    return loaders
+
+
+def _of_pyopencl(environment: Environment, prefix: Path | None, site: Iterable[Path]) -> tuple[Loader, ...]:
+    """Return the loader that PyOpenCL is linked with; none if PyOpenCL or its loader is not found."""
+    package = next((package for folder in site if os.path.isdir(package := f"{folder}/pyopencl")), "")
+    if not package:
+        return ()
+    # PyOpenCL's own wheels contain ocl-icd with a patch: it also reads its folder, which PyOpenCL names in a variable.
+    # The extension names the folder for all libraries that it loads, and those that they load in turn.
+    own = f"{package}/.libs"
+    for bundled in names_in(own, "libOpenCL"):
+        return (Loader(f"{own}/{bundled}", variables=_VARIABLES[:2], linked=Linked(rpath=(own,)), also=own),)
+    for extension in names_in(package, "_cl."):
+        linked = read_linked(f"{package}/{extension}", _conda_libraries(prefix))
+        name = next((name for name in linked.needed if name.startswith("libOpenCL")), "")
+        file = find_library(name, environment, linked)
+        if file is not None and file != name:
+            return (_read_loader(file, prefix, linked.rpath),)
+    return ()
+
+
+def _of_prefix(prefix: Path | None) -> tuple[Loader, ...]:
+    """Return the loader that conda packages install, in whose place there may be only a folder of drivers."""
+    libraries, vendors = f"{prefix}/lib", f"{prefix}{_SYSTEM}"
+    if prefix is None:
+        return ()
+    if os.path.isfile(file := f"{libraries}/{_LOADER}"):
+        return (_read_loader(file, prefix, _conda_libraries(prefix)),)
+    loader = Loader(None, vendors, linked=Linked(rpath=(libraries,)), nested=True)
+    return (loader,) if os.path.isdir(vendors) else ()
+
+
+def _conda_libraries(prefix: Path | None) -> tuple[str, ...]:
+    """Return the folder of libraries of a conda prefix, which its programs search."""
+    return () if prefix is None or not os.path.isdir(f"{prefix}/conda-meta") else (f"{prefix}/lib",)
+
+
+def _read_loader(file: str, prefix: Path | None, near: tuple[str, ...] = ()) -> Loader:
+    """Return a loader by the names in its bytes; one that cannot be read is taken for ocl-icd."""
+    linked = read_linked(file, near)
+    try:
+        content = read_installed(file)
+    except OSError:
+        return Loader(file, linked=linked)
+    vendors = next((path for end in ("/vendors", "/vendors/") for path in _ending(content, end)), None)
+    variables = tuple(name for name in _VARIABLES if f"{name}\0".encode() in content)
+    if vendors is None and not variables:
+        is_pocl = b"POCL_CACHE_DIR\0" in content
+        return Loader(file, None, driver="PoCL" if is_pocl else os.path.basename(file))
+    is_ocl_icd = b"OCL_ICD_DEFAULT_PLATFORM\0" in content
+    # A patch of conda-forge's, for the package ocl-icd-system, which links the system's folder into the prefix.
+    nested = is_ocl_icd and vendors not in (None, _SYSTEM) and bool(_conda_libraries(prefix))
+    return Loader(file, vendors or _SYSTEM, variables, is_ocl_icd, linked, nested=nested)
+
+
+def _ending(content: bytes, end: str) -> Iterator[str]:
+    """Yield the absolute paths in a file's strings that end with ``end``."""
+    wanted, at = os.fsencode(end) + b"\0", -1
+    while (at := content.find(wanted, at + 1)) >= 0:
+        text = content[content.rfind(b"\0", 0, at) + 1 : at + len(wanted) - 1]
+        if text.startswith(b"/"):
+            yield os.fsdecode(text)
+
+
+# ---------------------------------------------------------------------- the dynamic linker
+
+
+def find_library(name: str, environment: Environment, by: Linked = Linked()) -> str | None:  # noqa: B008 - a tuple
+    """Return the library that the dynamic linker opens by this name, ``None`` if there is none.
+
+    ``by`` is the library that asks for it. Where the linker's rules are not known, as on a platform other than Linux or
+    without its list, the name itself is returned. Source: ``elf/dl-load.c`` of glibc, ``_dl_map_object``.
+    """
+    if not name:
+        return None
+    if environment.platform != "linux" or "$" in name:
+        return name
+    if "/" in name:
+        path = str(environment.absolute(name))
+        return path if _is_library(path) else None
+    listed = (environment.get("LD_LIBRARY_PATH") or "").replace(";", ":")
+    # An empty item is the working folder.
+    folders = [str(environment.absolute(folder)) for folder in listed.split(":")] if listed else []
+    for folder in (*(() if by.run_path else by.rpath), *folders, *by.run_path):
+        if _is_library(path := f"{folder}/{name}"):
+            return path
+    try:
+        paths = [*_ending(read_installed(_LINKER_CACHE), f"/{name}"), *(f"{top}{name}" for top in _linker_folders())]
+    except OSError:
+        return name
+    return next(filter(_is_library, paths), None)
+
+
+def read_linked(file: str, near: tuple[str, ...] = ()) -> Linked:
+    """Return what a library names; ``near`` are folders that those which opened it name for all that it opens."""
+    from cachectl.layers.formats.elf import NEEDED, RPATH, RUN_PATH, read_elf
+
+    elf = None
+    with suppress(OSError):
+        elf = read_elf(read_installed(file))
+    texts: dict[int, list[str]] = {NEEDED: [], RPATH: [], RUN_PATH: []}
+    for tag, text in () if elf is None else elf.dynamic_strings():
+        named = [text] if tag == NEEDED else filter(None, text.split(":"))
+        origin = os.path.dirname(file)
+        texts[tag] += [part.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for part in named]
+    own = () if texts[RUN_PATH] else tuple(texts[RPATH])
+    return Linked(tuple(texts[NEEDED]), (*own, *near), tuple(texts[RUN_PATH]))
+
+
+def _is_library(path: str) -> bool:
+    """Return whether a file is an ELF file of this Python's kind: the linker passes over a file of another kind."""
+    return (kind := _kind(path)) is not None and kind == (_kind(sys.executable) or kind)
+
+
+def _kind(path: str) -> bytes | None:
+    """Return width, byte order and machine of an ELF file, ``None`` for another file."""
+    head = b""
+    if os.path.isfile(path):
+        with suppress(OSError), open(open_plain(path, follow=True), "rb", buffering=0) as file:
+            head = file.read(20)
+    return head[4:6] + head[18:] if head.startswith(b"\x7fELF") else None
+
+
+@lru_cache(maxsize=1)
+def _linker_folders() -> tuple[str, ...]:
+    """Return the folders built into this Python's dynamic linker, each with a slash at its end.
+
+    They differ among distributions: Debian's are those of the architecture first. Raises :class:`OSError`.
+    """
+    from cachectl.layers.formats.elf import read_elf
+
+    elf = read_elf(read_installed(sys.executable))
+    linker = None if elf is None else elf.interpreter
+    texts = () if linker is None else read_installed(linker).split(b"\0")
+    folders = [os.fsdecode(text) for text in texts if text.startswith(b"/") and text.endswith(b"/")]
+    if not folders:
+        raise OSError(errno.ENOENT, "the folders of the dynamic linker are not known", sys.executable)
+    return tuple(dict.fromkeys(folders))

@@ -7,19 +7,19 @@ Sources: proc(5); ``/proc/driver/nvidia``, written by NVIDIA's kernel module; th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.lazy import regex
+from cachectl.layers.host.launcher import number_of
 
 #: From this generation on the runtime counts pairs of compute units or single ones; both occur.
 _PAIRED: Final = 10
 #: Up to this number compute units are written in decimal.
 _DECIMAL: Final = 64
-#: Limit on the digits of a number.
-_NUMBER: Final = regex(r"[0-9]{1,12}")
+#: A property, whose number has a limited length.
+_PROPERTY: Final = regex(r"(?m)^(\w+) ([0-9]{1,12})$")
 _NVIDIA: Final = regex(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
 _VERSION: Final = regex(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})")
 
@@ -38,13 +38,12 @@ class Gpu(NamedTuple):
 
 def amd_gpus(environment: Environment) -> tuple[Gpu, ...]:
     """Return the GPUs of this machine, equal ones once, as the variables let MIOpen see them."""
-    found = (_gpu(environment, node) for node in sorted(environment.topology.glob("*/properties")))
-    return tuple(dict.fromkeys(gpu for gpu in found if gpu is not None))
+    gpus = (_gpu(environment, _text(node)) for node in sorted(environment.topology.glob("*/properties")))
+    return tuple(dict.fromkeys(gpu for gpu in gpus if gpu is not None))
 
 
-def _gpu(environment: Environment, file: Path) -> Gpu | None:
-    pairs = (line.split() for line in _text(file).splitlines())
-    numbers = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and _NUMBER.fullmatch(pair[1])}  # noqa: PLR2004
+def _gpu(environment: Environment, properties: str) -> Gpu | None:
+    numbers = {name: int(number) for name, number in _PROPERTY.findall(properties)}
     version, simds, per_unit = (numbers.get(name, 0) for name in ("gfx_target_version", "simd_count", "simd_per_cu"))
     if not version or not simds or not per_unit:
         # A CPU.
@@ -52,13 +51,12 @@ def _gpu(environment: Environment, file: Path) -> Gpu | None:
     major, minor, step = version // 10000, version // 100 % 100, version % 100
     enforced = _VERSION.fullmatch(environment.get("HSA_OVERRIDE_GFX_VERSION") or "")
     if enforced is not None:
-        major, minor, step = (int(part) for part in enforced.groups())
+        major, minor, step = map(int, enforced.groups())
     named = environment.get("MIOPEN_DEBUG_ENFORCE_DEVICE") or environment.get("MIOPEN_DEVICE_ARCH")
     units = simds // per_unit
-    counted = environment.get("MIOPEN_DEVICE_CU") or ""
     counts = (units // 2, units) if major >= _PAIRED else (units,)
-    if _NUMBER.fullmatch(counted) and int(counted):
-        counts = (int(counted),)
+    if counted := number_of(environment, "MIOPEN_DEVICE_CU"):
+        counts = (counted,)
     return Gpu(named or f"gfx{major}{minor:x}{step:x}", counts)
 
 
@@ -71,7 +69,7 @@ def nvidia_driver(environment: Environment) -> str | None:
 def nvidia_gpus(environment: Environment) -> tuple[str, ...]:
     """Return the model of each NVIDIA GPU."""
     files = sorted((environment.processes / "driver" / "nvidia" / "gpus").glob("*/information"))
-    return tuple(value for file in files for name, value in _fields(_text(file)) if name == "Model")
+    return tuple(fields["Model"] for file in files if "Model" in (fields := _fields(_text(file))))
 
 
 def processor(environment: Environment) -> tuple[str | None, str | None]:
@@ -79,17 +77,15 @@ def processor(environment: Environment) -> tuple[str | None, str | None]:
     import hashlib
 
     text = _text(environment.processes / "cpuinfo") or _text(Path("/proc/cpuinfo"))
-    fields = dict(_fields(text.partition("\n\n")[0]))
+    fields = _fields(text.partition("\n\n")[0])
     features = sorted((fields.get("flags") or fields.get("Features") or "").split())
     digest = hashlib.sha256(" ".join(features).encode()).hexdigest()[:16] if features else None
     return fields.get("model name"), digest
 
 
-def _fields(text: str) -> Iterator[tuple[str, str]]:
-    for line in text.splitlines():
-        name, colon, value = line.partition(":")
-        if colon:
-            yield name.strip(), " ".join(value.split())
+def _fields(text: str) -> dict[str, str]:
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name.strip(): " ".join(value.split()) for name, colon, value in pairs if colon}
 
 
 def _text(file: Path) -> str:

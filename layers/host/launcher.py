@@ -10,8 +10,7 @@ job does not get the variables of the job itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from cachectl.layers.base.environment import Environment
 
@@ -32,15 +31,14 @@ RANKS: Final = (
 _STEP_TASKS: Final = "SLURM_STEP_NUM_TASKS"
 #: The variables that count less than the others, in this order: an ``mpiexec`` may run within a step of Flux or Slurm,
 #: and may pass the step's variables on.
-_LATER: Final = ("MPI_LOCALNRANKS", "FLUX_JOB_SIZE", _STEP_TASKS)
+_LATER: Final = ("", "MPI_LOCALNRANKS", "FLUX_JOB_SIZE", _STEP_TASKS)
 #: Slurm numbers the batch script, the interactive shell and other steps of its own from here upward.
 _FIRST_SPECIAL_STEP: Final = 0xFFFFFFF0
 #: Limit on the digits of a number of ranks.
 _DIGITS: Final = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """A launch of several ranks: the setting that shows it, the number of ranks, and the rank of this process.
 
     ``ranks`` and ``rank`` are ``None`` if the launcher does not set them.
@@ -54,23 +52,24 @@ class Launch:
 def launched(environment: Environment) -> Launch | None:
     """Return the launch of this job; ``None`` if there is no launcher, or if it started a single rank."""
     step = number_of(environment, "SLURM_STEP_ID")
-    in_step = step is not None and step < _FIRST_SPECIAL_STEP
-    counted: dict[tuple[int, int], Launch] = {}
-    later: list[Launch] = []
-    for name, rank in RANKS:
-        size = _STEP_TASKS if name == "SLURM_NTASKS" else name
-        if size == _STEP_TASKS and not in_step:
-            continue
+    is_step = step is not None and step < _FIRST_SPECIAL_STEP
+    counted: list[tuple[int, int, Launch]] = []
+    uncounted: list[Launch] = []
+    for size, rank in RANKS:
+        if size == "SLURM_NTASKS":
+            if not is_step:
+                continue
+            size = _STEP_TASKS  # noqa: PLW2901 - what describes the step
         ranks, own = number_of(environment, size), number_of(environment, rank)
         if ranks is not None:
-            weight = _LATER.index(size) + 1 if size in _LATER else 0
-            counted.setdefault((weight, ranks), Launch(f"{size}={ranks}", ranks, own))
+            weight = _LATER.index(size) if size in _LATER else 0
+            counted.append((weight, ranks, Launch(f"{size}={ranks}", ranks, own)))
         elif own:
-            later.append(Launch(f"{rank}={own}", None, own))
+            uncounted.append(Launch(f"{rank}={own}", None, own))
     if not counted:
-        return later[0] if later else None
+        return uncounted[0] if uncounted else None
     # Variables of an outer launcher are passed on, so they do not show which of two is the inner one.
-    (_, ranks), least = min(counted.items(), key=lambda item: item[0])
+    _, ranks, least = min(counted, key=lambda item: item[:2])
     return least if ranks > 1 else None
 
 

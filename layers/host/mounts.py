@@ -39,14 +39,13 @@ def mount_of(path: Path, *, mounts: Path = MOUNTS) -> Mount | None:
         lines = mounts.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return None
-    real = os.path.realpath(path)
-    best, mount = "", None
+    real, best, mount = os.path.realpath(path), "", None
     for line in lines:
         before, _, after = line.partition(" - ")
         point = (before.split(" ")[4:] or [""])[0]
         point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point)
-        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        is_above = real == point or real.startswith(point.rstrip("/") + "/")
         # A later mount on the same point hides the earlier one.
-        if point and inside and len(point) >= len(best):
+        if point and is_above and len(point) >= len(best):
             best, mount = point, Mount(*(*after.split(" "), "", "")[:2])
     return mount

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from cachectl.layers.base.environment import Environment, user_name
+from cachectl.layers.disk.presence import means_absent, status_at
 
 #: Limit on the files counted in one place.
 MOST: Final = 200_000
@@ -59,55 +58,50 @@ def neighbours(environment: Environment, *, most: int = MOST) -> list[Neighbour]
     """
     found = []
     for name, variable, defaults in _ROWS:
-        value = environment.get(variable)
-        places = [(environment.expand(value), variable)] if value else _defaults(defaults, environment)
-        # A URL of another machine is not a path here.
-        if not value or "://" not in value:
-            found += [_measured(name, path, source, most) for path, source in places]
+        if value := environment.get(variable):
+            # A URL of another machine is not a path here.
+            places = [] if "://" in value else [(environment.expand(value), variable)]
+        else:
+            known = [place for text in defaults if (place := _default(text, environment)) is not None]
+            places = [place for place in known if place[0].is_dir()] or known[-1:]
+        for path, source in places:
+            found.append(Neighbour(name, path, source, path.exists(), *_measured(path, most)))
     return found
-
-
-def _defaults(defaults: tuple[str, ...], environment: Environment) -> list[tuple[Path, str]]:
-    places = [place for text in defaults if (place := _default(text, environment)) is not None]
-    return [place for place in places if place[0].is_dir()] or places[-1:]
 
 
 def _default(text: str, environment: Environment) -> tuple[Path, str] | None:
     """Return the first place of a text that is known, with the variable that it follows."""
     for place in text.split():
         start, _, below = place.partition("/")
-        if start[0] == "$":
-            if value := environment.get(start[1:]):
-                return environment.absolute(value) / below, start[1:]
-        else:
+        if start[0] != "$":
             user = os.getuid() if hasattr(os, "getuid") else 0
             login = next(filter(None, map(environment.get, _LOGINS)), None) or user_name(user)
             folder = environment.home_folder if start == "~" else environment.temporary
             return folder / below.format(uid=user, login=re.sub(r'[\\/:*?"<>|]', "_", login)), "default"
+        if value := environment.get(start[1:]):
+            return environment.absolute(value) / below, start[1:]
     return None
 
 
-def _measured(name: str, path: Path, source: str, most: int) -> Neighbour:
-    try:
-        sizes = list(islice(_sizes(path), most + 1))
-    except OSError:
-        return Neighbour(name, path, source, path.exists(), None, None)
-    files, total = (None, None) if len(sizes) > most else (len(sizes), sum(sizes))
-    return Neighbour(name, path, source, path.exists(), files, total)
+def _measured(folder: Path, most: int) -> tuple[int | None, int | None]:
+    """Count the plain files below a folder, and sum their sizes; links are not followed.
 
-
-def _sizes(folder: Path) -> Iterator[int]:
-    """Yield the size of every plain file below a folder; links are not followed, and vanished files are skipped."""
+    Nothing is known of a folder that cannot be read to its end, or has more files than ``most``.
+    """
 
     def fail(error: OSError) -> None:
-        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        if not means_absent(error):
             raise error
 
-    for above, _, names in os.walk(folder, onerror=fail):
-        for name in names:
-            try:
-                status = os.lstat(os.path.join(above, name))
-            except FileNotFoundError:
-                continue
-            if stat.S_ISREG(status.st_mode):
-                yield status.st_size
+    files = total = 0
+    try:
+        for above, _, names in os.walk(folder, onerror=fail):
+            for name in names:
+                status = status_at(os.path.join(above, name))
+                if status is not None and stat.S_ISREG(status.st_mode):
+                    files, total = files + 1, total + status.st_size
+                    if files > most:
+                        return None, None
+    except OSError:
+        return None, None
+    return files, total

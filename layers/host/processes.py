@@ -1,4 +1,9 @@
-"""Running programs and their loaded libraries and open files, if the platform shows them."""
+"""Running programs and their loaded libraries and open files, if the platform shows them.
+
+``processes`` is the folder in which the system shows them. Only Linux shows the maps of a process, and only processes
+of this user are looked at, by the superuser all. A process that hides its maps from its own user runs with other
+privileges and does not write into this user's caches.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -18,18 +23,27 @@ if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
 
 _PROC: Final = Path("/proc")
+#: The most processes that a phrase names.
+_NAMED: Final = 5
+
+
+def _concerned(processes: Path) -> list[Path] | None:
+    """Return the folders of the processes to look at; ``None`` if they are not shown."""
+    if not (processes / "self" / "maps").exists():
+        return None
+    user, folders = os.geteuid(), []
+    for name in sorted(filter(str.isdigit, os.listdir(processes)), key=int):
+        with suppress(OSError):
+            if user in (0, (processes / name).stat().st_uid):
+                folders.append(processes / name)
+    return folders
 
 
 def using(libraries: tuple[str, ...], *, processes: Path = _PROC) -> tuple[int, ...] | None:
-    """Return the ids of processes that map a library whose file name has one of these prefixes.
-
-    ``None`` if unknown: only Linux shows the maps of a process. Checks this user's processes, and for the superuser
-    all. A process that hides its maps from its own user runs with other privileges and does not write into this user's
-    caches.
-    """
-    if not (processes / "self" / "maps").exists():
+    """Return the ids of processes that map a library whose file name has one of these prefixes; ``None`` if unknown."""
+    if (folders := _concerned(processes)) is None:
         return None
-    maps = ((pid, libraries_here(pid, processes=processes)) for pid in _concerned(processes))
+    maps = ((int(process.name), libraries_here(process.name, processes=processes)) for process in folders)
     return tuple(pid for pid, loaded in maps if loaded.has(libraries))
 
 
@@ -44,43 +58,41 @@ def open_elsewhere(environment: Environment, path: Path) -> str | None:
     may_write = bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)) or status.st_uid != os.geteuid()
     if may_write and not environment.superuser:
         return "may be open in a program of another user, who can write to it: do it as the superuser, or by hand"
-    processes = environment.processes
-    if not (processes / "self" / "fd").is_dir():
-        users = None
-    else:
-        open_in = ((pid, _open_files(processes / str(pid) / "fd")) for pid in _concerned(processes))
-        users = tuple(pid for pid, files in open_in if any(os.path.samestat(status, file) for file in files))
+
+    def is_it(link: Path) -> bool:
+        return os.path.samestat(link.stat(), status)
+
+    folders = _concerned(environment.processes)
+    users = None if folders is None else tuple(int(process.name) for process in folders if _any_open(process, is_it))
     return None if users == () else f"is open in {process_names(users)}, which must end first"
-
-
-def _open_files(descriptors: Path) -> Iterator[os.stat_result]:
-    # It may have ended, or is not readable.
-    with suppress(OSError):
-        for number in os.listdir(descriptors):
-            with suppress(OSError):
-                yield (descriptors / number).stat()
 
 
 def mentioning(folder: Path, *, processes: Path = _PROC) -> bool | None:
     """Return whether a process was started with a folder's path in its environment, or has a file in it open.
 
-    ``None`` if unknown, as in :func:`using`.
+    ``None`` if unknown.
     """
-    if not (processes / "self" / "maps").exists():
+    mark = os.fsencode(folder)
+
+    def is_in(link: Path) -> bool:
+        opened = Path(os.readlink(link))
+        return folder in (opened, *opened.parents)
+
+    folders = _concerned(processes)
+    if folders is None:
         return None
-    return any(_mentions(processes / str(pid), folder) for pid in _concerned(processes))
+    return any(mark in (_read(process / "environ") or b"") or _any_open(process, is_in) for process in folders)
 
 
-def _mentions(process: Path, folder: Path) -> bool:
-    # It may have ended, or is not readable.
+def _any_open(process: Path, test: Callable[[Path], bool]) -> bool:
+    """Return whether the link to the working folder or an open file of a process, which may end, passes a test."""
+    links = [process / "cwd"]
     with suppress(OSError):
-        if os.fsencode(folder) in (process / "environ").read_bytes():
-            return True
-        for link in (process / "cwd", *(process / "fd").iterdir()):
-            with suppress(OSError):
-                opened = Path(os.readlink(link))
-                if folder in (opened, *opened.parents):
-                    return True
+        links += (process / "fd").iterdir()
+    for link in links:
+        with suppress(OSError):
+            if test(link):
+                return True
     return False
 
 
@@ -89,31 +101,20 @@ def start_of(pid: int, *, processes: Path = _PROC) -> int | None:
 
     Source: field 22 of ``/proc/PID/stat`` in proc(5).
     """
-    try:
-        fields = _fields_of(pid, processes)
-        return None if fields[0] == b"Z" else int(fields[19])
-    except (OSError, IndexError, ValueError):
-        return None
+    fields = _fields_of(pid, processes)
+    return None if fields[:1] in ([], [b"Z"]) else int(fields[19])
 
 
 def _fields_of(pid: int, processes: Path) -> list[bytes]:
-    return (processes / str(pid) / "stat").read_bytes().rpartition(b") ")[2].split()
+    return (_read(processes / str(pid) / "stat") or b"").rpartition(b") ")[2].split()
 
 
-def process_names(users: tuple[int, ...] | None, *, processes: Path = _PROC) -> str:
-    """Return a phrase for processes: ``process 4711 (python3)``."""
-    if users is None:
-        return "programs that this platform does not show"
-    shown = ", ".join(f"{pid}{_name_of(pid, processes)}" for pid in users[:5])
-    return f"process {shown}" if len(users) == 1 else f"processes {shown}" + ("…" if len(users) > 5 else "")  # noqa: PLR2004
-
-
-def _name_of(pid: int, processes: Path) -> str:
+def _read(file: Path) -> bytes | None:
+    """Read a file of a process; ``None`` if the process has ended, or is not shown."""
     try:
-        name = (processes / str(pid) / "comm").read_bytes().removesuffix(b"\n")
+        return file.read_bytes()
     except OSError:
-        return ""
-    return f" ({printable(os.fsdecode(name))})"
+        return None
 
 
 def age_of(pid: int, *, processes: Path = _PROC) -> float | None:
@@ -125,6 +126,28 @@ def age_of(pid: int, *, processes: Path = _PROC) -> float | None:
     # Only Linux has this clock and shows processes.
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return None if ticks is None or clock is None else time.clock_gettime(clock) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def has_ended(pid: int, *, processes: Path = _PROC) -> bool:
+    """Return whether a process of this user has surely ended; a zombie counts as ended."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return _fields_of(pid, processes)[:1] == [b"Z"]
+
+
+def process_names(users: tuple[int, ...] | None, *, processes: Path = _PROC) -> str:
+    """Return a phrase for processes: ``process 4711 (python3)``."""
+    if users is None:
+        return "programs that this platform does not show"
+    shown = []
+    for pid in users[:_NAMED]:
+        command = os.fsdecode(_read(processes / str(pid) / "comm") or b"").removesuffix("\n")
+        shown.append(f"{pid} ({printable(command)})" if command else str(pid))
+    return f"process{'es' * (len(users) > 1)} {', '.join(shown)}{'…' * (len(users) > _NAMED)}"
 
 
 class Loaded(NamedTuple):
@@ -139,17 +162,13 @@ class Loaded(NamedTuple):
 
 def libraries_here(number: int | str = "self", *, processes: Path = _PROC) -> Loaded:
     """Read the loaded libraries of a process, once, because it is slow."""
-    try:
-        return Loaded((processes / str(number) / "maps").read_bytes())
-    except OSError:
-        return Loaded(None)
+    return Loaded(_read(processes / str(number) / "maps"))
 
 
 def first_variables(number: int | str = "self", *, processes: Path = _PROC) -> dict[str, str] | None:
     """Return the environment a process was started with, without later changes; ``None`` is unknown."""
-    try:
-        block = (processes / str(number) / "environ").read_bytes()
-    except OSError:
+    block = _read(processes / str(number) / "environ")
+    if block is None:
         return None
     pairs = (os.fsdecode(item).partition("=") for item in block.split(b"\0") if item)
     return {name: value for name, _, value in pairs}
@@ -163,11 +182,11 @@ def finds(number: int, path: Path, folder: Path, *, processes: Path = _PROC) -> 
     """
     ours, top = folder.stat(), processes / str(number) / "root"
     seen = top.joinpath(*path.parts[1:])
-    steps = (step for step in (seen, *seen.parents) if top in step.parents)
     is_other = True
     with suppress(OSError):
         pairs = ((processes / str(number) / name, processes / "self" / name) for name in ("ns/mnt", "root"))
         is_other = any(os.readlink(its) != os.readlink(own) for its, own in pairs)
+    steps = (step for step in (seen, *seen.parents) if top in step.parents)
     if is_other and (".." in path.parts or any(map(os.path.islink, steps))):
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(seen))
     try:
@@ -190,26 +209,4 @@ def maps_below(number: int, folder: Path, *, processes: Path = _PROC) -> bool:
         with suppress(FileNotFoundError, NotADirectoryError):
             if os.path.samestat(os.stat(f"{process}/root{place}"), ours):
                 return True
-    return False
-
-
-def _concerned(processes: Path) -> list[int]:
-    user, found = os.geteuid(), []
-    for name in filter(str.isdigit, os.listdir(processes)):
-        with suppress(OSError):
-            if user in (0, (processes / name).stat().st_uid):
-                found.append(int(name))
-    return sorted(found)
-
-
-def has_ended(pid: int, *, processes: Path = _PROC) -> bool:
-    """Return whether a process of this user has surely ended; a zombie counts as ended."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    with suppress(OSError):
-        return _fields_of(pid, processes)[:1] == [b"Z"]
     return False

@@ -11,9 +11,8 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from cachectl.layers.base.environment import Environment, user_state_folder
 from cachectl.layers.base.errors import BadRequest
@@ -23,9 +22,6 @@ from cachectl.layers.disk.locks import node
 from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.host.distributions import normal, versions_in
 from cachectl.layers.host.mounts import mount_of
-
-if TYPE_CHECKING:
-    from subprocess import Popen
 
 #: The name of the file with the answers, in cachectl's folder for its own state.
 RECORD: Final = "pythons.json"
@@ -67,25 +63,19 @@ print(json.dumps({"version": ".".join(map(str, sys.version_info)), "folders": li
 """
 
 
-@dataclass(frozen=True)
-class Python:
-    """One interpreter: its five-part ``version``, and the versions of its packages by their normal names.
+class Python(NamedTuple):
+    """One interpreter: its five-part ``version``, and what returns the version of a distribution that it imports.
 
-    ``seen`` has every version of each package seen there so far. ``present`` is ``False`` if the interpreter has been
-    removed, and ``None`` if that cannot be known: it is on a file system that is not mounted or on another machine, or
-    it does not answer now. ``lookup`` replaces ``packages``.
+    ``seen`` has every version of each package seen there so far, by normal names. ``present`` is ``False`` if the
+    interpreter has been removed, and ``None`` if that cannot be known: it is on a file system that is not mounted or on
+    another machine, or it does not answer now.
     """
 
     path: Path
     version: str
-    packages: Mapping[str, str] = field(default_factory=dict)
-    seen: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    installed: Callable[[str], str | None]
+    seen: Mapping[str, Sequence[str]] = {}
     present: bool | None = True
-    lookup: Callable[[str], str | None] | None = None
-
-    def installed(self, distribution: str) -> str | None:
-        """Return the version of a distribution that this interpreter imports, ``None`` if it has none."""
-        return self.packages.get(normal(distribution)) if self.lookup is None else self.lookup(distribution)
 
     def has_had(self, distribution: str, version: str) -> bool:
         """Return whether a version of a distribution was ever seen there."""
@@ -95,9 +85,8 @@ class Python:
 class PythonRecord(NamedTuple):
     """What is kept of one interpreter; ``version`` is empty for a program that did not answer as Python 3.
 
-    ``size`` and ``time`` are those of its file, ``times`` those of the folders of packages when ``packages`` was read
-    from them; ``seen`` adds earlier versions. ``places`` are the file systems of its folder and of the folder that it
-    is a link into, by :func:`_places`. Times are in nanoseconds of the epoch.
+    ``size`` and ``time`` (in nanoseconds of the epoch) are those of its file. ``places`` are the file systems of its
+    folder and of the folder that it is a link into, by :func:`_places`. ``seen`` has the versions of its packages.
     """
 
     version: str
@@ -105,8 +94,6 @@ class PythonRecord(NamedTuple):
     size: int
     time: int
     places: Sequence[str]
-    times: Sequence[int]
-    packages: Mapping[str, str]
     seen: Mapping[str, Sequence[str]]
 
 
@@ -115,7 +102,7 @@ class PythonRecord(NamedTuple):
 
 def own_python(environment: Environment) -> Python:
     """Return the interpreter of the environment, without a look at its record."""
-    return Python(environment.executable, environment.python, lookup=environment.installed)
+    return Python(environment.executable, environment.python, environment.installed)
 
 
 def pythons_of(environment: Environment) -> tuple[Python, ...]:
@@ -124,38 +111,46 @@ def pythons_of(environment: Environment) -> tuple[Python, ...]:
     Known are those that ``environment`` names and, if it is that of a real user, those of :func:`candidates` and those
     that were known before. The answer is kept as long as the environment.
     """
-    known: tuple[Python, ...] | None = environment.memo.get("pythons")
-    if known is None:
-        known = environment.memo["pythons"] = _known_pythons(environment)
-    return known
-
-
-def _known_pythons(environment: Environment) -> tuple[Python, ...]:
-    own = own_python(environment)
     if not environment.searches_pythons:
-        return (own,)
-    with _records_of(environment) as records:
-        with suppress(OSError):
-            folders = [str(folder) for folder in environment.site]
-            record = records[str(own.path)] = _updated(own.path, own.version, folders, records.get(str(own.path)))
-            own = replace(own, seen=record.seen)
-        found = {identity(own.path): own}
-        named = environment.python_paths
-        places: tuple[Iterable[str | Path], ...] = (named, candidates(environment.variables), records)
-        # Looking at one may add to the records.
-        for path in (Path(place) for group in places for place in tuple(group)):
-            key = identity(path)
-            if key not in found and (python := look(path, records, named=path in named)) is not None:
-                found[key] = python
-    return tuple(found.values())
+        return (own_python(environment),)
+    if "pythons" not in environment.memo:
+        with _records_of(environment) as records:
+            own, named = _noted(environment, records), environment.python_paths
+            known = {identity(own.path): own}
+            places: tuple[Iterable[str | Path], ...] = (named, candidates(environment.variables), records)
+            # Looking at one may add to the records.
+            for path in (Path(place) for group in places for place in tuple(group)):
+                key = identity(path)
+                if key not in known and (python := look(path, records, named=path in named)) is not None:
+                    known[key] = python
+        environment.memo["pythons"] = tuple(known.values())
+    pythons: tuple[Python, ...] = environment.memo["pythons"]
+    return pythons
 
 
 def note_own(environment: Environment) -> None:
     """Record the packages of the environment's own interpreter if they have changed since the record was written."""
     if environment.searches_pythons and not environment.memo.setdefault("noted", False):
         environment.memo["noted"] = True
-        if max(_times([user_state_folder(environment) / RECORD])) < max(_times(environment.site)):
-            pythons_of(environment)
+        newest = max(map(_time, environment.site), default=0)
+        if _time(user_state_folder(environment) / RECORD) < newest:
+            with _records_of(environment) as records:
+                _noted(environment, records)
+
+
+def _time(path: Path) -> int:
+    with suppress(OSError):
+        return path.stat().st_mtime_ns
+    return 0
+
+
+def _noted(environment: Environment, records: dict[str, PythonRecord]) -> Python:
+    own, folders = own_python(environment), [str(folder) for folder in environment.site]
+    with suppress(OSError):
+        before = records.get(str(own.path))
+        record = records[str(own.path)] = _updated(own.path, own.version, folders, _packages(folders), before)
+        return own._replace(seen=record.seen)
+    return own
 
 
 def named_pythons(environment: Environment, names: Iterable[str]) -> tuple[Path, ...]:
@@ -183,46 +178,37 @@ def candidates(variables: Mapping[str, str]) -> Iterator[Path]:
     A script is left out, because what it starts may change without it. So is a program that another user could
     replace: looking for interpreters must not run somebody else's program.
     """
-    prefixes = [Path(variables[name]) for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if variables.get(name)]
-    named = map(Path, variables.get("PATH", "").split(os.pathsep))
+    prefixes = (variables.get(name) for name in ("VIRTUAL_ENV", "CONDA_PREFIX"))
+    folders = [Path(prefix, _BIN) for prefix in prefixes if prefix]
+    folders += map(Path, variables.get("PATH", "").split(os.pathsep))
     met = set()
-    for folder in (*(prefix / _BIN for prefix in prefixes), *named):
-        for path in _programs(folder) if folder.is_absolute() else ():
-            if (key := identity(path)) not in met:
-                met.add(key)
-                yield path
-
-
-def _programs(folder: Path) -> Iterator[Path]:
-    with suppress(OSError):
-        for path in (folder / name for name in sorted(filter(_NAME.fullmatch, os.listdir(folder)))):
-            with suppress(OSError):
-                if _is_safe(path):
+    for folder in folders:
+        with suppress(OSError):
+            for path in map(folder.joinpath, sorted(os.listdir(folder)) if folder.is_absolute() else ()):
+                if _NAME.fullmatch(path.name) and (key := identity(path)) not in met and _is_safe(path):
+                    met.add(key)
                     yield path
 
 
 def _is_safe(path: Path) -> bool:
-    """Return whether a path is a program, no script, that no other user could replace or give other modules.
-
-    Raises :class:`OSError`.
-    """
+    """Return whether a path is a program, no script, that no other user could replace or give other modules."""
     real = Path(os.path.realpath(path))
-    if not real.is_file() or not os.access(real, os.X_OK):
-        return False
-    with open(real, "rb") as file:
-        is_script = file.read(2) == b"#!"
     # What it loads before it can answer: its standard library, which the file of a virtual environment places.
     loaded = (real.parent.parent / folder / real.name for folder in ("lib", "lib64"))
     decisive = (*loaded, *(folder / "pyvenv.cfg" for folder in (path.parent, path.parent.parent)))
-    # Another user may own a link in the middle of the way.
-    return not is_script and not any(map(shared_because, (path, *filter(os.path.exists, decisive))))
+    with suppress(OSError):
+        if real.is_file() and os.access(real, os.X_OK):
+            with open(real, "rb") as file:
+                is_script = file.read(2) == b"#!"
+            # Another user may own a link in the middle of the way.
+            return not is_script and not any(map(shared_because, (path, *filter(os.path.exists, decisive))))
+    return False
 
 
 def identity(path: Path) -> tuple[str, str]:
     """Return what makes two paths one interpreter: the real program, and the virtual environment that it starts in."""
-    folder = path.parent
-    environment = next((str(one) for one in (folder, folder.parent) if (one / "pyvenv.cfg").is_file()), "")
-    return os.path.realpath(path), environment and os.path.realpath(environment)
+    folders = (folder for folder in (path.parent, path.parent.parent) if (folder / "pyvenv.cfg").is_file())
+    return os.path.realpath(path), next(map(os.path.realpath, folders), "")
 
 
 # ---------------------------------------------------------------------- one interpreter
@@ -236,8 +222,8 @@ def look(path: Path, records: dict[str, PythonRecord], *, named: bool = False) -
     record = records.get(str(path))
     try:
         status = path.stat()
-        fresh = record is not None and (record.size, record.time) == (status.st_size, status.st_mtime_ns)
-        if record is not None and fresh and (record.version or not named):
+        is_fresh = record is not None and (record.size, record.time) == (status.st_size, status.st_mtime_ns)
+        if record is not None and is_fresh and (record.version or not named):
             version, folders = record.version, record.folders
         elif named or _is_safe(path):
             version, folders = _ask(path)
@@ -251,10 +237,11 @@ def look(path: Path, records: dict[str, PythonRecord], *, named: bool = False) -
             here = record.places == _places(path)
             places = [record.places[0]] * 2 if here else record.places
             records[f"{path} {record.version}"] = record._replace(places=places)
-        now = records[str(path)] = _updated(path, version, folders, record)
+        packages = _packages(folders)
+        updated = records[str(path)] = _updated(path, version, folders, packages, record)
     except OSError:
         return _away(path, record, None if record is None or _places(path) != record.places else False)
-    return Python(path, version, now.packages, now.seen) if version else None
+    return Python(path, version, lambda name: packages.get(normal(name)), updated.seen) if version else None
 
 
 def _away(path: Path, record: PythonRecord | None, present: bool | None = None) -> Python | None:
@@ -262,35 +249,31 @@ def _away(path: Path, record: PythonRecord | None, present: bool | None = None) 
 
     It was removed, so not ``present``, if the file systems that had it are still mounted, on this machine.
     """
-    return None if record is None or not record.version else Python(path, record.version, {}, record.seen, present)
+    if record is None or not record.version:
+        return None
+    return Python(path, record.version, lambda _: None, record.seen, present)
 
 
-def _updated(path: Path, version: str, folders: Sequence[str], before: PythonRecord | None) -> PythonRecord:
-    """Return the record of an interpreter with its packages as they are now. Raises :class:`OSError`."""
-    status, times, places = path.stat(), _times(folders), _places(path)
-    # Another machine that has the same home may have another interpreter of this path.
-    same = before is not None and before.version == version and before.places == places
-    if before is not None and same and (before.folders, before.times) == (folders, times):
-        return before._replace(size=status.st_size, time=status.st_mtime_ns)
+def _packages(folders: Iterable[str]) -> dict[str, str]:
+    """Return the versions of the packages in folders, of which an earlier one counts more."""
     packages: dict[str, str] = {}
     for folder in folders:
-        for name, number in versions_in(folder).items():
-            packages.setdefault(name, number)
-    # Another version of Python at the same path reads other dictionaries.
-    seen = dict(before.seen) if before is not None and same else {}
+        packages = {**versions_in(folder), **packages}
+    return packages
+
+
+def _updated(
+    path: Path, version: str, folders: Sequence[str], packages: Mapping[str, str], before: PythonRecord | None
+) -> PythonRecord:
+    """Return the record of an interpreter with its packages as they are now. Raises :class:`OSError`."""
+    status, places = path.stat(), _places(path)
+    # Another version of Python at the same path reads other dictionaries, and another machine that has the same home
+    # may have another interpreter there.
+    is_same = before is not None and (before.version, before.places) == (version, places)
+    seen = dict(before.seen) if before is not None and is_same else {}
     for name, number in packages.items():
         seen[name] = sorted({*seen.get(name, ()), number})
-    return PythonRecord(version, folders, status.st_size, status.st_mtime_ns, places, times, packages, seen)
-
-
-def _times(paths: Iterable[str | Path]) -> list[int]:
-    """Return 0, and the time of the last change of each path, 0 for one that does not exist."""
-    times = [0]
-    for path in paths:
-        times.append(0)
-        with suppress(OSError):
-            times[-1] = os.stat(path).st_mtime_ns
-    return times
+    return PythonRecord(version, folders, status.st_size, status.st_mtime_ns, places, seen)
 
 
 def _places(path: Path) -> list[str]:
@@ -314,6 +297,7 @@ def _ask(path: Path) -> tuple[str, list[str]]:
     Returns its version and its folders of packages; nothing if it does not answer as Python 3.
     """
     import json
+    import signal
     import subprocess
     from threading import Timer
 
@@ -325,31 +309,29 @@ def _ask(path: Path) -> tuple[str, list[str]]:
         cwd="/" if os.name == "posix" else None,
         start_new_session=True,
     ) as child:
-        timer = Timer(_SECONDS, _stop, (child,))
+
+        def stop() -> None:
+            """End it and those that it started, which may keep its output open."""
+            if sys.platform == "win32":
+                child.kill()
+                return
+            with suppress(OSError):
+                os.killpg(child.pid, signal.SIGKILL)
+
+        timer = Timer(_SECONDS, stop)
         timer.start()
         try:
             printed = child.stdout.read(_BYTES) if child.stdout else b""
         finally:
             timer.cancel()
-            _stop(child)
-    try:
+            stop()
+    with suppress(ValueError, LookupError, TypeError, RecursionError):
         # A script that starts it may print before it.
         answer = json.loads(printed.splitlines()[-1])
         version, folders = str(answer["version"]), list(map(str, answer["folders"]))
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return "", []
-    return (version, folders) if _VERSION.fullmatch(version) else ("", [])
-
-
-def _stop(child: Popen[bytes]) -> None:
-    """End a program and those that it started, which may keep its output open."""
-    if sys.platform == "win32":
-        child.kill()
-        return
-    import signal
-
-    with suppress(OSError):
-        os.killpg(child.pid, signal.SIGKILL)
+        if _VERSION.fullmatch(version):
+            return version, folders
+    return "", []
 
 
 # ---------------------------------------------------------------------- the record
@@ -357,11 +339,19 @@ def _stop(child: Popen[bytes]) -> None:
 
 @contextmanager
 def _records_of(environment: Environment) -> Iterator[dict[str, PythonRecord]]:
-    """Yield the recorded interpreters by path; if the block succeeds and has changed them, write them."""
+    """Yield the recorded interpreters by path; if the block succeeds and has changed them, write them.
+
+    A record that is missing, damaged, or open to other users has none.
+    """
     import json
 
     file = user_state_folder(environment) / RECORD
-    records = _read_records(file)
+    records: dict[str, PythonRecord] = {}
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        # What is named there is started.
+        if not shared_because(file.parent, (file.name,)):
+            document = json.loads(file.read_bytes())["pythons"]
+            records = {path: PythonRecord(**record) for path, record in document.items()}
     before = dict(records)
     yield records
     if records != before:
@@ -369,17 +359,3 @@ def _records_of(environment: Environment) -> Iterator[dict[str, PythonRecord]]:
         with suppress(OSError):
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_file(file, [json.dumps({"pythons": document}, indent=1).encode()])
-
-
-def _read_records(file: Path) -> dict[str, PythonRecord]:
-    """Return the recorded interpreters; none if the file is missing, damaged, or open to other users."""
-    import json
-
-    try:
-        # What is named there is started.
-        if shared_because(file.parent, (file.name,)):
-            return {}
-        found: Mapping[str, Mapping[str, Any]] = json.loads(file.read_bytes())["pythons"]
-        return {path: PythonRecord(**record) for path, record in found.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return {}

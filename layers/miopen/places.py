@@ -21,7 +21,7 @@ from cachectl.layers.base.facts import Condition, Root, Scope, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.switches import misread, off
 from cachectl.layers.disk.plain import read_installed
-from cachectl.layers.host.listings import names_in
+from cachectl.layers.host.distributions import names_in
 
 #: MIOpen reads each variable once, when it first needs it.
 LIBRARIES: Final = ("libMIOpen",)

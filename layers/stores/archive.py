@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -27,38 +27,34 @@ def pack(members: Mapping[str, bytes]) -> bytes:
 
     parts: list[bytes] = []
     for name in sorted(members):
-        parts += [tar_header(name, len(members[name])), members[name], bytes(-len(members[name]) % tarfile.BLOCKSIZE)]
+        parts += [_header(name, len(members[name])), members[name], bytes(-len(members[name]) % tarfile.BLOCKSIZE)]
     length = sum(map(len, parts)) + 2 * tarfile.BLOCKSIZE
     return b"".join([*parts, bytes(2 * tarfile.BLOCKSIZE + -length % tarfile.RECORDSIZE)])
 
 
-def tar_header(name: str, size: int) -> bytes:
-    """Return the header of a plain file as tarfile writes it, without owner and time.
-
-    For plain names it fills in a template header, because a bundle has many members.
-    """
+def _header(name: str, size: int) -> bytes:
+    """Return the header of a plain file as tarfile writes it, without owner and time; for plain names much faster."""
     import tarfile
 
     if not name.isascii() or len(name) >= tarfile.LENGTH_NAME or size >= _MOST_IN_DIGITS:
         info = tarfile.TarInfo(name)
         info.size, info.mode = size, 0o600
         return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-    blank, total = _blank_header()
-    encoded, digits = name.encode(), b"%011o" % size
-    checksum = b"%06o" % (total + sum(encoded) + sum(digits))
-    before, between, after = blank[len(encoded) : _SIZE.start], blank[_SIZE.stop : 148], blank[154:]
-    return b"".join((encoded, before, digits, between, checksum, after))
+    blank, begin = _blank_header(), name.encode().ljust(tarfile.LENGTH_NAME, b"\0")
+    # The checksum is that of a header with spaces in its place.
+    before = b"".join((begin, blank[tarfile.LENGTH_NAME : _SIZE.start], b"%011o" % size, blank[_SIZE.stop : 148]))
+    after = blank[155:]
+    return b"".join((before, b"%06o\0" % (sum(before) + 7 * ord(" ") + sum(after)), after))
 
 
 @lru_cache(maxsize=1)
-def _blank_header() -> tuple[bytes, int]:
-    """Return the header of a member without name and size, and the sum of its bytes."""
+def _blank_header() -> bytes:
+    """Return the header of a member without name and size."""
     import tarfile
 
     info = tarfile.TarInfo("")
     info.mode = 0o600
-    header = info.tobuf(tarfile.USTAR_FORMAT)
-    return header, int(header[148:154], 8) - sum(header[_SIZE])
+    return info.tobuf(tarfile.USTAR_FORMAT)
 
 
 def unpack(data: bytes) -> dict[str, bytes]:
@@ -70,10 +66,10 @@ def unpack(data: bytes) -> dict[str, bytes]:
     members: dict[str, bytes] = {}
     for name, content in _own_members(data) or _members(data):
         parts = [part for part in name.split("/") if part not in ("", ".")]
+        path = "/".join(parts)
         if name.startswith("/") or ".." in parts or not parts:
             message = f"unsafe member {name!r}"
             raise ValueError(message)
-        path = "/".join(parts)
         if path in members:
             message = f"member {name!r} appears twice"
             raise ValueError(message)
@@ -81,34 +77,24 @@ def unpack(data: bytes) -> dict[str, bytes]:
     return members
 
 
-def _own_members(data: bytes) -> list[tuple[str, bytes]] | None:
-    """Read a tar of :func:`pack` in a tenth of tarfile's time; ``None`` for any other tar.
-
-    Every byte except the contents is compared with the output of :func:`pack`, without copying the whole.
-    """
+def _own_members(data: bytes) -> Iterable[tuple[str, bytes]]:
+    """Read a tar of :func:`pack` in a fifth of tarfile's time; nothing for any other tar."""
     import tarfile
 
-    block = tarfile.BLOCKSIZE
-    members: list[tuple[str, bytes]] = []
+    members: dict[str, bytes] = {}
     place = 0
     try:
         while name := data[place : place + tarfile.LENGTH_NAME].rstrip(b"\0").decode("ascii"):
-            begin = place + block
             size = int(data[place + _SIZE.start : place + _SIZE.stop], 8)
-            end = begin + size
-            place = end + -end % block
-            ordered = not members or members[-1][0] < name
-            # Other readers end a name at its first NUL. A negative size has no header.
-            if not ordered or size < 0 or "\0" in name or data[begin - block : begin] != tar_header(name, size):
-                return None
-            if data[end:place] != bytes(-end % block):
-                return None
-            members.append((name, data[begin:end]))
+            # Other readers end a name at its first NUL.
+            if size < 0 or "\0" in name:
+                return ()
+            place += tarfile.BLOCKSIZE
+            members[name] = data[place : place + size]
+            place += size + -size % tarfile.BLOCKSIZE
     except ValueError:
-        return None
-    end = place + 2 * block
-    end += -end % tarfile.RECORDSIZE
-    return members if len(data) == end and data[place:] == bytes(end - place) else None
+        return ()
+    return members.items() if pack(members) == data else ()
 
 
 def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
@@ -135,17 +121,16 @@ def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
 def artifact_to_bytes(artifact: facts.Artifact) -> bytes:
     """Return an artifact as the file that ``cachectl get`` writes: a tar of ``artifact.json`` and ``data``."""
     import hashlib
+    import json
 
     header = {
         "schema": _SCHEMA,
         "layer": artifact.layer,
         "key": artifact.key,
         "form": artifact.form,
-        "detail": dict(sorted(artifact.detail.items())),
+        "detail": dict(artifact.detail),
         "sha256": hashlib.sha256(artifact.data).hexdigest(),
     }
-    import json
-
     text = json.dumps(header, indent=1, sort_keys=True).encode()
     return pack({_HEADER: text, _DATA: artifact.data})
 
@@ -167,18 +152,12 @@ def artifact_from_bytes(data: bytes) -> facts.Artifact:
         if header["schema"] != _SCHEMA:
             message = f"unknown schema {header['schema']!r}"
             raise ValueError(message)
-        artifact = facts.Artifact(
-            layer=str(header["layer"]),
-            key=str(header["key"]),
-            form=str(header["form"]),
-            data=content,
-            detail={str(name): str(value) for name, value in header["detail"].items()},
-        )
-        digest = str(header["sha256"])
+        layer, key, form, digest = (str(header[name]) for name in ("layer", "key", "form", "sha256"))
+        detail = {str(name): str(value) for name, value in header["detail"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = f"not an artifact file of cachectl get: {error}"
         raise NotAnArtifact(message) from error
     if hashlib.sha256(content).hexdigest() != digest:
         message = "the artifact file is damaged: wrong checksum"
         raise NotAnArtifact(message)
-    return artifact
+    return facts.Artifact(layer, key, form, content, detail)

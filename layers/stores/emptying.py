@@ -21,7 +21,7 @@ import errno
 import os
 import struct
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from cachectl.layers.disk.atomic import cut
 
@@ -40,43 +40,35 @@ _POINTERS: Final = _HEADER + _PAGE_HEAD.size
 _ROLLBACK_JOURNAL: Final = b"\1\1"
 
 
-class Image(NamedTuple):
-    """An empty database: the part prepared in the gap of page 1, and the part whose write commits it."""
-
-    commit: bytes
-    prepared: bytes
-
-    @property
-    def size(self) -> int:
-        """Return the length of the empty database in bytes."""
-        return len(self.commit) + len(self.prepared)
-
-
-def empty_image(first_page: bytes, roots: Mapping[int, str]) -> Image | None:
+def empty_image(first_page: bytes, roots: Mapping[int, str]) -> bytes | None:
     """Return the empty database with the schema of a page 1; ``None`` if it does not fit into the gap there.
 
     ``roots`` maps the root page of everything in the schema to its type, ``table`` or ``index``.
     """
-    objects = len(roots)
-    commit = _POINTERS + 2 * objects
-    if len(first_page) < _SECTOR or commit > _SECTOR:
+    count = len(roots)
+    if len(first_page) < _SECTOR or commit_length(count) > _SECTOR:
         return None
-    kind, _, count, content, _ = _PAGE_HEAD.unpack_from(first_page, _HEADER)
+    kind, _, cells, content, _ = _PAGE_HEAD.unpack_from(first_page, _HEADER)
     plain = first_page[18:21] == _ROLLBACK_JOURNAL + b"\0" and not any(first_page[52:56])
-    in_order = sorted(roots) == list(range(2, objects + 2)) and set(roots.values()) <= {"table", "index"}
-    if kind != _TABLE_LEAF or count != objects or not plain or not in_order:
+    in_order = sorted(roots) == list(range(2, count + 2)) and set(roots.values()) <= {"table", "index"}
+    if kind != _TABLE_LEAF or cells != count or not plain or not in_order:
         return None
     try:
-        cells = [_cell(first_page, place) for place in struct.unpack_from(f">{count}H", first_page, _POINTERS)]
+        rows = [_cell(first_page, place) for place in struct.unpack_from(f">{count}H", first_page, _POINTERS)]
     except IndexError:
         return None
     for size in _PAGE_SIZES:
-        if commit + sum(map(len, cells)) <= size and (objects + 1) * size <= content:
-            return _image(first_page, cells, roots, size)
+        if commit_length(count) + sum(map(len, rows)) <= size and (count + 1) * size <= content:
+            return _image(first_page, rows, roots, size)
     return None
 
 
-def _image(first_page: bytes, cells: list[bytes], roots: Mapping[int, str], size: int) -> Image:
+def commit_length(count: int) -> int:
+    """Return the length of the part of page 1 that commits an empty database with so many tables and indexes."""
+    return _POINTERS + 2 * count
+
+
+def _image(first_page: bytes, rows: list[bytes], roots: Mapping[int, str], size: int) -> bytes:
     pages = len(roots) + 1
     counter, version = (struct.unpack_from(">I", first_page, at)[0] + 1 & 0xFFFFFFFF for at in (24, 40))
     image = bytearray(size * pages)
@@ -86,18 +78,16 @@ def _image(first_page: bytes, cells: list[bytes], roots: Mapping[int, str], size
     struct.pack_into(">5I", image, 24, counter, pages, 0, 0, version)
     # The number of pages counts only while this equals the change counter.
     struct.pack_into(">I", image, 92, counter)
-    places, end = [], size
-    for cell in cells:
-        end -= len(cell)
-        places.append(end)
-        image[end : end + len(cell)] = cell
-    _PAGE_HEAD.pack_into(image, _HEADER, _TABLE_LEAF, 0, len(cells), end, 0)
-    struct.pack_into(f">{len(places)}H", image, _POINTERS, *places)
+    end = size
+    for number, row in enumerate(rows):
+        end -= len(row)
+        image[end : end + len(row)] = row
+        struct.pack_into(">H", image, _POINTERS + 2 * number, end)
+    _PAGE_HEAD.pack_into(image, _HEADER, _TABLE_LEAF, 0, len(rows), end, 0)
     for root, kind in roots.items():
         leaf = _TABLE_LEAF if kind == "table" else _INDEX_LEAF
         _PAGE_HEAD.pack_into(image, (root - 1) * size, leaf, 0, 0, size, 0)
-    commit = _POINTERS + 2 * len(cells)
-    return Image(bytes(image[:commit]), bytes(image[commit:]))
+    return bytes(image)
 
 
 def _cell(page: bytes, place: int) -> bytes:
@@ -119,18 +109,16 @@ def _number(page: bytes, place: int) -> tuple[int, int]:
     return value << 8 | page[place + 8], place + 9
 
 
-def write_empty(handle: int, image: Image) -> None:
-    """Write an empty database over an open one. Raises :class:`OSError`; then either all rows are there, or none.
+def write_empty(handle: int, image: bytes, count: int) -> None:
+    """Write the empty database with ``count`` tables and indexes over an open one.
 
-    Every byte is written over another one, so no room is needed where the file system writes in place.
+    Raises :class:`OSError`; then either all rows are there, or none. Every byte is written over another one, so no room
+    is needed where the file system writes in place.
     """
-    _write(handle, image.prepared, len(image.commit))
-    _write(handle, image.commit, 0)
-    cut(handle, image.size)
-
-
-def _write(handle: int, data: bytes, place: int) -> None:
-    if os.pwrite(handle, data, place) != len(data):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-    # The next write must not reach the disk before this one.
-    os.fsync(handle)
+    commit = commit_length(count)
+    for data, place in ((image[commit:], commit), (image[:commit], 0)):
+        if os.pwrite(handle, data, place) != len(data):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        # The next write must not reach the disk before this one.
+        os.fsync(handle)
+    cut(handle, len(image))

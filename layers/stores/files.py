@@ -6,11 +6,9 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
-from cachectl.layers.base import facts
+from cachectl.layers.base import facts, store
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
-from cachectl.layers.base.facts import Found, Orphan, Problem, Removable, Root
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.store import Codec, Damage, each_part, remove_counted, unreadable
 from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.stores.archive import unpack
 from cachectl.layers.stores.tree import Leaf, Shape, Tree, always, scan_each
@@ -31,12 +29,12 @@ class Index:
         del leaf
         return True
 
-    def changing(self, store: Files, root: Root) -> AbstractContextManager[bool]:
+    def changing(self, store: Files, root: facts.Root) -> AbstractContextManager[bool]:
         """Return a context to hold while entries change; it yields whether no program can make a folder meanwhile."""
         del store, root
         return nullcontext(enter_result=False)
 
-    def verify(self, store: Files, root: Root) -> Iterator[facts.Finding]:
+    def verify(self, store: Files, root: facts.Root) -> Iterator[facts.Finding]:
         """Yield differences between these files and the entries. Called only if every entry could be read."""
         del store, root
         yield from ()
@@ -54,7 +52,7 @@ class Files(TreeStore):
     def __init__(
         self,
         *patterns: str | Shape,
-        codec: Codec,
+        codec: store.Codec,
         index: Index | None = None,
         writers: tuple[str, ...] = (),
         unread: str | None = None,
@@ -68,10 +66,10 @@ class Files(TreeStore):
 
     # ------------------------------------------------------------------ listing
 
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+    def scan(self, root: facts.Root, *, contents: bool = True) -> Iterator[facts.Found]:
         """Yield entries, leaked temporaries, and the files of the cache as a whole."""
         for tree, leaf in self._walk(root, *self.shapes, *self.index.shapes):
-            if isinstance(leaf, Problem):
+            if isinstance(leaf, facts.Problem):
                 yield leaf
             elif leaf.orphan_rule is not None:
                 yield leaf.orphan(root.path)
@@ -83,32 +81,31 @@ class Files(TreeStore):
             else:
                 yield from self._described(root, tree, leaf)
 
-    def leaves(self, root: Root) -> Iterator[Leaf]:
+    def leaves(self, root: facts.Root) -> Iterator[Leaf]:
         """Yield the leaves of all entries. Raises :class:`Unreachable` if some cannot be read."""
         for _, leaf in self._walk(root, *self.shapes):
-            if isinstance(leaf, Leaf):
-                if leaf.orphan_rule is None:
-                    yield leaf
-            elif leaf.hides:
-                raise Unreachable(self.name, leaf.message, leaf.path)
+            if isinstance(leaf, facts.Problem):
+                if leaf.hides:
+                    raise Unreachable(self.name, leaf.message, leaf.path)
+            elif leaf.orphan_rule is None:
+                yield leaf
 
-    def _walk(self, root: Root, *shapes: Shape) -> Iterator[tuple[Tree, Leaf | Problem]]:
+    def _walk(self, root: facts.Root, *shapes: Shape) -> Iterator[tuple[Tree, Leaf | facts.Problem]]:
         return scan_each(Tree(self.name, root.path, shape) for shape in shapes)
 
-    def _described(self, root: Root, tree: Tree, leaf: Leaf) -> Iterator[Found]:
+    def _described(self, root: facts.Root, tree: Tree, leaf: Leaf) -> Iterator[facts.Found]:
         try:
-            data = _content(tree, leaf.key)
+            data = tree.read(leaf.key)
         except LayerError as error:
-            yield Problem(root.path / leaf.key, "unreadable", error.message)
+            yield facts.Problem(root.path / leaf.key, "unreadable", error.message)
             yield leaf.entry(self.name, root.path)
             return
-        if data is None:
-            return
-        if (damage := self.codec.check(data)) is not None:
-            yield Problem(root.path / leaf.key, "damaged", damage.message)
-        yield leaf.entry(self.name, root.path, self.codec.describe(data))
+        if data is not None:
+            if (damage := self.codec.check(data)) is not None:
+                yield facts.Problem(root.path / leaf.key, "damaged", damage.message)
+            yield leaf.entry(self.name, root.path, self.codec.describe(data))
 
-    def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
+    def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
         """Compare with the names of entries, temporaries, and files beside them."""
         del root
         return any(shape.owns(parts) for shape in (*self.shapes, *self.index.shapes))
@@ -121,13 +118,13 @@ class Files(TreeStore):
         above = key.count("/")
         return next((shape for shape in self.shapes if len(shape.levels) == above + 1), self.shapes[0])
 
-    def tree_of(self, root: Root, key: str) -> Tree:
+    def tree_of(self, root: facts.Root, key: str) -> Tree:
         """Return the tree of an entry, by the depth of its key."""
         return Tree(self.name, root.path, self._shape_of(key))
 
     # ------------------------------------------------------------------ get and put
 
-    def read(self, root: Root, key: str) -> facts.Artifact | None:
+    def read(self, root: facts.Root, key: str) -> facts.Artifact | None:
         """Read an entry file. Raises :class:`Damaged`."""
         data = self.tree_of(root, key).read(key)
         if data is None:
@@ -151,7 +148,7 @@ class Files(TreeStore):
             raise Damaged(self.name, damage.message, key)
         return files
 
-    def changing(self, root: Root) -> AbstractContextManager[object]:
+    def changing(self, root: facts.Root) -> AbstractContextManager[object]:
         """Keep the index right."""
         return self.index.changing(self, root)
 
@@ -161,63 +158,55 @@ class Files(TreeStore):
 
     # ------------------------------------------------------------------ clear
 
-    def in_use(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
+    def in_use(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
         """Leave temporaries that a program may still be writing."""
         users = using(self.writers, processes=self.environment.processes)
         reason = None if users == () else f"{process_names(users)} may be writing it"
         for target in targets:
-            yield target, reason if isinstance(target, Orphan) and target.idle_only else None
+            yield target, reason if isinstance(target, facts.Orphan) and target.idle_only else None
 
-    def remove(self, root: Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
+    def remove(self, root: facts.Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Remove entries: programs that look for one miss, and programs that have one mapped keep it."""
-
-        def shape_of(key: str) -> Shape:
-            whole = next((shape for shape in self.index.shapes if shape.accepts(key)), None)
-            return self._shape_of(key) if whole is None else whole
-
-        planned = [
-            (Tree(self.name, root.path, shape), [target for target in targets if shape_of(target.key) is shape])
-            for shape in (*self.shapes, *self.index.shapes)
-        ]
+        planned: dict[Shape, list[facts.Removable]] = {}
+        for target in targets:
+            books = (shape for shape in self.index.shapes if shape.accepts(target.key))
+            planned.setdefault(next(books, None) or self._shape_of(target.key), []).append(target)
 
         def remove(alone: bool) -> facts.Outcome:
             tidy = always if alone else None
-            parts = ((str(root.path), own, partial(tree.remove, own, tidy=tidy)) for tree, own in planned if own)
-            return each_part(self.name, parts)
+            trees = ((Tree(self.name, root.path, shape), own) for shape, own in planned.items())
+            parts = [(str(root.path), own, partial(tree.remove, own, tidy=tidy)) for tree, own in trees]
+            return store.each_part(self.name, parts)
 
-        return remove_counted(self.name, self.index.changing(self, root), remove)
+        return store.remove_counted(self.name, self.index.changing(self, root), remove)
 
     # ------------------------------------------------------------------ verify
 
-    def verify(self, root: Root) -> Iterator[facts.Finding]:
+    def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
         """Check every entry, and the files beside the entries."""
         complete = True
-        for finding in self._verify_entries(root):
-            complete = complete and finding.code != "unreadable"
-            yield finding
+        for tree, leaf in self._walk(root, *self.shapes):
+            findings: Iterable[facts.Finding] = ()
+            if isinstance(leaf, facts.Problem):
+                findings = [self.to_finding(root, leaf)]
+            elif leaf.orphan_rule is None:
+                findings = self._examined(root, tree, leaf)
+            for finding in findings:
+                complete = complete and finding.code != "unreadable"
+                yield finding
         if complete:
             yield from self.index.verify(self, root)
 
-    def _verify_entries(self, root: Root) -> Iterator[facts.Finding]:
-        for tree, leaf in self._walk(root, *self.shapes):
-            if isinstance(leaf, Problem):
-                yield self.to_finding(root, leaf)
-            elif leaf.orphan_rule is None:
-                yield from self._examined(root, tree, leaf)
-
-    def _examined(self, root: Root, tree: Tree, leaf: Leaf) -> Iterator[facts.Finding]:
+    def _examined(self, root: facts.Root, tree: Tree, leaf: Leaf) -> Iterator[facts.Finding]:
         try:
-            data = _content(tree, leaf.key)
+            data = tree.read(leaf.key)
             damage = None if data is None else self.codec.check(data)
         except Unreachable as error:
-            yield self.to_finding(root, unreadable(root.path / leaf.key, error))
+            yield self.to_finding(root, store.unreadable(root.path / leaf.key, error))
             return
         except LayerError as error:
-            damage = Damage(facts.Severity.RECOMPILES, "; ".join(filter(None, (error.message, self.unread))))
+            effect = "" if self.unread is None else f"; {self.unread}"
+            damage = store.Damage(facts.Severity.RECOMPILES, error.message + effect)
         if damage is not None:
             fix, thing = f"cachectl purge --damaged {self.name}", leaf.entry(self.name, root.path)
             yield facts.Finding(self.name, root.path, leaf.key, damage.severity, "damaged", damage.message, fix, thing)
-
-
-def _content(tree: Tree, key: str) -> bytes | None:
-    return tree.read(key) if tree.shape.folders else tree.read_file(key)

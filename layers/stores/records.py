@@ -85,14 +85,15 @@ class RecordFile:
 
         Each is the first line with its key, or the error why that is unusable: later ones are never read.
         """
-        wanted = set(keys)
+        first: dict[str, tuple[int, bytes]] = {}
+        for number, line in enumerate(split_lines(self._content()), 1):
+            first.setdefault(_key(line), (number, line))
         found: dict[str, Record | Damaged] = {}
-        for number, line in enumerate(self._content().split(b"\n"), 1):
-            key = _key(line)
-            if key in wanted and key not in found:
-                complaint = record_complaint(line)
-                wrong = None if complaint is None else Damaged(self.layer, f"line {number}: {complaint}", self.path)
-                found[key] = wrong or Record(number, key, line)
+        for key in first.keys() & set(keys):
+            number, line = first[key]
+            complaint = record_complaint(line)
+            wrong = None if complaint is None else Damaged(self.layer, f"line {number}: {complaint}", self.path)
+            found[key] = wrong or Record(number, key, line)
         return found
 
     def put(self, line: bytes, *, replace: bool) -> None:
@@ -115,14 +116,15 @@ class RecordFile:
         Returns for each: ``True`` if it was inserted, or the error; ``False`` if the same record is present, ``None``
         if a different one is. Raises :class:`LayerError` if the file cannot be read.
         """
-        _, done = _with_lines(lines, split_lines(self._content()), replace=replace)
+        done = _insert(lines, split_lines(self._content()), replace=replace)
         if True not in done:
             return done
         try:
             with self._translated("write"), self.lock():
-                content, done = _with_lines(lines, split_lines(self._content()), replace=replace)
+                standing = split_lines(self._content())
+                done = _insert(lines, standing, replace=replace)
                 if True in done:
-                    self._rewrite(content)
+                    self._rewrite(standing)
         except LayerError as error:
             # The record may be in the file already: a retry would find it and take it for an older one.
             return [error if is_new else is_new for is_new in done]
@@ -189,34 +191,28 @@ def items_of(line: bytes) -> dict[bytes, bytes]:
     return items
 
 
-def _with_lines(
-    lines: Sequence[bytes], standing: list[bytes], *, replace: bool
-) -> tuple[list[bytes], list[bool | None]]:
-    """Return the lines of a file with these inserted, and for each the result of :meth:`RecordFile.put_new`."""
+def _insert(lines: Sequence[bytes], standing: list[bytes], *, replace: bool) -> list[bool | None]:
+    """Insert lines into those of a file; return for each the result of :meth:`RecordFile.put_new`."""
     # Filled from the end, so that the first of equal keys wins.
     places = {_key(line): place for place, line in reversed(list(enumerate(standing)))}
     done: list[bool | None] = []
     for line in lines:
         place = places.setdefault(_key(line), len(standing))
-        if place == len(standing):
-            standing.append(line)
-            done.append(True)
-        elif standing[place] == line:
+        if standing[place : place + 1] == [line]:
             done.append(False)
-        elif replace:
-            standing[place] = line
-            done.append(True)
-        else:
+        elif place < len(standing) and not replace:
             done.append(None)
-    return standing, done
+        else:
+            standing[place : place + 1] = [line]
+            done.append(True)
+    return done
 
 
 def _judge(number: int, line: bytes, seen: dict[str, bool]) -> Iterator[Record | Fault]:
     """Yield a line's record and its faults; ``seen`` maps each key so far to whether its first line is a record."""
+    key, complaint = _key(line), record_complaint(line)
     if not line:
         return
-    key = _key(line)
-    complaint = record_complaint(line)
     if key in seen:
         if seen[key]:
             yield Fault(number, "duplicate", f"an earlier line has the key {key}: this one is never read")
@@ -232,13 +228,10 @@ def _judge(number: int, line: bytes, seen: dict[str, bool]) -> Iterator[Record |
     yield Record(number, key, line)
     # The reader ignores a ';' at the end.
     items = line.partition(b"=")[2].removesuffix(b";").split(b";")
-    read = len(items_of(line))
-    if read == len(items):
-        return
     with_id = sum(b":" in item for item in items)
     if with_id < len(items):
         yield Fault(number, "item", "a value has no id and ':': it is skipped, the others are read")
-    if read < with_id:
+    if len(items_of(line)) < with_id:
         yield Fault(number, "duplicate-id", "an id stands twice in the record: only the first is read")
 
 

@@ -128,37 +128,36 @@ class Rows(Store):
         if not os.path.lexists(rows.path):
             return facts.Outcome(self.name, skipped=tuple(facts.Note(target.key, "already gone") for target in targets))
         before = disk_usage(rows.path).bytes
-        skipped: list[facts.Note] = []
-        failed: list[facts.Note] = []
+        whole = next((target for target in targets if target.key == file), None)
+        planned = {self._planned(target): target.key for target in targets if target.key != file}
+        skipped: list[tuple[str, str | None]] = []
+        failed: list[tuple[str, str | None]] = []
         removed = 0
         try:
-            if (file_itself := next((one for one in targets if one.key == file), None)) is not None:
-                reason = rows.remove_damaged(file_itself.stamp, partial(open_elsewhere, self.environment))
-                notes = () if reason is None else (facts.Note(file, reason),)
-                return facts.Outcome(self.name, 0, before - disk_usage(rows.path).bytes, notes)
-            planned = {self._planned(target): target for target in targets}
-            gone = rows.delete(planned)
+            if whole is not None:
+                skipped.append((file, rows.remove_damaged(whole.stamp, partial(open_elsewhere, self.environment))))
+                planned = {}
+            gone = rows.delete(planned) if planned else frozenset()
             removed = len(gone)
-            skipped += [facts.Note(target.key, CHANGED) for row, target in planned.items() if row not in gone]
+            skipped += [(key, CHANGED) for row, key in planned.items() if row not in gone]
         except LayerError as error:
-            failed.append(facts.Note(file, self.explain(error)))
-            # Sqlite may report an error of a step that follows the deletion.
+            failed.append((file, self.explain(error)))
+            # Sqlite may report an error of a step that follows the deletion; the next program may finish it.
             with suppress(LayerError):
-                left = frozenset(rows.settled_rows())
-                removed = sum(self._planned(target) not in left for target in targets if target.key != file)
-        if removed:
-            try:
-                if (reason := rows.vacuum()) is not None:
-                    skipped.append(facts.Note(file, reason))
-            except LayerError as error:
-                failed.append(facts.Note(file, f"its rows are gone, but: {self.explain(error)}"))
+                rows.recover()
+                removed = len(planned.keys() - frozenset(rows.rows()))
+        try:
+            if removed:
+                skipped.append((file, rows.vacuum()))
+        except LayerError as error:
+            failed.append((file, f"its rows are gone, but: {self.explain(error)}"))
         freed = 0
         try:
-            # Another process may have removed rows that are counted here only if this one has removed some.
-            freed = max(0, before - disk_usage(rows.path).bytes) if removed else 0
+            # Another process may have removed rows; they count here only if this one has removed some.
+            freed = max(0, before - disk_usage(rows.path).bytes) if removed or whole is not None else 0
         except OSError as error:
-            failed.append(facts.Note(file, f"its rows are gone, but their bytes are not counted: {reason_of(error)}"))
-        return facts.Outcome(self.name, removed, freed, tuple(skipped), tuple(failed))
+            failed.append((file, f"its rows are gone, but their bytes are not counted: {reason_of(error)}"))
+        return facts.Outcome(self.name, removed, freed, _notes(skipped), _notes(failed))
 
     def _planned(self, target: facts.Removable) -> Row:
         rowid, size = target.stamp
@@ -181,36 +180,36 @@ class Rows(Store):
 
     def read_many(self, root: Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError | OSError]:
         """Read the rows of each file at once."""
-        found: dict[str, facts.Artifact | LayerError | OSError] = {}
         # A file name is no key of a row.
-        alone = [key for key in keys if self.separator not in key]
+        singly = [key for key in keys if self.separator not in key]
+        found: dict[str, facts.Artifact | LayerError | OSError] = {}
         for file, listed in self._by_file((key, key) for key in keys if self.separator in key).items():
-            try:
-                read = self.read_rows(root, file, listed)
-            except Busy as error:
-                # One by one, each row would wait as long.
-                read = dict.fromkeys(listed, error)
-            except (LayerError, OSError):
-                read = None
+            read = self._together(listed, partial(self.read_rows, root, file, listed))
             if read is None:
-                alone += listed
+                singly += listed
             else:
                 found.update(read)
-        return {**found, **super().read_many(root, alone)}
+        return {**found, **super().read_many(root, singly)}
 
     def _write_together(
         self, root: Root, artifacts: Sequence[facts.Artifact]
     ) -> Mapping[str, bool | LayerError | OSError]:
         done: dict[str, bool | LayerError | OSError] = {}
         for file, listed in self._by_file((artifact.key, artifact) for artifact in artifacts).items():
-            try:
-                done.update(self.write_rows(root, file, listed))
-            except Busy as error:  # noqa: PERF203 - one must not end the rest
-                done.update((artifact.key, error) for artifact in listed)
-            except (LayerError, OSError, UnicodeError):
-                # One by one, each gets an error of its own.
-                pass
+            keys = [artifact.key for artifact in listed]
+            done.update(self._together(keys, partial(self.write_rows, root, file, listed)) or {})
         return done
+
+    def _together(
+        self, keys: Sequence[str], act: Callable[[], Mapping[str, T] | None]
+    ) -> Mapping[str, T | LayerError | OSError] | None:
+        """Return the results of some rows of a file, or its error for each; ``None`` if they must go one by one."""
+        try:
+            return act()
+        except (LayerError, OSError) as error:
+            return dict.fromkeys(keys, error)
+        except UnicodeError:
+            return None
 
     def _by_file(self, things: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
         """Group things by the file that their key begins with."""
@@ -218,3 +217,7 @@ class Rows(Store):
         for key, thing in things:
             found.setdefault(key.partition(self.separator)[0], []).append(thing)
         return found
+
+
+def _notes(reasons: Iterable[tuple[str, str | None]]) -> tuple[facts.Note, ...]:
+    return tuple(facts.Note(key, reason) for key, reason in reasons if reason is not None)

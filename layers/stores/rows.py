@@ -4,41 +4,46 @@ A running program may have the file open; unlinking, replacing or truncating it 
 :class:`RowFile` deletes rows and then frees the space with ``VACUUM``, in short transactions with a timeout. A full
 file system has no room for the journal of such a transaction: if all rows are to be deleted, the file is emptied in
 place (:mod:`cachectl.layers.stores.emptying`) under the same lock.
+
+**Reading** changes nothing on the disk. A database is read under sqlite's shared lock. Sqlite would create files next
+to one in WAL mode, so that one is read as immutable while it has no log, and with its log while another process has it
+open. An interrupted write, or a log that is still to be applied, makes the content unknown: the next program that opens
+the database for writing finishes it, as :meth:`RowFile.recover` does.
+
+**Writing.** Sqlite opens its journal next to the database by name, rolls back what it finds there, and may delete
+files. So nothing is opened for writing where another user could place or replace one
+(:mod:`cachectl.layers.disk.trust`).
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
+from urllib.parse import quote
 
 from cachectl.layers.base.environment import LOCK_TIMEOUT
-from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Unreachable
+from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Refused, Unreachable
 from cachectl.layers.base.facts import Orphan
-from cachectl.layers.disk.atomic import remove_file
+from cachectl.layers.disk import plain
+from cachectl.layers.disk.atomic import create, remove_file
 from cachectl.layers.disk.handles import NO_ROOM, lacks_room
-from cachectl.layers.disk.plain import open_plain, release
-from cachectl.layers.disk.presence import is_there
-from cachectl.layers.stores.database import (
-    COMPANIONS,
-    companion,
-    exclusively_locked,
-    file_stamp,
-    has_journal,
-    has_log,
-    locked_too_long,
-    opened_for_reading,
-    opened_for_writing,
-    pending,
-    require_made_by,
-    require_private,
-    require_readable,
-)
-from cachectl.layers.stores.emptying import empty_image, write_empty
+from cachectl.layers.disk.locking import try_record_lock, wait_until
+from cachectl.layers.disk.presence import is_there, nearest, status_at
+from cachectl.layers.disk.trust import shared_because
+from cachectl.layers.stores import database, emptying
 
+_MAGIC: Final = b"SQLite format 3\0"
+_HEADER: Final = 100
+#: The bytes that sqlite locks: those of waiting and active writers, and of readers.
+_FIRST_LOCKED: Final = 0x40000000
+_LOCKED_BYTES: Final = 512
+_CHUNK: Final = 1 << 20
 #: Rows asked for in one query: the oldest sqlite takes 999 values.
 _ASKED_AT_ONCE: Final = 200
 #: Rows with their values that are read before writers may continue.
@@ -87,21 +92,6 @@ class Weight(NamedTuple):
     bytes: int
 
 
-def _row(rowid: object, key: Sequence[object], size: object) -> Row:
-    """Make a row from a query result. Raises :class:`sqlite3.DatabaseError` for values of a file that was cut."""
-    if not isinstance(rowid, int) or not isinstance(size, int):
-        raise sqlite3.DatabaseError("a row has no size")
-    return Row(rowid, tuple(map(str, key)), size)
-
-
-def _spellable(key: Sequence[str]) -> bool:
-    """Return whether a key can be bound: undecodable bytes of a command line cannot."""
-    try:
-        return all(part.encode() is not None for part in key)
-    except UnicodeEncodeError:
-        return False
-
-
 class RowFile:
     """One sqlite file holding rows of one schema.
 
@@ -126,42 +116,30 @@ class RowFile:
         """Sum the rows."""
         query = f"select count(*), coalesce(sum({self.schema.size}), 0) from {self.schema.table}"
         with self._reading() as connection:
-            return Weight(0, 0) if self._is_new(connection) else Weight(*connection.execute(query).fetchone())
+            return Weight(0, 0) if _is_new(connection) else Weight(*connection.execute(query).fetchone())
 
     def rows(self) -> list[Row]:
         """Return every row's key and size, in the order of insertion."""
         with self._reading() as connection:
             return self._rows_of(connection)
 
-    def settled_rows(self) -> list[Row]:
-        """Return the rows that the next writing program finds: it finishes an interrupted write, or applies a log."""
-        if not has_journal(self.path) and not has_log(self.path):
-            return self.rows()
-        with self._writing() as connection:
-            return self._rows_of(connection)
-
     def rows_with(self, *columns: str, part: bytes = b"") -> Iterator[tuple[Row, Values]]:
         """Yield every row with some of its values; of blobs only those that contain ``part``."""
-        names = ", ".join(f'"{column}"' for column in (*self.schema.key, *columns))
-        query = (
-            f"select rowid, {self.schema.size}, {names} from {self.schema.table} "
-            f"where rowid > ? order by rowid limit {_READ_AT_ONCE}"
-        )
         width = len(self.schema.key)
+        query = f"{self._selection(*columns)} where rowid > ? order by rowid limit {_READ_AT_ONCE}"
         with self._reading() as connection:
             last = _FIRST
-            while found := [] if self._is_new(connection) else connection.execute(query, (last,)).fetchall():
+            while found := [] if _is_new(connection) else connection.execute(query, (last,)).fetchall():
                 for rowid, size, *rest in found:
                     if not part or any(not isinstance(value, bytes) or part in value for value in rest[width:]):
-                        yield _row(rowid, rest[:width], size), tuple(rest[width:])
+                        yield _row(rowid, size, *rest[:width]), tuple(rest[width:])
                 last = found[-1][0]
 
-    def read(self, key: Sequence[str]) -> Values | None:
-        """Return the value columns of a row, or ``None`` if there is no such row or file."""
-        return self.read_many([key])[0]
-
     def read_many(self, keys: Sequence[Sequence[str]]) -> list[Values | None]:
-        """Read several rows as :meth:`read` does, a few at a time, so that writing programs do not wait for all."""
+        """Return the value columns of several rows, ``None`` for each without a row or file.
+
+        They are read a few at a time, so that writing programs do not wait for all.
+        """
         with self._translated():
             if not is_there(self.path):
                 return [None for _ in keys]
@@ -182,10 +160,9 @@ class RowFile:
             if (size := self.path.stat().st_size) % page_size:
                 message = f"{size} bytes are no whole number of pages: the file was cut"
                 raise Damaged(self.layer, message, self.path)
-            verdict = str(connection.execute("pragma quick_check(1)").fetchone()[0])
+            (verdict,) = connection.execute("pragma quick_check(1)").fetchone()
         if verdict != "ok":
-            require_readable(self.layer, self.path)
-            raise Damaged(self.layer, verdict, self.path)
+            raise self._damaged(str(verdict))
 
     # ------------------------------------------------------------------ writing
 
@@ -211,14 +188,14 @@ class RowFile:
         Returns for each: ``True`` if it was inserted, ``False`` if the same row was present, ``None`` if a different
         one is, which stays.
         """
-        places = ", ".join("?" for _ in self.schema.columns)
         names = ", ".join(f'"{column}"' for column in self.schema.columns)
+        places = ", ".join("?" for _ in self.schema.columns)
         otherwise = "replace" if replace else "ignore"
         insertion = f"insert or {otherwise} into {self.schema.table} ({names}) values ({places})"
         done: list[bool | None] = []
-        with self._writing(create=True) as connection:
+        with self._writing(make=True) as connection:
             connection.execute("begin immediate")
-            for statement in self.schema.create if self._is_new(connection) else ():
+            for statement in self.schema.create if _is_new(connection) else ():
                 connection.execute(statement)
             present = self._rows_in(connection, [key for key, _ in rows])
             for key, values in ((tuple(key), tuple(values)) for key, values in rows):
@@ -253,6 +230,24 @@ class RowFile:
                 gone = frozenset(self._empty(connection, error, planned.issuperset))
             return gone
 
+    def vacuum(self) -> str | None:
+        """Free the disk space of deleted rows; return why that failed, or ``None``."""
+        try:
+            with self._writing() as connection:
+                try:
+                    if not self._rows_of(connection):
+                        # A few pages are copied, for which the temporary folder may have no room.
+                        connection.execute("pragma temp_store = memory")
+                    # A file that was emptied in place has smaller pages.
+                    connection.execute(f"pragma page_size = {_PAGE_SIZE}")
+                    connection.execute("vacuum")
+                except sqlite3.OperationalError as error:
+                    self._empty(connection, error, lambda rows: not rows)
+        except (Busy, NoRoom) as error:
+            why = "it is too busy" if isinstance(error, Busy) else "there is no room"
+            return f"its rows are gone, but {why} to make the file smaller now"
+        return None
+
     def _empty(
         self, connection: sqlite3.Connection, error: sqlite3.Error, may_go: Callable[[list[Row]], bool]
     ) -> list[Row]:
@@ -268,73 +263,41 @@ class RowFile:
         connection.execute("begin exclusive")
         try:
             rows = self._rows_of(connection)
-            if not may_go(rows) or not self._write_empty(connection):
-                raise error
+            (page_size,) = connection.execute("pragma page_size").fetchone()
+            found = connection.execute("select rootpage, type, tbl_name from sqlite_master").fetchall()
+            roots = {root: kind for root, kind, table in found if table == self.schema.table}
+            handle = plain.open_plain(self.path, flags=os.O_RDWR)
+            try:
+                image = emptying.empty_image(os.pread(handle, page_size, 0), roots)
+                if image is None or len(roots) != len(found) or not may_go(rows):
+                    raise error
+                emptying.write_empty(handle, image, len(roots))
+            finally:
+                plain.release(handle)
             return rows
         finally:
             connection.execute("rollback")
 
-    def _write_empty(self, connection: sqlite3.Connection) -> bool:
-        """Overwrite the locked file with an empty database; ``False`` if its format does not allow that."""
-        (page_size,) = connection.execute("pragma page_size").fetchone()
-        found = connection.execute("select rootpage, type, tbl_name from sqlite_master").fetchall()
-        roots = {root: kind for root, kind, table in found if table == self.schema.table}
-        if not hasattr(os, "pwrite") or len(roots) != len(found):
-            return False
-        handle = open_plain(self.path, flags=os.O_RDWR)
-        try:
-            image = empty_image(os.pread(handle, page_size, 0), roots)
-            if image is not None:
-                write_empty(handle, image)
-            return image is not None
-        finally:
-            release(handle)
-
-    def _lacks_room(self, error: sqlite3.Error) -> bool:
-        text = str(error)
-        # Sqlite reports a used-up quota as an I/O error, and missing inodes as a file it cannot open.
-        doubtful = "disk I/O error" in text or "unable to open" in text
-        return "disk is full" in text or (doubtful and lacks_room(self.path.parent))
-
-    # ------------------------------------------------------------------ interrupted writes, space, damage
+    # ------------------------------------------------------------------ interrupted writes, damage
 
     def recover(self) -> None:
         """Make sqlite finish an interrupted write or apply a log, and remove an empty journal.
 
         Raises as any writing; opens nothing if there is neither.
         """
-        if not has_journal(self.path) and not has_log(self.path):
+        if not database.has_journal(self.path) and not database.has_log(self.path):
             return
         with self._writing() as connection:
-            if has_journal(self.path):
+            if database.has_journal(self.path):
                 connection.execute("begin exclusive")
                 # Sqlite leaves a journal that has no content yet. The lock ensures that nobody else uses it.
-                remove_file(companion(self.path, "-journal"))
+                remove_file(database.companion(self.path, "-journal"))
                 connection.execute("rollback")
-
-    def vacuum(self) -> str | None:
-        """Free the disk space of deleted rows; return why that failed, or ``None``."""
-        try:
-            with self._writing() as connection:
-                try:
-                    if not self._rows_of(connection):
-                        # A few pages are copied, for which the temporary folder may have no room.
-                        connection.execute("pragma temp_store = memory")
-                    # A file that was emptied in place has smaller pages.
-                    connection.execute(f"pragma page_size = {_PAGE_SIZE}")
-                    connection.execute("vacuum")
-                except sqlite3.OperationalError as error:
-                    self._empty(connection, error, lambda rows: not rows)
-        except Busy:
-            return "its rows are gone, but it is too busy to be made smaller now"
-        except NoRoom:
-            return "its rows are gone, but there is no room to make the file smaller now"
-        return None
 
     def orphan(self, root: Path, key: str, why: str) -> Orphan | None:
         """Return the whole file as an orphan; ``None`` if it has gone, or is no plain file."""
         with suppress(OSError):
-            stamp = file_stamp(self.path)
+            stamp = database.file_stamp(self.path)
             return Orphan(key, root, stamp[1], 1, stamp[2] / 1e9, why, stamp=stamp)
         return None
 
@@ -354,23 +317,30 @@ class RowFile:
             self._require_private()
             if (reason := in_use(self.path)) is not None:
                 return reason
-        # Nobody had it open: a program that has locked it has opened it since, and must not be waited for.
-        with self._translated("remove"), exclusively_locked(self.layer, self.path, 0):
-            if file_stamp(self.path) != stamp:
-                return CHANGED
-            # The file goes first: sqlite ignores a log without a database, and would apply one to the next database.
-            for suffix in ("", *COMPANIONS):
-                remove_file(companion(self.path, suffix))
+            handle = plain.open_plain(self.path, flags=os.O_RDWR)
+            try:
+                # Nobody had it open: a program that has locked it has opened it since, and must not be waited for.
+                if not wait_until(partial(try_record_lock, handle, _LOCKED_BYTES, _FIRST_LOCKED), 0):
+                    raise self._locked_too_long(0)
+                if database.file_stamp(self.path) != stamp:
+                    return CHANGED
+                # The file goes first: sqlite ignores a log without a database, and would apply one to the next.
+                for suffix in ("", *database.COMPANIONS):
+                    remove_file(database.companion(self.path, suffix))
+            finally:
+                plain.release(handle)
         return None
 
-    # ------------------------------------------------------------------ connections
+    # ------------------------------------------------------------------ queries
+
+    def _selection(self, *columns: str) -> str:
+        names = ", ".join(f'"{column}"' for column in (*self.schema.key, *columns))
+        return f"select rowid, {self.schema.size}, {names} from {self.schema.table}"
 
     def _rows_of(self, connection: sqlite3.Connection) -> list[Row]:
-        if self._is_new(connection):
+        if _is_new(connection):
             return []
-        keys = ", ".join(f'"{column}"' for column in self.schema.key)
-        query = f"select rowid, {self.schema.size}, {keys} from {self.schema.table} order by rowid"
-        return [_row(rowid, key, size) for rowid, size, *key in connection.execute(query)]
+        return [_row(*found) for found in connection.execute(f"{self._selection()} order by rowid")]
 
     def _rows_in(self, connection: sqlite3.Connection, keys: Sequence[Sequence[str]]) -> dict[tuple[str, ...], Values]:
         """Return the values of the keys that have a row."""
@@ -389,30 +359,80 @@ class RowFile:
                 found.setdefault(row[:width], row[width:])
         return found
 
+    # ------------------------------------------------------------------ connections
+
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        with self._translated(), opened_for_reading(self.layer, self.path, self.lock_timeout) as connection:
-            self._require_made(connection)
-            yield connection
+        with self._translated():
+            header = plain.read_locked(self.path, limit=_HEADER)
+            if header and not header.startswith(_MAGIC):
+                raise sqlite3.DatabaseError("file is not a database")
+            log = database.companion(self.path, "-wal")
+            in_use = database.has_log(self.path) and database.is_open_elsewhere(self.path)
+            if database.has_log(self.path) and not in_use:
+                raise self._pending()
+            unlocked = not in_use and (database.is_wal(header) or database.size_of(log) is not None)
+            before = self._version()
+            try:
+                with self._connected("mode=ro&immutable=1" if unlocked else "mode=ro") as connection:
+                    yield connection
+            except sqlite3.DatabaseError as error:
+                if unlocked and (database.has_log(self.path) or self._version() != before):
+                    raise Busy(self.layer, "was written to while it was read; try again later", self.path) from error
+                raise
 
     @contextmanager
-    def _writing(self, *, create: bool = False) -> Iterator[sqlite3.Connection]:
+    def _writing(self, *, make: bool = False) -> Iterator[sqlite3.Connection]:
         with self._translated():
             self._require_private()
-            opened = opened_for_writing(self.path, self.lock_timeout, self._require_made, create=create)
-            with opened as connection:
+            if make:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                # Sqlite takes an empty file for a new database.
+                with suppress(FileExistsError):
+                    os.close(create(str(self.path), mode=0o644))
+            with self._connected("mode=rw") as connection:
+                connection.execute("pragma secure_delete = off")
                 yield connection
+                # Where another program has the database open too, its log stays, and would make the content unknown.
+                with suppress(sqlite3.OperationalError):
+                    connection.execute("pragma wal_checkpoint(truncate)")
+
+    @contextmanager
+    def _connected(self, mode: str) -> Iterator[sqlite3.Connection]:
+        for suffix in ("", *database.COMPANIONS):
+            # Sqlite must not open a link, a pipe or so.
+            if not suffix or os.path.lexists(database.companion(self.path, suffix)):
+                plain.plain_identity(database.companion(self.path, suffix))
+        location = f"file:{quote(os.fsencode(self.path))}?{mode}"
+        opened = sqlite3.connect(
+            location, timeout=self.lock_timeout, uri=True, isolation_level=None, check_same_thread=False
+        )
+        with closing(opened) as connection:
+            connection.text_factory = lambda data: data.decode(errors="surrogateescape")
+            connection.execute("pragma trusted_schema = off")
+            connection.execute("pragma cell_size_check = on")
+            foreign = database.foreign_object(connection, (*self.schema.create, *self.schema.others))
+            if foreign is not None:
+                raise Refused(self.layer, f"holds a {foreign} that its library does not make; left alone", self.path)
+            yield connection
 
     def _require_private(self) -> None:
-        if not self.shared:
-            require_private(self.layer, self.path)
+        """Raise :class:`Unreachable` if another user can write to the database, or to a folder on the way to it.
 
-    def _require_made(self, connection: sqlite3.Connection) -> None:
-        require_made_by(connection, (*self.schema.create, *self.schema.others), self.layer, self.path)
+        That user could make sqlite delete other files. Neither the file nor its folder need exist.
+        """
+        folder = nearest(self.path.parent)
+        names = tuple(self.path.name + suffix for suffix in ("", *database.COMPANIONS))
+        reason = None if self.shared else shared_because(folder, names if folder == self.path.parent else ())
+        if reason is not None:
+            message = f"not opened for writing: {reason}; close it to them first, or use --shared if you trust them"
+            raise Unreachable(self.layer, message, self.path)
 
-    def _is_new(self, connection: sqlite3.Connection) -> bool:
-        """Return whether the file has no table yet; the library makes them when it opens the file."""
-        return connection.execute("select 1 from sqlite_master limit 1").fetchone() is None
+    def _version(self) -> tuple[int, ...] | None:
+        status = status_at(self.path)
+        return None if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
+
+    # ------------------------------------------------------------------ errors
 
     @contextmanager
     def _translated(self, verb: str = "open") -> Iterator[None]:
@@ -423,8 +443,7 @@ class RowFile:
         except sqlite3.OperationalError as error:
             raise self._operational(error) from error
         except sqlite3.DatabaseError as error:
-            require_readable(self.layer, self.path)
-            raise Damaged(self.layer, f"not a usable database: {error}", self.path) from error
+            raise self._damaged(f"not a usable database: {error}") from error
         except OSError as error:
             message = f"cannot {verb}: {error.strerror or error}"
             if error.errno in NO_ROOM:
@@ -434,13 +453,61 @@ class RowFile:
     def _operational(self, error: sqlite3.OperationalError) -> LayerError:
         text = str(error)
         if "locked" in text or "busy" in text:
-            return locked_too_long(self.layer, self.path, self.lock_timeout)
-        if has_journal(self.path) and ("readonly" in text or "unable to open" in text):
-            return pending(self.layer, self.path)
+            return self._locked_too_long(self.lock_timeout)
+        if database.has_journal(self.path) and ("readonly" in text or "unable to open" in text):
+            return self._pending()
         if self._lacks_room(error):
             return NoRoom(self.layer, f"sqlite cannot write: {text}{_MAKE_ROOM}", self.path)
         if "no such column" in text or "malformed" in text:
-            require_readable(self.layer, self.path)
-            return Damaged(self.layer, f"not a usable database: {text}", self.path)
+            return self._damaged(f"not a usable database: {text}")
         advice = "; make the file and its folder writable" if "readonly" in text else ""
         return Unreachable(self.layer, f"sqlite cannot use it: {text}{advice}", self.path)
+
+    def _lacks_room(self, error: sqlite3.Error) -> bool:
+        text = str(error)
+        # Sqlite reports a used-up quota as an I/O error, and missing inodes as a file it cannot open.
+        doubtful = "disk I/O error" in text or "unable to open" in text
+        return "disk is full" in text or (doubtful and lacks_room(self.path.parent))
+
+    def _locked_too_long(self, seconds: float) -> Busy:
+        message = f"locked by another process for more than {seconds:g} s; try again later, or use --wait"
+        return Busy(self.layer, message, self.path)
+
+    def _pending(self) -> Unreachable:
+        what = "a log is pending" if database.has_log(self.path) else "an interrupted write is pending"
+        command = f"sqlite3 {shlex.quote(str(self.path))} .tables"
+        message = f"{what}, which the next program that opens it finishes; so does: {command}"
+        return Unreachable(self.layer, message, self.path)
+
+    def _damaged(self, message: str) -> Damaged | Unreachable:
+        """Return that the file is damaged, or that it cannot be read to its end: sqlite takes that for damage too."""
+        try:
+            handle = plain.open_plain(self.path)
+            try:
+                while os.read(handle, _CHUNK):
+                    pass
+            finally:
+                plain.release(handle)
+        except OSError as error:
+            return Unreachable(self.layer, f"cannot be read: {error.strerror or error}", self.path)
+        return Damaged(self.layer, message, self.path)
+
+
+def _is_new(connection: sqlite3.Connection) -> bool:
+    """Return whether a file has no table yet; the library makes them when it opens the file."""
+    return connection.execute("select 1 from sqlite_master limit 1").fetchone() is None
+
+
+def _row(rowid: object, size: object, *key: object) -> Row:
+    """Make a row from a query result. Raises :class:`sqlite3.DatabaseError` for values of a file that was cut."""
+    if not isinstance(rowid, int) or not isinstance(size, int):
+        raise sqlite3.DatabaseError("a row has no size")
+    return Row(rowid, tuple(map(str, key)), size)
+
+
+def _spellable(key: Sequence[str]) -> bool:
+    """Return whether a key can be bound: undecodable bytes of a command line cannot."""
+    try:
+        return all(part.encode() is not None for part in key)
+    except UnicodeEncodeError:
+        return False

@@ -1,51 +1,40 @@
-"""Entries in a folder tree, placed and removed relative to open directory handles.
+"""Entries in a folder tree, listed, read, placed and removed relative to open directory handles.
 
-An entry is staged in the root and renamed into its place. It is renamed into a trash folder of the root before it is
-deleted.
+A :class:`Tree` has the *shape* of its entries, a pattern for each path component. Names that do not match are not
+listed, and only listed things can be removed. Links inside a root are never followed; a root that is itself a link is
+resolved once, when it is opened. An entry is staged in the root and renamed into its place, and renamed into a trash
+folder of the root before it is deleted.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from functools import partial
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from cachectl.layers.base import facts
-from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Unsettled, not_a_key, reason_of
-from cachectl.layers.base.facts import Ability, Entry, Problem, Removable
-from cachectl.layers.disk.atomic import Freed, create, delete, own_folder, place_new, write_all
-from cachectl.layers.disk.handles import NO_ROOM, descend, status_of
-from cachectl.layers.disk.plain import STAGE
-from cachectl.layers.stores.archive import unpack
-from cachectl.layers.stores.listing import OWN_TEMPORARY, Leaf, Member, OrphanRule, Shape, TreeReader
-
-__all__ = [
-    "OWN_TEMPORARY",
-    "REFUSALS",
-    "Guard",
-    "Leaf",
-    "Member",
-    "OrphanRule",
-    "Shape",
-    "Tree",
-    "always",
-    "scan_each",
-]
+from cachectl.layers.base import errors, facts
+from cachectl.layers.base.errors import LARGEST_ENTRY, LayerError, printable, too_large
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.disk import atomic, handles
+from cachectl.layers.disk.plain import STAGE, own_name, read_plain
+from cachectl.layers.formats.details import Details
+from cachectl.layers.stores.archive import pack, unpack
 
 #: Whether this platform can act relative to directory handles, without which nothing is removed safely.
 _HANDLES: Final = {os.open, os.stat, os.unlink, os.rename, os.mkdir, os.rmdir} <= os.supports_dir_fd
 _WITHOUT: Final = "this platform cannot act relative to an open folder, so nothing could be changed safely"
 #: Abilities that layers over trees lack here.
-REFUSALS: Final[Mapping[Ability, str]] = {} if _HANDLES else dict.fromkeys((Ability.PUT, Ability.CLEAR), _WITHOUT)
-
-#: Makes what is held while entries are renamed, given the open root.
-Guard = Callable[[int], AbstractContextManager[object]]
-
+REFUSALS: Final[Mapping[facts.Ability, str]] = (
+    {} if _HANDLES else dict.fromkeys((facts.Ability.PUT, facts.Ability.CLEAR), _WITHOUT)
+)
+#: cachectl's own staging and trash folders in a root. A killed command leaves them; clearing them is always safe.
+OWN_TEMPORARY: Final = regex(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
 GONE: Final = "already gone"
 CHANGED: Final = "changed since it was planned"
 #: Why an empty folder above entries is left.
@@ -53,10 +42,357 @@ IN_USE: Final = "a running program may be about to make an entry in it"
 _TRASH: Final = ".cachectl-trash-"
 #: Attempts to place an entry while other processes place and remove entries.
 _TRIES: Final = 5
+#: The details of an entry whose content was not read.
+_UNREAD: Final = Details()
+
+#: Makes what is held while entries are renamed, given the open root.
+Guard = Callable[[int], AbstractContextManager[object]]
 
 
-class Tree(TreeReader):
-    """The entries of one shape under one root, which can be changed."""
+class OrphanRule(NamedTuple):
+    """A kind of orphan next to the entries of a tree, such as a temporary, by the pattern of its name.
+
+    With ``members`` it is a folder whose files must all match; else it is a plain file, and ``empty`` accepts only
+    those of 0 bytes. ``private`` accepts only files that no other user may read, as ``mkstemp`` makes them.
+    ``idle_only`` is that of :class:`~cachectl.layers.base.facts.Orphan`.
+    """
+
+    pattern: re.Pattern[str]
+    why: str
+    idle_only: bool = True
+    empty: bool = False
+    private: bool = False
+    members: re.Pattern[str] | None = None
+
+    def accepts(self, name: str, status: os.stat_result) -> bool:
+        """Return whether a name in the root may be an orphan of this kind, by its name and status alone."""
+        kind = stat.S_ISREG if self.members is None else stat.S_ISDIR
+        if not self.pattern.fullmatch(name) or not kind(status.st_mode):
+            return False
+        return not (self.empty and status.st_size) and not (self.private and status.st_mode & 0o077)
+
+
+_OWN: Final = OrphanRule(
+    OWN_TEMPORARY, "left by an interrupted cachectl", idle_only=False, members=regex(".*", re.DOTALL)
+)
+
+
+class Shape(NamedTuple):
+    """The form of a tree: one pattern per path component, the last being the entry itself.
+
+    If entries are folders, every file in them must match ``members`` (``None``: anything); an entry with another file
+    is left alone. ``empty`` is the rule by which an empty folder above the entries is an orphan; its ``members`` match
+    nothing. With ``None`` such a folder is not listed. Without the files in ``first`` the library takes a folder for a
+    miss: they are removed first if the folder cannot be renamed.
+    """
+
+    levels: tuple[re.Pattern[str], ...]
+    folders: bool
+    members: re.Pattern[str] | None = None
+    orphans: tuple[OrphanRule, ...] = ()
+    empty: OrphanRule | None = None
+    first: tuple[str, ...] = ()
+
+    def accepts(self, key: str) -> bool:
+        """Return whether a key has this shape."""
+        parts = key.split("/")
+        return len(parts) == len(self.levels) and self._names(parts)
+
+    def owns(self, parts: Sequence[str]) -> bool:
+        """Return by name alone whether a path is an entry of this shape, above one, or in one."""
+        if self._names(parts) and (self.folders or len(parts) <= len(self.levels)):
+            return True
+        return any(rule.pattern.fullmatch(parts[0]) for rule in self.orphans)
+
+    def _names(self, parts: Sequence[str]) -> bool:
+        return all(pattern.fullmatch(part) for pattern, part in zip(self.levels, parts, strict=False))
+
+
+class Member(NamedTuple):
+    """One file of a leaf; ``path`` is relative to the leaf, and empty if the leaf is the file."""
+
+    path: str
+    bytes: int
+    modified: float
+    disk: int | None = None
+
+
+#: In a leaf ``bytes`` is a number.
+Head = bytes
+
+
+class Leaf(NamedTuple):
+    """An entry or orphan on the disk; ``newest`` is in nanoseconds and includes folders.
+
+    ``orphan_rule`` is ``None`` for an entry. ``head`` is the beginning of a file, if requested.
+    """
+
+    key: str
+    members: tuple[Member, ...]
+    newest: int
+    orphan_rule: OrphanRule | None = None
+    head: Head = b""
+
+    @property
+    def is_file(self) -> bool:
+        """Return whether the leaf is a file, not a folder."""
+        return [member.path for member in self.members] == [""]
+
+    @property
+    def bytes(self) -> int:
+        """Sum the file sizes."""
+        return sum(member.bytes for member in self.members)
+
+    @property
+    def disk(self) -> int | None:
+        """Sum the disk blocks of the files, in bytes; ``None`` if they are unknown."""
+        known = [member.disk for member in self.members if member.disk is not None]
+        return sum(known) if len(known) == len(self.members) else None
+
+    @property
+    def modified(self) -> float:
+        """Return the newest change anywhere in the leaf, in epoch seconds."""
+        return self.newest / 1e9
+
+    @property
+    def stamp(self) -> tuple[int, ...]:
+        """Return the version stamp: files, bytes and newest change."""
+        return (len(self.members), self.bytes, self.newest)
+
+    def orphan(self, root: Path, why: str | None = None) -> facts.Orphan:
+        """Return the leaf as an orphan of a root; ``why`` defaults to the reason of its rule."""
+        rule = self.orphan_rule
+        reason = why or ("" if rule is None else rule.why)
+        idle_only = rule is None or rule.idle_only
+        files = len(self.members)
+        return facts.Orphan(self.key, root, self.bytes, files, self.modified, reason, idle_only, self.stamp, self.disk)
+
+    def entry(self, layer: str, root: Path, about: Details = _UNREAD) -> facts.Entry:
+        """Return the leaf as an entry; ``about`` is what its content says, if it was read."""
+        return facts.Entry(
+            layer=layer,
+            key=self.key,
+            root=root,
+            bytes=self.bytes,
+            files=len(self.members),
+            modified=self.modified,
+            kernels=about.kernels,
+            device=about.device,
+            versions=about.versions,
+            detail=about.words,
+            stamp=self.stamp,
+            disk=self.disk,
+        )
+
+    def member(self, path: str) -> Member | None:
+        """Return the member at a path."""
+        return next((member for member in self.members if member.path == path), None)
+
+
+class Tree:
+    """The entries of one shape under one root.
+
+    ``handle`` is the root's open folder; without it, each method opens the root by its path. With a ``child`` only
+    those entries are seen that are folders with a file or folder of such a name. New files get ``file_mode``.
+    """
+
+    file_mode = 0o600
+
+    def __init__(
+        self, layer: str, root: Path, shape: Shape, handle: int | None = None, *, child: re.Pattern[str] | None = None
+    ) -> None:
+        self._handle = handle
+        self.layer = layer
+        self.root = root
+        self.shape = shape
+        self._child = child
+        self._is_kind = stat.S_ISDIR if shape.folders else stat.S_ISREG
+
+    # ------------------------------------------------------------------ listing
+
+    def scan(self, *, head: int = 0) -> Iterator[Leaf | facts.Problem]:
+        """Yield every entry and orphan; folders that cannot be read are problems.
+
+        Entries that are files come with their first ``head`` bytes.
+        """
+        with self._opened() as handle:
+            if handle is not None:
+                yield from self._scan(handle, (), head)
+
+    def tagged(
+        self, tag: re.Pattern[bytes], since: float, content: Callable[[Leaf], bytes | None]
+    ) -> Iterator[tuple[facts.Entry, str]]:
+        """Yield the entries whose content has a tag, each with its tag.
+
+        ``content`` returns the bytes to search. Entries that have not changed after ``since`` (epoch seconds) are not
+        read.
+        """
+        for leaf in self.scan():
+            if isinstance(leaf, facts.Problem) or leaf.orphan_rule is not None or leaf.modified < since:
+                continue
+            if (match := tag.search(content(leaf) or b"")) is not None:
+                yield leaf.entry(self.layer, self.root), match[0].decode()
+
+    def find(self, key: str) -> Leaf | None:
+        """Return one entry or orphan by its key. Raises :class:`Unreachable` if it cannot be read."""
+        with self._above(key) as (folder, _):
+            leaf = None if folder is None else self._recognise(folder, key.split("/"))
+            return leaf if isinstance(leaf, Leaf) else None
+
+    def _scan(self, folder: int, above: tuple[str, ...], head: int) -> Iterator[Leaf | facts.Problem]:
+        patterns = [self.shape.levels[len(above)], *(rule.pattern for rule in self._rules(above))]
+        try:
+            names = sorted(os.listdir(folder))
+        except OSError as error:
+            yield self._problem(above, error)
+            return
+        for name in names:
+            # Most names in a shared folder match nothing, and need no stat.
+            if not any(pattern.fullmatch(name) for pattern in patterns):
+                continue
+            parts = (*above, name)
+            try:
+                leaf = self._recognise(folder, parts, head)
+                if isinstance(leaf, (Leaf, facts.Problem)):
+                    yield leaf
+                elif leaf is not None:
+                    with handles.opened(name, folder) as below:
+                        yield from self._scan(below, parts, head)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                yield self._problem(parts, error)
+
+    def _rules(self, above: Sequence[str]) -> tuple[OrphanRule, ...]:
+        return () if above else (_OWN, *self.shape.orphans)
+
+    def _recognise(
+        self, folder: int, parts: Sequence[str], head: int = 0
+    ) -> Leaf | facts.Problem | os.stat_result | None:
+        """Return the entry or orphan of a name, or why it is none; the status of a folder above entries."""
+        name, path = parts[-1], self.root.joinpath(*parts)
+        status = handles.status_of(folder, name)
+        if status is None:
+            return None
+        kind = self._kind(folder, parts, status)
+        if kind is None:
+            is_named = self.shape.levels[len(parts) - 1].fullmatch(name)
+            if is_named and stat.S_ISLNK(status.st_mode):
+                return facts.Problem(path, "link", "a link inside the root is not followed")
+            is_above = len(parts) < len(self.shape.levels) and stat.S_ISDIR(status.st_mode)
+            return status if is_named and is_above else None
+        members, newest = _measured(folder, name, status)
+        pattern = kind.members
+        strange = [] if pattern is None else [one.path for one in members if not pattern.fullmatch(one.path)]
+        if strange:
+            message = f"holds {strange[0]!r}, which does not belong there; left alone"
+            return facts.Problem(path, "unrecognised", message)
+        beginning = read_plain(name, dir_fd=folder, limit=head) if head and stat.S_ISREG(status.st_mode) else b""
+        return Leaf("/".join(parts), members, newest, kind if isinstance(kind, OrphanRule) else None, beginning)
+
+    def _kind(self, folder: int, parts: Sequence[str], status: os.stat_result) -> OrphanRule | Shape | None:
+        """Return the rule by which a name is an orphan, or the shape if it may be an entry."""
+        name = parts[-1]
+        for rule in self._rules(parts[:-1]):
+            if rule.accepts(name, status):
+                return rule if rule is not _OWN or handles.is_left_own(folder, name, status) else None
+        if not self.shape.levels[len(parts) - 1].fullmatch(name):
+            return None
+        if len(parts) < len(self.shape.levels):
+            empty = self.shape.empty
+            return empty if empty and empty.accepts(name, status) and not _children(folder, name) else None
+        if not self._is_kind(status.st_mode):
+            return None
+        child = self._child
+        return self.shape if child is None or any(map(child.fullmatch, _children(folder, name))) else None
+
+    def _problem(self, parts: Sequence[str], error: OSError) -> facts.Problem:
+        code = "unrecognised" if error.errno == errno.ELOOP else "unreadable"
+        return facts.Problem(self.root.joinpath(*parts), code, f"cannot be read: {error.strerror}")
+
+    # ------------------------------------------------------------------ reading
+
+    def read(self, key: str) -> bytes | None:
+        """Return the bytes of an entry: the file's own, or a tar of the folder. ``None`` is a miss."""
+        members = self.read_members(key)
+        if members is None:
+            return None
+        return pack(members) if self.shape.folders else members[""]
+
+    def read_members(self, key: str) -> dict[str, bytes] | None:
+        """Return every file of an entry by its path in the leaf.
+
+        Raises :class:`Unreachable` if one cannot be read.
+        """
+        if not self.shape.accepts(key):
+            return None
+        contents: dict[str, bytes] = {}
+        with self._above(key) as (parent, name):
+            status = None if parent is None else handles.status_of(parent, name)
+            if parent is None or status is None or not self._is_kind(status.st_mode):
+                return None
+            try:
+                for folder, child, path, found in handles.walk(parent, name):
+                    if not stat.S_ISDIR(found.st_mode):
+                        contents[path] = read_plain(child, dir_fd=folder)
+                        if (total := sum(map(len, contents.values()))) > LARGEST_ENTRY:
+                            raise OSError(errno.EFBIG, too_large(total, LARGEST_ENTRY), name)
+            except FileNotFoundError:
+                # If a file vanished meanwhile, the entry is being replaced: return a miss, not half an entry.
+                return None
+        pattern = self.shape.members
+        return contents if pattern is None or all(map(pattern.fullmatch, contents)) else None
+
+    def read_file(self, key: str, path: str = "", limit: int = -1) -> bytes | None:
+        """Read one file of an entry (the first ``limit`` bytes), never through a link."""
+        with self._above(key, path) as (folder, name):
+            try:
+                return None if folder is None else read_plain(name, dir_fd=folder, limit=limit)
+            except FileNotFoundError:
+                return None
+
+    def standing(self, key: str) -> dict[str, bytes] | LayerError | None:
+        """Return the result or the error of :meth:`read_members`, for the entry that is to be replaced."""
+        try:
+            return self.read_members(key)
+        except LayerError as error:
+            return error
+
+    @contextmanager
+    def _opened(self) -> Iterator[int | None]:
+        with ExitStack() as stack:
+            handle = self._handle
+            try:
+                handle = stack.enter_context(handles.opened_root(self.root)) if handle is None else handle
+            except OSError as error:
+                raise self._unreachable("cannot open", "", error) from error
+            yield handle
+
+    @contextmanager
+    def _above(self, key: str, path: str = "") -> Iterator[tuple[int | None, str]]:
+        """Open the folder above an entry, or above a file in it, and yield it with the name in it.
+
+        The folder is ``None`` if it is missing or behind a link. Errors of reading become :class:`Unreachable`.
+        """
+        *above, name = (f"{key}/{path}" if path else key).split("/")
+        try:
+            with self._opened() as root:
+                if root is None:
+                    yield None, name
+                else:
+                    with handles.below(root, above) as folder:
+                        yield folder, name
+        except LayerError:
+            raise
+        except OSError as error:
+            if error.errno == errno.EFBIG:
+                message = f"has more than {LARGEST_ENTRY:,} bytes, the limit of an entry"
+                raise errors.Damaged(self.layer, message, self.root / key) from error
+            file = "" if error.filename is None or not self.shape.folders else f" {printable(error.filename)}"
+            raise self._unreachable(f"cannot read{file}", key, error) from error
+
+    def _unreachable(self, verb: str, key: str, error: OSError) -> errors.Unreachable:
+        return errors.Unreachable(self.layer, f"{verb}: {error.strerror or error}", self.root / key)
 
     # ------------------------------------------------------------------ placing
 
@@ -65,123 +401,142 @@ class Tree(TreeReader):
         try:
             members = unpack(data) if self.shape.folders else {"": data}
         except ValueError as error:
-            raise Damaged(self.layer, str(error), key) from error
+            raise errors.Damaged(self.layer, str(error), key) from error
         self.write_members(key, members, replace=replace)
 
     def write_members(
-        self,
-        key: str,
-        members: Mapping[str, bytes],
-        *,
-        replace: bool,
-        file_mode: int = 0o600,
-        guard: Guard = nullcontext,
+        self, key: str, members: Mapping[str, bytes], *, replace: bool, guard: Guard = nullcontext
     ) -> None:
         """Place an entry given file by file, atomically: stage it in the root and rename it.
 
         ``guard`` makes the context of the rename. Raises :class:`EntryExists` if a different entry is present
         and ``replace`` is not set.
         """
-        if not self.shape.accepts(key):
-            raise not_a_key(self.layer, key)
-        if not members:
-            raise Damaged(self.layer, "the artifact holds no file", key)
         standing = self.standing(key)
         if standing == members:
             return
         if standing is not None and not replace:
-            raise standing if isinstance(standing, LayerError) else EntryExists(self.layer, self.root / key)
-        error: Exception | None = None
-        for _ in range(_TRIES):
-            error = self._place({key: members}, guard, replace=replace, file_mode=file_mode)[key]
-            # Another process may remove an empty folder on the path.
-            if not isinstance(error, FileNotFoundError):
-                break
-        if isinstance(error, OSError) and not isinstance(error, LayerError):
-            is_placed = self.standing(key) == members
-            raise (
-                self._unsettled(key, error) if is_placed else self._unreachable("cannot write", key, error)
-            ) from error
-        if error is not None:
-            raise error if isinstance(error, LayerError) else Damaged(self.layer, str(error), key)
+            raise standing if isinstance(standing, LayerError) else errors.EntryExists(self.layer, self.root / key)
+        result = self.write_new({key: members}, guard=guard, replace=replace)[key]
+        if isinstance(result, LayerError):
+            raise result
 
     def write_new(
-        self, entries: Mapping[str, Mapping[str, bytes]], *, file_mode: int = 0o600, guard: Guard = nullcontext
+        self, entries: Mapping[str, Mapping[str, bytes]], *, guard: Guard = nullcontext, replace: bool = False
     ) -> dict[str, bool | LayerError]:
         """Place entries whose keys are free, given file by file, and sync them to the disk together.
 
-        Each is placed whole or not at all. Returns ``True`` for each that was placed, and errors that all have in
-        common; for the others :meth:`write_members` raises the reason.
+        Each is placed whole or not at all. Returns ``True`` for each that was placed, and the errors of the others.
         """
-        fit = {key: members for key, members in entries.items() if members and self.shape.accepts(key)}
+        done: dict[str, bool | LayerError] = {}
+        for key, members in entries.items():
+            if not self.shape.accepts(key):
+                done[key] = errors.not_a_key(self.layer, key)
+            elif not members:
+                done[key] = errors.Damaged(self.layer, "the artifact holds no file", key)
+        fit = {key: members for key, members in entries.items() if key not in done}
         try:
-            done = self._place(fit, guard, replace=False, file_mode=file_mode)
-        except (LayerError, OSError):
-            return {}
-        settled = ((key, True if error is None else error) for key, error in done.items())
-        return {key: result for key, result in settled if result is True or isinstance(result, (Busy, Unsettled))}
-
-    def _place(
-        self, entries: Mapping[str, Mapping[str, bytes]], guard: Guard, *, replace: bool, file_mode: int
-    ) -> dict[str, Exception | None]:
-        """Stage entries in one folder, sync them, and move each into its place; return the error of each."""
-        done: dict[str, Exception | None] = {}
-        names = {key: str(number) for number, key in enumerate(entries)}
-        try:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with self._opened_root() as handle:
-                if handle is None:
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root))
-                with own_folder(handle, STAGE) as stage:
-                    for key, name in names.items():
-                        error = _failure(partial(_fill, stage, name, entries[key], file_mode))
-                        if error is not None:
-                            done[key] = error
-                    # A guard may lock a file in one of these.
-                    for above in dict.fromkeys(key.rpartition("/")[0] for key in names if key not in done):
-                        with ExitStack() as stack, suppress(OSError):
-                            descend(stack, handle, above.split("/") if above else (), make=True)
-                    with guard(handle):
-                        for key, name in names.items():
-                            if key not in done:
-                                done[key] = _failure(partial(self._move_in, handle, stage, name, key, replace=replace))
+            if fit:
+                self._place(fit, done, guard, replace=replace)
         except OSError as error:
-            for key in entries:
-                is_placed = key in done and done[key] is None
-                done[key] = self._unsettled(key, error) if is_placed else done.get(key) or error
+            message = f"placed, but not synced, or not cleaned up: {error.strerror or error}"
+            for key in fit:
+                if done.setdefault(key, self._failure(key, error)) is True:
+                    done[key] = errors.Unsettled(self.layer, message, self.root / key)
         return done
 
-    def _move_in(self, handle: int, stage: int, staged: str, key: str, *, replace: bool) -> None:
-        """Move a staged entry into its place below the open root, and sync the folder above it."""
-        *above, name = key.split("/")
-        with ExitStack() as stack:
-            parent = descend(stack, handle, above, make=True)
-            if parent is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root / key))
-            status = status_of(parent, name)
-            leaf = None if status is None else self._recognise(parent, (*above, name), status)
-            if status is not None and (leaf is None or self._foreign(leaf) is not None):
-                message = "something that is no entry has its name; left alone"
-                raise LayerError(self.layer, message, self.root / key)
-            if status is not None and not replace:
-                raise EntryExists(self.layer, self.root / key)
-            try:
-                if self.shape.folders:
-                    self._publish_folder(stage, staged, parent, name, replace=replace)
-                elif replace:
-                    os.rename(staged, name, src_dir_fd=stage, dst_dir_fd=parent)
-                else:
-                    place_new(staged, name, src=stage, dst=parent)
-            except FileExistsError as error:
-                raise EntryExists(self.layer, self.root / key) from error
-            os.fsync(parent)
+    def _place(
+        self,
+        entries: Mapping[str, Mapping[str, bytes]],
+        done: dict[str, bool | LayerError],
+        guard: Guard,
+        *,
+        replace: bool,
+    ) -> None:
+        """Stage entries in one folder, move each into its place, and sync them; add the result of each to ``done``."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._opened() as root, ExitStack() as stack:
+            if root is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root))
+            stage = stack.enter_context(atomic.own_folder(root, STAGE))
+            names = {key: str(number) for number, key in enumerate(entries)}
+            staged = [key for key in entries if self._fill(stage, names[key], key, entries[key], done)]
+            parents = sorted({tuple(key.split("/")[:-1]) for key in staged})
+            # A guard may lock a file in one of these.
+            for parts in parents:
+                with suppress(OSError), handles.made_below(root, parts):
+                    pass
+            with guard(root):
+                for key in staged:
+                    error = self._move_in(root, stage, names[key], key, replace=replace)
+                    done[key] = True if error is None else error
+            for parts in parents:
+                with handles.below(root, parts) as parent:
+                    if parent is not None:
+                        os.fsync(parent)
 
-    def _publish_folder(self, stage: int, staged: str, parent: int, name: str, *, replace: bool) -> None:
-        """Rename a folder into its place; a present folder is moved to the stage first: rename cannot replace it."""
+    def _fill(
+        self, stage: int, name: str, key: str, members: Mapping[str, bytes], failed: dict[str, bool | LayerError]
+    ) -> bool:
+        """Write an entry into the stage; return whether that succeeded, else add its error to ``failed``."""
+        try:
+            for path, content in members.items():
+                *above, file = f"{name}/{path}".split("/") if path else (name,)
+                # One at a time, because an entry may have more folders than a process may open.
+                with handles.made_below(stage, above) as folder:
+                    handle = atomic.create(file, folder, self.file_mode)
+                    try:
+                        atomic.write_all(handle, (content,))
+                        os.fsync(handle)
+                    finally:
+                        os.close(handle)
+        except (OSError, ValueError) as error:
+            failed[key] = self._failure(key, error)
+        return key not in failed
+
+    def _failure(self, key: str, error: OSError | ValueError) -> LayerError:
+        if isinstance(error, LayerError):
+            return error
+        if isinstance(error, FileExistsError):
+            return errors.EntryExists(self.layer, self.root / key)
+        if isinstance(error, OSError):
+            return self._unreachable("cannot write", key, error)
+        return errors.Damaged(self.layer, str(error), key)
+
+    def _move_in(
+        self, root: int, stage: int, staged: str, key: str, *, replace: bool, tries: int = _TRIES
+    ) -> LayerError | None:
+        """Move a staged entry into its place below the open root; return the error."""
+        *above, name = key.split("/")
+        try:
+            with handles.made_below(root, above) as parent:
+                if handles.status_of(parent, name) is not None:
+                    if not isinstance(self._recognise(parent, (*above, name)), Leaf):
+                        message = "something that is no entry has its name; left alone"
+                        return LayerError(self.layer, message, self.root / key)
+                    if not replace:
+                        return errors.EntryExists(self.layer, self.root / key)
+                self._rename_in(stage, staged, parent, name, replace=replace)
+        except OSError as error:
+            # Another process may remove an empty folder on the path.
+            if isinstance(error, FileNotFoundError) and tries:
+                return self._move_in(root, stage, staged, key, replace=replace, tries=tries - 1)
+            return self._failure(key, error)
+        return None
+
+    def _rename_in(self, stage: int, staged: str, parent: int, name: str, *, replace: bool) -> None:
+        if not self.shape.folders:
+            if replace:
+                os.rename(staged, name, src_dir_fd=stage, dst_dir_fd=parent)
+            else:
+                atomic.place_new(staged, name, src=stage, dst=parent)
+            return
         for attempt in range(_TRIES if replace else 1):
             old = f".old{attempt}"
-            if replace:
-                self._move_out(parent, name, stage, old)
+            # A rename cannot replace a folder with content.
+            with suppress(FileNotFoundError):
+                if replace:
+                    self._move_out(parent, name, stage, old)
             try:
                 os.rename(staged, name, src_dir_fd=stage, dst_dir_fd=parent)
             except OSError as error:
@@ -194,22 +549,20 @@ class Tree(TreeReader):
                 return
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
 
-    def _move_out(self, parent: int, name: str, stage: int, old: str) -> None:
+    def _move_out(self, parent: int, name: str, folder: int, to: str, freed: list[int] | None = None) -> None:
         try:
-            os.rename(name, old, src_dir_fd=parent, dst_dir_fd=stage)
-        except FileNotFoundError:
-            pass
+            os.rename(name, to, src_dir_fd=parent, dst_dir_fd=folder)
         except OSError as error:
             # overlayfs cannot rename a folder of a lower layer.
             if error.errno != errno.EXDEV:
                 raise
-            delete(parent, name, first=self.shape.first)
+            atomic.delete(parent, name, freed, first=self.shape.first)
 
     # ------------------------------------------------------------------ removing
 
     def remove(
         self,
-        entries: Sequence[Removable],
+        entries: Sequence[facts.Removable],
         *,
         tidy: Callable[[], bool] | None = None,
         guard: Guard = nullcontext,
@@ -225,16 +578,19 @@ class Tree(TreeReader):
         skipped: list[facts.Note] = []
         failed: list[facts.Note] = []
         removed = 0
-        freed = Freed()
+        freed: list[int] = []
         try:
-            with self._opened_root() as handle, ExitStack() as stack:
-                if handle is None:
+            with self._opened() as root, ExitStack() as stack:
+                if root is None:
                     return facts.Outcome(self.layer, skipped=tuple(facts.Note(entry.key, GONE) for entry in entries))
-                trash = _Trash(stack, handle, freed, self.shape.first)
-                with guard(handle):
+                trash = lru_cache(partial(self._make_trash, stack, root, freed))
+                with guard(root):
                     for entry in entries:
                         try:
-                            reason = self._remove_one(handle, trash, entry, tidy)
+                            with handles.below(root, entry.key.split("/")[:-1]) as parent:
+                                reason = (
+                                    GONE if parent is None else self._remove_from(parent, entry, trash, freed, tidy)
+                                )
                         except FileNotFoundError:
                             reason = GONE
                         except OSError as error:
@@ -242,54 +598,64 @@ class Tree(TreeReader):
                             continue
                         if reason is not None:
                             skipped.append(facts.Note(entry.key, reason))
-                        elif isinstance(entry, Entry):
-                            removed += 1
+                        removed += reason is None and isinstance(entry, facts.Entry)
                 if tidy is not None and tidy():
-                    _prune_empty(handle, [entry.key for entry in entries])
+                    _remove_empty(root, [entry.key for entry in entries])
         except (LayerError, OSError) as error:
             # Earlier removals must still be counted.
             if isinstance(error, LayerError) and not (removed or skipped or failed):
                 raise
-            failed.append(facts.Note(str(self.root), f"cannot be cleared: {reason_of(error)}"))
-        return facts.Outcome(self.layer, removed, freed.bytes, tuple(skipped), tuple(failed))
+            failed.append(facts.Note(str(self.root), f"cannot be cleared: {errors.reason_of(error)}"))
+        return facts.Outcome(self.layer, removed, sum(freed), tuple(skipped), tuple(failed))
 
-    def _remove_one(self, handle: int, trash: _Trash, entry: Removable, tidy: Callable[[], bool] | None) -> str | None:
-        """Remove one leaf from its place; return why it was left, or ``None``."""
+    def _make_trash(self, stack: ExitStack, root: int, freed: list[int]) -> int | None:
+        """Make a folder for folders that are to be deleted; ``None`` on a full disk, where there is no room for it."""
+        try:
+            return stack.enter_context(atomic.own_folder(root, _TRASH, freed))
+        except OSError as error:
+            if error.errno not in handles.NO_ROOM:
+                raise
+        return None
+
+    def _remove_from(
+        self,
+        parent: int,
+        entry: facts.Removable,
+        trash: Callable[[], int | None],
+        freed: list[int],
+        tidy: Callable[[], bool] | None,
+    ) -> str | None:
+        """Remove one leaf from an open folder; return why it was left, or ``None``."""
         parts = entry.key.split("/")
-        with ExitStack() as stack:
-            parent = descend(stack, handle, parts[:-1])
-            status = None if parent is None else status_of(parent, parts[-1])
-            if status is None or parent is None:
-                return GONE
-            leaf = self._recognise(parent, parts, status)
-            if leaf is None or self._foreign(leaf) is not None or leaf.stamp != entry.stamp:
-                return CHANGED
-            if leaf.orphan_rule is None or leaf.orphan_rule is not self.shape.empty:
-                trash.take(parent, parts[-1], status)
-                return None
+        name = parts[-1]
+        leaf = self._recognise(parent, parts)
+        if leaf is None:
+            return GONE if handles.status_of(parent, name) is None else CHANGED
+        if not isinstance(leaf, Leaf) or leaf.stamp != entry.stamp:
+            return CHANGED
+        if leaf.orphan_rule is not None and leaf.orphan_rule is self.shape.empty:
             if tidy is None or not tidy():
                 return IN_USE
             try:
-                os.rmdir(parts[-1], dir_fd=parent)
+                os.rmdir(name, dir_fd=parent)
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
                 return CHANGED
-            return None
+        elif not leaf.is_file and (folder := trash()) is not None:
+            self._move_out(parent, name, folder, own_name(""), freed)
+        else:
+            atomic.delete(parent, name, freed, first=self.shape.first)
+        return None
 
-    def _unsettled(self, key: str, error: OSError) -> Unsettled:
-        return Unsettled(
-            self.layer, f"placed, but its stage could not be removed: {error.strerror or error}", self.root / key
-        )
 
-
-def scan_each(trees: Iterable[Tree]) -> Iterator[tuple[Tree, Leaf | Problem]]:
+def scan_each(trees: Iterable[Tree]) -> Iterator[tuple[Tree, Leaf | facts.Problem]]:
     """Yield the content of several trees of one root, each item with its tree; orphans and problems once."""
     seen: set[Path] = set()
     for tree in trees:
         for found in tree.scan():
-            if isinstance(found, Problem) or found.orphan_rule is not None:
-                path = found.path if isinstance(found, Problem) else tree.root / found.key
+            if isinstance(found, facts.Problem) or found.orphan_rule is not None:
+                path = found.path if isinstance(found, facts.Problem) else tree.root / found.key
                 if path in seen:
                     continue
                 seen.add(path)
@@ -301,75 +667,30 @@ def always() -> bool:
     return True
 
 
-def _fill(stage: int, name: str, members: Mapping[str, bytes], file_mode: int) -> None:
-    folders: dict[str, list[str]] = {}
-    for path in members:
-        folders.setdefault(f"{name}/{path}".rpartition("/")[0] if path else "", []).append(path)
-    # One at a time, because an entry may have more folders than a process may open.
-    for above, paths in folders.items():
-        with ExitStack() as stack:
-            folder = descend(stack, stage, above.split("/") if above else (), make=True)
-            if folder is None:
-                return
-            for path in paths:
-                handle = create((path or name).rpartition("/")[2], folder, file_mode)
-                try:
-                    write_all(handle, (members[path],))
-                    os.fsync(handle)
-                finally:
-                    os.close(handle)
+def _children(folder: int, name: str) -> list[str]:
+    with handles.opened(name, folder) as opened:
+        return os.listdir(opened)
 
 
-def _failure(act: Callable[[], None]) -> Exception | None:
-    """Return the error of an act on one entry, if it fails."""
-    try:
-        act()
-    except (LayerError, OSError, ValueError) as error:
-        return error
-    return None
+def _measured(folder: int, name: str, status: os.stat_result) -> tuple[tuple[Member, ...], int]:
+    """Return the files of a leaf, and the newest change in nanoseconds."""
+    if not stat.S_ISDIR(status.st_mode):
+        return (Member("", status.st_size, status.st_mtime, handles.blocks_of(status)),), status.st_mtime_ns
+    failed: list[OSError] = []
+    members, newest = [], 0
+    for _, _, path, found in handles.walk(folder, name, failed):
+        newest = max(newest, found.st_mtime_ns)
+        if stat.S_ISREG(found.st_mode):
+            members.append(Member(path, found.st_size, found.st_mtime, handles.blocks_of(found)))
+    if failed:
+        raise failed[0]
+    return tuple(sorted(members)), newest or status.st_mtime_ns
 
 
-class _Trash:
-    """Removes leaves: moves folders into a trash folder, made when first needed, and deletes files at once.
-
-    The trash folder is deleted when ``stack`` is closed. ``freed`` counts the freed bytes: a file with another hard
-    link frees nothing.
-    """
-
-    def __init__(self, stack: ExitStack, handle: int, freed: Freed, first: tuple[str, ...]) -> None:
-        self._stack, self._handle, self._freed, self._first = stack, handle, freed, first
-        self._folder: int | None = None
-        self._taken = 0
-
-    def take(self, parent: int, name: str, status: os.stat_result) -> None:
-        """Take a leaf out of its folder."""
-        if stat.S_ISDIR(status.st_mode) and self._have_folder():
-            try:
-                os.rename(name, str(self._taken), src_dir_fd=parent, dst_dir_fd=self._folder)
-            except OSError as error:
-                # overlayfs cannot rename a folder of a lower layer.
-                if error.errno != errno.EXDEV:
-                    raise
-            else:
-                self._taken += 1
-                return
-        delete(parent, name, self._freed, first=self._first)
-
-    def _have_folder(self) -> bool:
-        if self._folder is None:
-            try:
-                self._folder = self._stack.enter_context(own_folder(self._handle, _TRASH, self._freed))
-            except OSError as error:
-                # On a full disk there is no room for a folder: delete in place.
-                if error.errno not in NO_ROOM:
-                    raise
-        return self._folder is not None
-
-
-def _prune_empty(handle: int, keys: Sequence[str]) -> None:
+def _remove_empty(root: int, keys: Sequence[str]) -> None:
+    """Remove the empty folders above some keys."""
     parents = {tuple(key.split("/")[:depth]) for key in keys for depth in range(1, key.count("/") + 1)}
-    for parts in sorted(parents, key=len, reverse=True):
-        with ExitStack() as stack, suppress(OSError):
-            above = descend(stack, handle, parts[:-1])
-            if above is not None:
-                os.rmdir(parts[-1], dir_fd=above)
+    for *above, name in sorted(parents, key=len, reverse=True):
+        with suppress(OSError), handles.below(root, above) as folder:
+            if folder is not None:
+                os.rmdir(name, dir_fd=folder)

@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.errors import Busy, LayerError, Unsettled
-from cachectl.layers.base.facts import Ability, Root
+from cachectl.layers.base.errors import EntryExists, LayerError
 from cachectl.layers.base.store import Store, attempt
 from cachectl.layers.stores.tree import REFUSALS, Guard, Tree
 
@@ -20,12 +19,12 @@ class TreeStore(Store):
     #: The mode of the files of an entry.
     file_mode = 0o600
 
-    def refusals(self) -> Mapping[Ability, str]:
+    def refusals(self) -> Mapping[facts.Ability, str]:
         """Return the abilities that need directory handles, if the platform has none."""
         return REFUSALS
 
     @abstractmethod
-    def tree_of(self, root: Root, key: str) -> Tree:
+    def tree_of(self, root: facts.Root, key: str) -> Tree:
         """Return the tree of an entry."""
 
     @abstractmethod
@@ -35,12 +34,12 @@ class TreeStore(Store):
         Raises :class:`Damaged` if its library could not use them.
         """
 
-    def changing(self, root: Root) -> AbstractContextManager[object]:
+    def changing(self, root: facts.Root) -> AbstractContextManager[object]:
         """Return what is held while entries of a root change."""
         del root
         return nullcontext()
 
-    def guard(self, root: Root, key: str) -> Guard:
+    def guard(self, root: facts.Root, key: str) -> Guard:
         """Return what makes the context in which an entry is renamed."""
         del root, key
         return nullcontext
@@ -50,53 +49,44 @@ class TreeStore(Store):
         del key
         return None
 
-    def demand_replaceable(self, root: Root, key: str, files: Mapping[str, bytes]) -> None:
+    def demand_replaceable(self, root: facts.Root, key: str, files: Mapping[str, bytes]) -> None:
         """Raise :class:`LayerError` if an entry must not be replaced by these files now."""
 
-    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
+    def write(self, root: facts.Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
         """Place an entry whole, after it was checked."""
         files = self.files_of(key, artifact)
         if replace:
             self.demand_replaceable(root, key, files)
         with self.changing(root):
-            self.tree_of(root, key).write_members(
-                key, files, replace=replace, file_mode=self.file_mode, guard=self.guard(root, key)
-            )
+            self._writable(root, key).write_members(key, files, replace=replace, guard=self.guard(root, key))
+
+    def _writable(self, root: facts.Root, key: str) -> Tree:
+        tree = self.tree_of(root, key)
+        tree.file_mode = self.file_mode
+        return tree
 
     def _write_together(
-        self, root: Root, artifacts: Sequence[facts.Artifact]
+        self, root: facts.Root, artifacts: Sequence[facts.Artifact]
     ) -> Mapping[str, bool | LayerError | OSError]:
+        """Place the entries whose keys are free."""
         done: dict[str, bool | LayerError | OSError] = {}
         groups: dict[Hashable, dict[str, Mapping[str, bytes]]] = {}
-        for artifact in artifacts if len(artifacts) > 1 else ():
+        for artifact in artifacts:
             key = artifact.key
-            if self.tree_of(root, key).standing(key) is not None:
-                continue
-            files = attempt(partial(self.files_of, key, artifact))
-            if isinstance(files, (LayerError, OSError)):
-                done[key] = files
-            else:
-                groups.setdefault(self.group(key), {})[key] = files
-        return {**done, **self._write_groups(root, list(groups.values()))}
-
-    def _write_groups(
-        self, root: Root, groups: Sequence[Mapping[str, Mapping[str, bytes]]]
-    ) -> dict[str, bool | LayerError]:
-        """Return those that were placed, and errors that would meet each of the others too."""
-        done: dict[str, bool | LayerError] = {}
-        if not groups:
-            return done
+            if self.tree_of(root, key).standing(key) is None:
+                files = attempt(partial(self.files_of, key, artifact))
+                if isinstance(files, (LayerError, OSError)):
+                    done[key] = files
+                else:
+                    groups.setdefault(self.group(key), {})[key] = files
         try:
-            with self.changing(root):
-                for group in groups:
+            with self.changing(root) if groups else nullcontext():
+                for group in groups.values():
                     key = next(iter(group))
-                    tree, guard = self.tree_of(root, key), self.guard(root, key)
-                    done.update(tree.write_new(group, file_mode=self.file_mode, guard=guard))
-        except Busy as error:
-            done = {key: error for group in groups for key in group} | done
-        except Unsettled as error:
-            done = {key: error if one is True else one for key, one in done.items()}
-        except (LayerError, OSError):
-            # One by one, each gets an error of its own.
-            pass
-        return done
+                    done.update(self._writable(root, key).write_new(group, guard=self.guard(root, key)))
+        except (LayerError, OSError) as error:
+            # What was placed is unsettled.
+            failed = [key for group in groups.values() for key in group if done.get(key, True) is True]
+            done.update(dict.fromkeys(failed, error))
+        # Another process may just have placed the same.
+        return {key: result for key, result in done.items() if not isinstance(result, EntryExists)}

@@ -22,20 +22,6 @@ def asked(distribution: str) -> str | None:
         return None
 
 
-def layers() -> set[str]:
-    return {point.name for point in distributions.entry_points("cachectl.layers")}
-
-
-def install(folder: Path, name: str, version: str = "1.0", points: str = "") -> None:
-    """Lay down what an installer leaves beside a module."""
-    (folder / name).mkdir(parents=True)
-    (folder / name / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {name.partition('-')[0]}\nVersion: {version}\n"
-    )
-    if points:
-        (folder / name / "entry_points.txt").write_text(points)
-
-
 def test_everything_that_is_installed_here_is_known() -> None:
     """Any installer may have installed it."""
     names = {found.metadata["Name"] for found in metadata.distributions() if found.metadata["Name"]}
@@ -43,49 +29,35 @@ def test_everything_that_is_installed_here_is_known() -> None:
     assert distributions.version_of("no-such-distribution") is None
 
 
-#: Metadata of version 1.0 in a folder of this name. Of the last two a name and its file differ, as no installer makes
-#: them.
-SPELLED = {
-    "mine-1.0.dist-info": None,
-    "Mine-1.0.dist-info": None,
-    "mine.dist-info": None,
-    "mine-1.0-1.dist-info": None,
-    "mine-1.0_1.dist-info": None,
-    "mine-1.0.DIST-INFO": None,
-    "mine-1.0+local.dist-info": "1.0+local",
-    "mine-1!2.0.post1.dist-info": "1!2.0.post1",
-}
+@pytest.mark.parametrize(
+    "names",
+    [
+        *[(name,) for name in ("mine-1.0.dist-info", "Mine-1.0.dist-info", "mine.dist-info", "mine-1.0.DIST-INFO")],
+        *[(f"mine-{version}.dist-info",) for version in ("1.0-1", "1.0_1", "1.0+local", "1!2.0.post1")],
+        # Two versions of one name, and a folder that is empty.
+        ("mine-1.0.dist-info", "mine-2.0.dist-info"),
+        ("empty-1.0.dist-info",),
+    ],
+)
+def test_odd_names_are_read_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]) -> None:
+    for name in names:
+        version = name.rpartition(".")[0].partition("-")[2] or "1.0"
+        (tmp_path / name).mkdir()
+        if not name.startswith("empty"):
+            (tmp_path / name / "METADATA").write_text(f"Metadata-Version: 2.1\nName: mine\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for distribution in ("mine", "empty"):
+        assert distributions.version_of(distribution) == asked(distribution)
 
 
-@pytest.mark.parametrize(("name", "expected"), SPELLED.items())
-def test_odd_spellings_are_read_as_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, expected: str | None
+def test_entry_points_are_found_a_moment_after_they_were_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path, name)
     monkeypatch.syspath_prepend(tmp_path)
-    assert distributions.version_of("mine") == (expected or asked("mine"))
-    # An empty folder, and two versions of one name.
-    (tmp_path / "empty-1.0.dist-info").mkdir()
-    install(tmp_path, "twice-1.0.dist-info", "1.0")
-    install(tmp_path, "twice-2.0.dist-info", "2.0")
-    for other in ("empty", "twice"):
-        assert distributions.version_of(other) == asked(other)
-
-
-def test_entry_points_are_found_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder, and in an egg that is on the path itself; a moment after they were installed."""
-    points = "[cachectl.layers]\nmine = mine:Mine\n"
-    monkeypatch.syspath_prepend(tmp_path)
-    assert "mine" not in layers()
-    install(tmp_path, "mine-1.0.dist-info", points=points)
-    assert "mine" in layers()
-    egg = tmp_path / "other-1.0-py3.egg"
-    (egg / "EGG-INFO").mkdir(parents=True)
-    (egg / "EGG-INFO" / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
-    (egg / "EGG-INFO" / "entry_points.txt").write_text(points.replace("mine =", "other ="))
-    monkeypatch.syspath_prepend(str(egg))
-    assert "other" in layers()
-    assert distributions.version_of("other") == "1.0"
+    for is_there in (False, True):
+        assert ("mine" in {point.name for point in distributions.entry_points("cachectl.layers")}) is is_there
+        (tmp_path / "mine-1.0.dist-info").mkdir(exist_ok=True)
+        (tmp_path / "mine-1.0.dist-info" / "entry_points.txt").write_text("[cachectl.layers]\nmine = mine:Mine\n")
 
 
 def test_the_library_is_not_imported_if_folder_names_suffice() -> None:

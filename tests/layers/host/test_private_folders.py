@@ -95,24 +95,21 @@ def test_without_any_place_one_line_says_so(home: Home, shared: Path) -> None:
 
 
 @as_root
-@pytest.mark.parametrize("scratch", ["job", "job/deeper"])
-def test_a_node_stages_nothing_in_a_folder_that_another_user_made_first(home: Home, shared: Path, scratch: str) -> None:
+@pytest.mark.parametrize("scratch", ["job", "job/deeper", "new"])
+def test_a_node_stages_only_in_a_folder_of_its_own(home: Home, shared: Path, scratch: str) -> None:
+    """A missing one is made for this user alone; one that another user made first gets nothing."""
     (shared / "job").mkdir(mode=0o700)
     os.chown(shared / "job", NOBODY, NOBODY)
     root = NodeRoot.make(home.environment(), shared / scratch)
-    assert (root.root, root.variables) == (None, {})
-    assert len(root.notes) == 1
-    assert "belongs to nobody" in root.notes[0]
-    assert os.listdir(shared / "job") == []
-
-
-def test_a_node_makes_a_missing_folder_for_itself_alone(home: Home, shared: Path) -> None:
-    root = NodeRoot.make(home.environment(), shared / "job")
-    assert root.root is not None
-    assert root.root.parent == shared / "job"
-    assert mode(shared / "job") == 0o700
-    root.remove()
-    assert os.listdir(shared / "job") == []
+    if scratch == "new":
+        assert root.root is not None
+        assert (root.root.parent, mode(shared / "new")) == (shared / "new", 0o700)
+        root.remove()
+        assert os.listdir(shared / "new") == []
+        return
+    assert (root.root, root.variables, os.listdir(shared / "job")) == (None, {}, [])
+    (note,) = root.notes
+    assert "belongs to nobody" in note
 
 
 @as_root

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cachectl.layers.base.environment import Environment, user_state_folder
-from cachectl.layers.host.pythons import RECORD, Python, PythonRecord, candidates, look, pythons_of
+from cachectl.layers.host.pythons import RECORD, Python, PythonRecord, candidates, look
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
@@ -94,9 +94,10 @@ def asked(path: Path, records: dict[str, PythonRecord], *, named: bool = True) -
     return python
 
 
-def staleness(environment: Environment) -> list[tuple[bool | None, str | None]]:
+def staleness(environment: Environment) -> dict[str, tuple[bool | None, str | None]]:
+    """Return whether the rows of each version of loopy are stale, and why."""
     entries = Stack(environment, plugins=False).ls(layers=["loopy"]).entries
-    return [(entry.stale, entry.stale_because) for entry in entries]
+    return {str(entry.versions["loopy"]): (entry.stale, entry.stale_because) for entry in entries}
 
 
 def test_an_interpreter_is_asked_once_for_its_version_and_packages(prefix: Prefix) -> None:
@@ -183,19 +184,38 @@ def test_the_folders_of_packages_are_those_that_an_interpreter_adds_to_its_path(
     assert [os.path.normpath(folder) for folder in found if os.path.isdir(folder)] == path
 
 
-@pytest.mark.parametrize("open_to_all", ["pyvenv.cfg", "lib/python3.11", "lib64/python3.11"])
-def test_a_python_whose_modules_others_can_replace_is_not_started(open_to_all: str) -> None:
+#: What is below the folder of a Python and of a virtual environment of it.
+PARTS = ("", "bin", "base/bin", "base/lib/python3.11", "base/lib64/python3.11", "pyvenv.cfg")
+
+
+@pytest.mark.parametrize("planted", [None, "script", "link", *PARTS])
+@pytest.mark.parametrize("variable", ["PATH", "VIRTUAL_ENV"])
+def test_what_others_can_replace_and_scripts_are_not_started(
+    planted: str | None, variable: str, tmp_path: Path
+) -> None:
+    """Nor a program whose modules they can replace, nor one behind a link that they could lead elsewhere."""
     # Others cannot enter the folder of a test.
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        folder.chmod(0o755)
-        for below in ("bin", "lib/python3.11", "lib64/python3.11"):
-            (folder / below).mkdir(parents=True)
-        program = Path(shutil.copy(sys.executable, folder / "bin" / "python3.11"))
+        for part in PARTS:
+            (folder / part).mkdir(parents=True, exist_ok=True)
+            (folder / part).chmod(0o755)
+        (folder / "pyvenv.cfg").rmdir()
         (folder / "pyvenv.cfg").touch()
-        assert list(candidates({"PATH": str(program.parent)})) == [program]
-        (folder / open_to_all).chmod(0o777)
-        assert not list(candidates({"PATH": str(program.parent)}))
+        real = Path(shutil.copy(sys.executable, folder / "base" / "bin" / "python3.11"))
+        program = folder / "bin" / "python3.11"
+        program.symlink_to(folder / "middle")
+        (folder / "middle").symlink_to(real)
+        if planted == "script":
+            real.write_text("#!/bin/sh\n")
+        elif planted == "link":
+            if os.geteuid() != 0:
+                pytest.skip("needs the superuser, who gives files away")
+            os.lchown(folder / "middle", 65534, 65534)
+        elif planted is not None:
+            (folder / planted).chmod(0o777)
+        named = folder if variable == "VIRTUAL_ENV" else f"relative:{tmp_path}:{program.parent}"
+        assert list(candidates({variable: str(named)})) == ([program] if planted is None else [])
 
 
 def test_a_program_that_is_no_python_is_left_out(tmp_path: Path) -> None:
@@ -231,111 +251,65 @@ def test_a_program_that_prints_without_end_or_hangs_is_stopped(
     assert time.monotonic() - started < 5
 
 
-def test_rows_of_an_upgraded_python_are_stale(home: Home, prefix: Prefix) -> None:
-    row(home, "2024.1", "3.11.0.final.0")
+#: What happens to a Python that was looked for, and whether its rows are stale then, with words of the reason.
+CHANGES: list[tuple[str, bool | None, str]] = [
+    ("nothing", False, "None"),
+    ("package replaced", True, "written with loopy 2024.1, 2025.2 is installed"),
+    ("removed", True, "was removed"),
+    ("upgraded", True, "was removed"),
+    # Machines with one home may each have a Python of one path and version, with packages of their own.
+    ("not mounted", None, "is not mounted"),
+    ("base not mounted", None, "unknown"),
+    ("another machine", None, "unknown"),
+]
+
+
+@pytest.mark.parametrize(("change", "stale", "because"), CHANGES)
+def test_rows_are_stale_only_if_a_known_python_made_them_and_none_can_hit_them(
+    home: Home, prefix: Prefix, change: str, stale: bool | None, because: str
+) -> None:
+    """The Python is remembered, and need not be on PATH again."""
+    version = "3.11.0.final.0" if change == "upgraded" else VERSION
+    row(home, "2024.1", version)
+    # Nobody has seen this version of loopy.
+    row(home, "2023.1", version)
     environment = user(home, prefix.python.parent)
-    pythons_of(environment)
+    assert {stale for stale, _ in staleness(environment).values()} == (
+        {None} if change == "upgraded" else {False, None}
+    )
+    moved = {"not mounted": [0], "base not mounted": [1], "another machine": [0, 1]}.get(change, [])
 
-    def upgraded(record: dict[str, Any]) -> None:
-        if "2024.1" in record["seen"].get("loopy", ()):
-            record.update(version="3.11.0.final.0", size=1)
+    def edit(record: dict[str, Any]) -> None:
+        record["places"] = [f"{place}0" if i in moved else place for i, place in enumerate(record["places"])]
+        if change == "upgraded" and "2024.1" in record["seen"].get("loopy", ()):
+            record.update(version=version, size=1)
 
-    edit_records(environment, upgraded)
-    ((stale, because),) = staleness(user(home, prefix.python.parent))
-    assert stale is True
-    assert "python 3.11.0.final.0 was removed" in str(because)
-
-
-def test_scripts_and_programs_that_others_can_replace_are_not_started(prefix: Prefix, tmp_path: Path) -> None:
-    scripts = tmp_path / "scripts"
-    scripts.mkdir()
-    (scripts / "python3").write_text("#!/bin/sh\n")
-    (scripts / "python3").chmod(0o755)
-    # Others cannot enter the folder of a test.
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copy(sys.executable, f"{folder}/python3")
-        os.chmod(folder, 0o777)  # noqa: S103 - what it is about
-        path = os.pathsep.join(map(str, (folder, scripts, "relative", prefix.python.parent)))
-        assert [one.parent for one in candidates({"PATH": path})] == [prefix.python.parent]
-        os.chmod(folder, 0o700)
-        assert Path(folder, "python3") in candidates({"PATH": path})
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs the superuser, who gives files away")
-def test_a_program_behind_a_link_of_another_user_is_not_started(prefix: Prefix, tmp_path: Path) -> None:
-    """The owner of the link could exchange the program after it was checked."""
-    middle, folder = tmp_path / "middle", tmp_path / "bin"
-    middle.symlink_to(prefix.python)
-    folder.mkdir()
-    (folder / "python3").symlink_to(middle)
-    assert list(candidates({"PATH": str(folder)})) == [folder / "python3"]
-    os.lchown(middle, 65534, 65534)
-    assert not list(candidates({"PATH": str(folder)}))
-
-
-def test_a_row_of_a_neighbour_is_stale_once_its_package_was_replaced(home: Home, prefix: Prefix) -> None:
-    """The neighbour has the same Python as cachectl, and another loopy."""
-    row(home, "2024.1")
-    assert staleness(user(home, prefix.python.parent)) == [(False, None)]
-    # It is remembered, and need not be on PATH again.
-    assert staleness(user(home)) == [(False, None)]
-    installs(prefix.folder, **PACKAGES | {"loopy": "2025.2"})
-    assert staleness(user(home)) == [(True, "written with loopy 2024.1, 2025.2 is installed")]
+    edit_records(environment, edit)
+    if change in ("removed", "not mounted"):
+        shutil.rmtree(prefix.folder)
+    elif change in ("package replaced", "another machine"):
+        installs(prefix.folder, **PACKAGES | {"loopy": "2025.2"})
+    elif change == "base not mounted":
+        prefix.python.unlink()
+        prefix.python.symlink_to(prefix.folder.parent / "modules" / "python")
+    found = staleness(user(home, *[prefix.python.parent] * (change == "upgraded")))
+    assert {name: whether for name, (whether, _) in found.items()} == {"2024.1": stale, "2023.1": None}
+    assert because in str(found["2024.1"][1])
 
 
 def test_a_row_of_a_neighbour_that_was_not_looked_for_is_unknown(home: Home) -> None:
-    row(home, "2024.1", "3.99.0.final.0")
+    row(home, "2022.1", "3.99.0.final.0")
     row(home, "2024.1")
-    same, other = sorted(staleness(user(home)), key=str)
-    assert (same[0], other[0]) == (None, None)
-    assert other[1] == "unknown: written by Python 3.99.0, which was not looked for; --python PATH names it"
-    assert home.json("prune", "--stale")["total"]["removed"] == 0
-
-
-@pytest.mark.parametrize("variable", ["PATH", "VIRTUAL_ENV", "CONDA_PREFIX"])
-def test_rows_of_a_removed_python_are_stale(home: Home, prefix: Prefix, variable: str) -> None:
-    row(home, "2024.1")
-    row(home, "2023.1")
-    folder = prefix.folder if variable != "PATH" else prefix.python.parent
-    environment = user(home, **{variable: str(folder)})
-    assert {stale for stale, _ in staleness(environment)} == {False, None}
-    shutil.rmtree(prefix.folder)
     found = staleness(user(home))
-    # Nobody has seen the other version of loopy.
-    assert sorted(str(stale) for stale, _ in found) == ["None", "True"]
-    assert any("was removed" in str(because) for stale, because in found if stale)
-
-
-@pytest.mark.parametrize("what", ["not mounted", "base not mounted", "another machine"])
-def test_rows_of_a_python_that_may_come_back_are_not_stale(
-    home: Home, prefix: Prefix, tmp_path: Path, what: str
-) -> None:
-    """Machines with one home may each have a Python of one path and version, with packages of their own."""
-    row(home, "2024.1")
-    environment = user(home, prefix.python.parent)
-    assert staleness(environment) == [(False, None)]
-
-    def moved(record: dict[str, Any]) -> None:
-        changed = {"not mounted": [0], "base not mounted": [1], "another machine": [0, 1]}[what]
-        record["places"] = [f"{place}0" if i in changed else place for i, place in enumerate(record["places"])]
-
-    edit_records(environment, moved)
-    if what == "another machine":
-        installs(prefix.folder, **PACKAGES | {"loopy": "2025.2"})
-    elif what == "not mounted":
-        shutil.rmtree(prefix.folder)
-    else:
-        prefix.python.unlink()
-        prefix.python.symlink_to(tmp_path / "modules" / "python")
-    ((stale, because),) = staleness(user(home))
-    assert stale is None
-    assert what != "not mounted" or "is not mounted" in str(because)
+    why = "unknown: written by Python 3.99.0, which was not looked for; --python PATH names it"
+    assert (found["2022.1"], found["2024.1"][0]) == ((None, why), None)
+    assert home.json("prune", "--stale")["total"]["removed"] == 0
 
 
 def test_named_pythons_are_all_there_are(home: Home, prefix: Prefix) -> None:
     row(home, "2023.1")
     named = replace(user(home), python_paths=(prefix.python,))
-    assert staleness(named) == [(True, "written with loopy 2023.1, 2024.1 is installed")]
+    assert staleness(named) == {"2023.1": (True, "written with loopy 2023.1, 2024.1 is installed")}
     done = home.cachectl("report", "--python", "/nowhere/python", check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "--python /nowhere/python: /nowhere/python did not answer as Python 3" in done.stderr
@@ -348,7 +322,7 @@ def test_a_damaged_record_is_written_again(home: Home, prefix: Prefix) -> None:
     file.parent.mkdir(parents=True)
     for content in ("", "{", '{"pythons": {"/x": {"version": 3}}}', '{"pythons": []}', "[]", "\0" * 512):
         file.write_text(content)
-        assert staleness(user(home, prefix.python.parent)) == [(False, None)]
+        assert staleness(user(home, prefix.python.parent)) == {"2024.1": (False, None)}
         assert str(prefix.python) in json.loads(file.read_text())["pythons"]
 
 

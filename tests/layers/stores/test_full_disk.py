@@ -224,21 +224,6 @@ def test_rows_of_which_some_stay_need_room_and_say_so(disk: Path) -> None:
 
 
 @pytest.mark.real
-def test_loopys_and_pyopencls_dictionaries_go_from_a_full_disk(disk: Path, filled: Home) -> None:
-    """Every dictionary that the real libraries have made can be emptied in place."""
-    folder = disk / ".cache" / "pytools"
-    folder.mkdir(parents=True)
-    for file in (filled.path / ".cache" / "pytools").iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    fill_up(disk)
-    status, result = cachectl(disk, "purge", "--all")
-    assert status == 0
-    assert of_layer(result, "loopy")["removed"] > 0
-    assert of_layer(result, "pyopencl-invoker")["removed"] > 0
-    assert {state(file) for file in folder.iterdir()} == {("ok", 0)}
-
-
-@pytest.mark.real
 def test_a_quota_that_sqlite_takes_for_an_io_error_is_no_hindrance(home: Home) -> None:
     """The system refuses a journal with an error that sqlite reports as "disk I/O error", as it does for a quota."""
     file = fill_dictionary(home.path, "mine")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import resource
@@ -70,6 +69,11 @@ def test_links_are_listed_as_problems_and_never_followed(tree: Tree, tmp_path: P
     assert tree.remove(targets(tree)).removed == 1
     assert (outside / "file").read_text() == "precious"
     assert (tree.root / "cd").is_symlink()
+    # A root that is a link is resolved once.
+    linked = Tree("test", tmp_path / "link", SHAPE)
+    linked.root.symlink_to(tree.root)
+    fill(tree, "ef/0001")
+    assert linked.remove(targets(linked)).removed == 1
 
 
 def test_a_folder_swapped_for_a_link_after_the_plan_does_no_harm(tree: Tree, tmp_path: Path) -> None:
@@ -84,14 +88,6 @@ def test_a_folder_swapped_for_a_link_after_the_plan_does_no_harm(tree: Tree, tmp
     assert (outside / "0001" / "file").exists()
 
 
-def test_a_root_that_is_a_link_is_resolved_once(tree: Tree, tmp_path: Path) -> None:
-    fill(tree)
-    linked = Tree("test", tmp_path / "link", SHAPE)
-    linked.root.symlink_to(tree.root)
-    assert [leaf.key for leaf in leaves(linked)] == ["ab/0001"]
-    assert linked.remove(targets(linked)).removed == 1
-
-
 def test_files_left_by_an_interrupted_removal_are_cleared_later(tree: Tree) -> None:
     trash = tree.root / (".cachectl-trash-" + "0" * 32)
     (trash / "0").mkdir(parents=True)
@@ -104,39 +100,14 @@ def test_files_left_by_an_interrupted_removal_are_cleared_later(tree: Tree) -> N
     assert list(tree.root.iterdir()) == []
 
 
-def test_a_first_file_that_vanishes_during_a_removal_in_place_does_not_end_it(
-    tree: Tree, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As when two purges work on an image, where no folder can be renamed."""
-    tree.shape = SHAPE._replace(first=("bitcode",))
-    folder = fill(tree, bitcode=b"first", object=b"second")
-    planned, list_folder, renames = targets(tree), os.listdir, []
-
-    def rename(*names: object, **_: object) -> None:
-        renames.append(names)
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-
-    def list_and_remove(place: int) -> list[str]:
-        names = list_folder(place)
-        if renames and "bitcode" in names:
-            (folder / "bitcode").unlink()
-        return names
-
-    monkeypatch.setattr(os, "rename", rename)
-    monkeypatch.setattr(os, "listdir", list_and_remove)
-    outcome = tree.remove(planned)
-    assert (outcome.removed, outcome.failed) == (1, ())
-    assert not folder.exists()
-
-
-def test_write_is_all_or_nothing_and_replaces_only_when_asked(tree: Tree) -> None:
-    tree.write_members("ab/0001", {"one": b"1", "sub/two": b"2"}, replace=False)
-    assert tree.read_members("ab/0001") == {"one": b"1", "sub/two": b"2"}
+def test_write_replaces_only_when_asked(tree: Tree) -> None:
+    first, other = {"one": b"1", "sub/two": b"2"}, {"one": b"other"}
+    tree.write_members("ab/0001", first, replace=False)
     with pytest.raises(EntryExists):
-        tree.write_members("ab/0001", {"one": b"other"}, replace=False)
-    assert tree.read_members("ab/0001") == {"one": b"1", "sub/two": b"2"}
-    tree.write_members("ab/0001", {"one": b"other"}, replace=True)
-    assert tree.read_members("ab/0001") == {"one": b"other"}
+        tree.write_members("ab/0001", other, replace=False)
+    assert tree.read_members("ab/0001") == first
+    tree.write_members("ab/0001", other, replace=True)
+    assert tree.read_members("ab/0001") == other
     assert [path.name for path in tree.root.iterdir()] == ["ab"]
 
 
@@ -247,17 +218,6 @@ def test_a_folder_nested_without_end_is_a_problem(tree: Tree) -> None:
     assert [problem.code for problem in tree.scan() if isinstance(problem, Problem)] == ["unrecognised"]
 
 
-def test_a_folder_with_foreign_files_is_not_an_entry(tmp_path: Path) -> None:
-    tree = Tree("test", tmp_path, Shape(SHAPE.levels, folders=True, members=re.compile("file|sub/.*")))
-    fill(tree, "ab/0001", file=b"1")
-    fill(tree, "ab/0002", file=b"1", thesis=b"years")
-    assert [leaf.key for leaf in leaves(tree)] == ["ab/0001"]
-    assert tree.find("ab/0002") is None
-    planned = [Entry("test", "ab/0002", tree.root, 6, 2, stamp=(2, 6, 0))]
-    assert tree.remove(planned).removed == 0
-    assert (tmp_path / "ab" / "0002" / "thesis").exists()
-
-
 def test_only_what_left_the_disk_is_counted_as_freed(tree: Tree, tmp_path: Path) -> None:
     folder = fill(tree, file=b"x" * 1000, other=b"y" * 10)
     os.link(folder / "file", tmp_path / "another name")
@@ -278,12 +238,15 @@ def test_a_full_disk_can_be_cleared_and_loses_nothing_to_put(mount: Callable[...
     assert (outcome.removed, outcome.bytes_freed, outcome.failed) == (1, 7, ())
 
 
-def test_put_replaces_entries_and_nothing_else(tmp_path: Path) -> None:
+def test_what_is_no_entry_is_neither_listed_removed_nor_replaced(tmp_path: Path) -> None:
     tree = Tree("test", tmp_path, Shape(SHAPE.levels, folders=True, members=re.compile("file")))
     fill(tree, "ab/0001", file=b"1", thesis=b"years")
     (tmp_path / "ab" / "0002").write_text("a file where a folder is due")
     (tmp_path / "cd").write_text("another")
     before = snapshot(tmp_path)
+    assert leaves(tree) == []
+    assert tree.find("ab/0001") is None
+    assert tree.remove([Entry("test", "ab/0001", tree.root, 6, 2, stamp=(2, 6, 0))]).removed == 0
     for key, reason in (("ab/0001", "left alone"), ("ab/0002", "left alone"), ("cd/0001", "cannot write")):
         with pytest.raises(LayerError, match=reason):
             tree.write_members(key, {"file": b"2"}, replace=True)
@@ -337,7 +300,8 @@ def test_a_file_in_the_way_stays_and_other_entries_are_placed(tree: Tree, tmp_pa
     taken = {"ab/0001", "ab/0002", "ab/0003", "cd/0000", "ef/0000"}
     odd = {"no key", "ab/../0000"}
     placed = tree.write_new({**dict.fromkeys(sorted(free | taken | odd), MEMBERS), "ab/0050": {}})
-    assert placed == dict.fromkeys(free, True)
+    assert {key for key, result in placed.items() if result is True} == free
+    assert {key for key, result in placed.items() if isinstance(result, LayerError)} == {*taken, *odd, "ab/0050"}
     assert all(tree.read_members(key) == MEMBERS for key in free)
     assert tree.read_members("ef/0000") == {"program": b"another"}
     assert os.listdir(tmp_path / "outside") == []
