@@ -34,10 +34,10 @@ BUILT_IN: Final[dict[str, str]] = {
     "cuda": "cachectl.layers.cuda:CudaComputeCache",
     "neo": "cachectl.layers.neo:NeoCompilerCache",
     "comgr": "cachectl.layers.comgr:ComgrCache",
-    "miopen": "cachectl.layers.miopen.kernels:MIOpenKernels",
-    "miopen-system": "cachectl.layers.miopen.system:MIOpenSystemKernels",
-    "miopen-tuning": "cachectl.layers.miopen.tuning:MIOpenTuning",
-    "miopen-system-tuning": "cachectl.layers.miopen.system:MIOpenSystemTuning",
+    "miopen": "cachectl.layers.miopen:MIOpenKernels",
+    "miopen-system": "cachectl.layers.miopen:MIOpenSystemKernels",
+    "miopen-tuning": "cachectl.layers.miopen:MIOpenTuning",
+    "miopen-system-tuning": "cachectl.layers.miopen:MIOpenSystemTuning",
 }
 
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final, NamedTuple
+
+from cachectl.layers.formats.details import Cut, fields, names_or_none, part, require
 
 MAGIC: Final = b"BC\xc0\xde"
 #: The header of wrapped bitcode: magic, version, offset and length of the bitcode.
@@ -55,25 +58,23 @@ def complaint(data: bytes) -> str | None:
     """Return how bitcode was cut or emptied; ``None`` if its blocks fill it. Their records are not checked."""
     if not data.startswith((MAGIC, _WRAPPER_MAGIC)):
         return "is not LLVM bitcode" if data else "is empty"
-    stream = _unwrapped(data) or b""
-    blocks = list(_blocks(stream))
-    if not blocks or blocks[-1].end != len(stream) or _lacks_block(stream, blocks):
-        return f"is cut short at {len(data)} bytes"
-    if blocks[-1].number == _STRING_TABLE and stream.endswith(_ZEROS):
+    try:
+        stream = _unwrapped(data)
+        blocks = list(_blocks(stream))
+        numbers = [block.number for block in blocks]
+        is_cut = _MODULE not in numbers or (_STRING_TABLE not in numbers and _needs_names(stream, blocks))
+    except Cut:
+        is_cut = True
+    if is_cut:
+        return str(Cut(data))
+    if numbers[-1] == _STRING_TABLE and stream.endswith(_ZEROS):
         return "ends in zeros where names should be"
     return None
 
 
-def names(data: bytes, function: str) -> bool:
-    """Return whether bitcode may have a function of this name: one whose names cannot be searched may."""
-    stream = _unwrapped(data) or b""
-    has_table = any(block.number == _STRING_TABLE for block in _blocks(stream))
-    return not has_table or function.encode() in stream
-
-
 def kernels(data: bytes) -> tuple[str, ...] | None:
     """Return the kernels that bitcode defines; ``None`` if it cannot be read, or defines none."""
-    return tuple(sorted({name for name, is_kernel in _functions(data) if is_kernel})) or None
+    return names_or_none(name for name, is_kernel in _functions(data) if is_kernel)
 
 
 def function_names(data: bytes) -> tuple[str, ...]:
@@ -81,67 +82,58 @@ def function_names(data: bytes) -> tuple[str, ...]:
     return tuple(sorted({name for name, _ in _functions(data)}))
 
 
-def _unwrapped(data: bytes) -> bytes | None:
-    """Return the bitcode without its wrapper; ``None`` if the wrapper holds none, or a part of it."""
+def _unwrapped(data: bytes) -> bytes:
+    """Return the bitcode without its wrapper. Raises :class:`Cut` if the wrapper holds none, or a part of it."""
     if data.startswith(MAGIC):
         return data
-    if len(data) < _WRAPPER.size:
-        return None
-    _, _, begin, length, _ = _WRAPPER.unpack_from(data)
-    inner = data[begin : begin + length]
-    return inner if len(inner) == length and inner.startswith(MAGIC) else None
+    _, _, begin, length, _ = fields(_WRAPPER, data)
+    inner = part(data, begin, length)
+    if not inner.startswith(MAGIC):
+        raise Cut(data)
+    return inner
 
 
 def _blocks(stream: bytes) -> Iterator[_Block]:
-    """Yield the complete blocks at the top of a file, up to the first thing that is none."""
+    """Yield the blocks at the top of a file. Raises :class:`Cut` at the first thing that is none."""
     at = len(MAGIC)
-    while at + _BLOCK.size <= len(stream):
-        bits, words = _BLOCK.unpack_from(stream, at)
+    while at < len(stream):
+        bits, words = fields(_BLOCK, stream, at)
         begin = at + _BLOCK.size
         at = begin + 4 * words
+        require(stream, begin, 4 * words)
         # No known block has a number or a width that takes a second chunk.
-        if bits & 3 != _ENTER or bits >> 9 & 1 or bits >> 13 & 1 or at > len(stream):
-            return
+        if bits & 3 != _ENTER or bits >> 9 & 1 or bits >> 13 & 1:
+            raise Cut(stream)
         yield _Block(bits >> 2 & 0x7F, bits >> 10 & 0x7, begin, at)
 
 
-def _lacks_block(stream: bytes, blocks: list[_Block]) -> bool:
-    """Return whether the module is missing, or the string table that its version, its first record, demands."""
-    module = next((block for block in blocks if block.number == _MODULE), None)
-    if module is None:
-        return True
-    if any(block.number == _STRING_TABLE for block in blocks):
-        return False
-    try:
+def _needs_names(stream: bytes, blocks: list[_Block]) -> bool:
+    """Return whether the version of a module, which is its first record, demands a string table."""
+    module = next(block for block in blocks if block.number == _MODULE)
+    with suppress(Cut, StopIteration):
         code, operands, _ = next(_Bits(stream, module).records())
-    except (StopIteration, ValueError):
-        return False
-    return code == _VERSION and operands[:1] == [_WITH_STRING_TABLE]
+        return code == _VERSION and operands[:1] == [_WITH_STRING_TABLE]
+    return False
 
 
 def _functions(data: bytes) -> Iterator[tuple[str, bool]]:
     """Yield the name of each function, and whether it is a kernel that is defined."""
-    stream = _unwrapped(data)
-    if stream is None or len(data) > _LARGEST:
-        return
     found: list[list[int]] = []
     table = b""
     try:
+        stream = _unwrapped(data if len(data) <= _LARGEST else b"")
         for block in _blocks(stream):
-            if block.number not in (_MODULE, _STRING_TABLE):
-                continue
-            for code, operands, blob in _Bits(stream, block).records():
-                if block.number == _MODULE and code == _FUNCTION:
+            records = _Bits(stream, block).records() if block.number in (_MODULE, _STRING_TABLE) else ()
+            for code, operands, blob in records:
+                if block.number == _MODULE and code == _FUNCTION and len(operands) >= _FIELDS:
                     found.append(operands)
                 elif block.number == _STRING_TABLE and code == _BLOB_RECORD:
                     table = blob
-    except ValueError:
+    except Cut:
         return
-    for operands in found:
-        if len(operands) >= _FIELDS and 0 < operands[1] <= _LONGEST:
-            begin, length, _, convention, declared = operands[:_FIELDS]
-            name = table[begin : begin + length].decode(errors="replace")
-            yield name, convention in _KERNELS and not declared
+    for begin, length, _, convention, declared, *_ in found:
+        if 0 < length <= _LONGEST:
+            yield table[begin : begin + length].decode(errors="replace"), convention in _KERNELS and not declared
 
 
 class _Bits:
@@ -154,7 +146,7 @@ class _Bits:
         self._end = 8 * block.end
 
     def records(self) -> Iterator[tuple[int, list[int], bytes]]:
-        """Yield code, operands and blob of each record. Raises :class:`ValueError` if they do not fit in the block."""
+        """Yield code, operands and blob of each record. Raises :class:`Cut` if they do not fit in the block."""
         layouts: list[list[tuple[int, int]]] = []
         while self._at < self._end:
             number = self._fixed(self._width)
@@ -173,7 +165,7 @@ class _Bits:
             elif number - _PLAIN <= len(layouts):
                 yield self._laid_out(layouts[number - _PLAIN - 1])
             else:
-                raise ValueError("a record has an unknown layout")
+                raise Cut(self._data)
 
     def _laid_out(self, layout: list[tuple[int, int]]) -> tuple[int, list[int], bytes]:
         numbers: list[int] = []
@@ -192,9 +184,7 @@ class _Bits:
                 self._align()
             else:
                 numbers.append(self._scalar(encoding, value))
-        if not numbers:
-            raise ValueError("a record has no code")
-        return numbers[0], numbers[1:], blob
+        return (numbers or [0])[0], numbers[1:], blob
 
     def _operand(self) -> tuple[int, int]:
         if self._fixed(1):
@@ -208,19 +198,20 @@ class _Bits:
         return self._variable(value) if encoding == _VARIABLE else self._fixed(value)
 
     def _count(self, width: int) -> int:
+        """Return the length of a list, which cannot have more elements than its block has bits."""
         count = self._variable(width)
         if count > self._end - self._at:
-            raise ValueError("a list is longer than its block")
+            raise Cut(self._data)
         return count
 
     def _variable(self, width: int) -> int:
+        """Return a number in chunks of so many bits, the highest of which says whether another follows."""
         value = shift = 0
         more = 1 << max(0, width - 1)
-        while width and shift < _WIDEST:
+        chunk = more
+        while chunk & more and shift < _WIDEST:
             chunk = self._fixed(width)
             value |= (chunk & (more - 1)) << shift
-            if not chunk & more:
-                break
             shift += width - 1 or _WIDEST
         return value
 
@@ -232,7 +223,7 @@ class _Bits:
     def _skip(self, width: int) -> None:
         self._at += width
         if self._at > self._end:
-            raise ValueError("a record reaches beyond its block")
+            raise Cut(self._data)
 
     def _align(self) -> None:
         self._at = -(-self._at // _WORD) * _WORD

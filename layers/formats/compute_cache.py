@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from cachectl.layers.base.lazy import regex
+from cachectl.layers.formats.details import names_or_none
 from cachectl.layers.formats.opencl_source import kernel_names
 
 VERSION: Final = 0x41
@@ -100,11 +101,10 @@ def complaint(name: str, data: bytes) -> str | None:
     """Return what is wrong with an entry: version, lengths, name or checksum; ``None`` where nothing is."""
     if (wrong := form_complaint(data)) is not None:
         return wrong
-    header = EntryHeader(*HEADER.unpack_from(data))
-    key = data[HEADER.size : HEADER.size + header.key_length]
-    if fnv1a(key) != identifier_of(name):
+    _, length, _, checksum = HEADER.unpack_from(data)
+    if fnv1a(data[HEADER.size : HEADER.size + length]) != identifier_of(name):
         return "its name is not the hash of its key"
-    if fnv1a(data[HEADER.size + header.key_length :]) != header.checksum:
+    if fnv1a(data[HEADER.size + length :]) != checksum:
         return "its payload does not match its checksum"
     return None
 
@@ -126,7 +126,7 @@ def device(key: bytes) -> str | None:
 def kernels(key: bytes) -> tuple[str, ...] | None:
     """Return the kernels in a key, from OpenCL source or PTX; ``None`` where it has none, as the driver's helpers."""
     ptx = {match[1].decode() for match in _PTX_ENTRY.finditer(key)}
-    return tuple(sorted(ptx | set(kernel_names(key) or ()))) or None
+    return names_or_none(ptx.union(kernel_names(key) or ()))
 
 
 def driver(key: bytes) -> dict[str, str]:

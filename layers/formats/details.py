@@ -1,9 +1,11 @@
-"""The details in the bytes of an entry."""
+"""The details in the bytes of an entry, and reads that never go beyond the bytes there are."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +24,32 @@ class Details:
     def words(self) -> Mapping[str, str]:
         """The kind, as a detail of the entry."""
         return {} if self.kind is None else {"kind": self.kind}
+
+
+class Cut(ValueError):
+    """Some bytes end before what they state."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(f"is cut short at {len(data)} bytes")
+
+
+def require(data: bytes, begin: int, length: int) -> None:
+    """Raise :class:`Cut` if a part of some bytes is not all there."""
+    if length and begin + length > len(data):
+        raise Cut(data)
+
+
+def part(data: bytes, begin: int, length: int) -> bytes:
+    """Return a part of some bytes. Raises :class:`Cut` if it is not all there."""
+    require(data, begin, length)
+    return data[begin : begin + length]
+
+
+def fields(layout: struct.Struct, data: bytes, at: int = 0) -> tuple[Any, ...]:
+    """Return the fields at an offset. Raises :class:`Cut` if they are not all there."""
+    return layout.unpack(part(data, at, layout.size))
+
+
+def names_or_none(names: Iterable[str]) -> tuple[str, ...] | None:
+    """Return names sorted and once each, without an empty one; ``None`` where there is none."""
+    return tuple(sorted(set(names) - {""})) or None

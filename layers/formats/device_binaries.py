@@ -1,69 +1,79 @@
 """Program binaries as OpenCL drivers return them: recognised by their first bytes, and checked where known.
 
-Intel's CPU driver returns an ELF file whose sections hold other files: ``.ocl.ir`` LLVM bitcode, ``.ocl.obj`` an ELF
-file of machine code, ``.ocl.meta`` a description of the kernels in a format that Intel does not document. A program
-runs with a damaged ``.ocl.ir`` (seen with release 2026.22).
+Source for SPIR-V: its specification, section 2.3 ("Physical Layout of a SPIR-V Module and Instruction").
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final
 
-from cachectl.layers.formats import bitcode, elf, spirv
-from cachectl.layers.formats.elf import Elf, Section
+from cachectl.layers.formats import bitcode, elf
+from cachectl.layers.formats.details import Cut, Details, names_or_none
 
-#: The checked sections of Intel's CPU driver, and the kinds of file that each may contain.
-_HELD: Final = {".ocl.ir": (bitcode.MAGIC, spirv.MAGIC), ".ocl.obj": (elf.MAGIC,)}
-_INTERMEDIATE: Final = ".ocl.ir"
 #: Drivers that return only known kinds, as :mod:`cachectl.layers.host.drivers` names them.
 KNOWN_DRIVERS: Final = frozenset({"Intel CPU"})
-#: The checks of known kinds of files, by their first bytes.
-_CHECKS: Final = {elf.MAGIC: elf.complaint, bitcode.MAGIC: bitcode.complaint, spirv.MAGIC: spirv.complaint}
-
-
-class BinaryDamage(NamedTuple):
-    """What is wrong; ``runs`` where the damaged part is not needed to run the program."""
-
-    message: str
-    runs: bool = False
+SPIRV: Final = b"\x03\x02\x23\x07"
+_HEADER: Final = 20
+_ENTRY_POINT: Final = 15
+_FUNCTION, _FUNCTION_END, _FUNCTION_CALL = 54, 56, 57
+#: Where instructions have the number of a function, in bytes.
+_NAMES_FUNCTION: Final = {_ENTRY_POINT: 8, _FUNCTION: 8, _FUNCTION_CALL: 12}
+_KERNEL: Final = (6).to_bytes(4, "little")
+#: The words before the name of an entry point: the instruction, the model, the number of the function.
+_BEFORE_NAME: Final = 12
 
 
 def is_known(data: bytes) -> bool:
-    """Return whether a binary is of a kind that :func:`damage` checks."""
-    return data[:4] in _CHECKS
-
-
-def damage(data: bytes) -> BinaryDamage | None:
-    """Return what is wrong with a binary; ``None`` where nothing is, and for unknown kinds."""
-    if (wrong := complaint(data)) is not None:
-        return BinaryDamage(wrong)
-    found = elf.read_elf(data)
-    return None if found is None else _damage_inside(found)
+    """Return whether a binary is of a kind that :func:`complaint` checks."""
+    return data.startswith((elf.MAGIC, bitcode.MAGIC, SPIRV))
 
 
 def complaint(data: bytes) -> str | None:
-    """Return what is wrong with a file of a known kind; ``None`` where nothing is, and for unknown kinds."""
-    check = _CHECKS.get(data[:4])
-    return None if check is None else check(data)
+    """Return how a file of a known kind was cut or emptied; ``None`` where it was not, and for unknown kinds."""
+    if data.startswith(elf.MAGIC):
+        return elf.complaint(data)
+    if data.startswith(bitcode.MAGIC):
+        return bitcode.complaint(data)
+    return _spirv_complaint(data) if data.startswith(SPIRV) else None
 
 
-def _damage_inside(found: Elf) -> BinaryDamage | None:
-    """Check the files inside the sections of a driver's own type of file."""
-    if found.kind < elf.OWN_TYPES:
-        return None
-    damages = [
-        BinaryDamage(f"{section.name} {wrong}", runs=section.name == _INTERMEDIATE)
-        for section in found.sections
-        if section.name in _HELD and (wrong := _section_complaint(found, section)) is not None
-    ]
-    return min(damages, key=lambda damage: damage.runs, default=None)
+def describe(data: bytes) -> Details | None:
+    """Return kind and kernels of a program before it is machine code; ``None`` for other kinds."""
+    if data.startswith(bitcode.MAGIC):
+        return Details("LLVM bitcode", bitcode.kernels(data))
+    return Details("SPIR-V", spirv_kernels(data)) if data.startswith(SPIRV) else None
 
 
-def _section_complaint(found: Elf, section: Section) -> str | None:
-    content = found.content(section)
-    if not content.startswith(_HELD[section.name]):
-        return "does not hold what Intel's driver keeps there"
-    inner = elf.read_elf(content)
-    if inner is not None and inner.machine != found.machine:
-        return "is for another machine"
-    return complaint(content)
+def _spirv_complaint(data: bytes) -> str | None:
+    """Return what is wrong with a module: its instructions must fill it exactly, with functions last.
+
+    Every function that is an entry point, or called, must be there.
+    """
+    functions: dict[bool, set[bytes]] = {True: set(), False: set()}
+    end, last = _HEADER, 0
+    for last, instruction in _instructions(data):
+        end += len(instruction)
+        if (place := _NAMES_FUNCTION.get(last)) is not None:
+            functions[last == _FUNCTION].add(instruction[place : place + 4])
+    whole = end == len(data) and last == _FUNCTION_END and functions[False] <= functions[True]
+    return None if whole else str(Cut(data))
+
+
+def spirv_kernels(data: bytes) -> tuple[str, ...] | None:
+    """Return the kernels among a module's entry points; ``None`` where it names none."""
+    return names_or_none(
+        instruction[_BEFORE_NAME:].partition(b"\0")[0].decode(errors="replace")
+        for code, instruction in _instructions(data)
+        if code == _ENTRY_POINT and instruction[4:8] == _KERNEL
+    )
+
+
+def _instructions(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the code and the bytes of each complete instruction."""
+    at = _HEADER
+    while length := 4 * int.from_bytes(data[at + 2 : at + 4], "little"):
+        if at + length > len(data):
+            return
+        yield int.from_bytes(data[at : at + 2], "little"), data[at : at + length]
+        at += length

@@ -9,7 +9,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+from cachectl.layers.formats.details import Cut, fields, require
 
 MAGIC: Final = b"\x7fELF"
 #: From this number on, types of files belong to an operating system or a driver.
@@ -25,13 +27,16 @@ _INTERPRETER: Final = 3
 NEEDED: Final = 1
 RPATH: Final = 15
 RUN_PATH: Final = 29
+_TAGS: Final = (NEEDED, RPATH, RUN_PATH)
+_NOTE: Final = "III"
+
+
+# By class, 32 or 64 bits: the header behind the first 16 bytes; a section; a segment; a symbol; a dynamic entry.
+_LAYOUTS: Final = {
+    1: ("HHIIIIIHHHHHH", "IIIIIIIIII", "IIIIIIII", "IIIBBH", "II"),
+    2: ("HHIQQQIHHHHHH", "IIQQQQIIQQ", "IIQQQQQQ", "IBBHQQ", "QQ"),
+}
 _ORDERS: Final = {1: "<", 2: ">"}
-# By class: the header behind the first 16 bytes; one section header; one symbol.
-_HEADERS: Final = {1: "HHIIIIIHHHHHH", 2: "HHIQQQIHHHHHH"}
-_SECTIONS: Final = {1: "IIIIIIIIII", 2: "IIQQQQIIQQ"}
-_SEGMENTS: Final = {1: "IIIIIIII", 2: "IIQQQQQQ"}
-_SYMBOL_ENTRIES: Final = {1: "IIIBBH", 2: "IBBHQQ"}
-_DYNAMIC_ENTRIES: Final = {1: "II", 2: "QQ"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,35 +77,35 @@ class Elf:
 
     def notes(self, section: Section) -> Iterator[tuple[bytes, int, bytes]]:
         """Yield owner, type and descriptor of each note in a section."""
-        content, at = self.content(section), 0
-        while at + 12 <= len(content):
-            owner, described, kind = struct.unpack_from(self.order + "III", content, at)
-            begin = at + 12 + -(-owner // 4) * 4
+        content, at, head = self.content(section), 0, struct.Struct(self.order + _NOTE)
+        while at + head.size <= len(content):
+            owner, described, kind = head.unpack_from(content, at)
+            name = at + head.size
+            begin = name + -(-owner // 4) * 4
             if begin + described > len(content):
                 return
-            yield content[at + 12 : at + 12 + owner].rstrip(b"\0"), kind, content[begin : begin + described]
+            yield content[name : name + owner].rstrip(b"\0"), kind, content[begin : begin + described]
             at = begin + -(-described // 4) * 4
 
     def symbols(self) -> Iterator[str]:
         """Yield the names of all symbols, including those of the dynamic linker."""
-        entry = struct.Struct(self.order + _SYMBOL_ENTRIES[self.width])
-        for section in self.sections:
-            if section.kind not in _SYMBOLS or section.link >= len(self.sections):
-                continue
-            table, names = self.content(section), self.content(self.sections[section.link])
-            for at in range(0, len(table) - entry.size + 1, entry.size):
-                yield _string(names, entry.unpack_from(table, at)[0])
+        for names, row in self._tables(_SYMBOLS, _LAYOUTS[self.width][3]):
+            yield _string(names, row[0])
 
     def dynamic_strings(self) -> Iterator[tuple[int, str]]:
         """Yield tag and text of the dynamic entries that name libraries and folders."""
-        entry = struct.Struct(self.order + _DYNAMIC_ENTRIES[self.width])
+        for names, (tag, value) in self._tables(frozenset({_DYNAMIC}), _LAYOUTS[self.width][4]):
+            if tag in _TAGS:
+                yield tag, _string(names, value)
+
+    def _tables(self, kinds: frozenset[int], layout: str) -> Iterator[tuple[bytes, tuple[Any, ...]]]:
+        """Yield each row of the sections of some kinds, with the strings that they link to."""
+        entry = struct.Struct(self.order + layout)
         for section in self.sections:
-            if section.kind != _DYNAMIC or section.link >= len(self.sections):
-                continue
-            content, names = self.content(section), self.content(self.sections[section.link])
-            for tag, value in entry.iter_unpack(content[: len(content) // entry.size * entry.size]):
-                if tag in (NEEDED, RPATH, RUN_PATH):
-                    yield tag, _string(names, value)
+            if section.kind in kinds and section.link < len(self.sections):
+                table, names = self.content(section), self.content(self.sections[section.link])
+                for row in entry.iter_unpack(table[: len(table) // entry.size * entry.size]):
+                    yield names, row
 
 
 def complaint(data: bytes) -> str | None:
@@ -112,7 +117,7 @@ def complaint(data: bytes) -> str | None:
         return "is not an ELF file" if data else "is empty"
     elf = read_elf(data)
     if elf is None:
-        return f"is cut short at {len(data)} bytes"
+        return str(Cut(data))
     if not elf.kind or not (elf.sections or elf.segments):
         return "is damaged: its header names no contents"
     tables = [section for section in elf.sections if section.kind == _STRINGS]
@@ -130,36 +135,36 @@ def read_elf(data: bytes) -> Elf | None:
     width, order = data[4:5], data[5:6]
     if not data.startswith(MAGIC) or width not in (b"\1", b"\2") or order not in (b"\1", b"\2"):
         return None
-    return _read(data, width[0], _ORDERS[order[0]])
+    try:
+        return _read(data, width[0], _ORDERS[order[0]])
+    except Cut:
+        return None
 
 
-def _read(data: bytes, width: int, order: str) -> Elf | None:
-    header, entry = struct.Struct(order + _HEADERS[width]), struct.Struct(order + _SECTIONS[width])
-    if len(data) < 16 + header.size:
-        return None
-    kind, machine, _, _, load_at, offset, _, _, each_load, loads, each, count, names_at = header.unpack_from(data, 16)
-    if count and (each < entry.size or offset + each * count > len(data)):
-        return None
-    load = struct.Struct(order + _SEGMENTS[width])
-    if loads and (each_load < load.size or load_at + each_load * loads > len(data)):
-        return None
-    raw = [entry.unpack_from(data, offset + each * number) for number in range(count)]
+def _read(data: bytes, width: int, order: str) -> Elf:
+    head, section, segment, _, _ = (struct.Struct(order + layout) for layout in _LAYOUTS[width])
+    kind, machine, _, _, load_at, offset, _, _, each_load, loads, each, count, names_at = fields(head, data, 16)
+    raw = list(_headers(data, section, offset, each, count))
     # Intel's CPU driver keeps programs in sections without a type.
     without_bytes = (_NO_BITS,) if kind >= OWN_TYPES else (0, _NO_BITS)
-    if any(one[1] not in without_bytes and one[4] + one[5] > len(data) for one in raw):
-        return None
+    for row in raw:
+        if row[1] not in without_bytes:
+            require(data, row[4], row[5])
     names = data[raw[names_at][4] : raw[names_at][4] + raw[names_at][5]] if names_at < count else b""
-    sections = tuple(
-        Section(_string(names, name), kind, at, size, link) for name, kind, _, _, at, size, link, _, _, _ in raw
-    )
+    sections = tuple(Section(_string(names, row[0]), row[1], *row[4:7]) for row in raw)
     segments = []
-    for number in range(loads):
-        fields = load.unpack_from(data, load_at + each_load * number)
-        begin, size = (fields[1], fields[4]) if width == 1 else (fields[2], fields[5])
-        if size and begin + size > len(data):
-            return None
-        segments.append((fields[0], begin))
+    for row in _headers(data, segment, load_at, each_load, loads):
+        begin, size = (row[1], row[4]) if width == 1 else (row[2], row[5])
+        require(data, begin, size)
+        segments.append((row[0], begin))
     return Elf(data, kind, machine, width, order, sections, tuple(segments), names_at)
+
+
+def _headers(data: bytes, layout: struct.Struct, begin: int, each: int, count: int) -> Iterator[tuple[Any, ...]]:
+    if count and each < layout.size:
+        raise Cut(data)
+    for number in range(count):
+        yield fields(layout, data, begin + each * number)
 
 
 def _string(table: bytes, at: int) -> str:

@@ -10,9 +10,8 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from cachectl.layers.formats import bitcode, device_binaries, elf, spirv
-from cachectl.layers.formats.details import Details
-from cachectl.layers.formats.elf import Elf, read_elf
+from cachectl.layers.formats import device_binaries, elf
+from cachectl.layers.formats.details import Cut, Details, fields, names_or_none, part, require
 
 _ZEBIN: Final = frozenset({0xFF11, 0xFF12, 0xFF13})
 _WRAPPER: Final = 0xFF04
@@ -22,6 +21,8 @@ _TEXT: Final = ".text."
 #: The section of functions that are no kernels.
 _FUNCTIONS: Final = "Intel_Symbol_Table_Void_Program"
 _COMPATIBILITY: Final = ".note.intelgt.compat"
+#: The types of its notes: product family, graphics core, version of zebin, exact device.
+_FAMILY, _CORE, _VERSION, _DEVICE = 1, 2, 4, 6
 _ARCHIVE: Final = b"!<arch>\n"
 
 _PATCH_TOKENS: Final = b"CTNI"
@@ -31,13 +32,18 @@ _PROGRAM: Final = struct.Struct("<7I")
 #: kernel's length without padding.
 _KERNEL: Final = struct.Struct("<IQ7I")
 
+#: Bytes of all entries, as the driver holds them against its limit (``size_t``).
+ACCOUNT: Final = struct.Struct("=Q")
+#: Hits, misses, version of the file.
+STATISTICS: Final = struct.Struct("=QQQ")
+
 
 def complaint(data: bytes) -> str | None:
     """Return what is wrong with an entry, which must be complete and of a kind that the driver stores."""
     if device_binaries.is_known(data):
         return device_binaries.complaint(data)
     if data.startswith(_PATCH_TOKENS):
-        return None if _patch_tokens(data) is not None else f"is cut short at {len(data)} bytes"
+        return None if _patch_tokens(data) is not None else str(Cut(data))
     if data.startswith(_ARCHIVE):
         return None
     return "holds no program of a kind that the driver stores" if data else "is empty"
@@ -50,33 +56,26 @@ def is_wrapper(data: bytes) -> bool:
 
 def describe(data: bytes) -> Details:
     """Return kernels, device and versions of a program of any kind."""
-    if data.startswith(elf.MAGIC):
-        file = read_elf(data)
-        return Details("unknown") if file is None else _of_elf(file)
-    if data.startswith(spirv.MAGIC):
-        return Details("SPIR-V", spirv.kernels(data))
-    if data.startswith(bitcode.MAGIC):
-        return Details("LLVM bitcode", bitcode.kernels(data))
+    if (details := device_binaries.describe(data)) is not None:
+        return details
     if data.startswith(_ARCHIVE):
         return Details("archive")
-    return _patch_tokens(data) or Details("unknown")
-
-
-def _of_elf(file: Elf) -> Details:
-    if file.kind in _ZEBIN:
-        return _of_zebin(file)
+    file = elf.read_elf(data)
+    if file is None:
+        return _patch_tokens(data) or Details("unknown")
     if file.kind != _WRAPPER:
-        return Details("ELF")
+        return _zebin(file) or Details("ELF")
     wrapped = {section.kind: file.content(section) for section in file.sections}
     device = wrapped.get(_DEVICE_BINARY, b"")
-    inner = read_elf(device)
     # A wrapper is not wrapped again: no depth to bound.
-    if inner is not None and inner.kind in _ZEBIN:
-        return _of_zebin(inner)
-    return _patch_tokens(device) or Details("OpenCL ELF", spirv.kernels(wrapped.get(_SPIRV, b"")))
+    details = _zebin(elf.read_elf(device)) or _patch_tokens(device)
+    return details or Details("OpenCL ELF", device_binaries.spirv_kernels(wrapped.get(_SPIRV, b"")))
 
 
-def _of_zebin(file: Elf) -> Details:
+def _zebin(file: elf.Elf | None) -> Details | None:
+    """Describe a file of the current format; ``None`` for other files."""
+    if file is None or file.kind not in _ZEBIN:
+        return None
     named = {one.name.removeprefix(_TEXT) for one in file.sections if one.name.startswith(_TEXT)}
     notes = {
         kind: described
@@ -85,52 +84,41 @@ def _of_zebin(file: Elf) -> Details:
         for owner, kind, described in file.notes(section)
         if owner == b"IntelGT"
     }
-    version = notes.get(4, b"").rstrip(b"\0").decode(errors="replace")
-    kernels = tuple(sorted(named - {_FUNCTIONS, ""})) or None
-    return Details("zebin", kernels, _device(notes), {"zebin": version} if version else {})
+    version = notes.get(_VERSION, b"").rstrip(b"\0").decode(errors="replace")
+    return Details("zebin", names_or_none(named - {_FUNCTIONS}), _device(notes), {"zebin": version} if version else {})
 
 
 def _device(notes: Mapping[int, bytes]) -> str | None:
     """Return the device as ``ocloc`` names it where the notes say it exactly, else its family."""
-    numbers = {kind: int.from_bytes(notes[kind][:4], "little") for kind in (1, 2, 6) if notes.get(kind)}
-    if 6 in numbers:  # noqa: PLR2004 - the type of the note
-        config = numbers[6]
+    numbers = {kind: int.from_bytes(described[:4], "little") for kind, described in notes.items() if described}
+    if _DEVICE in numbers:
+        config = numbers[_DEVICE]
         return f"{config >> 22}.{config >> 14 & 0xFF}.{config & 0x3F}"
-    if 1 in numbers:
-        return f"product family {numbers[1]}"
-    return f"graphics core {numbers[2]}" if 2 in numbers else None  # noqa: PLR2004 - see above
+    if _FAMILY in numbers:
+        return f"product family {numbers[_FAMILY]}"
+    return f"graphics core {numbers[_CORE]}" if _CORE in numbers else None
 
 
 def _patch_tokens(data: bytes) -> Details | None:
     """Read a device binary of the format before zebin; ``None`` where it is none, or not whole."""
-    if not data.startswith(_PATCH_TOKENS) or len(data) < _PROGRAM.size:
+    try:
+        magic, version, device, _, count, _, patches = fields(_PROGRAM, data)
+        names = list(_kernels(data, _PROGRAM.size + patches, count))
+    except Cut:
         return None
-    _, version, device, _, count, _, patches = _PROGRAM.unpack_from(data)
-    names = list(_kernels(data, _PROGRAM.size + patches, count))
-    if len(names) != count:
-        return None
-    return Details("patch tokens", tuple(sorted(names)) or None, f"graphics core {device}", {"format": str(version)})
+    is_one = magic == int.from_bytes(_PATCH_TOKENS, "little")
+    details = Details("patch tokens", names_or_none(names), f"graphics core {device}", {"format": str(version)})
+    return details if is_one else None
 
 
 def _kernels(data: bytes, at: int, count: int) -> Iterator[str]:
-    """Yield the name of each complete kernel."""
+    """Yield the name of each kernel. Raises :class:`Cut`."""
     for _ in range(count):
-        if at + _KERNEL.size > len(data):
-            return
-        _, _, name, patches, *heaps, _ = _KERNEL.unpack_from(data, at)
-        begin = at + _KERNEL.size
-        at = begin + name + patches + sum(heaps)
-        if at > len(data):
-            return
-        yield data[begin : begin + name].rstrip(b"\0").decode(errors="replace")
-
-
-# ---------------------------------------------------------------------- the files beside the entries
-
-#: Bytes of all entries, as the driver holds them against its limit (``size_t``).
-ACCOUNT: Final = struct.Struct("=Q")
-#: Hits, misses, version of the file.
-STATISTICS: Final = struct.Struct("=QQQ")
+        _, _, name, patches, *heaps, _ = fields(_KERNEL, data, at)
+        at += _KERNEL.size
+        yield part(data, at, name).rstrip(b"\0").decode(errors="replace")
+        require(data, at, name + patches + sum(heaps))
+        at += name + patches + sum(heaps)
 
 
 def read_statistics(data: bytes) -> tuple[int, int] | None:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from cachectl.layers.base.lazy import regex
+from cachectl.layers.formats.details import names_or_none
 from cachectl.layers.formats.pickles import Thing, attributes, things, walk
 
 #: What loopy writes for a package that does not say its version.
@@ -68,11 +69,9 @@ def parse_name(file: str, python: str) -> DictionaryName | None:
         identifier = file[len("pdict-v5-") : -len(f"{python}.sqlite")]
         if identifier.rstrip("-"):
             return DictionaryName(file, "v5", identifier.removesuffix("-"), python, identifier.endswith("-"))
-    match = _SQLITE.fullmatch(file)
-    if match is not None:
+    if (match := _SQLITE.fullmatch(file)) is not None:
         return DictionaryName(file, "v5", match["identifier"], match["python"], bool(match["dash"]))
-    match = _FOLDER.fullmatch(file)
-    if match is not None:
+    if (match := _FOLDER.fullmatch(file)) is not None:
         return DictionaryName(file, f"v{match['generation']}", match["identifier"], match["python"], dash=True)
     return None
 
@@ -83,19 +82,16 @@ def kernel_names(data: bytes) -> tuple[str, ...] | None:
     ``None`` where the row names none. Values hold names derived from the kernel's; loopy's keys hold a
     translation unit (``entrypoints``) or, in the schedule dictionary, a kernel (``name``).
     """
-    derived = set(_derived_names(data))
-    if derived:
-        return tuple(sorted(derived))
+    if derived := names_or_none(_derived_names(data)):
+        return derived
     if b"loopy" not in data:
         return None
     if (quick := _names_at_known_places(data)) is not None:
         return quick
-    try:
-        top, _ = walk(data)
-    except ValueError:
-        # A truncated row has no names; verify reports the damage.
-        return None
-    return tuple(sorted(set(_names_in(top)))) or None
+    # A truncated row has no names; verify reports the damage.
+    with suppress(ValueError):
+        return names_or_none(_names_in(walk(data)[0]))
+    return None
 
 
 def _derived_names(data: bytes) -> Iterator[str]:
@@ -112,9 +108,8 @@ def _names_at_known_places(data: bytes) -> tuple[str, ...] | None:
     """Return the names in loopy's key without walking the pickle; ``None`` if only that can tell."""
     if (place := data.find(_ENTRYPOINTS)) < 0:
         match = _KERNEL_NAME.search(data)
-        if match is None or match[1][0] != len(match[2]):
-            return None
-        return (match[2].decode(errors="replace"),)
+        known = match is not None and match[1][0] == len(match[2])
+        return (match[2].decode(errors="replace"),) if match is not None and known else None
     import pickletools
 
     names: set[str] = set()
@@ -123,7 +118,7 @@ def _names_at_known_places(data: bytes) -> tuple[str, ...] | None:
         for opcode, argument, _ in pickletools.genops(data[place + len(_ENTRYPOINTS) - 1 :]):
             if opcode.name == "FROZENSET":
                 found = _remembered(data, slots)
-                return None if found is None else tuple(sorted(names | found))
+                return tuple(sorted(names | found)) if len(found) == len(slots) else None
             if opcode.name not in _IN_SET:
                 break
             if isinstance(argument, str):
@@ -133,37 +128,31 @@ def _names_at_known_places(data: bytes) -> tuple[str, ...] | None:
     return None
 
 
-def _remembered(data: bytes, slots: set[int]) -> set[str] | None:
-    """Return the names among the first objects of a pickle that it refers to by number; ``None`` if one is later."""
+def _remembered(data: bytes, slots: set[int]) -> set[str]:
+    """Return those names that a pickle refers to by these numbers which are among its first objects."""
     import pickletools
 
     names: set[str] = set()
-    if max(slots, default=0) >= _REMEMBERED:
-        return None
     count, last = 0, None
     for opcode, argument, _ in pickletools.genops(data):
-        if len(names) == len(slots):
-            return names
+        if len(names) == len(slots) or count > _REMEMBERED:
+            break
         if opcode.name == "MEMOIZE":
-            if count in slots:
-                if not isinstance(last, str):
-                    return None
+            if count in slots and isinstance(last, str):
                 names.add(last)
             count += 1
         last = argument
-    return None
+    return names
 
 
 def _names_in(top: object) -> Iterator[str]:
     sets: list[Thing] = []
     for thing in things(top):
-        found = attributes(thing)
-        entrypoints = found.get("entrypoints")
-        name = found.get("name")
-        if isinstance(entrypoints, Thing):
-            sets.append(entrypoints)
-        elif isinstance(name, str) and "instructions" in found:
-            yield name
+        match attributes(thing):
+            case {"entrypoints": Thing() as entrypoints}:
+                sets.append(entrypoints)
+            case {"name": str(name), "instructions": _}:
+                yield name
     # A set is pickled as a frozenset, or as a call of one on a list.
     for part in things(Thing("list", list(sets))):
         if part.kind != "global":

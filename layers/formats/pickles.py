@@ -32,17 +32,24 @@ _STOP: Final = b"."
 #: More opcodes than any row of a cache has.
 _MOST: Final = 5_000_000
 _MARK: Final = Thing("mark")
+#: In the place of a number of items: all above the last mark.
+_FROM_MARK: Final = -1
+#: The kinds of things that opcodes make, each of how many items from the stack.
+_COUNTS: Final = {
+    "tuple": {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "TUPLE": _FROM_MARK},
+    "list": {"EMPTY_LIST": 0, "LIST": _FROM_MARK},
+    "dict": {"EMPTY_DICT": 0, "DICT": _FROM_MARK},
+    "set": {"EMPTY_SET": 0},
+    "frozenset": {"FROZENSET": _FROM_MARK},
+    "global": {"STACK_GLOBAL": 2},
+    "object": {"REDUCE": 2, "NEWOBJ": 2, "NEWOBJ_EX": 3, "BINPERSID": 1, "OBJ": _FROM_MARK},
+}
+_MADE: Final = {opcode: (kind, count) for kind, counts in _COUNTS.items() for opcode, count in counts.items()}
+#: The kinds of things that opcodes make of their argument.
+_MADE_OF_ARGUMENT: Final = {"GLOBAL": "global", **dict.fromkeys(("PERSID", "EXT1", "EXT2", "EXT4"), "object")}
+#: How many items an opcode adds to the container below them.
+_ADDED: Final = {"APPEND": 1, "SETITEM": 2, **dict.fromkeys(("APPENDS", "SETITEMS", "ADDITEMS"), _FROM_MARK)}
 _CONSTANTS: Final[dict[str, object]] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_EMPTY: Final = {"EMPTY_TUPLE": "tuple", "EMPTY_LIST": "list", "EMPTY_DICT": "dict", "EMPTY_SET": "set"}
-_FROM_MARK: Final = {"TUPLE": "tuple", "LIST": "list", "DICT": "dict", "FROZENSET": "frozenset", "OBJ": "object"}
-_FROM_TOP: Final = {"TUPLE1": ("tuple", 1), "TUPLE2": ("tuple", 2), "TUPLE3": ("tuple", 3),
-                    "STACK_GLOBAL": ("global", 2), "REDUCE": ("object", 2), "NEWOBJ": ("object", 2),
-                    "NEWOBJ_EX": ("object", 3), "BINPERSID": ("object", 1)}  # fmt: skip
-_MADE_OF_ARGUMENT: Final = {"GLOBAL": "global", "PERSID": "object", "EXT1": "object", "EXT2": "object",
-                            "EXT4": "object", "NEXT_BUFFER": "object"}  # fmt: skip
-_INTO_CONTAINER: Final = {"APPEND": 1, "SETITEM": 2}
-_INTO_CONTAINER_FROM_MARK: Final = {"APPENDS", "SETITEMS", "ADDITEMS"}
-_NOTHING: Final = {"PROTO", "FRAME", "READONLY_BUFFER"}
 
 
 def is_framed(data: bytes) -> bool:
@@ -71,16 +78,13 @@ def walk(data: bytes) -> tuple[object, int]:
     try:
         for count, (opcode, argument, position) in enumerate(pickletools.genops(data)):
             if count > _MOST:
-                message = f"more than {_MOST} opcodes"
-                raise ValueError(message)
+                raise ValueError(f"more than {_MOST} opcodes")
             if opcode.name == "STOP":
-                return machine.pop(), (position or 0) + 1
+                return machine.take(1)[0], (position or 0) + 1
             machine.step(opcode.name, argument)
     except (ValueError, IndexError, KeyError, UnicodeError, OverflowError) as error:
-        message = f"broken pickle: {error}"
-        raise ValueError(message) from error
-    message = "broken pickle: no end"
-    raise ValueError(message)
+        raise ValueError(f"broken pickle: {error}") from error
+    raise ValueError("broken pickle: no end")
 
 
 def complaint(data: bytes) -> str | None:
@@ -134,83 +138,56 @@ class _Machine:
     def __init__(self) -> None:
         self.stack: list[object] = []
         self.memo: dict[int, object] = {}
-        self.special: dict[str, Callable[[object], None]] = {
+        self.special: dict[str, Callable[[object], object]] = {
             "MARK": lambda _: self.stack.append(_MARK),
-            "POP": lambda _: self._drop(),
-            "POP_MARK": lambda _: self._discard(self.from_mark()),
+            "POP": lambda _: self.stack.pop(),
+            "POP_MARK": lambda _: self.take(_FROM_MARK),
             "DUP": lambda _: self.stack.append(self.stack[-1]),
             "BUILD": lambda _: self._build(),
-            "INST": lambda argument: self.stack.append(Thing("object", [argument, *self.from_mark()])),
+            "INST": lambda argument: self.stack.append(Thing("object", [argument, *self.take(_FROM_MARK)])),
             "MEMOIZE": lambda _: self._remember(len(self.memo)),
-            **dict.fromkeys(_NOTHING, self._discard),
-            **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), self._recall),
+            **dict.fromkeys(("PROTO", "FRAME", "READONLY_BUFFER"), lambda _: None),
+            **dict.fromkeys(
+                ("GET", "BINGET", "LONG_BINGET"), lambda slot: self.stack.append(self.memo[int(str(slot))])
+            ),
             **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), lambda slot: self._remember(int(str(slot)))),
         }
 
     def step(self, name: str, argument: object) -> None:
         if name in self.special:
             self.special[name](argument)
-        elif name in _CONSTANTS:
-            self.stack.append(_CONSTANTS[name])
-        elif name in _INTO_CONTAINER:
-            self._extend(self.from_top(_INTO_CONTAINER[name]))
-        elif name in _INTO_CONTAINER_FROM_MARK:
-            self._extend(self.from_mark())
+        elif name in _MADE:
+            kind, count = _MADE[name]
+            self.stack.append(Thing(kind, self.take(count)))
+        elif name in _ADDED:
+            items, container = self.take(_ADDED[name]), self.stack[-1]
+            if isinstance(container, Thing) and container is not _MARK:
+                container.items.extend(items)
+        elif name in _MADE_OF_ARGUMENT:
+            self.stack.append(Thing(_MADE_OF_ARGUMENT[name], [argument]))
         else:
-            self.stack.append(self._made(name, argument))
+            # Every other opcode pushes its literal: a number, a string or bytes.
+            self.stack.append(_CONSTANTS.get(name, argument))
 
-    def _made(self, name: str, argument: object) -> object:
-        if name in _EMPTY:
-            return Thing(_EMPTY[name])
-        if name in _FROM_MARK:
-            return Thing(_FROM_MARK[name], self.from_mark())
-        if name in _FROM_TOP:
-            kind, count = _FROM_TOP[name]
-            return Thing(kind, self.from_top(count))
-        if name in _MADE_OF_ARGUMENT:
-            return Thing(_MADE_OF_ARGUMENT[name], [argument])
-        # Every other opcode pushes its literal: a number, a string or bytes.
-        return argument
-
-    def pop(self) -> object:
-        top = self.stack.pop()
-        if top is _MARK:
-            message = "a mark where a value was due"
-            raise ValueError(message)
-        return top
-
-    def from_top(self, count: int) -> list[object]:
-        return [self.pop() for _ in range(count)][::-1]
-
-    def from_mark(self) -> list[object]:
+    def take(self, count: int) -> list[object]:
+        """Remove so many items from the stack, or those above the last mark."""
         items: list[object] = []
-        while (top := self.stack.pop()) is not _MARK:
-            items.append(top)
+        while len(items) != count:
+            top = self.stack.pop()
+            if top is not _MARK:
+                items.append(top)
+            elif count == _FROM_MARK:
+                break
+            else:
+                raise ValueError("a mark where a value was due")
         return items[::-1]
 
-    def _drop(self) -> None:
-        self.stack.pop()
-
-    def _discard(self, value: object) -> None:
-        del value
-
-    def _recall(self, slot: object) -> None:
-        self.stack.append(self.memo[int(str(slot))])
-
-    def _extend(self, items: list[object]) -> None:
-        container = self.stack[-1]
-        if isinstance(container, Thing) and container is not _MARK:
-            container.items.extend(items)
-
     def _build(self) -> None:
-        state = self.pop()
-        target = self.stack[-1]
+        (state,), target = self.take(1), self.stack[-1]
         if isinstance(target, Thing) and target is not _MARK:
             target.state = state
 
     def _remember(self, slot: int) -> None:
-        top = self.stack[-1]
-        if top is _MARK:
-            message = "a mark was memoised"
-            raise ValueError(message)
-        self.memo[slot] = top
+        if self.stack[-1] is _MARK:
+            raise ValueError("a mark was memoised")
+        self.memo[slot] = self.stack[-1]

@@ -138,22 +138,7 @@ def _launched(data: bytes | None) -> Iterator[str]:
 
 def damage(contents: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
     """Yield the path of each damaged file of a program, with what is wrong. Other kinds of file are not checked."""
-    program = contents.get(BITCODE)
-    if program is not None and (wrong := bitcode.complaint(program)) is not None:
-        yield BITCODE, wrong
-        program = None
-    unnamed: set[str] = set()
-    for path in filter(is_native, contents):
-        kernel = path.partition("/")[0]
-        # A shortened name contains a dot or a blank, a kernel's name does not.
-        kernel = "" if re.search("[. ]", kernel) else kernel
-        wrong = elf.complaint(contents[path])
-        if wrong is not None:
+    for path, data in contents.items():
+        check = bitcode.complaint if path == BITCODE else elf.complaint
+        if (path == BITCODE or is_native(path)) and (wrong := check(data)) is not None:
             yield path, wrong
-        # The symbol may have more on both ends.
-        elif f"{kernel}_workgroup".encode() not in contents[path]:
-            yield path, f"holds no work-group function of {kernel or 'a kernel'}"
-        elif program is not None and not bitcode.names(program, kernel):
-            unnamed.add(kernel)
-    if unnamed:
-        yield BITCODE, f"has no function of the name {' or '.join(sorted(unnamed))}, which was launched"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachectl.layers.base import facts, switches
+from cachectl.layers.base.declarations import Odd, Rule, Rules
 from cachectl.layers.base.facts import Condition, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import later, regex
@@ -32,6 +33,8 @@ _DRIVERS: Final = ("Rusticl", "Mesa Clover")
 _SELECTORS: Final = {SINGLE_FILE: "MESA_DISK_CACHE_SINGLE_FILE", DATABASE: "MESA_DISK_CACHE_DATABASE"}
 #: Of each group the first variable that is set counts, even if it is empty; the second names are old.
 _PLACES: Final = ("MESA_SHADER_CACHE_DIR", "MESA_GLSL_CACHE_DIR", "XDG_CACHE_HOME")
+_BY_HOME: Final = "default (HOME)"
+_BY_ACCOUNT: Final = "default (home folder)"
 _SWITCHES: Final = ("MESA_SHADER_CACHE_DISABLE", "MESA_GLSL_CACHE_DISABLE")
 _SIZES: Final = ("MESA_SHADER_CACHE_MAX_SIZE", "MESA_GLSL_CACHE_MAX_SIZE")
 _DEFAULT_CAP: Final = 1 << 30
@@ -85,39 +88,40 @@ class MesaShaderCache(Layer):
         lookups=MesaLookups(),
     )
     store: Any = later("cachectl.layers.mesa.store", "ShaderCache")
+    places = Rules(
+        _PLACES[0],
+        linux=(
+            *(Rule(variable, empty=Odd.NOWHERE) for variable in _PLACES),
+            Rule("HOME", ".cache", source=_BY_HOME),
+            Rule("", ".cache", source=_BY_ACCOUNT),
+        ),
+    )
 
     def roots(self) -> tuple[facts.Root, ...]:
         """Resolve as Mesa does when a device is first opened, the form in use first.
 
         Releases before 2025 ignore ``HOME`` and use the account's home folder. Where the two differ, both count.
         """
-        order = sorted(FOLDERS, key=lambda role: role != self._store())
+        selected = (form for form, variable in _SELECTORS.items() if _is_true(self.environment.get(variable)))
+        used = next(selected, MULTI_FILE)
         return tuple(
             facts.Root(base / FOLDERS[role], facts.Scope.USER, source, role)
             for base, source in self._bases()
-            for role in order
+            for role in sorted(FOLDERS, key=lambda role: role != used)
         )
 
     def _bases(self) -> list[tuple[Path, str]]:
-        environment = self.environment
-        if environment.platform == "win32":
-            return []
-        variable, value = self._first(_PLACES)
-        if variable is not None:
-            return [(environment.absolute(value), variable)] if value else []
-        home, account = environment.get("HOME"), environment.home / ".cache"
-        if not home or environment.absolute(home) == environment.home:
-            return [(account, "default (home folder)")]
-        return [(environment.absolute(home) / ".cache", "default (HOME)"), (account, "default of older Mesa (account)")]
+        place, account = self.places.place(self.environment), self.environment.home / ".cache"
+        if place is None or place[1] != _BY_HOME:
+            return [] if place is None else [place]
+        if place[0] == account:
+            return [(account, _BY_ACCOUNT)]
+        return [place, (account, "default of older Mesa (account)")]
 
     def _first(self, variables: tuple[str, ...]) -> tuple[str | None, str]:
         """Return the first of these variables that is set, with its value."""
         values = ((variable, self.environment.get(variable)) for variable in variables)
         return next(((variable, value) for variable, value in values if value is not None), (None, ""))
-
-    def _store(self) -> str:
-        selected = (store for store, variable in _SELECTORS.items() if _is_true(self.environment.get(variable)))
-        return next(selected, MULTI_FILE)
 
     def state(self) -> State:
         """Read the variables: a value that Mesa takes for true switches the cache off, and so does an empty place."""
@@ -138,9 +142,8 @@ class MesaShaderCache(Layer):
 
     def switched(self, *, on: bool) -> facts.Switch:
         """Return the variable, which Mesa reads when a device is first opened, and unset its old name."""
-        if on:
-            return facts.Switch(self.name, unset=frozenset(_SWITCHES), read_at_load=OPENED)
-        return facts.Switch(self.name, {_SWITCHES[0]: "true"}, read_at_load=OPENED)
+        put = {} if on else {_SWITCHES[0]: "true"}
+        return facts.Switch(self.name, put, frozenset(_SWITCHES if on else ()), read_at_load=OPENED)
 
     def relocate(self, folder: Path) -> facts.Switch:
         """Return the place itself: older releases append their folder to it, and make only that one."""
@@ -160,22 +163,24 @@ class MesaShaderCache(Layer):
         environment, (variable, value) = self.environment, self._first(_PLACES)
         if environment.platform == "win32" or not driver_files(environment, _DRIVERS):
             return
+        bases, severity, fix = self._bases(), Severity.RECOMPILES, None
+        if variable is None and len(bases) == 1:
+            return
         if variable is None:
-            if len(self._bases()) > 1:
-                outcome = f"is not the home of the account, {environment.home}, which releases before 2025 use instead"
-                fix = f"export MESA_SHADER_CACHE_DIR={shlex.quote(str(self._bases()[0][0]))}"
-                yield switches.misread(self, "HOME", Severity.HARMLESS, outcome, fix)
+            outcome = f"is not the home of the account, {environment.home}, which releases before 2025 use instead"
+            variable, severity, place = "HOME", Severity.HARMLESS, shlex.quote(str(bases[0][0]))
+            fix = f"export MESA_SHADER_CACHE_DIR={place}"
         elif not value:
-            yield switches.misread(
-                self, variable, Severity.RECOMPILES, "is empty: Mesa finds no place and keeps nothing"
-            )
+            outcome = "is empty: Mesa finds no place and keeps nothing"
         elif not Path(value).is_absolute():
             outcome = "is not absolute: Mesa makes a cache of its own in every folder it is started from"
             fix = f"export {variable}={shlex.quote(str(environment.absolute(value)))}"
-            yield switches.misread(self, variable, Severity.RECOMPILES, outcome, fix)
         elif not Path(value).parent.is_dir():
             outcome = "has no parent folder, and releases before 2024 make only the last one: they keep nothing"
-            yield switches.misread(self, variable, Severity.RECOMPILES, outcome, f"mkdir -p {shlex.quote(value)}")
+            fix = f"mkdir -p {shlex.quote(value)}"
+        else:
+            return
+        yield switches.misread(self, variable, severity, outcome, fix)
 
     def _limited(self) -> Iterator[facts.Finding]:
         variable, value = self._first(_SIZES)

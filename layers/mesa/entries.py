@@ -16,15 +16,16 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.base.errors import LayerError
 from cachectl.layers.base.facts import Entry
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.formats import spirv
+from cachectl.layers.formats.details import Cut, fields, names_or_none
+from cachectl.layers.formats.device_binaries import SPIRV, spirv_kernels
 from cachectl.layers.formats.elf import MAGIC as ELF_MAGIC
 
 #: Bytes that contain the header of every driver and device; GL's longer headers are read whole.
@@ -81,22 +82,21 @@ def read_header(data: bytes) -> Header | None:
     names = _NAMES.match(data, 1)
     if data[:1] != bytes([_VERSION]) or names is None:
         return None
-    at = names.end()
-    if len(data) < at + _FIXED.size:
-        return None
-    pointer, _, kind = _FIXED.unpack_from(data, at)
-    if pointer not in _POINTERS or kind not in _KINDS:
-        return None
     driver, device = names[1].decode("ascii"), names[2].decode("ascii")
-    at += _FIXED.size
-    if kind == _GLSL:
-        if len(data) < at + _COUNT.size:
-            return Header(driver, device, graphics=True, payload=None)
-        at += _COUNT.size + _COUNT.unpack_from(data, at)[0] * _KEY
-    if len(data) < at + _CHECKED.size:
-        return Header(driver, device, kind == _GLSL, None)
-    checksum, inflated = _CHECKED.unpack_from(data, at)
-    return Header(driver, device, kind == _GLSL, at + _CHECKED.size, checksum, inflated)
+    graphics, at = False, names.end()
+    try:
+        pointer, _, kind = fields(_FIXED, data, at)
+        if pointer not in _POINTERS or kind not in _KINDS:
+            return None
+        graphics, at = kind == _GLSL, at + _FIXED.size
+    except Cut:
+        return None
+    try:
+        if graphics:
+            at += _COUNT.size + fields(_COUNT, data, at)[0] * _KEY
+        return Header(driver, device, graphics, at + _CHECKED.size, *fields(_CHECKED, data, at))
+    except Cut:
+        return Header(driver, device, graphics, None)
 
 
 def checksum(data: bytes) -> int:
@@ -109,10 +109,7 @@ def complaint(data: bytes) -> str | None:
     header = read_header(data)
     if header is None or header.payload is None:
         return "has no whole header"
-    packed = data[header.payload :]
-    if checksum(packed) != header.checksum:
-        return "its checksum does not match"
-    return None
+    return None if checksum(data[header.payload :]) == header.checksum else "its checksum does not match"
 
 
 def is_foreign(data: bytes) -> bool:
@@ -128,29 +125,24 @@ def inflate(data: bytes) -> bytes:
     header = read_header(data)
     if header is None or header.payload is None or header.inflated > _LARGEST:
         raise ValueError("its header is missing or impossible")
-    packed = data[header.payload :]
-    unpack = _unpack_zstd if packed.startswith(_ZSTD) else _unpack_zlib
-    content = unpack(packed, header.inflated + 1)
+    packed, most = data[header.payload :], header.inflated + 1
+    if not packed.startswith(_ZSTD):
+        content = _attempted(zlib.decompressobj().decompress, zlib.error, packed, most)
+    else:
+        try:
+            from cachectl.layers.formats import zstd
+        except ImportError as error:
+            raise ValueError("this Python was built without zstd") from error
+        content = _attempted(zstd.decompressor().decompress, zstd.ZstdError, packed, most)
     if len(content) != header.inflated:
         raise ValueError("its length is not the one in its header")
     return content
 
 
-def _unpack_zlib(packed: bytes, most: int) -> bytes:
+def _attempted(unpack: Callable[[bytes, int], bytes], failure: type[Exception], packed: bytes, most: int) -> bytes:
     try:
-        return zlib.decompressobj().decompress(packed, most)
-    except zlib.error as error:
-        raise ValueError(str(error)) from error
-
-
-def _unpack_zstd(packed: bytes, most: int) -> bytes:
-    try:
-        from cachectl.layers.formats import zstd
-    except ImportError as error:
-        raise ValueError("this Python was built without zstd") from error
-    try:
-        return zstd.decompressor().decompress(packed, max_length=most)
-    except zstd.ZstdError as error:
+        return unpack(packed, most)
+    except failure as error:
         raise ValueError(str(error)) from error
 
 
@@ -158,9 +150,9 @@ def kernels(content: bytes) -> tuple[str, ...] | None:
     """Return the OpenCL kernels in an unpacked payload; ``None`` where it names none, as machine code."""
     if content.startswith(ELF_MAGIC):
         return None
-    if content.startswith(spirv.MAGIC):
-        return spirv.kernels(content)
-    return tuple(sorted({match[1].decode("ascii") for match in _WRAPPED.finditer(content)})) or None
+    if content.startswith(SPIRV):
+        return spirv_kernels(content)
+    return names_or_none(match[1].decode("ascii") for match in _WRAPPED.finditer(content))
 
 
 def name_of(key: str) -> str:
@@ -196,66 +188,41 @@ def kernels_in(data: bytes) -> tuple[str, ...] | None:
         return None
 
 
-class Owners:
-    """The owners of some entries, by driver and device; ``unread`` are the errors of those that could not be read."""
-
-    def __init__(self, raws: Iterable[RawEntry]) -> None:
-        self.unread: dict[Path, LayerError] = {}
-        self._groups: dict[tuple[str, str], list[RawEntry]] = {}
-        self._guests: dict[tuple[str, str], str | None] = {}
-        for raw in raws:
-            if raw.header is not None:
-                self._groups.setdefault(raw.header.maker, []).append(raw)
-
-    def entry(self, raw: RawEntry, *, contents: bool) -> Entry:
-        """Return an entry with its owner; only ``contents`` unpacks the names of kernels."""
+def owned(raws: Sequence[RawEntry], *, contents: bool) -> Iterator[Entry]:
+    """Yield entries with their owners, told by driver and device; only ``contents`` unpacks the names of kernels."""
+    groups: dict[tuple[str, str], list[RawEntry]] = {}
+    for raw in raws:
+        if raw.header is not None:
+            groups.setdefault(raw.header.maker, []).append(raw)
+    guests = {maker: _guest(maker, group) for maker, group in groups.items()}
+    words = {None: "OpenCL", _GRAPHICS: "GL or Vulkan"}
+    for raw in raws:
         header = raw.header
         if header is None:
-            return replace(raw.entry, guest=_UNKNOWN)
-        guest = self._guest(header.maker)
-        return replace(
+            yield replace(raw.entry, guest=_UNKNOWN)
+            continue
+        guest = guests[header.maker]
+        yield replace(
             raw.entry,
-            kernels=self._kernels(raw) if contents and guest is None else None,
+            kernels=_kernels_of(raw) if contents and guest is None else None,
             device=header.device,
             versions={"driver": header.driver},
-            detail={"of": "OpenCL" if guest is None else "GL or Vulkan" if guest == _GRAPHICS else "unknown"},
+            detail={"of": words.get(guest, "unknown")},
             guest=guest,
         )
 
-    def _guest(self, maker: tuple[str, str]) -> str | None:
-        """Return the owner of what a driver has stored for a device; ``None`` for OpenCL."""
-        if maker not in self._guests:
-            group = self._groups[maker]
-            if any(raw.header.graphics for raw in group if raw.header is not None):
-                guest: str | None = _GRAPHICS
-            elif RUSTICL in maker:
-                guest = None
-            else:
-                # Kernels are smaller than the code that a driver makes from them.
-                smallest = sorted(group, key=lambda raw: raw.entry.bytes)[:_LOOKS]
-                guest = None if any(map(self._kernels, smallest)) else _UNKNOWN
-            self._guests[maker] = guest
-        return self._guests[maker]
 
-    def _kernels(self, raw: RawEntry) -> tuple[str, ...] | None:
-        try:
-            return kernels_in(raw.read() or b"")
-        except LayerError as error:
-            self.unread[raw.entry.root / raw.entry.key] = error
-            return None
+def _guest(maker: tuple[str, str], group: Sequence[RawEntry]) -> str | None:
+    """Return the owner of what a driver has stored for a device; ``None`` for OpenCL."""
+    if any(raw.header.graphics for raw in group if raw.header is not None):
+        return _GRAPHICS
+    # Kernels are smaller than the code that a driver makes from them.
+    smallest = sorted(group, key=lambda raw: raw.entry.bytes)[:_LOOKS]
+    return None if RUSTICL in maker or any(map(_kernels_of, smallest)) else _UNKNOWN
 
-    def without_kernel(self, keys: Collection[str]) -> Iterator[Entry]:
-        """Yield the other entries of OpenCL that nothing could recognise without those of some keys."""
-        for maker, group in self._groups.items():
-            rest = [raw for raw in group if raw.entry.key not in keys]
-            by_kernels = len(rest) < len(group) and RUSTICL not in maker and self._guest(maker) is None
-            # A kernel that cannot be read may remain.
-            if by_kernels and not any(map(self._kernels, rest)) and not self.unread:
-                yield from (self.entry(raw, contents=False) for raw in rest)
 
-    def last_kernels(self) -> set[str]:
-        """Return the key of a kernel of each driver and device that only kernels show to be OpenCL's."""
-        groups = (group for maker, group in self._groups.items() if RUSTICL not in maker)
-        by_size = (sorted(group, key=lambda raw: raw.entry.bytes) for group in groups)
-        found = (next(filter(self._kernels, group), None) for group in by_size)
-        return {raw.entry.key for raw in found if raw is not None}
+def _kernels_of(raw: RawEntry) -> tuple[str, ...] | None:
+    # Verify reports what cannot be read.
+    with suppress(LayerError):
+        return kernels_in(raw.read() or b"")
+    return None

@@ -13,28 +13,22 @@ import errno
 import os
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
-from cachectl.layers.base import facts
-from cachectl.layers.base.errors import (
-    LARGEST_ENTRY,
-    LARGEST_INDEX,
-    Busy,
-    Damaged,
-    EntryExists,
-    LayerError,
-    Unreachable,
-    too_large,
-)
+from cachectl.layers.base import errors, facts
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Refused, Unreachable
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk.atomic import create, cut, move_in, own_folder, write_all
 from cachectl.layers.disk.handles import NO_ROOM, descend, opened_root, status_of
 from cachectl.layers.disk.locking import is_same_file, release_flock, try_flock, wait_until
 from cachectl.layers.disk.plain import STAGE, open_plain
 from cachectl.layers.disk.presence import means_absent
+from cachectl.layers.disk.trust import belonging_to, owner_of
 from cachectl.layers.mesa import entries
 
 _CHUNK: Final = 1 << 20
@@ -55,15 +49,6 @@ _DB_HEAD: Final = struct.Struct("<8sIQ")
 _DB_ENTRY: Final = struct.Struct("<20sII")
 #: The key's beginning, length, nanoseconds of the last use since the machine started, place.
 _DB_RECORD: Final = struct.Struct("<QIQQ")
-
-
-class IndexRecord(NamedTuple):
-    """A record of an index: the name of an entry (or its beginning), and where its frame begins in the data file."""
-
-    name: str
-    begin: int
-    length: int | None = None
-    used: int = 0
 
 
 class Blob(NamedTuple):
@@ -87,6 +72,10 @@ class Blob(NamedTuple):
         return (self.length, self.checksum)
 
 
+#: Reads so many bytes at a place of a data file; ``None`` if they are not there.
+Reader: TypeAlias = Callable[[int, int], bytes | None]
+
+
 class Fossilize:
     """The single-file store of one driver and device (``MESA_DISK_CACHE_SINGLE_FILE``).
 
@@ -106,28 +95,27 @@ class Fossilize:
         """Return why Mesa would not use a pair, given its heads; ``None`` if it would. It fills an empty index."""
         if any(head[:-1] == _MAGIC[:-1] and head[-1] and head not in _MAGICS for head in (index, data)):
             return entries.FOREIGN
-        for what, head in (("index", index), ("data file", data)):
-            if head and head not in _MAGICS:
-                return f"the {what} lacks Mesa's header, so Mesa stores and finds nothing there"
-        return "the data file is empty, so Mesa stores and finds nothing there" if index and not data else None
+        whole = all(head in (b"", *_MAGICS) for head in (index, data)) and bool(data or not index)
+        return None if whole else "a file lacks Mesa's header, so Mesa stores and finds nothing there"
 
-    def places(self, index: bytes) -> Iterator[IndexRecord]:
-        """Yield the records of an index, which are entries with places, up to the first wrong one, where Mesa stops."""
+    def blobs(self, index: bytes, read: Reader) -> Iterator[tuple[str, Blob | None]]:
+        """Yield each name in an index with its entry, ``None`` if another, or none, is at its place.
+
+        It ends at the first record that is no entry with a place, as Mesa does.
+        """
         size = self.frame + _PLACE.size
         for at in range(self.head, len(index) - size + 1, size):
             name = index[at : at + 40]
             if _HEADER.unpack_from(index, at + 40)[0] != _PLACE.size or not _NAME.fullmatch(name):
                 return
             # Places are those of headers, and names stand before them.
-            yield IndexRecord(name.decode(), _PLACE.unpack_from(index, at + self.frame)[0] - 40)
-
-    def blob(self, place: IndexRecord, frame: bytes) -> Blob | None:
-        """Return the entry whose frame is at a place; ``None`` if another, or none, is there."""
-        if place.begin < 0 or len(frame) != self.frame or frame[:40] != place.name.encode():
-            return None
-        length, _, checksum, _ = _HEADER.unpack_from(frame, 40)
-        start = place.begin + self.frame
-        return Blob(place.name, place.begin, start, start + length, checksum)
+            begin = _PLACE.unpack_from(index, at + self.frame)[0] - 40
+            frame, blob = read(begin, self.frame), None
+            if frame is not None and frame[:40] == name:
+                length, _, checksum, _ = _HEADER.unpack_from(frame, 40)
+                start = begin + self.frame
+                blob = Blob(name.decode(), begin, start, start + length, checksum)
+            yield name.decode(), blob
 
     def framed(self, name: str, content: bytes) -> bytes:
         """Return an entry behind its frame, name and header."""
@@ -153,33 +141,28 @@ class Database:
 
     def complaint(self, data: bytes, index: bytes) -> str | None:
         """Check the heads. Mesa empties both files if they do not match."""
-        whole = data == index and len(data) == self.head
         if not data and not index:
             return None
-        whole_heads = (_DB_HEAD.unpack(head) for head in (data, index) if len(head) == self.head)
-        if any(magic == _DB_MAGIC and version not in (0, _DB_VERSION) for magic, version, _ in whole_heads):
+        heads = [_DB_HEAD.unpack(head) for head in (data, index) if len(head) == self.head]
+        if any(magic == _DB_MAGIC and version not in (0, _DB_VERSION) for magic, version, _ in heads):
             return entries.FOREIGN
-        if whole and _DB_HEAD.unpack(data)[:2] == (_DB_MAGIC, _DB_VERSION) and _DB_HEAD.unpack(data)[2]:
+        if data == index and heads and heads[0][:2] == (_DB_MAGIC, _DB_VERSION) and heads[0][2]:
             return None
         return "the two files do not belong together: the next program drops every entry"
 
-    def places(self, index: bytes) -> Iterator[IndexRecord]:
-        """Yield the records."""
-        for at in range(self.head, len(index) - _DB_RECORD.size + 1, _DB_RECORD.size):
-            beginning, length, used, begin = _DB_RECORD.unpack_from(index, at)
-            if not (beginning and length and self.head <= begin < 1 << 63):
-                return
-            yield IndexRecord(beginning.to_bytes(8, "little").hex(), begin, length, used)
-
-    def blob(self, place: IndexRecord, frame: bytes) -> Blob | None:
+    def blobs(self, index: bytes, read: Reader) -> Iterator[tuple[str, Blob | None]]:
         """Compare the beginning of the name, and the length."""
-        if len(frame) != self.frame:
-            return None
-        key, checksum, length = _DB_ENTRY.unpack(frame)
-        if not key.hex().startswith(place.name) or length != place.length:
-            return None
-        start = place.begin + self.frame
-        return Blob(key.hex(), place.begin, start, start + length, checksum, place.used)
+        for at in range(self.head, len(index) - _DB_RECORD.size + 1, _DB_RECORD.size):
+            beginning, stated, used, begin = _DB_RECORD.unpack_from(index, at)
+            if not (beginning and stated and self.head <= begin < 1 << 63):
+                return
+            name, frame, blob = beginning.to_bytes(8, "little").hex(), read(begin, self.frame), None
+            if frame is not None:
+                key, checksum, length = _DB_ENTRY.unpack(frame)
+                start = begin + self.frame
+                if key.hex().startswith(name) and length == stated:
+                    blob = Blob(key.hex(), begin, start, start + length, checksum, used)
+            yield name, blob
 
     def framed(self, name: str, content: bytes) -> bytes:
         """Put key, checksum and length before an entry."""
@@ -207,13 +190,13 @@ class Pair:
     """A data file with its index, in a folder below a root."""
 
     def __init__(
-        self, form: Format, layer: str, root: Path, folder: tuple[str, ...] = (), *, lock_timeout: float
+        self, form: Format, layer: str, root: Path, folder: tuple[str, ...] = (), *, environment: Environment
     ) -> None:
         self.form = form
         self.layer = layer
         self.root = root
         self.folder = folder
-        self.lock_timeout = lock_timeout
+        self.environment = environment
 
     @property
     def path(self) -> Path:
@@ -222,69 +205,69 @@ class Pair:
 
     def blobs(self) -> list[Blob]:
         """Return the entries. A later one replaces an earlier one of the same name, as in Mesa's table."""
-        with self._opened(write=False) as files:
-            return [] if files is None else self._listed(files)
+        with self._opened() as files:
+            return self._listed(files)
 
     def damage(self) -> str | None:
         """Return why Mesa cannot use the files, or not all of their entries; ``None`` if it can."""
-        with self._opened(write=False) as files:
-            if files is None:
-                return None
-            if (complaint := self._complaint(files)) is not None:
-                return complaint
-            lost = len({place.name[:16] for place in self.form.places(_whole(files.places))}) - len(self._listed(files))
+        with self._opened() as files:
+            if files is None or (complaint := self._complaint(files)) is not None:
+                return None if files is None else complaint
+            names = {name[:16] for name, _ in self._blobs(files)}
+            lost = len(names) - len(self._listed(files))
             return f"its index lists {lost} entries that the data file lacks" if lost > 0 else None
 
     def read(self, blob: Blob, limit: int = -1) -> bytes | None:
         """Read an entry, or its first ``limit`` bytes; ``None`` if the files are missing."""
-        with self._opened(write=False) as files:
+        with self._opened() as files:
             return None if files is None else _content(files.data, blob, limit)
 
     def _complaint(self, files: _Open) -> str | None:
         heads = (os.pread(handle, self.form.head, 0) for handle in (files.data, files.places))
         return self.form.complaint(*heads)
 
-    def _listed(self, files: _Open) -> list[Blob]:
-        if self._complaint(files) is not None:
+    def _listed(self, files: _Open | None) -> list[Blob]:
+        if files is None or self._complaint(files) is not None:
             return []
         end = os.fstat(files.data).st_size
-        found = {}
-        for place in self.form.places(_whole(files.places)):
-            if 0 <= place.begin < end:
-                blob = self.form.blob(place, os.pread(files.data, self.form.frame, place.begin))
-                if blob is not None and blob.end <= end:
-                    found[blob.name] = blob
+        found = {blob.name: blob for _, blob in self._blobs(files) if blob is not None and blob.end <= end}
         return list(found.values())
+
+    def _blobs(self, files: _Open) -> Iterator[tuple[str, Blob | None]]:
+        end = os.fstat(files.data).st_size
+
+        def read(begin: int, length: int) -> bytes | None:
+            return os.pread(files.data, length, begin) if 0 <= begin <= end - length else None
+
+        return self.form.blobs(_whole(files.places), read)
 
     def remove(self, stamps: Mapping[str, tuple[int, ...]]) -> facts.Outcome:
         """Remove the entries of these names that have not changed. Raises :class:`LayerError` before any change."""
-        before: dict[str, Blob] = {}
+        listed: list[Blob] = []
         size = 0
+        failed: LayerError | None = None
         try:
             with self._changing() as files:
-                stay = dict.fromkeys(stamps, "already gone")
-                if files is None:
-                    return facts.Outcome(self.layer, skipped=_notes(stay))
-                size, before = self._bytes(files), {blob.name: blob for blob in self._listed(files)}
-                for name in stamps.keys() & before:
-                    stay[name] = "changed since it was planned"
-                    if before[name].stamp == stamps[name]:
-                        del stay[name]
-                kept = [blob for blob in before.values() if blob.name not in stamps or blob.name in stay]
-                if len(kept) < len(before):
+                size, listed = self._bytes(files), self._listed(files)
+                kept = [blob for blob in listed if stamps.get(blob.name) != blob.stamp]
+                if files is not None and len(kept) < len(listed):
                     self._keep(files, kept)
-                freed = max(0, size - self._bytes(files))
-                return facts.Outcome(self.layer, len(before) - len(kept), freed, skipped=_notes(stay))
+                left, rest = {blob.name for blob in kept}, self._bytes(files)
         except LayerError as error:
-            if not before:
+            if not listed:
                 raise
+            failed = error
             # More may be gone than was planned.
-            with self._opened(write=False) as files:
-                left = set() if files is None else {blob.name for blob in self._listed(files)}
-                freed = 0 if files is None else max(0, size - self._bytes(files))
-            failed = _notes(dict.fromkeys(stamps.keys() & left, error.message))
-            failed = failed or (facts.Note(str(self.path), str(error)),)
-            return facts.Outcome(self.layer, len(before) - len(left), freed, failed=failed)
+            with self._opened() as files:
+                left, rest = {blob.name for blob in self._listed(files)}, self._bytes(files)
+        outcome = facts.Outcome(self.layer, sum(blob.name not in left for blob in listed), max(0, size - rest))
+        if failed is not None:
+            notes = [facts.Note(entries.key_of(name), failed.message) for name in stamps if name in left]
+            return replaced(outcome, failed=tuple(notes) or (facts.Note(str(self.path), str(failed)),))
+        stay = dict.fromkeys(left, "changed since it was planned")
+        stay |= dict.fromkeys(stamps.keys() - {blob.name for blob in listed}, "already gone")
+        notes = [facts.Note(entries.key_of(name), stay[name]) for name in stamps if name in stay]
+        return replaced(outcome, skipped=tuple(notes))
 
     def put(self, name: str, content: bytes, *, replace: bool) -> None:
         """Add an entry. Raises :class:`EntryExists` if a different one has the name and ``replace`` is not set."""
@@ -317,10 +300,9 @@ class Pair:
         try:
             for handle, added in ((files.data, framed), (files.places, self.form.record(blob))):
                 # Without an index Mesa writes its head.
-                start = ends[handle] or self.form.head
                 if not ends[handle]:
                     write_all(handle, (self.form.new_head(),), 0)
-                write_all(handle, (added,), start)
+                write_all(handle, (added,), ends[handle] or self.form.head)
                 os.fsync(handle)
         except OSError:
             for handle, end in ends.items():
@@ -340,14 +322,14 @@ class Pair:
             return
         with ExitStack() as stack:
             stage = stack.enter_context(own_folder(files.root, STAGE))
-            handles = {}
-            for name in ("empty", "data", "index"):
-                handles[name] = create(name, stage, os.fstat(files.data).st_mode & 0o777)
-                stack.callback(os.close, handles[name])
-                write_all(handles[name], (self.form.new_head(),), 0)
-            self._copy(files.data, kept, handles["data"], handles["index"])
             # Between the steps programs find nothing, instead of wrong bytes.
             names = {"empty": self.form.index_name, "data": self.form.data_name, "index": self.form.index_name}
+            handles = {}
+            for staged in names:
+                handles[staged] = create(staged, stage, os.fstat(files.data).st_mode & 0o777)
+                stack.callback(os.close, handles[staged])
+                write_all(handles[staged], (self.form.new_head(),), 0)
+            self._copy(files.data, kept, handles["data"], handles["index"])
             for staged, name in names.items():
                 os.fsync(handles[staged])
                 move_in(staged, stage, name, files.folder)
@@ -368,47 +350,53 @@ class Pair:
         write_all(index, (records,), self.form.head)
         cut(index, self.form.head + len(records))
 
-    def _bytes(self, files: _Open) -> int:
-        found = (status_of(files.folder, name) for name in (self.form.data_name, self.form.index_name))
+    def _bytes(self, files: _Open | None) -> int:
+        names = () if files is None else (self.form.data_name, self.form.index_name)
+        found = (status_of(files.folder, name) for name in names if files is not None)
         return sum(status.st_size for status in found if status is not None)
 
     @contextmanager
-    def _opened(self, *, write: bool, make: bool = False) -> Iterator[_Open | None]:
-        flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if make else 0)
-        with ExitStack() as stack:
+    def _opened(self, flags: int = os.O_RDONLY) -> Iterator[_Open | None]:
+        make = bool(flags & os.O_CREAT)
+        verb = "open"
+        try:
+            with ExitStack() as stack:
+                files = self._open(stack, flags, make=make)
+                verb = "change" if flags & os.O_RDWR else "read"
+                yield files
+        except LayerError:
+            raise
+        except OSError as error:
+            advice = "; make room and try again" if error.errno in NO_ROOM else ""
+            raise Unreachable(self.layer, f"cannot {verb}: {error.strerror or error}{advice}", self.path) from error
+
+    def _open(self, stack: ExitStack, flags: int, *, make: bool) -> _Open | None:
+        """Open both files; ``None`` if one is missing. Raises :class:`OSError`."""
+        if make:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        root = stack.enter_context(opened_root(self.root))
+        folder = None if root is None else descend(stack, root, self.folder, make=make)
+        if root is None or folder is None:
+            return None
+        handles = []
+        for name in (self.form.data_name, self.form.index_name):
             try:
-                if make:
-                    self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-                root = stack.enter_context(opened_root(self.root))
-                folder = None if root is None else descend(stack, root, self.folder, make=make)
-                if root is None or folder is None:
-                    yield None
-                    return
-                handles = []
-                for name in (self.form.data_name, self.form.index_name):
-                    handles.append(open_plain(name, dir_fd=folder, flags=flags))
-                    stack.callback(os.close, handles[-1])
+                handles.append(open_plain(name, dir_fd=folder, flags=flags))
             except OSError as error:
                 if not means_absent(error):
-                    raise self._unreachable("open", error) from error
-                yield None
-                return
-            try:
-                yield _Open(root, folder, *handles)
-            except LayerError:
-                raise
-            except OSError as error:
-                raise self._unreachable("change" if write else "read", error) from error
-
-    def _unreachable(self, verb: str, error: OSError) -> Unreachable:
-        advice = "; make room and try again" if error.errno in NO_ROOM else ""
-        return Unreachable(self.layer, f"cannot {verb}: {error.strerror or error}{advice}", self.path)
+                    raise
+                return None
+            stack.callback(os.close, handles[-1])
+        return _Open(root, folder, *handles)
 
     @contextmanager
     def _changing(self, *, make: bool = False) -> Iterator[_Open | None]:
         """Open both files, lock them against Mesa and other cachectls, and check that they were not replaced."""
+        owner = owner_of(self.path.parent, self.path.name) if self.environment.superuser else 0
+        if owner:
+            raise Refused(self.layer, belonging_to(owner), self.path)
         for _ in range(_TRIES):
-            with self._opened(write=True, make=make) as files:
+            with self._opened(os.O_RDWR | (os.O_CREAT if make else 0)) as files:
                 if files is None:
                     yield None
                     return
@@ -424,8 +412,9 @@ class Pair:
 
     @contextmanager
     def _locked(self, handle: int) -> Iterator[None]:
-        if not wait_until(lambda: try_flock(handle), self.lock_timeout):
-            message = f"locked by another process for more than {self.lock_timeout:g} s; try again later, or use --wait"
+        seconds = self.environment.lock_timeout
+        if not wait_until(lambda: try_flock(handle), seconds):
+            message = f"locked by another process for more than {seconds:g} s; try again later, or use --wait"
             raise Busy(self.layer, message, self.path)
         try:
             yield
@@ -435,10 +424,6 @@ class Pair:
                 release_flock(handle)
 
 
-def _notes(reasons: Mapping[str, str]) -> tuple[facts.Note, ...]:
-    return tuple(facts.Note(entries.key_of(name), why) for name, why in reasons.items())
-
-
 def _write_heads(files: _Open, head: bytes) -> None:
     for handle in (files.data, files.places):
         write_all(handle, (head,), 0)
@@ -446,13 +431,13 @@ def _write_heads(files: _Open, head: bytes) -> None:
 
 
 def _content(data: int, blob: Blob, limit: int) -> bytes:
-    if limit < 0 and blob.length > LARGEST_ENTRY:
-        raise OSError(errno.EFBIG, f"the entry {too_large(blob.length, LARGEST_ENTRY)}")
+    if limit < 0 and blob.length > errors.LARGEST_ENTRY:
+        raise OSError(errno.EFBIG, f"the entry {errors.too_large(blob.length, errors.LARGEST_ENTRY)}")
     return os.pread(data, blob.length if limit < 0 else min(limit, blob.length), blob.start)
 
 
 def _whole(handle: int) -> bytes:
     size = os.fstat(handle).st_size
-    if size > LARGEST_INDEX:
-        raise OSError(errno.EFBIG, f"the index {too_large(size, LARGEST_INDEX)}")
+    if size > errors.LARGEST_INDEX:
+        raise OSError(errno.EFBIG, f"the index {errors.too_large(size, errors.LARGEST_INDEX)}")
     return os.pread(handle, size, 0)

@@ -10,20 +10,18 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.errors import Damaged, LayerError, Refused, Unreachable
+from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import counting, each_part, remove_counted, unreadable
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import means_no_file, status_at
-from cachectl.layers.disk.trust import belonging_to, owner_of
 from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.mesa import entries
-from cachectl.layers.mesa.cache import DATABASE, FOLDERS, MULTI_FILE, OPENED, SINGLE_FILE
-from cachectl.layers.mesa.entries import Owners, RawEntry, kernels_in, key_of, name_of, raw_of
+from cachectl.layers.mesa.cache import DATABASE, MULTI_FILE, OPENED, SINGLE_FILE
+from cachectl.layers.mesa.entries import RawEntry, kernels_in, key_of, name_of, raw_of
 from cachectl.layers.mesa.pairs import Blob, Database, Format, Fossilize, Pair
 from cachectl.layers.stores.tree import Leaf, Shape, Tree, always, scan_each
 from cachectl.layers.stores.tree_store import TreeStore
@@ -47,11 +45,7 @@ _REST_TIME: Final = 3600.0
 _INDEX: Final = struct.Struct("<Q")
 _INDEX_SIZE: Final = _INDEX.size + 65536 * 20
 _BLOCK: Final = 512
-#: The difference in bytes that the count of the index may have before it costs anything.
-_TOLERANCE: Final = 1 << 24
 
-#: Why the last kernel of a driver stays.
-_KEPT: Final = "is left until the machine code of its driver can be removed"
 _NEVER: Final = "Mesa compiles it again in every run, and never replaces it"
 _DROPS: Final = "Mesa then drops every entry of the file"
 
@@ -72,17 +66,13 @@ class ShaderCache(TreeStore):
         """Yield entries, each with its owner; only ``contents`` unpacks kernel names."""
         raws: list[RawEntry] = []
         for found in self._raws(root):
-            if isinstance(found, RawEntry):
-                raws.append(found)
-            else:
+            if not isinstance(found, RawEntry):
                 yield found
-        whose = Owners(raws)
-        for raw in raws:
-            if raw.header is None:
-                yield facts.Problem(root.path / raw.entry.key, "damaged", f"has no header of an entry: {_NEVER}")
-            yield whose.entry(raw, contents=contents)
-        for path, error in whose.unread.items():
-            yield facts.Problem(path, "unreadable", error.message)
+                continue
+            raws.append(found)
+            if found.header is None:
+                yield facts.Problem(root.path / found.entry.key, "damaged", f"has no header of an entry: {_NEVER}")
+        yield from entries.owned(raws, contents=contents)
 
     def _raws(self, root: facts.Root) -> Iterator[RawEntry | facts.Found]:
         """Yield the entries of any form, and everything else in a root."""
@@ -136,7 +126,7 @@ class ShaderCache(TreeStore):
     def pair_of(self, root: facts.Root, key: str) -> Pair:
         """Return the pair of files that a file belongs to."""
         folder = tuple(key.split("/")[:-1])
-        return Pair(self._form(root), self.name, root.path, folder, lock_timeout=self.environment.lock_timeout)
+        return Pair(self._form(root), self.name, root.path, folder, environment=self.environment)
 
     def pairs(self, root: facts.Root) -> list[Pair]:
         """Return every pair of files in a root. Raises :class:`Unreachable` if one may have been overlooked."""
@@ -193,15 +183,7 @@ class ShaderCache(TreeStore):
             super().write(root, key, artifact, replace=replace)
             return
         self.files_of(key, artifact)
-        pair = self.pair_for(root, artifact.data, name_of(key))
-        if (reason := self._of_another(pair)) is not None:
-            raise Refused(self.name, reason, pair.path)
-        pair.put(name_of(key), artifact.data, replace=replace)
-
-    def _of_another(self, pair: Pair) -> str | None:
-        """Return why the superuser leaves a pair of another user; ``None`` for any other pair and user."""
-        owner = owner_of(pair.path.parent, pair.path.name) if self.environment.superuser else 0
-        return belonging_to(owner) if owner else None
+        self.pair_for(root, artifact.data, name_of(key)).put(name_of(key), artifact.data, replace=replace)
 
     def _write_together(
         self, root: facts.Root, artifacts: Sequence[facts.Artifact]
@@ -228,77 +210,37 @@ class ShaderCache(TreeStore):
     # ------------------------------------------------------------------ clear
 
     def in_use(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
-        """Skip what a running process may be writing or have open. Entries may be removed at any time.
-
-        Machine code is removed with the last kernel of its driver and device: without a kernel, nothing shows
-        that it is OpenCL's.
-        """
-        targets = list(targets)
-        targets += self._without_kernel(targets)
+        """Skip files that a running process may be writing or have open. Entries may be removed at any time."""
         users = using(OPENED, processes=self.environment.processes)
         now = self.environment.clock()
         for target in targets:
-            age = now - (target.modified or now)
             reason = None
             if isinstance(target, facts.Orphan) and target.idle_only and users != ():
-                if any(shape.accepts(target.key) for shape in _PAIRED):
+                is_pair = any(shape.accepts(target.key) for shape in _PAIRED)
+                if is_pair or now - target.modified <= _REST_TIME:
                     reason = f"may be open in {process_names(users)}"
-                elif age <= _REST_TIME:
-                    reason = f"changed {max(0, age):.0f} s ago, and Mesa is in use by {process_names(users)}"
             yield target, reason
-
-    def _without_kernel(self, targets: Iterable[facts.Removable]) -> Iterator[facts.Entry]:
-        """Yield the entries of OpenCL that nothing could recognise without the targets."""
-        going: dict[Path, set[str]] = {}
-        for target in targets:
-            if isinstance(target, facts.Entry) and target.guest is None:
-                going.setdefault(target.root, set()).add(target.key)
-        for path, keys in going.items():
-            role = next(role for role, folder in FOLDERS.items() if folder == path.name)
-            found = list(self._raws(facts.Root(path, facts.Scope.USER, "", role)))
-            # A kernel that cannot be read may remain.
-            if not any(isinstance(thing, facts.Problem) and thing.hides for thing in found):
-                raws = (raw for raw in found if isinstance(raw, RawEntry))
-                yield from Owners(raws).without_kernel(keys)
 
     def remove(self, root: facts.Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Unlink entries and count the size again; in larger files, remove them under the lock of their file."""
         if root.role == MULTI_FILE:
-            return remove_counted(self.name, self.changing(root), lambda _: self._remove_entries(root, targets))
-        whole = [target for target in targets if not _ENTRIES.accepts(target.key)]
-        outcome = self._remove_files(root, whole)
+            # Kernels are small. Without one, nothing shows that the machine code of a driver is OpenCL's.
+            largest_first = sorted(targets, key=lambda target: target.bytes, reverse=True)
+            return remove_counted(self.name, self.changing(root), lambda _: self._remove_files(root, largest_first))
         wanted = {name_of(target.key): target.stamp for target in targets if _ENTRIES.accepts(target.key)}
+        outcome = self._remove_files(root, [target for target in targets if not _ENTRIES.accepts(target.key)])
         left = set(wanted)
-        trouble: str | None = None
+        parts = []
         # List all files before changing one, so that no failure to list hides what was removed.
         for pair in self.pairs(root) if wanted else ():
-            try:
-                if (reason := self._of_another(pair)) is not None:
-                    trouble = reason
-                    continue
-                stamps = {blob.name: wanted[blob.name] for blob in pair.blobs() if blob.name in wanted}
-                if stamps:
-                    outcome = outcome.plus(pair.remove(stamps))
-                    left -= stamps.keys()
-            except LayerError as error:
-                trouble = error.message
-        notes = tuple(facts.Note(key_of(name), trouble or "already gone") for name in sorted(left))
-        return outcome.plus(
-            facts.Outcome(self.name, failed=notes) if trouble else facts.Outcome(self.name, skipped=notes)
+            stamps = {blob.name: wanted[blob.name] for blob in pair.blobs() if blob.name in wanted}
+            if stamps:
+                parts.append((str(pair.path), (), partial(pair.remove, stamps)))
+                left -= stamps.keys()
+        gone = facts.Outcome(
+            self.name, skipped=tuple(facts.Note(key_of(name), "already gone") for name in sorted(left))
         )
-
-    def _remove_entries(self, root: facts.Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
-        """Remove a kernel of each driver and device last, and only if everything else could be removed.
-
-        Without a kernel nothing shows whose they are, so after an interruption no purge would remove them.
-        """
-        keys = {target.key for target in targets}
-        raws = (found for found in self._raws(root) if isinstance(found, RawEntry) and found.entry.key in keys)
-        last = Owners(raws).last_kernels()
-        outcome = self._remove_files(root, [target for target in targets if target.key not in last])
-        if outcome.failed or outcome.skipped:
-            return outcome.plus(facts.Outcome(self.name, skipped=tuple(facts.Note(key, _KEPT) for key in sorted(last))))
-        return outcome.plus(self._remove_files(root, [target for target in targets if target.key in last]))
+        return outcome.plus(gone).plus(each_part(self.name, parts))
 
     def _remove_files(self, root: facts.Root, targets: Iterable[facts.Removable]) -> facts.Outcome:
         """Remove files by their shapes; any tree removes cachectl's own."""
@@ -343,33 +285,34 @@ class ShaderCache(TreeStore):
         """Check header and checksum of every entry of any driver: Mesa repairs none of them."""
         effect = _DROPS if root.role == DATABASE else _NEVER
         for found in self._raws(root):
-            if isinstance(found, facts.Problem):
+            if isinstance(found, RawEntry):
+                yield from self._examined(root, found, effect)
+            elif isinstance(found, facts.Problem):
                 whole = found.code == "damaged" and root.role != MULTI_FILE
                 yield from self._broken(root, found) if whole else [self.to_finding(root, found)]
-            elif isinstance(found, RawEntry):
-                try:
-                    data = found.read()
-                    if data is not None and entries.is_foreign(data):
-                        yield self.to_finding(
-                            root, facts.Problem(root.path / found.entry.key, "foreign", entries.FOREIGN)
-                        )
-                        continue
-                    complaint = None if data is None else entries.complaint(data)
-                    if data is not None and complaint is None and found.checksum not in (0, entries.checksum(data)):
-                        complaint = "its checksum does not match"
-                except Unreachable as error:
-                    yield self.to_finding(root, unreadable(root.path / found.entry.key, error))
-                    continue
-                except LayerError as error:
-                    complaint = error.message
-                if complaint is not None:
-                    key, message = found.entry.key, f"{complaint}: {effect}"
-                    fix = f"cachectl purge --damaged {self.name}"
-                    yield facts.Finding(
-                        self.name, root.path, key, facts.Severity.RECOMPILES, "damaged", message, fix, found.entry
-                    )
-        if root.role == MULTI_FILE:
-            yield from self._drifted(root)
+
+    def _examined(self, root: facts.Root, raw: RawEntry, effect: str) -> Iterator[facts.Finding]:
+        path, complaint = root.path / raw.entry.key, None
+        try:
+            data = raw.read()
+        except Unreachable as error:
+            yield self.to_finding(root, unreadable(path, error))
+            return
+        except LayerError as error:
+            data, complaint = None, error.message
+        if data is not None and entries.is_foreign(data):
+            yield self.to_finding(root, facts.Problem(path, "foreign", entries.FOREIGN))
+            return
+        if data is not None:
+            is_same = raw.checksum in (0, entries.checksum(data))
+            complaint = entries.complaint(data) or (None if is_same else "its checksum does not match")
+        if complaint is not None:
+            place, message, fix = (self.name, root.path, raw.entry.key), f"{complaint}: {effect}", self._fix
+            yield facts.Finding(*place, facts.Severity.RECOMPILES, "damaged", message, fix, raw.entry)
+
+    @property
+    def _fix(self) -> str:
+        return f"cachectl purge --damaged {self.name}"
 
     def _broken(self, root: facts.Root, problem: facts.Problem) -> Iterator[facts.Finding]:
         """Yield a finding for both files of a pair, since one without the other has the same effect."""
@@ -379,22 +322,8 @@ class ShaderCache(TreeStore):
             key = str(folder / name)
             leaf = self.tree_of(root, shape=shape_of(root, key)).find(key)
             thing = None if leaf is None else leaf.orphan(root.path, problem.message)
-            fix = f"cachectl purge --damaged {self.name}"
-            yield facts.Finding(
-                self.name, root.path, key, facts.Severity.RECOMPILES, "file", problem.message, fix, thing
-            )
-
-    def _drifted(self, root: facts.Root) -> Iterator[facts.Finding]:
-        try:
-            counted = self.indexed_bytes(root)
-            held = 0 if counted is None else self._held(root)
-        except OSError as error:
-            yield self.to_finding(root, unreadable(root.path / "index", error))
-            return
-        if counted is not None and counted > 2 * held + _TOLERANCE:
-            message = f"counts {counted:,} bytes where {held:,} are: Mesa drops entries too early"
-            fix = "nothing: the next put or purge in this layer counts again"
-            yield facts.Finding(self.name, root.path, "index", facts.Severity.WASTES, "index", message, fix)
+            place, severity = (self.name, root.path, key), facts.Severity.RECOMPILES
+            yield facts.Finding(*place, severity, "file", problem.message, self._fix, thing)
 
     def indexed_bytes(self, root: facts.Root) -> int | None:
         """Return the bytes that the index counts; ``None`` if there is no index. Raises :class:`OSError`."""

@@ -11,17 +11,16 @@ from cachectl.layers.stores.rows import Schema, Values
 
 _TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,"
-    "`kernel_args` TEXT NOT NULL,`kernel_blob` BLOB NOT NULL"
+    "`kernel_args` TEXT NOT NULL,`kernel_blob` BLOB NOT NULL,`kernel_hash` TEXT NOT NULL,"
+    "`uncompressed_size` INT NOT NULL)"
 )
 _INDEX: Final = "CREATE UNIQUE INDEX IF NOT EXISTS `idx_kern_db` ON kern_db(kernel_name, kernel_args)"
 SCHEMA: Final = Schema(
     table="kern_db",
-    create=(f"{_TABLE},`kernel_hash` TEXT NOT NULL,`uncompressed_size` INT NOT NULL)", _INDEX),
+    create=(_TABLE, _INDEX),
     key=("kernel_name", "kernel_args"),
     values=("kernel_blob", "kernel_hash", "uncompressed_size"),
     size="length(kernel_blob)",
-    # MIOpen 2.3.0: plain blobs, which are listed and removed.
-    others=(f"{_TABLE})",),
 )
 
 _LEVEL: Final = 9
@@ -71,11 +70,9 @@ def decode(values: Values) -> bytes:
     size = int(stated) if isinstance(stated, (int, str)) else -1
     data = decompress(data, size) if size else data
     if digest(data).encode() != _as_bytes(proof):
-        message = f"the md5 of the kernel is {digest(data)}, its row says {proof!r}"
-        raise ValueError(message)
+        raise ValueError(f"the md5 of the kernel is {digest(data)}, its row says {proof!r}")
     if not data:
-        message = "the kernel is empty, which MIOpen takes for a miss"
-        raise ValueError(message)
+        raise ValueError("the kernel is empty, which MIOpen takes for a miss")
     return data
 
 
@@ -93,11 +90,9 @@ def decompress(blob: bytes, size: int) -> bytes:
     try:
         data = decompressor.decompress(blob, most + 1)
     except OSError as error:
-        message = f"the blob is not a bz2 stream: {error}"
-        raise ValueError(message) from error
+        raise ValueError(f"the blob is not a bz2 stream: {error}") from error
     if len(data) > most:
-        message = f"the kernel is larger than the {most} bytes that are allowed"
-        raise ValueError(message)
+        raise ValueError(f"the kernel is larger than the {most} bytes that are allowed")
     if not decompressor.eof:
         raise ValueError("the bz2 stream is cut short")
     return data

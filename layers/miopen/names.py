@@ -27,25 +27,15 @@ _BASE: Final = regex(
     r"(?:_(?P<decimal>\d+)|(?P<hexadecimal>[0-9a-f]+))?"
 )
 _RAW_BASE: Final = r"(?:batchnorm_)?(?P<base>gfx[0-9a-z]+(?:_[0-9a-z]+)*)"
-_VERSION: Final = r"(?P<version>\d+_\d+_\d+(?:_[^.:]*)?)"
-_GRAMMARS: Final = (
-    regex(rf"{_RAW_BASE}\.(?P<kind>ukdb|kdb)"),
-    regex(rf"{_RAW_BASE}(?:_(?P<schema>\d+\.\d+\.\d+))?\.(?P<kind>udb|db)"),
-    regex(rf"{_RAW_BASE}\.(?P<backend>HIPNOGPU|HIP|OpenCL)\.{_VERSION}(?:\.fusion)?\.(?P<kind>ufdb\.txt|udb\.txt)"),
-    regex(rf"{_RAW_BASE}(?:\.(?P<backend>HIPNOGPU|HIP|OpenCL))?(?:\.fusion)?\.(?P<kind>u?fdb\.txt|u?db\.txt)"),
-    regex(rf"{_RAW_BASE}\.(?P<kind>cd\.u?pdb\.txt)"),
-)
-
-#: The installed ending for each ending of a user's file, and what such a name does not have.
-_INSTALLED: Final = {
-    "ukdb": "kdb",
-    "ufdb.txt": "fdb.txt",
-    "udb.txt": "db.txt",
-    "cd.updb.txt": "cd.pdb.txt",
-    "udb": "db",
-}
-_IN_NAME: Final = regex(r"\.\d+_\d+_\d+(?:_[^.]*)?(?=\.)|_\d+\.\d+\.\d+(?=\.udb$)")
 _BACKEND: Final = regex(r"\.(?:HIPNOGPU|HIP|OpenCL)(?=\.)")
+_VERSION: Final = regex(r"\.(?P<version>\d+_\d+_\d+(?:_[^.:]*)?)(?=\.)")
+_SQLITE: Final = regex(rf"{_RAW_BASE}(?:_\d+\.\d+\.\d+)?\.(?P<kind>u?kdb|u?db)")
+_TEXT: Final = regex(
+    rf"{_RAW_BASE}(?P<backend>{_BACKEND.pattern})?(?:{_VERSION.pattern})?(?:\.fusion)?"
+    r"\.(?P<kind>u?fdb\.txt|u?db\.txt|cd\.u?pdb\.txt)"
+)
+#: The installed ending for each ending of a user's file.
+_INSTALLED: Final = {"ukdb": "kdb", "ufdb.txt": "fdb.txt", "udb.txt": "db.txt", "cd.updb.txt": "cd.pdb.txt"}
 
 
 class DatabaseName(NamedTuple):
@@ -64,19 +54,25 @@ class DatabaseName(NamedTuple):
     backend: str | None = None
     version: str | None = None
 
+    @property
+    def plain(self) -> tuple[str, ...]:
+        """The base, and the base without modes: variables may hide which mode a GPU has."""
+        device = self.device or ""
+        return self.base, f"{self.arch or ''}{self.base.removeprefix(device)}"
+
 
 def parse_name(file: str) -> DatabaseName | None:
     """Read the name of a database file; ``None`` for other names."""
     # Folders of libraries hold hundreds of other names.
     if "gfx" not in file:
         return None
-    match = next(filter(None, (grammar.fullmatch(file) for grammar in _GRAMMARS)), None)
+    match = _SQLITE.fullmatch(file) or _TEXT.fullmatch(file)
     if match is None:
         return None
     parts = match.groupdict()
-    version = parts.get("version")
-    dotted = version.replace("_", ".", 3) if version else None
-    name = DatabaseName(file, match["kind"], match["base"], backend=parts.get("backend"), version=dotted)
+    backend, version = (parts.get(name) or "" for name in ("backend", "version"))
+    dotted = version.replace("_", ".", 3) or None
+    name = DatabaseName(file, match["kind"], match["base"], backend=backend[1:] or None, version=dotted)
     base = _BASE.fullmatch(name.base)
     if base is None:
         return name
@@ -108,8 +104,8 @@ def installed_names(name: DatabaseName) -> tuple[str, ...]:
     """
     if name.kind not in _INSTALLED:
         return (name.file,)
-    plain = _IN_NAME.sub("", name.file).removesuffix(name.kind)
-    if name.kind in ("udb.txt", "cd.updb.txt", "udb"):
+    plain = _VERSION.sub("", name.file).removesuffix(name.kind)
+    if name.kind in ("udb.txt", "cd.updb.txt"):
         plain = _BACKEND.sub("", plain)
     installed = plain + _INSTALLED[name.kind]
     return tuple(dict.fromkeys((installed, installed.replace(name.base, name.device or name.base, 1))))

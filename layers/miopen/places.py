@@ -1,7 +1,7 @@
-"""MIOpen's places, variables and locks.
+"""MIOpen's places and locks.
 
 Sources: ``src/db_path.cpp.in``, ``src/binary_cache.cpp``, ``src/expanduser.cpp`` (places),
-``src/include/miopen/env.hpp`` (variables), ``src/lock_file.cpp`` (locks).
+``src/lock_file.cpp`` (locks).
 """
 
 from __future__ import annotations
@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
-from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import Places
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Refused
-from cachectl.layers.base.facts import Condition, Root, Scope, Severity, State
-from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.switches import misread, off
+from cachectl.layers.base.facts import Root, Scope
 from cachectl.layers.disk.plain import read_installed
 from cachectl.layers.host.distributions import names_in
 
@@ -28,16 +25,6 @@ LIBRARIES: Final = ("libMIOpen",)
 PACKAGED: Final = "these files belong to the package that MIOpen came with"
 #: The role of roots in a temporary folder, which other users write to as well.
 TEMPORARY: Final = "temporary"
-
-
-#: Boolean values in lower case, since ROCm 6.1; MIOpen throws for any other, also for the empty text.
-_VALUES: Final = {
-    **dict.fromkeys(("1", "enable", "enabled", "yes", "on", "true"), True),
-    **dict.fromkeys(("0", "disable", "disabled", "no", "off", "false"), False),
-}
-_NO_FLAG: Final = "is not a boolean: MIOpen throws (ignores it before ROCm 6.1)"
-#: Those that earlier versions know, in lower case only; they ignore any other value.
-_ALWAYS_KNOWN: Final = _VALUES.keys() - {"on", "off"}
 
 #: Folders with databases below the prefix of a library; up to ROCm 5.1 each library had a folder.
 _DATABASES: Final = ("share/miopen/db", "miopen/share/miopen/db")
@@ -178,39 +165,3 @@ def lock_files(environment: Environment, path: Path) -> tuple[Path, ...]:
     digests = (hashlib.md5(os.fsencode(text), usedforsecurity=False).hexdigest() for text in paths)
     beside = path.parent / "miopen-lockfiles" / f"{path.name}.lock"
     return (beside, *sorted(temporary / f"{digest}_{path.name}.lock" for digest in digests))
-
-
-# ---------------------------------------------------------------------- switches
-
-
-def read_flag(value: str) -> bool | None:
-    """Read a boolean as MIOpen does since ROCm 6.1; ``None`` where that throws (also for the empty string)."""
-    return _VALUES.get(value.lower())
-
-
-def judge(environment: Environment, variable: str, *, present: bool) -> State:
-    """Return the state by a variable that turns MIOpen's databases off; ``present`` says whether there are any."""
-    value = environment.get(variable)
-    verdict = False if value is None else read_flag(value)
-    if verdict is None:
-        why = f"{variable}={value!r} {_NO_FLAG}; use 1, or unset it"
-        return State(Condition.DISABLED, why)
-    if verdict:
-        hint = "" if value in _ALWAYS_KNOWN else " (MIOpen before ROCm 6.1 ignores this value; use 1)"
-        return State(Condition.DISABLED, f"{variable}={value}{hint}")
-    if not present and not libraries(environment):
-        return State(Condition.ABSENT, "no libMIOpen is found here, and none has left a file")
-    return State(Condition.ENABLED, "on by default" if value is None else f"{variable}={value}")
-
-
-def diagnosed_flag(layer: Layer, variable: str, what: str | None = None) -> Iterator[facts.Finding]:
-    """Yield problems with the variable of :func:`judge`."""
-    value = layer.environment.get(variable)
-    verdict = False if value is None else read_flag(value)
-    if verdict is None:
-        yield misread(layer, variable, Severity.FAILS, _NO_FLAG)
-    elif verdict:
-        if value not in _ALWAYS_KNOWN:
-            outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
-            yield misread(layer, variable, Severity.HARMLESS, outcome, f"export {variable}=1")
-        yield off(layer, variable, what)

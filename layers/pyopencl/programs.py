@@ -147,16 +147,15 @@ class ProgramFolders(Folders):
     def damages(self, contents: Mapping[str, bytes]) -> Iterator[Damage]:
         """Yield damage of the binary, if its kind is known, and an info that PyOpenCL has not stored."""
         binary, info = contents.get("binary"), contents.get("info")
-        damage = device_binaries.damage(binary) if binary else device_binaries.BinaryDamage("is missing or empty")
-        if binary and damage is None and not device_binaries.is_known(binary):
+        wrong = device_binaries.complaint(binary) if binary else "is missing or empty"
+        if binary and wrong is None and not device_binaries.is_known(binary):
             bypassed = bypassed_on(self.environment)
             used = [driver for driver in opencl_drivers(self.environment) if driver not in bypassed]
             # Every driver here returns known formats, so none of them made this.
             if used and set(used) <= device_binaries.KNOWN_DRIVERS:
-                damage = device_binaries.BinaryDamage(f"is no program of {' or '.join(used)}")
-        if damage is not None:
-            severity = facts.Severity.RISKS if damage.runs else facts.Severity.FAILS
-            yield Damage(severity, f"binary: {damage.message}")
+                wrong = f"is no program of {' or '.join(used)}"
+        if wrong is not None:
+            yield Damage(facts.Severity.FAILS, f"binary: {wrong}")
         if not info:
             yield Damage(facts.Severity.HEALS, "info is missing or empty: PyOpenCL builds the program again")
         elif (complaint := source_info.complaint(info)) is not None:

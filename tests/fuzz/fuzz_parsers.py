@@ -43,8 +43,8 @@ from cachectl.layers.stores.records import Record, RecordFile
 _FOLDER: Final = tempfile.TemporaryDirectory(prefix="cachectl-fuzz-")
 
 
-def _pdict_name(data: bytes) -> None:
-    pdict.parse_name(data.decode("utf-8", "surrogateescape"), "3.11.7.final.0")
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
 
 
 def _pickle(data: bytes) -> None:
@@ -52,8 +52,8 @@ def _pickle(data: bytes) -> None:
         top, length = pickles.walk(data)
         assert 0 < length <= len(data)
         list(pickles.things(top))
-    pdict.kernel_names(b"loopy" + data)
-    pdict.kernel_names(data)
+    for row in (data, b"loopy" + data):
+        pdict.kernel_names(row)
 
 
 def _source_info(data: bytes) -> None:
@@ -63,18 +63,14 @@ def _source_info(data: bytes) -> None:
 
 def _compute_entry(data: bytes) -> None:
     compute_cache.complaint("0/1/23456789abcdef", data)
-    key = compute_cache.key_of(data)
-    if key is not None:
-        compute_cache.kernels(key)
-        compute_cache.device(key)
-        compute_cache.driver(key)
-        compute_cache.half(key)
+    if (key := compute_cache.key_of(data)) is not None:
+        for read in (compute_cache.kernels, compute_cache.device, compute_cache.parts):
+            read(key)
 
 
 def _compute_index(data: bytes) -> None:
     index = compute_cache.read_index(data)
-    if index is not None and data:
-        assert compute_cache.write_index(index) == data
+    assert not index or compute_cache.write_index(index) == data
     compute_cache.has_version_of(data, data[:40])
 
 
@@ -96,11 +92,10 @@ def _records(data: bytes) -> None:
 
 
 def _names(data: bytes) -> None:
-    text = data.decode("utf-8", "surrogateescape")
-    miopen_names.parse_name(text)
-    miopen_names.program_names(text)
-    if miopen_names.VERSION_FOLDER.fullmatch(text):
-        miopen_names.version_numbers(text)
+    miopen_names.parse_name(_text(data))
+    miopen_names.program_names(_text(data))
+    if miopen_names.VERSION_FOLDER.fullmatch(_text(data)):
+        miopen_names.version_numbers(_text(data))
 
 
 def _archive(data: bytes) -> None:
@@ -111,21 +106,18 @@ def _archive(data: bytes) -> None:
 
 
 def _objects(data: bytes) -> None:
-    elf.complaint(data)
-    device_binaries.damage(data)
+    device_binaries.complaint(data)
     if (file := elf.read_elf(data)) is not None:
         list(file.dynamic_strings())
 
 
 def _neo(data: bytes) -> None:
-    neo_binaries.complaint(data)
-    neo_binaries.describe(data)
-    neo_binaries.read_statistics(data)
+    for read in (neo_binaries.complaint, neo_binaries.describe, neo_binaries.read_statistics):
+        read(data)
 
 
 def _bitcode(data: bytes) -> None:
     bitcode.complaint(data)
-    bitcode.names(data, "k")
     assert set(bitcode.kernels(data) or ()) <= set(bitcode.function_names(data))
 
 
@@ -134,33 +126,31 @@ def _comgr(data: bytes) -> None:
     assert output is None or len(output) + 16 <= len(data)
     comgr_entries.complaint(data)
     comgr_entries.describe(data)
-    comgr_entries.policy_complaint(data.decode("utf-8", "surrogateescape"))
+    comgr_entries.policy_complaint(_text(data))
 
 
 def _mesa_entry(data: bytes) -> None:
-    header = mesa_entries.read_header(data)
-    head = mesa_entries.read_header(data[: mesa_entries.HEAD])
-    assert (head is None) or (header is not None and head.maker == header.maker)
+    header, head = (mesa_entries.read_header(part) for part in (data, data[: mesa_entries.HEAD]))
+    assert head is None or (header is not None and head.maker == header.maker)
     mesa_entries.complaint(data)
     with contextlib.suppress(ValueError):
         content = mesa_entries.inflate(data)
         assert header is None or len(content) == header.inflated
-        mesa_entries.kernels(content)
     mesa_entries.kernels(data)
 
 
 def _mesa_index(data: bytes) -> None:
+    def read(at: int, length: int) -> bytes | None:
+        return data[at : at + length] if 0 <= at <= len(data) - length else None
+
     for form in (Fossilize(), Database()):
-        head = data[: form.head]
-        form.complaint(head, head)
-        for place in form.places(data):
-            blob = form.blob(place, data[max(0, place.begin) :][: form.frame])
-            assert blob is None or blob.name.startswith(place.name)
-            assert blob is None or len(form.record(blob)) <= len(data)
+        form.complaint(data[: form.head], data[: form.head])
+        for name, blob in form.blobs(data, read):
+            assert blob is None or (blob.name.startswith(name) and len(form.record(blob)) <= len(data))
 
 
 PARSERS: Final[tuple[Callable[[bytes], object], ...]] = (
-    _pdict_name,
+    lambda data: pdict.parse_name(_text(data), "3.11.7.final.0"),
     _pickle,
     _source_info,
     _compute_entry,

@@ -59,7 +59,7 @@ from cachectl.verbs.doctor import job_of
         ("miopen-tuning", "MIOPEN_FIND_ENFORCE", "db_clean", "tuning", Severity.RECOMPILES),
         ("miopen-tuning", "MIOPEN_FIND_ENFORCE", "4", "tuning", Severity.RECOMPILES),
         ("miopen-tuning", "MIOPEN_FIND_ENFORCE", "SEARCH", "tuning", Severity.HARMLESS),
-        ("miopen-tuning", "MIOPEN_FIND_ENFORCE", "9", "variable", Severity.HARMLESS),
+        ("miopen-tuning", "MIOPEN_FIND_ENFORCE", "9", "variable", Severity.FAILS),
         ("miopen-tuning", "MIOPEN_FIND_ENFORCE", "often", "variable", Severity.FAILS),
         ("miopen-tuning", "MIOPEN_DEBUG_FIND_ONLY_SOLVER", "ConvAsm1x1U", "tuning", Severity.HARMLESS),
     ],

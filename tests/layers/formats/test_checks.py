@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachectl.layers.formats import bitcode, comgr_entries, compute_cache, device_binaries, elf, neo_binaries, spirv
+from cachectl.layers.formats import bitcode, comgr_entries, compute_cache, device_binaries, elf, neo_binaries
 from cachectl.layers.mesa import entries as mesa_entries
 
 TESTS = Path(__file__).parents[2]
@@ -20,7 +20,7 @@ CHECKS: dict[str, tuple[Callable[[bytes], object], list[str]]] = {
     "bitcode of clang": (bitcode.complaint, ["12-clang", "amdgpu-llvm14:axpy.bc"]),
     "native code of PoCL": (elf.complaint, ["9-pocl-so", "9-pocl-object"]),
     "AMD's code objects": (elf.complaint, ["amdgpu-llvm14:axpy-gfx906.o", "amdgpu-llvm14:axpy-gfx90a.o"]),
-    "binaries of Intel's CPU driver": (device_binaries.damage, ["9-intel"]),
+    "binaries of Intel's CPU driver": (device_binaries.complaint, ["9-intel"]),
     "programs of ocloc": (neo_binaries.complaint, ["neo-ocloc-22.43:"]),
     "entries of comgr": (lambda data: data if comgr_entries.output_of(data) is None else None, ["13-entry"]),
     "entries of the ComputeCache": (compute_cache.form_complaint, ["computecache-h200-opencl:3/"]),
@@ -72,6 +72,6 @@ def test_modules_of_spirv_end_with_a_function() -> None:
     entry = (5 << 16 | 15, 6, 1, *(int.from_bytes(part, "little") for part in (b"axpy", b"\0\0\0\0")))
     function = (5 << 16 | 54, 2, 1, 0, 3, 1 << 16 | 56)
     module = b"".join(word.to_bytes(4, "little") for word in (0x07230203, 0x10000, 0, 9, 0, *entry, *function))
-    assert spirv.complaint(module) is None
-    assert spirv.kernels(module) == ("axpy",)
-    assert [length for length in range(len(module)) if spirv.complaint(module[:length]) is None] == []
+    assert device_binaries.complaint(module) is None
+    assert device_binaries.spirv_kernels(module) == ("axpy",)
+    assert [length for length in range(4, len(module)) if device_binaries.complaint(module[:length]) is None] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import pickle
 import pickletools
 import time
@@ -74,14 +73,6 @@ def test_the_rows_of_loopy_are_framed() -> None:
         assert not is_framed(data) or walk(data)
 
 
-@given(data=st.binary(max_size=200))
-def test_garbage_is_walked_or_a_value_error(data: bytes) -> None:
-    try:
-        walk(data)
-    except ValueError as error:
-        assert str(error).startswith("broken pickle")
-
-
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_attributes_are_found_without_the_class(protocol: int) -> None:
     # Slots need protocol 2.
@@ -96,12 +87,6 @@ def test_an_object_that_refers_to_itself_is_listed_once() -> None:
     loop.append(loop)
     top, _ = walk(pickle.dumps(loop))
     assert len(list(things(top))) == 1
-
-
-def test_reductions_and_globals_stay_inert() -> None:
-    top, _ = walk(pickle.dumps(collections.OrderedDict(a=1)))
-    kinds = {thing.kind for thing in things(top)}
-    assert {"object", "global"} <= kinds
 
 
 def test_every_opcode_that_python_knows_is_walked() -> None:
@@ -121,20 +106,15 @@ def test_every_opcode_that_python_knows_is_walked() -> None:
         b"]" * 200_000 + b".",
         b"(" * 100_000 + b".",
         b"\x80\x04" + b"\x8c\x01a" + b"\x85" * 50_000 + b".",
+        b"__kernel " + b"__attribute__((a)) " * 5000,
+        b"kernel" + b" " * 100_000,
     ],
 )
-def test_pickles_built_to_hurt_cost_little(data: bytes) -> None:
-    for read in (pdict.kernel_names, pyopencl_info.source_info):
+def test_bytes_built_to_hurt_cost_little(data: bytes) -> None:
+    for read in (pdict.kernel_names, pyopencl_info.source_info, opencl_source.kernel_names):
         started = time.process_time()
         read(b"loopy" + data)
         read(data)
-        assert time.process_time() - started < 5
-
-
-def test_sources_built_to_hurt_cost_little() -> None:
-    for source in (b"__kernel " + b"__attribute__((a)) " * 5000, b"kernel " * 50_000, b"kernel" + b" " * 100_000):
-        started = time.process_time()
-        opencl_source.kernel_names(source)
         assert time.process_time() - started < 5
 
 

@@ -1,24 +1,36 @@
-"""Mesa's shader cache: places, switches, whose entries, and the conformance suite."""
+"""Mesa's shader cache: places, whose entries, its three stores, damage, locks and interrupted changes."""
 
 from __future__ import annotations
 
+import fcntl
 import io
+import shutil
 import struct
 import sys
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from support.layers import got
 from support.mesa import OPENCL, STORES, contents, crc, entry, environment, fill, graphics, key, layer_of, listed
+from tiers import amount, thorough
 
-from cachectl.layers.base.conformance import LayerConformance
+from cachectl.config import Limits
+from cachectl.layers.base.conformance import LayerConformance, snapshot
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Artifact
+from cachectl.layers.base.errors import Busy, Damaged, EntryExists
+from cachectl.layers.base.facts import Artifact, Orphan, Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.formats import zstd
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.cache import MesaShaderCache, read_limit
+from cachectl.verbs.prune import plan_prune
+
+if TYPE_CHECKING:
+    from injector import Injector
 
 # ---------------------------------------------------------------------- conformance
 
@@ -153,3 +165,205 @@ def test_a_payload_is_unpacked_no_further_than_its_header_says(announced: int, m
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < most
+
+
+# ---------------------------------------------------------------------- stores
+
+
+def filled(home: Path, store: str, entries: dict[str, bytes]) -> tuple[MesaShaderCache, Path]:
+    """Fill a store; return the layer and the root."""
+    return layer_of(home, store), fill(home / ".cache", store, entries)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_an_entry_goes_from_one_store_into_another(store: str, tmp_path: Path) -> None:
+    source = layer_of(tmp_path / "one", "multi-file")
+    fill(tmp_path / "one" / ".cache", "multi-file", contents())
+    target = layer_of(tmp_path / "two", store)
+    for name in contents():
+        artifact = source.get(name)
+        assert artifact is not None
+        target.put(name, artifact)
+    assert {name: found.kernels for name, found in listed(target).items()} == {
+        name: found.kernels for name, found in listed(source).items()
+    }
+    expected = tmp_path / "three"
+    fill(expected, store, contents())
+    for path in sorted(expected.rglob("*")):
+        if path.suffix in (".foz", ".db") or path.parent.name == key("a")[:2]:
+            written = tmp_path / "two" / ".cache" / path.relative_to(expected)
+            assert written.read_bytes()[20:] == path.read_bytes()[20:]
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_different_entry_is_replaced_only_when_asked(store: str, tmp_path: Path) -> None:
+    layer, _ = filled(tmp_path / "home", store, contents())
+    artifact = Artifact("mesa", key("b"), "mesa-entry/1", entry(b"\x7fELF, another"))
+    with pytest.raises(EntryExists):
+        layer.put(key("b"), artifact)
+    assert layer.get(key("b")) == replace(got(layer, key("b")), data=contents()[key("b")])
+    layer.put(key("b"), artifact, replace=True)
+    assert got(layer, key("b")).data == artifact.data
+    assert all(got(layer, name).data == contents()[name] for name in contents().keys() - {key("b")})
+    assert list(layer.store.verify(layer.roots()[0])) == []
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_flipped_byte_is_found_and_the_entry_removed(store: str, tmp_path: Path) -> None:
+    layer, root = filled(tmp_path / "home", store, {**contents(), **graphics()})
+    bad = {key("c"): contents()[key("c")], key("h"): graphics()[key("h")]}
+    for path in root.rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            for whole in bad.values():
+                data = data.replace(whole, whole[:-3] + b"\0\0\0")
+            path.write_bytes(data)
+    found = list(layer.store.verify(layer.roots()[0]))
+    assert {(finding.key, finding.severity) for finding in found} == {(name, Severity.RECOMPILES) for name in bad}
+    with pytest.raises(Damaged):
+        layer.get(key("c"))
+    outcome = layer.clear(layer.plan_clear(damaged=True))
+    assert (outcome.removed, outcome.failed, outcome.skipped) == (2, (), ())
+    assert list(layer.store.verify(layer.roots()[0])) == []
+    assert listed(layer).keys() == {**contents(), **graphics()}.keys() - bad.keys()
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_an_unknown_version_is_not_removed_as_damaged(store: str, tmp_path: Path) -> None:
+    layer, root = filled(tmp_path / "home", store, contents())
+    for path in root.glob("[0-9a-f]*/*") if store == "multi-file" else (*root.rglob("foz*"), *root.glob("mesa_cache*")):
+        if path.is_file():
+            place = {"multi-file": 0, "single-file": 15, "database": 8}[store]
+            data = path.read_bytes()
+            path.write_bytes(data[:place] + b"\x09" + data[place + 1 :])
+    before = snapshot(root)
+    found = list(layer.store.verify(layer.roots()[0]))
+    assert {(finding.code, finding.severity, finding.thing) for finding in found} == {
+        ("foreign", Severity.HARMLESS, None)
+    }
+    layer.clear(layer.plan_clear(damaged=True))
+    assert snapshot(root) == before
+
+
+@pytest.mark.parametrize("name", ["foz_cache.foz", "foz_cache_idx.foz"])
+def test_a_single_file_that_mesa_cannot_use_is_removed_with_its_other_half(name: str, tmp_path: Path) -> None:
+    layer, root = filled(tmp_path / "home", "single-file", contents())
+    (path,) = root.rglob(name)
+    path.write_bytes(b"what is none of Mesa's")
+    found = list(layer.store.verify(layer.roots()[0]))
+    assert {Path(str(finding.key)).name for finding in found} == {"foz_cache.foz", "foz_cache_idx.foz"}
+    # Who has it open is not known.
+    busy = MesaShaderCache(replace(layer.environment, processes=Path("/no such folder"))).plan_clear(damaged=True)
+    assert busy.entries == ()
+    assert {note.because.partition(" in ")[0] for note in busy.skipped} == {"may be open"}
+    layer.clear(layer.plan_clear(damaged=True))
+    assert [path.name for path in root.glob("*/*/*")] == ["index"]
+    layer.put(key("a"), Artifact("mesa", key("a"), "mesa-entry/1", contents()[key("a")]))
+    assert set(listed(layer)) == {key("a")}
+
+
+def test_a_store_that_a_program_locks_is_waited_for_and_left_as_it_is(tmp_path: Path) -> None:
+    for store, name in (("single-file", "foz_cache.foz"), ("database", "mesa_cache.db")):
+        home = tmp_path / store
+        fill(home / ".cache", store, contents())
+        layer = MesaShaderCache(replace(layer_of(home, store).environment, lock_timeout=0.1))
+        (path,) = home.rglob(name)
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            outcome = layer.clear(layer.plan_clear())
+            assert outcome.removed == 0
+            assert all("locked by another process" in note.because for note in outcome.failed)
+            with pytest.raises(Busy):
+                layer.put(key("z"), Artifact("mesa", key("z"), "mesa-entry/1", entry(b"new")))
+        assert layer.clear(layer.plan_clear()).removed == 4
+
+
+def test_a_program_that_has_a_single_file_open_goes_on_using_its_own(tmp_path: Path) -> None:
+    """Mesa keeps places in memory: under an open file nothing may move."""
+    layer, root = filled(tmp_path / "home", "single-file", contents())
+    (path,) = root.rglob("foz_cache.foz")
+    before = path.read_bytes()
+    with path.open("rb") as program:
+        layer.clear(layer.plan_clear(Selection(key=key("a"))))
+        assert program.read() == before
+    assert path.read_bytes() != before
+
+
+def test_a_database_gets_another_number_so_that_programs_read_it_again(tmp_path: Path) -> None:
+    layer, root = filled(tmp_path / "home", "database", contents())
+    inode, before = (root / "mesa_cache.db").stat().st_ino, (root / "mesa_cache.db").read_bytes()[:20]
+    layer.clear(layer.plan_clear(Selection(key=key("a"))))
+    heads = {(root / f"mesa_cache.{ending}").read_bytes()[:20] for ending in ("db", "idx")}
+    assert len(heads) == 1
+    assert before not in heads
+    assert (root / "mesa_cache.db").stat().st_ino == inode
+
+
+def test_the_index_counts_what_is_there_after_every_change(tmp_path: Path) -> None:
+    layer, root = filled(tmp_path / "home", "multi-file", {**contents(), **graphics()})
+
+    def counted() -> int:
+        return int(struct.unpack("<Q", (root / "index").read_bytes()[:8])[0])
+
+    def held() -> int:
+        return sum(path.stat().st_blocks * 512 for path in root.glob("??/*"))
+
+    (root / "index").write_bytes(struct.pack("<Q", 1 << 28) + bytes(65536 * 20))
+    artifact = got(layer, key("a"))
+    layer.clear(layer.plan_clear())
+    assert counted() == held() > 0
+    layer.put(key("a"), artifact)
+    assert counted() == held()
+    assert list(layer.store.verify(layer.roots()[0])) == []
+
+
+@pytest.mark.parametrize("store", ["multi-file", "single-file"])
+def test_an_index_of_one_length_is_no_ground_for_removing_entries(store: str, tmp_path: Path) -> None:
+    layer, root = filled(tmp_path / "home", store, contents())
+    held = sum(path.stat().st_size for path in root.rglob("*") if path.is_file() and path.name != "index")
+    assert plan_prune([layer], Limits(bytes=held)).plans[0].entries == ()
+    assert len(plan_prune([layer], Limits(bytes=held - 1)).plans[0].entries) == 1
+    assert layer.store.usage(layer.roots()[0]).bytes == held + 1310728
+
+
+@pytest.mark.parametrize(("store", "arguments"), [("single-file", ("--kernel", "rk0")), *thorough(("multi-file", ()))])
+def test_files_of_a_killed_purge_are_counted_and_removed_by_the_next(
+    store: str, arguments: tuple[str, ...], tmp_path: Path, injector: Injector
+) -> None:
+    from injector import KILL, WRITES, Fault
+
+    home = tmp_path / "home"
+    command = ("purge", "mesa", *arguments)
+    orphans = 0
+    for nth in range(1, 100, amount(3, 1)):
+        shutil.rmtree(home, ignore_errors=True)
+        root = fill(home / ".cache", store, contents())
+        variables = STORES[store]
+        done = injector.run(*command, home=home, fault=Fault(WRITES, nth, KILL), variables=variables)
+        if done.status == 0:
+            break
+        stages = list(root.rglob(".cachectl-stage-*"))
+        seen = injector.run("report", "mesa", "--json", home=home, fault=Fault(0), variables=variables)
+        files = sum(path.is_file() for stage in stages for path in stage.rglob("*"))
+        assert sum(one["orphan_files"] for one in seen.json["layers"][0]["roots"]) == files
+        orphans += files
+        again = injector.run("purge", "mesa", home=home, fault=Fault(0), variables=variables)
+        assert again.status == 0, again
+        assert list(root.rglob(".cachectl-*")) == []
+        assert list(layer_of(home, store).entries()) == []
+        assert not list(root.glob("??/*"))
+    else:
+        pytest.fail("the purge never ends")
+    assert nth > 3
+    assert orphans > 0 or store == "multi-file"
+
+
+def test_temporaries_go_unless_somebody_may_be_writing_them(tmp_path: Path) -> None:
+    layer, root = filled(tmp_path / "home", "multi-file", contents())
+    (root / f"{key('a')}.tmp").write_bytes(b"half")
+    (orphan,) = (found for found in layer.store.scan(layer.roots()[0]) if isinstance(found, Orphan))
+    assert orphan.key == f"{key('a')}.tmp"
+    using = replace(layer.environment, processes=Path("/no such folder"))
+    assert orphan.key not in {target.key for target in MesaShaderCache(using).plan_clear().entries}
+    assert layer.clear(layer.plan_clear()).failed == ()
+    assert list(root.glob("??/*")) == []

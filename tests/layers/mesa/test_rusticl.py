@@ -17,10 +17,8 @@ import pytest
 from support.layers import got
 from support.mesa import FOLDERS, RUSTICL, STORES, listed, rusticl
 
-from cachectl.layers.base.conformance import LayerConformance, snapshot
-from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.facts import Condition
-from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.mesa.cache import MesaShaderCache
 
@@ -40,36 +38,10 @@ def rusticl_device(new_home: Callable[[Path], Home], tmp_path_factory: pytest.Te
     return str(done["device"])
 
 
-@pytest.fixture(scope="session")
-def rusticl_filled(
-    rusticl_device: str, new_home: Callable[[Path], Home], tmp_path_factory: pytest.TempPathFactory
-) -> Home:
-    assert rusticl_device
-    home = new_home(tmp_path_factory.mktemp("rusticl") / "home")
-    rusticl(home)
-    return home
-
-
 @pytest.fixture
 def cold(home: Home, rusticl_device: str) -> Home:
     assert rusticl_device
     return home
-
-
-@pytest.mark.real
-class TestOnRusticl(LayerConformance):
-    """The shipped suite on what Rusticl wrote."""
-
-    @pytest.fixture(autouse=True)
-    def _filled(self, rusticl_filled: Home) -> None:
-        self.home = rusticl_filled
-
-    def make(self, environment: Environment) -> Layer:
-        return MesaShaderCache(environment)
-
-    def seed(self, environment: Environment) -> None:
-        name = FOLDERS["multi-file"]
-        shutil.copytree(self.home.path / ".cache" / name, environment.home / ".cache" / name)
 
 
 @pytest.mark.real
@@ -274,19 +246,6 @@ def test_a_home_that_is_not_the_account_s_is_one_of_two_places(cold: Home, tmp_p
     roots = {Path(root["path"]): root["entries"] for root in said["layers"][0]["roots"]}
     assert {path for path, entries in roots.items() if entries == 2} == filled
     assert {folder / ".cache" / "mesa_shader_cache" for folder in (account, cold.path)} <= roots.keys()
-
-
-@pytest.mark.real
-def test_isolated_and_off_hold_for_rusticl(cold: Home) -> None:
-    program = (sys.executable, str(cold.programs / "rusticl.py"), "1")
-    (cold.path / ".cache").mkdir()
-    for how in ("--isolated", "--no-cache"):
-        done = cold.cachectl("run", how, "--", *program, **RUSTICL)
-        assert json.loads(done.stdout.splitlines()[-1])["results"] == [2.0]
-        assert cold.json("ls", "mesa")["entries"] == []
-    kept = cold.path / "kept"
-    cold.cachectl("run", f"--isolated={kept}", "--", *program, **RUSTICL)
-    assert len(list(kept.glob("mesa_shader_cache/??/*"))) == 2
 
 
 @pytest.mark.real

@@ -8,12 +8,16 @@ import pytest
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Condition, Scope
-from cachectl.layers.miopen.databases import MIOpenLayer
-from cachectl.layers.miopen.kernels import MIOpenKernels
+from cachectl.layers.miopen import (
+    MIOpenKernels,
+    MIOpenLayer,
+    MIOpenSystemKernels,
+    MIOpenSystemTuning,
+    MIOpenTuning,
+    read_flag,
+)
 from cachectl.layers.miopen.names import newest, parse_name, program_names
-from cachectl.layers.miopen.places import libraries, read_flag
-from cachectl.layers.miopen.system import MIOpenSystemKernels, MIOpenSystemTuning
-from cachectl.layers.miopen.tuning import MIOpenTuning
+from cachectl.layers.miopen.places import libraries
 
 LAYERS = (MIOpenKernels, MIOpenSystemKernels, MIOpenTuning, MIOpenSystemTuning)
 HOME = Path("/home/u")

@@ -1,15 +1,13 @@
-"""MIOpen's tuning results: text records under its locks, sqlite read only."""
+"""MIOpen's tuning results: text records under its locks."""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
 import os
-import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
 from dataclasses import replace as changed
 from pathlib import Path
 
@@ -18,29 +16,16 @@ from support.layers import got
 from support.miopen_kernels import MIOpenConformance, environment_of, require_read_only
 
 from cachectl.layers.base.conformance import snapshot
-from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError
 from cachectl.layers.base.facts import Ability, Artifact, Condition, Orphan, Problem, Severity
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.disk.atomic import replace_file
+from cachectl.layers.miopen import MIOpenSystemTuning, MIOpenTuning
 from cachectl.layers.miopen import tuning as miopen_tuning
-from cachectl.layers.miopen.system import MIOpenSystemTuning
-from cachectl.layers.miopen.tuning import MIOpenTuning
-from cachectl.layers.stores import records
 
 FIND = "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
 PERF = "gfx90a6e.HIP.3_3_0_a85ca8a54.udb.txt"
 PROBLEM = "128-28-28-3x3-256-28-28-64-1x1-1x1-1x1-0-NCHW-FP32-F"
 LINE = f"{PROBLEM}=ConvBinWinogradRxSf2x3g1:0.031,0,miopenConvolutionFwdAlgoWinograd"
-INTEGERS = (
-    "spatial_dim in_channels in_h in_w in_d fil_h fil_w fil_d out_channels batchsize pad_h pad_w pad_d conv_stride_h "
-    "conv_stride_w conv_stride_d dilation_h dilation_w dilation_d bias group_count"
-)
-TABLES = (
-    "CREATE TABLE `config` (`id` INTEGER PRIMARY KEY ASC,`layout` TEXT NOT NULL,`data_type` TEXT NOT NULL,"
-    f"`direction` TEXT NOT NULL,{','.join(f'`{column}` INT NOT NULL' for column in INTEGERS.split())});"
-    "CREATE TABLE `perf_db` (`id` INTEGER PRIMARY KEY ASC,`solver` TEXT NOT NULL,`config` INTEGER NOT NULL,"
-    "`params` TEXT NOT NULL);CREATE UNIQUE INDEX `idx_perf_db` ON perf_db(solver, config);"
-)
 TUNED = "2x960x8x8x1x3x3x1x960x8x1x1x0x1x1x0x1x1x0x0x1xNHWCxFP32xW"
 
 
@@ -57,24 +42,12 @@ def fill(home: Path) -> Path:
     return folder
 
 
-def perf_table(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    *integers, layout, data_type, direction = TUNED.split("x")
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(TABLES)
-        values = (7, layout, data_type, direction, *map(int, integers))
-        connection.execute(f"INSERT INTO config VALUES({', '.join('?' * 25)})", values)
-        connection.execute("INSERT INTO perf_db(solver, config, params) VALUES('SolverA', 7, '1,2')")
-        connection.execute("INSERT INTO perf_db(solver, config, params) VALUES('SolverB', 7, '64')")
-        connection.commit()
-
-
 def artifact(key: str, line: str, layer: str = "miopen-tuning") -> Artifact:
     return Artifact(layer, key, "miopen-record/1", line.encode())
 
 
 def fill_system(home: Path) -> None:
-    perf_table(home / "db" / "gfx906_60.db")
+    (home / "db").mkdir(parents=True)
     (home / "db" / "gfx906_60.HIP.fdb.txt").write_text(f"{LINE}\nother=S:1,0,A\n")
 
 
@@ -127,33 +100,23 @@ def test_tuning_is_precious_and_knows_no_kernels_and_its_switch_is_the_find_dbs(
     assert "erases" in MIOpenTuning(environment_of(tmp_path, MIOPEN_FIND_ENFORCE="5")).state().why
 
 
-def test_many_records_are_placed_by_one_rewrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_records_are_placed_where_their_keys_are_free(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "one")
-    lines = [f"problem{number}=S:1.5,0,A" for number in range(50)]
-    (folder / FIND).write_text("".join(f"{line}\n" for line in (*lines, "broken", "cut=nothing")))
-    layer = MIOpenTuning(environment_of(tmp_path / "one"))
-    read = layer.get_many([f"{FIND}::{line.partition('=')[0]}" for line in (*lines, "cut=", "none=")])
-    assert isinstance(read[f"{FIND}::cut"], Damaged)
+    (folder / FIND).write_text("a=S:1.5,0,A\nb=S:2,0,A\nbroken\ncut=nothing\n")
+    keys = [f"{FIND}::{key}" for key in ("a", "b", "cut", "none")]
+    read = dict(MIOpenTuning(environment_of(tmp_path / "one")).get_many(keys))
+    assert isinstance(read.pop(f"{FIND}::cut"), Damaged)
     artifacts = [one for one in read.values() if isinstance(one, Artifact)]
-    assert [one.data.decode() for one in artifacts] == lines
+    assert [one.data for one in artifacts] == [b"a=S:1.5,0,A", b"b=S:2,0,A"]
     other = MIOpenTuning(environment_of(tmp_path / "two"))
-    rewrites: list[Path] = []
-
-    def noted(path: Path, chunks: list[bytes], *, folder: int | None = None) -> None:
-        rewrites.append(path)
-        replace_file(path, chunks, folder=folder)
-
-    monkeypatch.setattr(records, "replace_file", noted)
-    different, stray = changed(artifacts[3], data=b"problem3=S:9,0,A"), changed(artifacts[4], data=b"mine=S:1,0,A")
-    done = other.put_new([*artifacts[:3], different, stray, *artifacts[5:]])
-    assert len(rewrites) == 1
-    assert isinstance(done.pop(4), Damaged)
-    assert done == [True] * 49
-    again = other.put_new(artifacts)
-    assert MIOpenTuning(environment_of(tmp_path / "three")).put_new(artifacts[:1] * 2) == [True, False]
-    assert (folder_of(tmp_path / "three") / FIND).read_bytes() == artifacts[0].data + b"\n"
-    assert isinstance(again[3], EntryExists)
-    assert [one for number, one in enumerate(again) if number != 3] == [False] * 3 + [True] + [False] * 45
+    different, stray = changed(artifacts[0], data=b"a=S:9,0,A"), changed(artifacts[1], data=b"mine=S:1,0,A")
+    placed, damaged = other.put_new([different, stray])
+    assert placed is True
+    assert isinstance(damaged, Damaged)
+    exists, *rest = other.put_new([*artifacts, artifacts[1]])
+    assert isinstance(exists, EntryExists)
+    assert rest == [True, False]
+    assert (folder_of(tmp_path / "two") / FIND).read_bytes() == b"a=S:9,0,A\nb=S:2,0,A\n"
 
 
 def test_running_programs_notice_an_edit(tmp_path: Path, layer: MIOpenTuning) -> None:
@@ -221,7 +184,7 @@ def test_a_lock_that_miopen_holds_is_waited_for_and_then_said(tmp_path: Path) ->
         ("notes.txt::a", "a=S:1", "is not a key"),
         (f"../{FIND}::a", "a=S:1", "is not a key"),
         ("gfx90a6e.HIP.fdb.txt::a", "a=S:1", "is not a key"),
-        ("gfx906_60_1.1.0.udb::a", "a=S:1", "never changed"),
+        ("gfx906_60_1.1.0.udb::a", "a=S:1", "is not a key"),
     ],
 )
 def test_put_refuses_what_is_no_record_of_a_user_file(tmp_path: Path, key: str, line: str, sentence: str) -> None:
@@ -232,22 +195,13 @@ def test_put_refuses_what_is_no_record_of_a_user_file(tmp_path: Path, key: str, 
     assert {path: what for path, what in snapshot(tmp_path).items() if "lock" not in path} == before
 
 
-def test_sqlite_results_are_read_and_left(tmp_path: Path, layer: MIOpenTuning) -> None:
+def test_results_in_sqlite_are_counted_and_left(tmp_path: Path, layer: MIOpenTuning) -> None:
     path = folder_of(tmp_path) / "gfx906_60_1.1.0.udb"
-    perf_table(path)
-    before = snapshot(tmp_path, times=True)
-    assert [entry.key for entry in layer.entries()] == [
-        "gfx906_60_1.1.0.udb::7::SolverA",
-        "gfx906_60_1.1.0.udb::7::SolverB",
-    ]
-    read = got(layer, "gfx906_60_1.1.0.udb::7::SolverA")
-    assert read.data == f"{TUNED}=SolverA:1,2".encode()
-    plan = layer.plan_clear()
-    assert not plan.entries
-    assert [note.because for note in plan.skipped] == [plan.skipped[0].because] * 2
-    assert "never changed" in plan.skipped[0].because
-    assert list(layer.store.verify(layer.roots()[0])) == []
-    assert snapshot(tmp_path, times=True) == before
+    path.write_bytes(b"SQLite format 3\0" + bytes(4080))
+    usage = layer.store.usage(layer.roots()[0])
+    assert (usage.entries, usage.files, usage.bytes) == (0, 1, 4096)
+    assert layer.get(f"{path.name}::7::SolverA") is None
+    assert (layer.plan_clear().entries, list(layer.store.verify(layer.roots()[0]))) == ((), [])
 
 
 def test_what_interrupted_rewrites_leave_goes_when_no_program_has_miopen(
@@ -271,15 +225,13 @@ def test_what_interrupted_rewrites_leave_goes_when_no_program_has_miopen(
 def test_damage_is_reported_line_by_line(tmp_path: Path, layer: MIOpenTuning) -> None:
     folder = folder_of(tmp_path)
     (folder / FIND).write_text("good=S:1,0,A\nno equals\ngood=S:2,0,A\nlast=S:1")
-    (folder / "gfx906_60_1.1.0.udb").write_bytes(b"garbage" * 1000)
     found = [thing for thing in layer.store.scan(layer.roots()[0]) if isinstance(thing, Problem)]
-    assert sorted(problem.code for problem in found) == ["duplicate", "malformed", "newline", "sqlite"]
+    assert sorted(problem.code for problem in found) == ["duplicate", "malformed", "newline"]
     findings = {finding.code: finding for finding in layer.store.verify(layer.roots()[0])}
     assert {code: finding.severity for code, finding in findings.items()} == {
         "malformed": Severity.RECOMPILES,
         "duplicate": Severity.WASTES,
         "newline": Severity.RECOMPILES,
-        "damaged": Severity.FAILS,
     }
     assert "line 2" in findings["malformed"].fix
     # Results of tuning are never removed as damaged.
@@ -289,38 +241,15 @@ def test_damage_is_reported_line_by_line(tmp_path: Path, layer: MIOpenTuning) ->
         layer.get(f"{FIND}::bad")
 
 
-@pytest.mark.parametrize("kind", ["folder", "link"])
-def test_what_stands_in_the_place_of_a_file_is_named_and_no_link_is_followed(tmp_path: Path, kind: str) -> None:
-    """MIOpen reads nothing in a folder and stores nothing: it tunes again in every run."""
-    path, elsewhere = folder_of(tmp_path) / FIND, tmp_path / "elsewhere.txt"
-    elsewhere.write_text("a=S:1\n")
-    path.mkdir() if kind == "folder" else path.symlink_to(elsewhere)
-    layer = MIOpenTuning(environment_of(tmp_path))
-    code = "no-file" if kind == "folder" else "link"
-    assert [found.code for found in layer.store.scan(layer.roots()[0]) if isinstance(found, Problem)] == [code]
-    (finding,) = layer.store.verify(layer.roots()[0])
-    assert (finding.key, finding.code) == (FIND, code)
-    assert layer.get(f"{FIND}::a") is None
-    with pytest.raises(Refused, match="a link, a folder"):
-        layer.put(f"{FIND}::b", artifact(f"{FIND}::b", "b=S:1"))
-    assert elsewhere.read_text() == "a=S:1\n"
-    if kind == "folder":
-        assert finding.severity is Severity.RECOMPILES
-        subprocess.run(finding.fix, shell=True, check=True)  # noqa: S602 - the command is what is tested
-        layer.put(f"{FIND}::b", artifact(f"{FIND}::b", "b=S:1"))
-        assert list(layer.store.verify(layer.roots()[0])) == []
-
-
 def test_system_results_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
-    perf_table(tmp_path / "db" / "gfx906_60.db")
+    fill_system(tmp_path)
+    (tmp_path / "db" / "gfx906_60.db").write_bytes(b"SQLite format 3\0")
     (tmp_path / "db" / "gfx906_60.HIP.fdb.txt").write_text(f"{LINE}\n")
     (tmp_path / "db" / "gfx90a6e.db.txt").write_text(f"{TUNED}=S:1\nbroken\n")
     layer = MIOpenSystemTuning(environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db")))
     before = snapshot(tmp_path, times=True)
     assert [entry.key for entry in layer.entries()] == [
         f"gfx906_60.HIP.fdb.txt::{PROBLEM}",
-        "gfx906_60.db::7::SolverA",
-        "gfx906_60.db::7::SolverB",
         f"gfx90a6e.db.txt::{TUNED}",
     ]
     read = got(layer, f"gfx906_60.HIP.fdb.txt::{PROBLEM}")
