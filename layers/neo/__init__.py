@@ -15,21 +15,14 @@ from typing import Any, Final
 
 from cachectl.layers.base import declarations, facts, parts, switches
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.lazy import later, regex
-from cachectl.layers.disk.plain import open_plain, read_plain
-from cachectl.layers.host import drivers
+from cachectl.layers.base.lazy import later
+from cachectl.layers.disk.plain import read_plain
 from cachectl.layers.host.driver_layers import DriverLayer, Limit
 
 #: The drivers of OpenCL and Level Zero, and the stand-alone compiler.
 LIBRARIES: Final = ("libigdrcl.so", "libze_intel_gpu.so", "libocloc.so")
 STATISTICS: Final = "stats"
-_MAKER: Final = "Intel NEO"
 _LEAF: Final = "neo_compiler_cache"
-#: The first and the last release in which any variable of the compiler switches the cache off.
-_KILLED: Final = ((25, 31), (26, 31))
-#: The driver's release, as it stands in the library.
-_RELEASE: Final = regex(rb"\x00(\d\d)\.(\d\d?)\.\d{4,6}(?:\.\d+)?\x00")
-
 # An empty variable counts as not set.
 _PLACES: Final = declarations.Rules(
     "NEO_CACHE_DIR",
@@ -69,7 +62,7 @@ class NeoCompilerCache(DriverLayer):
 
     name = "neo"
     title = "Intel NEO compiler cache"
-    makers = (_MAKER,)
+    makers = ("Intel NEO",)
     settings = (
         switches.Setting(
             "NEO_CACHE_PERSISTENT",
@@ -88,20 +81,11 @@ class NeoCompilerCache(DriverLayer):
     store: Any = later("cachectl.layers.neo.entries", "programs")
     about = parts.About(lookups=NeoLookups())
 
-    def diagnose(self) -> Iterator[facts.Finding]:
-        """Add several drivers."""
-        yield from drivers.several_drivers(self, _MAKER)
-        yield from super().diagnose()
-
     def faults(self) -> Iterator[switches.Fault]:
         """Add a missing folder, and variables of the compiler."""
         yield from super().faults()
-        yield from self._folder_faults()
-        yield from self._compiler_faults()
-
-    def _folder_faults(self) -> Iterator[switches.Fault]:
-        """Yield a missing folder: the driver makes its own, and on Linux .cache above it, but none that is named."""
         for root in self.roots():
+            # The driver makes its own folder, and on Linux .cache above it, but none that a variable names.
             above = {"NEO_CACHE_DIR": 0, "XDG_CACHE_HOME": 1}.get(root.source, 2)
             folder = (root.path, *root.path.parents)[above]
             if not folder.is_dir():
@@ -109,34 +93,9 @@ class NeoCompilerCache(DriverLayer):
                 severity, fix = facts.Severity.RECOMPILES, f"mkdir -p {shlex.quote(str(folder))}"
                 found = facts.Finding(self.name, folder, None, severity, "folder", message, fix)
                 yield facts.Condition.DISABLED, found
-
-    def _compiler_faults(self) -> Iterator[switches.Fault]:
-        variable = next((name for name in sorted(self.environment.variables) if name.startswith("IGC_")), None)
-        release = None if variable is None else self._release()
-        if variable is None or (release is not None and release > _KILLED[1]):
-            return
-        condition = facts.Condition.UNKNOWN if release is None else facts.Condition.DISABLED
-        outcome = "switches the cache off in compute-runtime 25.31 to 26.31, as every IGC_ variable does"
-        if release is None or release >= _KILLED[0]:
-            yield condition, switches.misread(self, variable, facts.Severity.RECOMPILES, outcome)
-        else:
-            outcome = "is not in the keys of this release: entries compiled with another value are served"
-            yield None, switches.misread(self, variable, facts.Severity.RISKS, outcome)
-
-    def _release(self) -> tuple[int, int] | None:
-        """Return the driver's release, read from its library, which is not loaded; ``None`` if it is not known."""
-        import mmap
-
-        if (library := drivers.only_library(self.environment, _MAKER)) is not None:
-            # A library without a folder is found by the system's linker alone.
-            with (
-                suppress(OSError, ValueError),
-                open(open_plain(library, follow=True), "rb") as file,
-                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-            ):
-                if (match := _RELEASE.search(content)) is not None:
-                    return int(match[1]), int(match[2])
-        return None
+        for variable in sorted(name for name in self.environment.variables if name.startswith("IGC_"))[:1]:
+            outcome = "switches the cache off in compute-runtime 25.31 to 26.31, and is in no key of earlier ones"
+            yield facts.Condition.UNKNOWN, switches.misread(self, variable, facts.Severity.RECOMPILES, outcome)
 
     def relocate(self, folder: Path) -> facts.Switch:
         """Return the path, and the folder to make first: the driver keeps nothing in a missing folder."""

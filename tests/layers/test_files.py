@@ -27,7 +27,7 @@ from cachectl.layers.base.facts import Artifact, Condition, Problem, Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.comgr import ComgrCache
-from cachectl.layers.formats import bitcode, comgr_entries, neo_binaries
+from cachectl.layers.formats import comgr_entries, neo_binaries
 from cachectl.layers.neo import NeoCompilerCache
 from cachectl.stack import Stack
 from cachectl.verbs.doctor import diagnosis
@@ -281,13 +281,6 @@ def test_looking_does_not_look_like_use(layer: Layer) -> None:
 
 
 # ---------------------------------------------------------------------- comgr
-
-
-@pytest.mark.real
-def test_bitcode_of_a_real_opencl_compiler_names_its_kernels(filled: Home) -> None:
-    programs = list((filled.path / ".cache" / "pocl" / "kcache").glob("*/*/program.bc"))
-    assert programs
-    assert all(bitcode.kernels(path.read_bytes()) for path in programs)
 
 
 @pytest.mark.parametrize(
