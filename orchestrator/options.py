@@ -27,12 +27,11 @@ _SHOWING_PLUGINS: Final = frozenset({"report", "layers", "doctor"})
 
 
 class Step(NamedTuple):
-    """Progress: runs done, runs in all, and the seconds left; ``None`` is not known yet."""
+    """Progress: runs done, and runs in all; ``None`` is not known yet."""
 
     doing: str
     done: int
     total: int | None
-    seconds_left: float | None
 
 
 class Request:
@@ -50,7 +49,7 @@ class Request:
     tell: Callable[[Iterable[object]], None]
     #: Prints the first notes, and how many more there are, on standard error.
     warn_notes: Callable[[str, Sequence[Note]], None]
-    #: Yields a function to call with each step of long work; on a terminal it shows a bar with the time left.
+    #: Yields a function to call with each step of long work; on a terminal it shows a bar.
     progress: Callable[[], AbstractContextManager[Callable[[Step], None]]]
 
     def __init__(

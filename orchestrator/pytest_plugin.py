@@ -1,4 +1,4 @@
-"""A pytest plug-in: tests that compile cold, sessions without caches, timelines of tests, and the caches' state.
+"""A pytest plug-in: tests that compile cold, and sessions without caches.
 
 It is installed with cachectl and loaded into every pytest session of that Python, so it imports nothing until it is
 used.
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 _OPTION = "--no-kernel-caches"
-_TIMELINES = "--cachectl-timeline"
-#: Limit on the characters of a file name that are taken from a test.
-_LONGEST_NAME = 200
 #: The attribute of pytest's config in which a session with caches off keeps its state.
 _OFF = "_cachectl_off"
 
@@ -69,11 +66,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     group = parser.getgroup("cachectl")
     group.addoption(
-        _TIMELINES,
-        metavar="DIR",
-        help="write where the time of each test that uses the OpenCL stack goes: a file that Perfetto opens",
-    )
-    group.addoption(
         _OPTION,
         action="store_true",
         default=False,
@@ -91,15 +83,6 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Switch off if the plug-in was loaded too late for the hook before."""
     _switch_off(config, asked=config.getoption(_OPTION, default=False))
-    if (folder := config.getoption(_TIMELINES, default=None)) is not None:
-        import os
-
-        try:
-            os.makedirs(folder, exist_ok=True)
-            # Tests may change the working folder.
-            config.option.cachectl_timeline = os.path.abspath(folder)
-        except OSError as error:
-            raise pytest.UsageError(f"{_TIMELINES}: {error.strerror}: {folder}") from None
 
 
 def _switch_off(config: pytest.Config, *, asked: bool) -> None:
@@ -120,55 +103,9 @@ def _switch_off(config: pytest.Config, *, asked: bool) -> None:
     config.add_cleanup(block.close)
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Write the timeline of a test with its fixtures, if it is asked for."""
-    folder = item.config.getoption(_TIMELINES, default=None)
-    if folder is None:
-        yield
-        return
-    import cachectl
-
-    with cachectl.traced() as traced:
-        yield
-    if traced.timeline is not None and traced.spans:
-        import re
-        from contextlib import suppress
-        from dataclasses import replace
-        from pathlib import Path
-
-        from cachectl.watching import timeline_files
-
-        place = Path(folder, re.sub(r"[^\w.\[\]-]+", "_", item.nodeid)[-_LONGEST_NAME:] + ".json")
-        try:
-            place.write_bytes(timeline_files.chrome_trace(replace(traced.timeline, command=("pytest", item.nodeid))))
-        except OSError as error:
-            # A session may turn warnings into errors, which would end it here.
-            with suppress(pytest.PytestWarning):
-                item.warn(pytest.PytestWarning(f"{_TIMELINES}: {error.strerror}: {place}"))
-
-
-def pytest_report_header(config: pytest.Config) -> str:
-    """Return whether tests use each layer; in a session with caches off, only the status of each layer."""
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Return the status of each layer in a session with caches off."""
     held: Mapping[str, Held] | None = getattr(config, _OFF, None)
-    if held is not None:
-        return f"kernel caches ({_OPTION}): {', '.join(f'{name} {hold.status}' for name, hold in held.items())}"
-    try:
-        return f"kernel caches: {_states()}"
-    except Exception as error:  # noqa: BLE001 - a header must not end somebody's tests
-        return f"kernel caches: unknown ({error})"
-
-
-def _states() -> str:
-    """Return the state of every built-in layer in one line; plug-ins are not loaded into other people's tests."""
-    from cachectl.layers.base.facts import Condition, Scope
-    from cachectl.stack import Stack
-
-    states = {layer.name: layer.state() for layer in Stack(plugins=False) if layer.about.scope is Scope.USER}
-    words = [
-        f"{name} {state.condition.value}" + (f" ({state.why})" if state.condition is Condition.DISABLED else "")
-        for name, state in states.items()
-        if state.condition is not Condition.ABSENT
-    ]
-    absent = [name for name, state in states.items() if state.condition is Condition.ABSENT]
-    return ", ".join([*words, *([f"absent: {' '.join(absent)}"] if absent else [])])
+    if held is None:
+        return None
+    return f"kernel caches ({_OPTION}): {', '.join(f'{name} {hold.status}' for name, hold in held.items())}"

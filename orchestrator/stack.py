@@ -13,18 +13,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cachectl.config import Limits
-    from cachectl.exchange.pull import Pull
-    from cachectl.exchange.push import Push
     from cachectl.exchange.trust import Trust
     from cachectl.findings import Findings
     from cachectl.layers.base.environment import Environment
     from cachectl.listing import Listing
     from cachectl.removal import PurgePlan, PurgeResult
-    from cachectl.switching.run import Ran
+    from cachectl.transfer import Transfer
     from cachectl.verbs.bench import Bench
     from cachectl.verbs.report import Report
+    from cachectl.verbs.run import Ran
     from cachectl.verbs.store import SharedStore
-    from cachectl.watching.proof import Proof
     from cachectl.watching.trace import Trace
 
 
@@ -109,7 +107,7 @@ class Stack(LayerSet):
 
     # ------------------------------------------------------------------ running
 
-    def run(self, command: Sequence[str], **options: Any) -> Ran[Proof]:  # noqa: ANN401
+    def run(self, command: Sequence[str], **options: Any) -> Ran:  # noqa: ANN401
         """Run a command with layers off, isolated, warm from a base or around a store, as ``cachectl run`` does.
 
         ``options`` are those of :func:`~cachectl.verbs.run.run_with`.
@@ -141,7 +139,7 @@ class Stack(LayerSet):
 
         return portability_digest(self)
 
-    def push(self, target: str | Path, selection: Selection = ALL, **options: Any) -> Push:  # noqa: ANN401
+    def push(self, target: str | Path, selection: Selection = ALL, **options: Any) -> Transfer:  # noqa: ANN401
         """Add the selected entries that a store lacks; ``options`` are those of :func:`~cachectl.exchange.push.push`.
 
         ``target`` is a bundle, a folder or a URL, made by the first push, or a database file that a layer knows.
@@ -156,7 +154,7 @@ class Stack(LayerSet):
         trust: Trust | None = None,
         selection: Selection = ALL,
         **options: Any,  # noqa: ANN401
-    ) -> Pull:
+    ) -> Transfer:
         """Place the selected entries of sources that are missing here and can be hit; existing entries stay.
 
         ``options`` are those of :func:`~cachectl.exchange.pull.pull`.

@@ -15,12 +15,12 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
-from cachectl.exchange.bundle import BundlePlace, chunks_of, unnamed_file
+from cachectl.exchange import bundle
 from cachectl.exchange.copying import keys_of
 from cachectl.exchange.index import StoreIndex, place_of
 from cachectl.exchange.place import STREAM, Missing
@@ -34,14 +34,12 @@ from cachectl.layers.base.selection import ALL
 from cachectl.layers.disk.handles import probe_room
 from cachectl.layers.disk.private_folders import NotPrivate, private_folder
 from cachectl.layers.host.launcher import Launch, launched
-from cachectl.switching.isolated import link_cache_home, make_isolated_root_in, remove_abandoned, remove_isolated_root
+from cachectl.switching import isolated
 from cachectl.switching.overlay import PROCESS, Variable
 from cachectl.switching.run import variables_isolated
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
-
-    from cachectl.layers.base.layer import Layer
 
     # The module mpi4py.MPI, which cannot be named as a type.
     _Module = Any
@@ -100,52 +98,74 @@ class Job:
         if self.source is None and self.out is None:
             raise BadRequest("nothing to stage: name a SOURCE to start with, or --out FILE for what is compiled")
 
+    @property
+    def is_same(self) -> bool:
+        """Return whether the target is the source, which stays as it is if it cannot be used."""
+        return os.path.realpath(self.source or "") == os.path.realpath(self.out or "")
+
+    def misuse(self, environment: Environment) -> str | None:
+        """Return why nothing can be staged; ``None`` if it can."""
+        layers = LayerSet(environment)
+        for name in (self.out, self.source):
+            if name in layers:
+                return f"{name!r} is a layer, not a FILE; write ./NAME for a file"
+        if self.source is not None and self.trust is None and not os.path.isdir(environment.expand(self.source)):
+            return UNTRUSTED
+        try:
+            folder = None if self.out is None or "://" in self.out else environment.expand(self.out).parent
+            if folder is not None and not folder.is_dir():
+                return f"--out {self.out!r}: the folder {folder} does not exist"
+            if self.out is not None and (self.source is None or not self.is_same):
+                place_of(self.out, environment, writes=True, force=self.force).names("index")
+        except (OSError, CachectlError) as error:
+            return f"--out {_reason(error)}"
+        return None
+
 
 # ---------------------------------------------------------------------- one node
 
 
-@dataclass
-class NodeRoot:
-    """The folder with the caches of all ranks of one node, for one job.
+class _Told(NamedTuple):
+    """What the leader of a node tells rank 0."""
 
-    Without a folder ``root`` is ``None`` and ``variables`` are empty: programs run as without staging. ``notes`` has a
-    line for each problem. ``usable`` is whether the source could be read and was trusted.
+    node: str
+    placed: int
+    usable: bool
+    trusted: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+class NodeRoot:
+    """The folder with the caches of all ranks of one node, for one job, made empty in a scratch folder.
+
+    ``scratch``, which is made if missing, is used directly if it is this user's own with mode 0700, else through its
+    folder ``cachectl-UID``, which is. If another user could replace either, nothing is staged: ``root`` is ``None``,
+    ``variables`` are empty, and programs run as without staging. Only layers that a rerun refills move: tuning results
+    stay in place. Files of other programs in the user cache folder are linked. ``notes`` has a line for each problem.
+    ``usable`` is whether the source could be read and was trusted.
     """
 
-    environment: Environment
-    root: Path | None = None
-    variables: Mapping[str, str | None] = field(default_factory=dict)
-    placed: int = 0
-    trusted: tuple[str, ...] = ()
-    usable: bool = True
-    notes: list[str] = field(default_factory=list)
-    _known: frozenset[Name] = frozenset()
-
-    @classmethod
-    def make(cls, environment: Environment, scratch: Path) -> NodeRoot:
-        """Make an empty folder in ``scratch``, which is made if missing, and move every layer there.
-
-        ``scratch`` is used directly if it is this user's own with mode 0700, else through its folder ``cachectl-UID``,
-        which is. If another user could replace either, nothing is staged, and a note says so. Only layers that a rerun
-        refills move: tuning results stay in place. Files of other programs in the user cache folder are linked.
-        """
-        made = cls(environment)
+    def __init__(self, environment: Environment, scratch: Path) -> None:
+        self._environment = environment
+        self.root: Path | None = None
+        self.variables: Mapping[str, str | None] = {}
+        self.placed = 0
+        self.trusted: tuple[str, ...] = ()
+        self.usable = True
+        self.notes: list[str] = []
+        self._known: frozenset[Name] = frozenset()
         try:
             parent = private_folder(scratch, make=True)
-            remove_abandoned(environment, (parent,))
-            made.root = make_isolated_root_in(parent, environment, "cachectl-stage-")
-            probe_room(made.root, _ROOM)
+            isolated.remove_abandoned(environment, (parent,))
+            self.root = isolated.make_isolated_root_in(parent, environment, "cachectl-stage-")
+            probe_room(self.root, _ROOM)
             layers = LayerSet(environment).clearable()
-            link_cache_home(environment, layers, made.root)
-            made.variables = variables_isolated(layers, made.root)
-        except NotPrivate as error:
-            made.give_up(str(error))
+            isolated.link_cache_home(environment, layers, self.root)
+            self.variables = variables_isolated(layers, self.root)
         except (OSError, CachectlError) as error:
-            made.give_up(f"{scratch}: {_reason(error)}")
-        return made
+            self._give_up(str(error) if isinstance(error, NotPrivate) else f"{scratch}: {_reason(error)}")
 
-    def give_up(self, why: str) -> None:
-        """Stop using the folder: programs run as without staging, and a note gives the reason."""
+    def _give_up(self, why: str) -> None:
         self.notes.append(f"not staged, so programs run cold or with the caches they have anyway: {why}")
         self.variables = {}
         self.placed = 0
@@ -153,7 +173,7 @@ class NodeRoot:
 
     def stack(self) -> LayerSet:
         """Return the layers as programs of this node find them."""
-        moved = self.environment.with_variables(self.variables)
+        moved = self._environment.with_variables(self.variables)
         return LayerSet(moved if self.root is None else replace(moved, temporary=self.root))
 
     def fill(self, source: str, trust: Trust | None) -> None:
@@ -162,7 +182,7 @@ class NodeRoot:
             return
         stack = self.stack()
         try:
-            done = pull(stack, source, trust, own=self.environment)
+            done = pull(stack, source, trust, own=self._environment)
         except Missing:
             self.notes.append(f"starts cold: there is no {source} yet")
             return
@@ -174,17 +194,16 @@ class NodeRoot:
             if done.failed:
                 probe_room(self.root, _ROOM)
         except OSError as error:
-            self.give_up(f"{self.root.parent}: {_reason(error)}")
+            self._give_up(f"{self.root.parent}: {_reason(error)}")
             return
         self._known = _names_in(stack)
-        self.placed = done.total.placed
-        self.trusted = done.trusted
+        self.placed, self.trusted = done.total.placed, done.trusted
         for layer in done.layers:
             if layer.failed:
-                first = layer.failed[0]
-                self.notes.append(f"{layer.layer}: {len(layer.failed)} entries not placed: {first.because}")
-        reasons = [f"{key.layer}: {key.because}" for key in done.unread]
-        reasons += [one.outlook.words for layer in done.layers for one in layer.foreseen if one.outlook.hits is False]
+                first = layer.failed[0].because
+                self.notes.append(f"{layer.layer}: {len(layer.failed)} entries not placed: {first}")
+        reasons = [f"{note.key}: {note.because}" for note in done.unread]
+        reasons += [outlook.words for layer in done.layers for outlook in layer.outlooks if outlook.hits is False]
         if reasons and not self.placed:
             self.notes.append(f"starts cold: {reasons[0]}")
 
@@ -193,15 +212,16 @@ class NodeRoot:
         return _names_in(self.stack()) - self._known if self.root is not None else frozenset()
 
     def pack(self, names: frozenset[Name]) -> BinaryIO | None:
-        """Return a bundle of these entries; ``None``, and a note, if it cannot be written."""
+        """Return a bundle of these entries; ``None`` if there is none, or, with a note, if it cannot be written."""
+        if not names:
+            return None
+        stack = self.stack()
+        parcel = _Parcel(stack.environment)
         try:
-            stack = self.stack()
-            parcel = _Parcel(stack.environment)
             writer = Writer(StoreIndex(parcel, stack.environment))
-            layers = _read_by(stack)
-            besides = {
-                layer.name: {key for key in keys_of(layer) if (layer.name, key) not in names} for layer in layers
-            }
+            others = _names_in(stack) - names
+            layers = sorted(stack.clearable(), key=lambda layer: layer.name)
+            besides = {layer.name: {key for name, key in others if name == layer.name} for layer in layers}
             push_layers(stack, writer, ALL, layers, besides)
             writer.finish()
         except (OSError, CachectlError) as error:
@@ -209,14 +229,19 @@ class NodeRoot:
             return None
         return parcel.file
 
+    def told(self, node: str) -> _Told:
+        """Return what there is to tell, and forget the notes."""
+        notes, self.notes = tuple(self.notes), []
+        return _Told(node, self.placed, self.usable, self.trusted, notes)
+
     def remove(self) -> None:
         """Remove the folder and everything in it."""
         if self.root is not None:
-            remove_isolated_root(self.root)
+            isolated.remove_isolated_root(self.root)
             self.root = None
 
 
-class _Parcel(BundlePlace):
+class _Parcel(bundle.BundlePlace):
     """A bundle in an unnamed file, to be sent to rank 0 or as it came from another node."""
 
     def __init__(self, environment: Environment, file: BinaryIO | None = None) -> None:
@@ -231,27 +256,12 @@ class _Parcel(BundlePlace):
         self.file = file
 
 
-def _read_by(stack: LayerSet) -> list[Layer]:
-    return sorted(stack.clearable(), key=lambda layer: layer.name)
-
-
 def _names_in(stack: LayerSet) -> frozenset[Name]:
     """Return the names of all entries that a rerun refills; a layer that cannot be listed adds none."""
     return frozenset((layer.name, key) for layer in stack.clearable() for key in keys_of(layer))
 
 
 # ---------------------------------------------------------------------- all nodes
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """What the leader of a node tells rank 0."""
-
-    node: str
-    placed: int
-    usable: bool
-    trusted: tuple[str, ...]
-    notes: tuple[str, ...]
 
 
 class Ranks:
@@ -271,18 +281,23 @@ class Ranks:
     ) -> None:
         mpi = _connected(environment)
         self.environment = environment
-        self._job = job
         self.notice = notice
+        self.root: Path | None = None
+        self._job = job
         self._inform = inform
         # A separate communicator, so that our messages do not mix with the program's.
         self._world = (mpi.COMM_WORLD if comm is None else comm).Dup()
-        self._node = self._split(mpi)
+        colour = environment.get(NODE)
+        suffix = "" if colour is None else f" ({NODE}={colour})"
+        self._name = f"{mpi.Get_processor_name()}{suffix}"
+        shared = self._world.Split_type(mpi.COMM_TYPE_SHARED, self._world.rank)
+        colours = sorted(set(shared.allgather(suffix)))
+        self._node = cast("Intracomm", shared.Split(colours.index(suffix), self._world.rank))
         leads = self._node.rank == 0
         leaders = self._world.Split(0 if leads else mpi.UNDEFINED, self._world.rank)
         self._leaders = cast("Intracomm", leaders) if leads else None
         self._here: NodeRoot | None = None
         self._writes = job.out is not None
-        self.root: Path | None = None
         self._abandoned = False
 
     @property
@@ -290,75 +305,36 @@ class Ranks:
         """The number of this rank."""
         return int(self._world.rank)
 
-    def _split(self, mpi: _Module) -> Intracomm:
-        shared = self._world.Split_type(mpi.COMM_TYPE_SHARED, self._world.rank)
-        suffix = _suffix(self.environment)
-        colours = sorted(set(shared.allgather(suffix)))
-        return cast("Intracomm", shared.Split(colours.index(suffix), self._world.rank))
-
-    # ------------------------------------------------------------------ in
-
     def stage_in(self) -> Mapping[str, str | None]:
         """Stage; return the variables with which programs of this rank use the staged entries.
 
         Raises :class:`BadRequest`, on every rank, for an invalid request.
         """
-        misuse = self._world.bcast(self._misuse() if self.rank == 0 else None)
+        job = self._job
+        misuse = self._world.bcast(job.misuse(self.environment) if self.rank == 0 else None)
         if misuse is not None:
             raise BadRequest(misuse)
-        job = self._job
         if self._leaders is not None:
-            self._here = NodeRoot.make(self.environment, job.scratch or self.environment.temporary)
+            self._here = NodeRoot(self.environment, job.scratch or self.environment.temporary)
             if job.source is not None:
                 self._here.fill(job.source, job.trust)
-            self._report_staged(self._leaders, self._here)
+            self._report(self._leaders, self._leaders.gather(self._here.told(self._name)) or [])
         _rest(self._node)
         result = (None, {}) if self._here is None else (self._here.root, dict(self._here.variables))
         self.root, variables = self._node.bcast(result)
         return cast("Mapping[str, str | None]", variables)
 
-    def _misuse(self) -> str | None:
-        """Return why nothing can be staged; ``None`` if it can."""
-        job, stack = self._job, LayerSet(self.environment)
-        if job.out in stack or job.source in stack:
-            return f"{job.out if job.out in stack else job.source!r} is a layer, not a FILE; write ./NAME for a file"
-        if job.source is not None and job.trust is None and not os.path.isdir(self.environment.expand(job.source)):
-            return UNTRUSTED
-        if job.out is None:
-            return None
-        try:
-            folder = self.environment.expand(job.out).parent
-            if "://" not in job.out and not folder.is_dir():
-                return f"--out {job.out!r}: the folder {folder} does not exist"
-            if job.source is None or not self._is_same():
-                place_of(job.out, self.environment, writes=True, force=job.force).names()
-        except (OSError, CachectlError) as error:
-            return f"--out {_reason(error)}"
-        return None
-
-    def _is_same(self) -> bool:
-        """Return whether the target is the source, which stays as it is if it cannot be used."""
-        job = self._job
-        return os.path.realpath(job.source or "") == os.path.realpath(job.out or "")
-
-    def _report_staged(self, leaders: Intracomm, here: NodeRoot) -> None:
-        told = self._tell(leaders, here)
-        if self._writes and self._is_same() and not leaders.bcast(all(node.usable for node in told)):
+    def _report(self, leaders: Intracomm, told: list[_Told]) -> None:
+        """Say what was staged. Nothing is written over a source that a node could not use."""
+        if self._writes and self._job.is_same and not leaders.bcast(all(node.usable for node in told)):
             self._writes = False
             note = f"nothing will be written to {self._job.out}, which stays as it is"
-            told = [*told, replace(told[0], notes=(note,), placed=0)] if told else []
+            told += [node._replace(notes=(note,), placed=0) for node in told[:1]]
         if trusted := dict.fromkeys(why for node in told for why in node.trusted):
             nodes = f"{sum(node.placed > 0 for node in told)} of {plural(leaders.size, 'node')}"
             entries = sum(node.placed for node in told)
             self._inform(f"staged {entries:,} entries on {nodes}; trusted: {', '.join(trusted)}")
         self._say(told)
-
-    def _tell(self, leaders: Intracomm, here: NodeRoot) -> list[_Told]:
-        """Tell rank 0 the results of this node; return those of all nodes there, nothing elsewhere."""
-        notes, here.notes = tuple(here.notes), []
-        node = f"{_mpi().Get_processor_name()}{_suffix(self.environment)}"
-        mine = _Told(node, here.placed, here.usable, here.trusted, notes)
-        return leaders.gather(mine) or []
 
     def _say(self, told: Iterable[_Told]) -> None:
         """Print a line for each note."""
@@ -370,24 +346,11 @@ class Ranks:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             self.notice(f"{names[0]}{more}: {note}")
 
-    # ------------------------------------------------------------------ out
-
     def stage_out(self, *, ok: bool = True) -> None:
         """Wait for all ranks; push new entries if requested.
 
         If a rank is not ``ok``, nothing is pushed, and it waits only a few seconds for the others.
         """
-        if not self._all_are(ok=ok):
-            if self._writes and self.rank == 0:
-                self.notice(f"a rank has failed: nothing was written to {self._job.out}")
-            return
-        if self._leaders is None or self._here is None or not self._writes:
-            return
-        self._collect(self._leaders, self._here)
-        self._say(self._tell(self._leaders, self._here))
-
-    def _all_are(self, *, ok: bool) -> bool:
-        """Agree whether every rank is ``ok``."""
         mpi = _mpi()
         mine, everybody = bytearray([ok]), bytearray(1)
         request = self._world.Iallreduce([mine, mpi.BYTE], [everybody, mpi.BYTE], op=mpi.BAND)
@@ -395,17 +358,20 @@ class Ranks:
             # The others may never arrive here; leave them the folder that they still use.
             self._abandoned = True
             self._pending = (request, mine, everybody)
-            return False
-        return bool(everybody[0])
+        if not everybody[0]:
+            if self._writes and self.rank == 0:
+                self.notice(f"a rank has failed: nothing was written to {self._job.out}")
+        elif self._leaders is not None and self._here is not None and self._writes:
+            self._collect(self._leaders, self._here)
+            self._say(self._leaders.gather(self._here.told(self._name)) or [])
 
     def _collect(self, leaders: Intracomm, here: NodeRoot) -> None:
         """Send the new entries that no lower leader has to rank 0, which pushes its own and those it receives."""
         new = here.new()
         lower: frozenset[Name] | None = leaders.exscan(new, op=or_)
         if leaders.rank:
-            mine = new.difference(lower or ())
-            parcel = here.pack(mine) if mine else None
-            for chunk in () if parcel is None else chunks_of(parcel, _CHUNK):
+            parcel = here.pack(new.difference(lower or ()))
+            for chunk in () if parcel is None else bundle.chunks_of(parcel, _CHUNK):
                 leaders.ssend(chunk, dest=0)
             leaders.ssend(b"", dest=0)
             return
@@ -421,8 +387,8 @@ class Ranks:
                 file.close()
 
     def _received(self, leaders: Intracomm, source: int) -> BinaryIO:
-        """Return a file with what a leader sends; a full disk keeps the others from nothing."""
-        file, failure = unnamed_file(self._apart()), None
+        """Return a file with what a leader sends, empty if it cannot be written: the others need not wait."""
+        file, failure = bundle.unnamed_file(self._apart()), None
         while chunk := leaders.recv(source=source):
             try:
                 if failure is None:
@@ -433,7 +399,7 @@ class Ranks:
         if failure is not None:
             self.notice(f"the new entries of a node are lost: {_reason(failure)}")
             file.close()
-            file = unnamed_file(self._apart())
+            file = bundle.unnamed_file(self._apart())
         return file
 
     def _push(self, here: NodeRoot, received: Sequence[BinaryIO]) -> None:
@@ -441,13 +407,13 @@ class Ranks:
         with judges(self.environment, job.sign, None) as trusted:
             place = place_of(job.out or "", self._apart(), writes=True, force=job.force)
             writer = Writer(StoreIndex(place, self.environment, trusted), job.sign)
-            done = push_layers(stack, writer, ALL, _read_by(stack) if here.root is not None else ())
-            added = sum(layer.pushed for layer in done)
+            layers = sorted(stack.clearable(), key=lambda layer: layer.name) if here.root is not None else ()
+            added = sum(layer.placed for layer in push_layers(stack, writer, ALL, layers))
             for file in received:
                 if file.tell():
                     added += writer.take(StoreIndex(_Parcel(self.environment, file), self.environment))
             writer.finish()
-        digest = f"; digest {writer.digest}" * (writer.index.names.store is not None)
+        digest = f"; digest {writer.digest}" * bool(writer.written or writer.index.names.parts)
         self._inform(f"{place.shown}: {plural(added, 'entry', 'entries')} added{digest}")
 
     def _apart(self) -> Environment:
@@ -496,8 +462,7 @@ def _mpi() -> _Module:
         message = "an MPI job needs an MPI library and mpi4py: pip install 'opencl-cachectl[mpi]'"
         raise CachectlError(message) from error
     except RuntimeError as error:
-        message = f"mpi4py finds no MPI library: {str(error).splitlines()[0]}"
-        raise CachectlError(message) from error
+        raise CachectlError(f"mpi4py finds no MPI library: {str(error).splitlines()[0]}") from error
     return MPI
 
 
@@ -509,11 +474,6 @@ def _connected(environment: Environment) -> _Module:
         name, version = mpi.get_vendor()
         raise NotConnected(launch, " ".join((name, ".".join(map(str, version)))))
     return mpi
-
-
-def _suffix(environment: Environment) -> str:
-    colour = environment.get(NODE)
-    return "" if colour is None else f" ({NODE}={colour})"
 
 
 def _rest(comm: Intracomm) -> None:
@@ -567,11 +527,15 @@ def staged(
     late = ranks.united(too_late(LayerSet(environment).clearable(), environment.temporary))
     if late:
         reasons = "; ".join(f"{name}: {why}" for name, why in late.items())
-        message = f"too late to stage; enter the block before these are used: {reasons}"
-        raise CachectlError(message)
+        raise CachectlError(f"too late to stage; enter the block before these are used: {reasons}")
     variables = ranks.stage_in()
     process = os.getpid()
-    atexit.register(_close_in, process, ranks)
+
+    def close() -> None:
+        if os.getpid() == process:
+            ranks.close(wait=True)
+
+    atexit.register(close)
     hold = PROCESS.push({Variable(name): value for name, value in variables.items()}, {})
     ok = False
     try:
@@ -594,8 +558,3 @@ def _say(lines: list[str], notice: Callable[[str], None] | None) -> None:
             warnings.warn(line, RuntimeWarning, stacklevel=4)
         else:
             notice(line)
-
-
-def _close_in(process: int, ranks: Ranks) -> None:
-    if os.getpid() == process:
-        ranks.close(wait=True)

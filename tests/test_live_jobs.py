@@ -90,22 +90,6 @@ def building(home: Home) -> Iterator[Callable[[], str]]:
     assert program.returncode == 0
 
 
-def test_a_top_folder_that_was_removed_is_made_again(home: Home) -> None:
-    """PoCL's builds fail once its folder has gone; a purge makes it, says so, and only for a living program."""
-    folder = home.path / ".cache" / "pocl" / "kcache"
-    with building(home) as build:
-        assert build() == "built"
-        subprocess.run(["rm", "-rf", str(folder)], check=True)
-        assert build() == "failed"
-        looked = home.run(sys.executable, "-m", "cachectl", "purge", "--dry-run", "pocl")
-        assert "would be made again" in looked.stderr
-        assert not folder.exists()
-        purged = home.run(sys.executable, "-m", "cachectl", "purge", "pocl")
-        assert f"{folder} is made again" in purged.stderr
-        assert folder.stat().st_mode & 0o777 == 0o700
-        assert build() == "built"
-
-
 @pytest.mark.parametrize("verb", [("purge", "pocl"), *thorough((("prune", "--stale", "pocl"),))])
 @pytest.mark.thorough
 def test_empty_folders_of_programs_go_once_pocl_is_not_in_use(home: Home, verb: tuple[str, ...]) -> None:

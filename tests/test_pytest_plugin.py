@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from homes import PROGRAMS
-from support.timelines import read_timeline_file
 
 if TYPE_CHECKING:
     from homes import Home
@@ -192,16 +191,6 @@ def test_no_kernel_caches_ends_with_the_session(home: Home) -> None:
     assert "--no-kernel-caches" in done.stdout
 
 
-@pytest.mark.thorough
-def test_the_header_says_what_is_on(home: Home) -> None:
-    tests = "def test_nothing(): pass\n"
-    done = session(home, tests, POCL_KERNEL_CACHE="0", LOOPY_NO_CACHE="maybe")
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("kernel caches: "))
-    assert "pocl disabled (POCL_KERNEL_CACHE=0)" in line
-    assert "pytools enabled" in line
-    assert "kernel caches" not in session(home, tests, "-q").stdout
-
-
 def test_other_peoples_sessions_import_nothing_of_it(home: Home) -> None:
     """A quiet session that asks for nothing loads the plug-in and the package's own first lines."""
     tests = (
@@ -219,35 +208,3 @@ def test_workers_of_xdist_are_off_too(home: Home) -> None:
     tests = f"import pytest\n@pytest.mark.parametrize('n', range(4))\ndef test_off(n): assert seen() == {OFF!r}\n"
     done = session(home, tests, "--no-kernel-caches", "-n", "2")
     assert "4 passed" in done.stdout
-
-
-@pytest.mark.thorough
-def test_a_timeline_for_each_test(home: Home) -> None:
-    """Tests that use none of the stack have none."""
-    tests = """
-import pytest
-@pytest.mark.parametrize("name", ["a/b", "c"])
-def test_looks_up(name):
-    from pytools.persistent_dict import WriteOncePersistentDict
-    with pytest.raises(KeyError):
-        WriteOncePersistentDict("one").fetch(name)
-
-def test_does_nothing():
-    pass
-"""
-    session(home, tests, "--cachectl-timeline", "times/here")
-    written = {path.name: read_timeline_file(path) for path in (home.path / "times" / "here").iterdir()}
-    assert len(written) == 2
-    for timeline in written.values():
-        assert "lookup" in {span.stage for span in timeline.spans}
-        assert timeline.command[0] == "pytest"
-    assert all(name.endswith(("test_looks_up[a_b].json", "test_looks_up[c].json")) for name in written)
-    done = session(home, tests, "--cachectl-timeline", "project/test_it.py", check=False)
-    assert "ERROR: --cachectl-timeline: File exists: project/test_it.py" in done.stderr
-    folder = home.path / "times" / "here"
-    for name in written:
-        (folder / name).unlink()
-        (folder / name).mkdir()
-    done = session(home, tests, "--cachectl-timeline", "times/here")
-    assert "--cachectl-timeline: Is a directory" in done.stdout
-    session(home, tests, "--cachectl-timeline", "times/here", "-W", "error::pytest.PytestWarning")

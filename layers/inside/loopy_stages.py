@@ -1,12 +1,11 @@
 """Times the stages of loopy inside the program that uses it: kernels made, preprocessed, scheduled, code generated.
 
 A trace copies this file beside its observer: it imports the standard library alone, and runs on Python 3.8. ``notes``
-is the ``Notes`` of :mod:`cachectl.layers.inside.observer`.
+is the ``Notes`` of :mod:`cachectl.layers.inside.observer`, and ``call`` its ``Call``.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import Any
 
@@ -49,30 +48,24 @@ def _watch_functions(loopy: Any, notes: Any) -> None:
 
 
 def _watch_executor(executor: Any, notes: Any) -> None:
-    call = executor.__call__
+    def launched(_: Any) -> int:
+        return getattr(notes.here, "launched", 0)
 
-    @functools.wraps(call)
-    def call_and_time(self: Any, *arguments: Any, **options: Any) -> Any:
-        start = notes.now()
-        before = getattr(notes.here, "launched", 0)
-        try:
-            return call(self, *arguments, **options)
-        finally:
-            if getattr(notes.here, "launched", 0) != before:
-                notes.span("launch", start, name="first call", kernels=[self.entrypoint])
+    def called(call: Any) -> None:
+        if launched(call) != call.before:
+            notes.span("launch", call.start, name="first call", kernels=[call.arguments[0].entrypoint])
 
-    notes.put(executor, "__call__", call_and_time)
-    made = notes.timed(executor.get_invoker_uncached, "codegen", _kernel_of_executor)
+    def about(call: Any) -> dict[str, Any]:
+        return {"kernels": [call.arguments[0].entrypoint]}
+
+    notes.put(executor, "__call__", notes.around(executor.__call__, called, launched))
+    made = notes.timed(executor.get_invoker_uncached, "codegen", about)
     notes.put(executor, "get_invoker_uncached", made)
 
 
-def _kernel_of_executor(_value: Any, executor: Any, *_arguments: Any, **_options: Any) -> dict[str, Any]:
-    return {"kernels": [executor.entrypoint]}
-
-
-def _kernels_of_call(value: Any, *arguments: Any, **_options: Any) -> dict[str, Any]:
+def _kernels_of_call(call: Any) -> dict[str, Any]:
     """Return the names of the kernels that a function made, or else got."""
-    for thing in (value, *arguments[:1]):
+    for thing in (call.value, *call.arguments[:1]):
         kind = type(thing).__name__
         if kind == "TranslationUnit":
             return {"kernels": sorted(map(str, thing.entrypoints))}

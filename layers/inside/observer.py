@@ -4,16 +4,10 @@ This file is copied beside a ``sitecustomize.py`` and runs in any Python from 3.
 imports the standard library alone. A table beside it, written from the layers'
 :class:`cachectl.layers.base.parts.Lookups`, says what to watch. Each event is one line of JSON, appended to a file of
 this process, so that the events of a killed program are kept. An error in this file never reaches the program.
-
-Spans of work are written together, as they cost least: with the next event, after 64 of them, or with the first one
-after a tenth of a second, so a killed program loses no more.
 """
 
 from __future__ import annotations
 
-import atexit
-import collections
-import contextlib
 import functools
 import importlib.util
 import json
@@ -28,9 +22,6 @@ from typing import Any
 TABLE = "cachectl_watches.json"
 #: Variables in which launchers of MPI jobs pass on the rank.
 _RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
-#: Limits on the spans that wait to be written: their number, and nanoseconds since the last write.
-_MOST_WAITING = 64
-_LONGEST_WAIT = 100_000_000
 #: An encoder is not made for each event.
 _encode = json.JSONEncoder(default=str).encode
 #: Shorter work is not noted, in nanoseconds.
@@ -46,31 +37,47 @@ def _quietly(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         return None
 
 
+class Call:
+    """One call of a watched function: its arguments, when it began, and what came of it.
+
+    ``error`` is the class of the exception that it raised, because the exception itself would live longer. ``before``
+    is what was seen before the call.
+    """
+
+    def __init__(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self.arguments = arguments
+        self.options = options
+        self.before: Any = None
+        self.start = 0
+        self.value: Any = None
+        self.error: type[BaseException] | None = None
+
+    def get(self, place: int, name: str, default: Any = None) -> Any:
+        """Return an argument by its place or its name."""
+        return self.arguments[place] if self.arguments[place:] else self.options.get(name, default)
+
+
 class Notes:
-    """Records the events of one process, in a folder for each trace that it is part of.
+    """Records the events of one process, in the folder of its trace.
 
     The file is opened for each event, because a program may close files that it did not open, and reuse their numbers.
     """
 
-    #: Monotonic nanoseconds, epoch seconds and nanoseconds; a program may replace the clocks of :mod:`time`.
+    #: Monotonic nanoseconds and epoch seconds; a program may replace the clocks of :mod:`time`.
     now = staticmethod(time.monotonic_ns)
     epoch = staticmethod(time.time)
-    epoch_ns = staticmethod(time.time_ns)
     #: Calls something, and returns ``None`` if it fails.
     quietly = staticmethod(_quietly)
 
-    def __init__(self, folders: list[str], site: str, listeners: dict[str, tuple[str, str]]) -> None:
-        self.folders = folders
+    def __init__(self, folder: str, site: str, listeners: dict[str, tuple[str, str]]) -> None:
+        self.folder = folder
         self._site = site
         self._listeners = listeners
         self._loaded: dict[str, Any] = {}
         self._replaced: list[tuple[Any, str, Any]] = []
-        self._waiting: collections.deque[str] = collections.deque()
-        self._written = 0
         self._pid = 0
         #: Of each thread: the stages that are open, and the kernels that it has launched for the first time.
         self.here = threading.local()
-        atexit.register(self.flush)
 
     def load(self, file: str) -> Any:
         """Execute a layer's file, once, and return the module."""
@@ -83,6 +90,8 @@ class Notes:
     def listeners(self) -> dict[str, Any]:
         """Return new listeners to drivers, by the name of the OpenCL platform that each driver offers."""
         return {name: self.load(file).Listener(self, layer) for name, (layer, file) in self._listeners.items()}
+
+    # ------------------------------------------------------------------ replacing functions
 
     def fit(self, library: str, watch: Callable[[Any, Notes], None], module: Any) -> None:
         """Let a watcher replace functions of a library; if the library is another than expected, leave it as it was."""
@@ -98,11 +107,67 @@ class Notes:
         self._replaced.append((owner, name, vars(owner)[name]))
         setattr(owner, name, value)
 
+    def wrap(
+        self, owner: Any, name: str, after: Callable[[Call], object], before: Callable[[Call], Any] | None = None
+    ) -> None:
+        """Replace a function until :meth:`stop`, as by :meth:`around`."""
+        self.put(owner, name, self.around(vars(owner)[name], after, before))
+
+    def around(
+        self, function: Callable[..., Any], after: Callable[[Call], object], before: Callable[[Call], Any] | None = None
+    ) -> Callable[..., Any]:
+        """Return a function that does the same, and calls ``before`` and ``after`` with each of its calls."""
+
+        @functools.wraps(function)
+        def call_and_note(*arguments: Any, **options: Any) -> Any:
+            call = Call(arguments, options)
+            if before is not None:
+                call.before = _quietly(before, call)
+            call.start = self.now()
+            try:
+                call.value = function(*arguments, **options)
+            except BaseException as error:
+                call.error = type(error)
+                raise
+            else:
+                return call.value
+            finally:
+                _quietly(after, call)
+
+        return call_and_note
+
+    def timed(
+        self,
+        function: Callable[..., Any],
+        stage: str,
+        about: Callable[[Call], dict[str, Any]] | None = None,
+        *,
+        outermost: bool = False,
+    ) -> Callable[..., Any]:
+        """Return a function whose calls are noted as spans, unless they are part of a span of the same stage.
+
+        With ``outermost`` they are noted only outside of every timed function. ``about`` returns more fields of the
+        event.
+        """
+
+        def before(_: Call) -> bool:
+            stages = vars(self.here).setdefault("stages", set())
+            if stage in stages or (outermost and stages):
+                return False
+            stages.add(stage)
+            return True
+
+        def after(call: Call) -> None:
+            if call.before:
+                self.here.stages.discard(stage)
+                more = _quietly(about, call) if about else None
+                self.span(stage, call.start, **{"name": function.__name__, **(more or {})})
+
+        return self.around(function, after, before)
+
     def stop(self) -> None:
         """Restore the replaced attributes, and stop watching imports."""
-        self.flush()
-        atexit.unregister(self.flush)
-        self.folders = []
+        self.folder = ""
         sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "notes", None) is not self]
         self._restore(0)
 
@@ -110,86 +175,37 @@ class Notes:
         while len(self._replaced) > left:
             setattr(*self._replaced.pop())
 
+    # ------------------------------------------------------------------ events
+
     def add(self, **event: object) -> None:
         """Append an event."""
-        self._wait(event)
-        self.flush()
+        self.introduce()
+        self._write(event)
+
+    def introduce(self) -> None:
+        """Append the first event of a process, that it is watched, also if it was forked from another."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            # sys.argv is not set yet when the observer is loaded.
+            program = list(getattr(sys, "orig_argv", None) or sys.argv)
+            host = os.uname().nodename if hasattr(os, "uname") else ""
+            rank = next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").isdecimal()), None)
+            self._write({"event": "started", "program": program, "host": host, "rank": rank})
+
+    def _write(self, event: dict[str, object]) -> None:
+        line = _quietly(_encode, {"pid": self._pid, "at": self.epoch(), **event})
+        if line and self.folder:
+            _quietly(_append, os.path.join(self.folder, f"{self._pid}.events"), line + "\n")
 
     def span(self, stage: str, start: int, **more: object) -> None:
         """Append an event of a stretch of work that began at ``start`` (monotonic nanoseconds) and ends now."""
         end = self.now()
-        if end - start < _SHORTEST:
-            return
-        self._wait({"event": "span", "stage": stage, **self.timing(start, end), **more})
-        if len(self._waiting) >= _MOST_WAITING or end - self._written > _LONGEST_WAIT:
-            self.flush()
+        if end - start >= _SHORTEST:
+            self.add(event="span", stage=stage, **self.timing(start, end), **more)
 
     def timing(self, start: int, end: int | None = None) -> dict[str, int]:
         """Return the fields of an event that began at ``start`` (monotonic nanoseconds), and ends now by default."""
         return {"start": start, "end": self.now() if end is None else end, "thread": threading.get_native_id()}
-
-    def timed(
-        self,
-        function: Callable[..., Any],
-        stage: str,
-        about: Callable[..., dict[str, Any]] | None = None,
-        *,
-        outermost: bool = False,
-    ) -> Callable[..., Any]:
-        """Return a function whose calls are noted as spans, unless they are part of a span of the same stage.
-
-        With ``outermost`` they are noted only outside of every timed function.
-        ``about(value, *arguments, **options)`` returns more fields of the event.
-        """
-
-        @functools.wraps(function)
-        def call_and_time(*arguments: Any, **options: Any) -> Any:
-            stages = vars(self.here).setdefault("stages", set())
-            if stage in stages or (outermost and stages):
-                return function(*arguments, **options)
-            stages.add(stage)
-            value = None
-            start = self.now()
-            try:
-                value = function(*arguments, **options)
-                return value
-            finally:
-                stages.discard(stage)
-                more = _quietly(about, value, *arguments, **options) if about else None
-                self.span(stage, start, **{"name": function.__name__, **(more or {})})
-
-        return call_and_time
-
-    def flush(self) -> None:
-        """Write the events that wait."""
-        if self._pid != os.getpid():
-            # They are those of the process that forked.
-            return
-        self._written = self.now()
-        lines = []
-        with contextlib.suppress(IndexError):
-            while True:
-                lines.append(self._waiting.popleft())
-        for folder in self.folders if lines else ():
-            _quietly(_append, os.path.join(folder, f"{self._pid}.events"), "".join(lines))
-
-    def _wait(self, event: dict[str, object]) -> None:
-        if self._pid != os.getpid():
-            self.introduce()
-        line = _quietly(_encode, {"pid": self._pid, "at": self.epoch(), **event})
-        if line:
-            self._waiting.append(line + "\n")
-
-    def introduce(self) -> None:
-        """Note the first event of a process: that it is watched."""
-        self._pid = os.getpid()
-        self._waiting.clear()
-        # sys.argv is not set yet when the observer is loaded.
-        program = list(getattr(sys, "orig_argv", None) or sys.argv)
-        host = os.uname().nodename if hasattr(os, "uname") else ""
-        rank = next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").isdecimal()), None)
-        clocks = {"monotonic": self.now(), "epoch": self.epoch_ns()}
-        self._wait({"event": "started", "program": program, "host": host, "rank": rank, **clocks})
 
 
 class ImportWatcher:
@@ -223,21 +239,18 @@ class ImportWatcher:
         return open_here
 
     def _wait_for(self, spec: Any, begun: int | None) -> None:
-        execute = spec.loader.exec_module
-
-        @functools.wraps(execute)
-        def execute_and_wrap(module: Any) -> None:
+        def before(_: Call) -> None:
             if begun is not None:
                 self._open().add(spec.name)
-            try:
-                execute(module)
-            finally:
-                if begun is not None:
-                    self._open().discard(spec.name)
-                    self.notes.span("import", begun, name=spec.name)
-            self.wrap(spec.name, module)
 
-        spec.loader.exec_module = execute_and_wrap
+        def after(call: Call) -> None:
+            if begun is not None:
+                self._open().discard(spec.name)
+                self.notes.span("import", begun, name=spec.name)
+            if call.error is None:
+                self.wrap(spec.name, call.get(0, "module"))
+
+        spec.loader.exec_module = self.notes.around(spec.loader.exec_module, after, before)
 
     def wrap(self, name: str, module: Any) -> None:
         """Wrap a library each time it is executed."""
@@ -245,16 +258,15 @@ class ImportWatcher:
             self.notes.fit(name, hook, module)
 
 
-def observe(folders: str, site: str) -> Notes:
-    """Wrap the libraries that are loaded now, and others when they are loaded; record events in each of the folders.
+def observe(folder: str, site: str) -> Notes:
+    """Wrap the libraries that are loaded now, and others when they are loaded; record events in the folder.
 
     ``site`` is the folder of the table, and of the files that it names.
     """
     with open(os.path.join(site, TABLE), encoding="utf-8") as stream:
         table = json.load(stream)
-    notes = Notes(folders.split(os.pathsep), site, table["listeners"])
+    notes = Notes(folder, site, table["listeners"])
     notes.introduce()
-    notes.flush()
     hooks: dict[str, list[Callable[[Any, Notes], None]]] = {}
     for call in table["calls"]:
         hooks.setdefault(call["module"], []).append(functools.partial(_watch_call, call))
@@ -274,26 +286,19 @@ def _watch_by(file: str, module: Any, notes: Notes) -> None:
     notes.load(file).watch(module, notes)
 
 
-def _watch_call(call: dict[str, Any], module: Any, notes: Notes) -> None:
+def _watch_call(row: dict[str, Any], module: Any, notes: Notes) -> None:
     """Record each call of a function as a store, or as a lookup that returned or raised what means a miss."""
-    owner, _, name = call["function"].rpartition(".")
-    place = getattr(module, owner) if owner else module
-    absent = getattr(module, call["absent"]) if call["absent"] else ()
-    function = vars(place)[name]
+    owner, _, name = row["function"].rpartition(".")
+    absent = getattr(module, row["absent"]) if row["absent"] else ()
 
-    @functools.wraps(function)
-    def call_and_note(*arguments: Any, **options: Any) -> Any:
-        start = notes.now()
-        try:
-            value = function(*arguments, **options)
-        except absent:
-            notes.add(event="miss", layer=call["layer"], **notes.timing(start))
-            raise
-        found = "hit" if value is not None or absent else "miss"
-        notes.add(event="store" if call["stores"] else found, layer=call["layer"], **notes.timing(start))
-        return value
+    def after(call: Call) -> None:
+        if call.error is not None and not (absent and issubclass(call.error, absent)):
+            return
+        found = "miss" if call.error is not None or (call.value is None and not absent) else "hit"
+        kind = "store" if row["stores"] and call.error is None else found
+        notes.add(event=kind, layer=row["layer"], **notes.timing(call.start))
 
-    notes.put(place, name, call_and_note)
+    notes.wrap(getattr(module, owner) if owner else module, name, after)
 
 
 def _append(path: str, line: str) -> None:

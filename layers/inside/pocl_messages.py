@@ -73,50 +73,54 @@ class Listener:
         # A fork may happen while another thread holds the lock.
         self._lock = threading.Lock()
         self._inside = 0
-        self._entered = 0
         self._listening = False
         self._kinds: list[str] = []
         self._failed = 0
 
-    def listen(self) -> tuple[int, int]:
-        """Begin to listen, unless another build does; return a ticket and the offset in the file of messages."""
+    def listen(self) -> bool:
+        """Begin to listen, unless another build does."""
         with self._lock:
             self._inside += 1
-            self._entered += 1
             if self._inside == 1:
                 self._kinds, self._failed = [], 0
                 self._listening = self._notes.quietly(self._turn_on) or False
-            return (self._entered if self._inside == 1 else 0), self._size()
+            return True
 
-    def heard(self, ticket: tuple[int, int], kind: str, *, failed: bool) -> tuple[bool | None, bool]:
+    def heard(self, kind: str, *, failed: bool) -> tuple[bool | None, bool]:
         """End listening to one build. Return whether PoCL compiled it, ``None`` if unknown, and whether PoCL was heard.
 
-        If builds ran at the same time and PoCL compiled one of them, it is unknown which. Messages are switched
-        off when the last build has ended.
+        Of builds at the same time it is unknown. Messages are switched off, and noted, when the last one has ended.
         """
-        others = b""
         with self._lock:
             self._inside -= 1
             self._kinds.append(kind)
             self._failed += failed
-            if not self._listening:
-                return None, False
-            if not self._inside:
-                self._notes.quietly(self._turn_off)
-            meanwhile = Messages(self._said(ticket[1]))
-            alone = ticket[0] == self._entered
-            if not self._inside:
-                # Usually the episode is this build.
-                read = meanwhile if ticket[1] == self._start else None
-                others = self._notes.quietly(self._note_episode, read) or b""
-            listened = self._listening
-        if others:
+            if self._inside or not self._listening:
+                return None, self._listening
+            self._notes.quietly(self._turn_off)
+            messages = Messages(self._said())
+            self._note(messages)
+            alone, listened = len(self._kinds) == 1, self._listening
+        if messages.others:
             # Not under the lock: the reader may be slow.
-            self._notes.quietly(os.write, 2, others)
-        if meanwhile.wrote:
-            return (True if alone else None), listened
+            self._notes.quietly(os.write, 2, messages.others)
         # A hit prints no message: it needs proof that PoCL was heard in this build.
-        return (False if meanwhile.devices and meanwhile.clear else None), listened
+        known = alone and (messages.wrote or (messages.devices and messages.clear))
+        return (bool(messages.wrote) if known else None), listened
+
+    def _note(self, messages: Messages) -> None:
+        """Note what PoCL did since the first of these builds began."""
+        # A thread that holds our stream may still print: the next episode reads on from here.
+        self._start += messages.bytes
+        lookups = None
+        if self._failed == len(self._kinds):
+            # A failure is no hit, but may have stored a program for one of several devices.
+            lookups = len(messages.wrote)
+        elif not self._failed:
+            lookups = messages.devices
+            # False where the program switched messages off, or the release words them differently.
+            self._listening = messages.clear and lookups >= len(self._kinds)
+        self._notes.add(event="messages", layer=self.layer, lookups=lookups, wrote=messages.wrote, upto=self._start)
 
     def _turn_on(self) -> bool:
         import ctypes
@@ -154,9 +158,9 @@ class Listener:
         if self._file is not None and self._pid == os.getpid() and self._is_ours(library):
             return
         self._pid = os.getpid()
-        self._path = os.path.join(self._notes.folders[0], f"{self._pid}.messages")
+        self._path = os.path.join(self._notes.folder, f"{self._pid}.messages")
         # After ``exec`` the file of the previous program has the same name.
-        self._start = self._size()
+        self._start = os.path.getsize(self._path) if os.path.exists(self._path) else 0
         self._file = None
         library.fdopen.restype = ctypes.c_void_p
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | _NO_WAITING
@@ -173,38 +177,13 @@ class Listener:
         except OSError:
             return False
 
-    def _note_episode(self, read: Messages | None) -> bytes:
-        """Note what PoCL did since the first of these builds began; return the output of other C code.
-
-        ``read`` are the messages since then, if they have been read.
-        """
-        messages = read or Messages(self._said(self._start))
-        # A thread that holds our stream may still print: the next episode reads on from here.
-        self._start += messages.bytes
-        lookups = None
-        if self._failed == len(self._kinds):
-            # A failure is no hit, but may have stored a program for one of several devices.
-            lookups = len(messages.wrote)
-        elif not self._failed:
-            lookups = messages.devices
-            # False where the program switched messages off, or the release words them differently.
-            self._listening = messages.clear and lookups >= len(self._kinds)
-        self._notes.add(event="messages", layer=self.layer, lookups=lookups, wrote=messages.wrote, upto=self._start)
-        return messages.others
-
-    def _said(self, start: int) -> bytes:
+    def _said(self) -> bytes:
         try:
             with open(self._path, "rb") as file:
-                file.seek(start)
+                file.seek(self._start)
                 return file.read()
         except OSError:
             return b""
-
-    def _size(self) -> int:
-        try:
-            return os.stat(self._path).st_size
-        except OSError:
-            return 0
 
     def _forked(self) -> None:
         if self._listening and self._inside:

@@ -84,15 +84,6 @@ def show_json(fact: object) -> None:
 # ---------------------------------------------------------------------- words
 
 
-def duration(seconds: float) -> str:
-    """Format an estimated time."""
-    whole = round(seconds)
-    if whole < 60:  # noqa: PLR2004 - the definition of the units
-        return f"{whole} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"  # noqa: PLR2004
-
-
 def shorten(text: str, width: int) -> str:
     """Shorten a text in the middle."""
     if len(text) <= width:
@@ -365,15 +356,14 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def progress() -> Iterator[Callable[[Step], None]]:
-    """Yield a function to call with each step of long work; on a terminal it shows a bar with the time left."""
+    """Yield a function to call with each step of long work; on a terminal it shows a bar."""
     if not _shows_progress():
         yield lambda _: None
         return
 
     def show(step: Step) -> None:
         full = _BAR * step.done // (step.total or 1)
-        left = "" if step.seconds_left is None else f" about {duration(step.seconds_left)} left"
-        _show_line(f"{step.doing} [{'#' * full}{'.' * (_BAR - full)}] {step.done}/{step.total}{left}")
+        _show_line(f"{step.doing} [{'#' * full}{'.' * (_BAR - full)}] {step.done}/{step.total}")
 
     try:
         yield show

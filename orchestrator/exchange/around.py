@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from cachectl.exchange.copying import Counts, copy, keys_of
+from cachectl.exchange.copying import copy_layer, keys_of
 from cachectl.exchange.place import STREAM, Deadline, Missing, without_secrets
 from cachectl.exchange.pull import pull
 from cachectl.exchange.push import push
@@ -24,11 +25,11 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import user_cache_folder
 from cachectl.layers.base.errors import BadRequest, CachectlError, printable, reason_of
 from cachectl.layers.base.facts import Ability
-from cachectl.layers.base.selection import ALL
 from cachectl.layers.disk.private_folders import NotPrivate, private_folder
 from cachectl.layers.disk.trust import open_to_others
 from cachectl.switching.isolated import NoRoot
 from cachectl.switching.run import environment_of
+from cachectl.transfer import Moved, Transfer
 
 if TYPE_CHECKING:
     from cachectl.exchange.trust import Trust
@@ -75,49 +76,35 @@ def shared_around(
 
     ``notice`` gets a line for each layer of which entries were pulled or pushed, and for each thing that went wrong:
     the block runs in any case. If the store is damaged, not trusted, too slow or cannot be reached, nothing is pulled
-    or pushed.
-    ``besides`` are the keys, by layer, that are neither pulled nor pushed. ``own`` is the environment that keeps what
-    this machine remembers of stores, by default that of ``stack``.
+    or pushed. ``besides`` are the keys, by layer, that are neither pulled nor pushed. ``own`` is the environment that
+    keeps what this machine remembers of stores, by default that of ``stack``.
     """
-    usable = True
-    try:
-        pulled = pull(
-            stack, use.url, use.trust, layers=layers, besides=besides, own=own, deadline=Deadline(use.seconds)
-        )
-    except Missing as error:
-        if not use.writes:
-            notice(_line("nothing was pulled", use, error))
-        # Else the push makes the store.
-    except Exception as error:  # noqa: BLE001 - whatever a server answers, the command runs
-        notice(_line("nothing is pulled or pushed", use, error))
-        usable = False
-    else:
-        _say_done(pulled.layers, "pulled", notice)
+    writes = use.writes
+
+    def say(transfer: Callable[[], Transfer], verb: str, failed: str) -> bool:
+        try:
+            done = transfer()
+        except Exception as error:  # noqa: BLE001 - whatever a server answers, the command runs
+            # The push will make the store.
+            if writes and verb == "pulled" and isinstance(error, Missing):
+                return True
+            reason = str(error) if isinstance(error, CachectlError) else f"{type(error).__name__}: {error}"
+            notice(f"--store {printable(without_secrets(use.url))}: {failed}: {printable(reason)}")
+            return False
+        for layer in done.layers:
+            if layer.placed:
+                notice(f"store: {layer.layer}: {layer.placed:,} {verb}")
+            _say_failed(layer.layer, f"not {verb}", layer.failed, notice)
+        return True
+
+    given: dict[str, Any] = {"layers": layers, "besides": besides, "own": own}
+    pulling = partial(pull, stack, use.url, use.trust, deadline=Deadline(use.seconds), **given)
+    usable = say(pulling, "pulled", "nothing is pulled or pushed" if writes else "nothing was pulled")
     yield
-    if not usable or not use.writes:
-        return
-    try:
-        pushed = push(
-            stack,
-            use.url,
-            layers=layers,
-            besides=besides,
-            sign=use.sign,
-            allowed_signers=use.trust.allowed_signers,
-            own=own,
-            deadline=Deadline(use.seconds),
-        )
-    except Exception as error:  # noqa: BLE001 - whatever a server answers, the status is the command's
-        notice(_line("nothing was pushed", use, error))
-        return
-    _say_done(pushed.layers, "pushed", notice)
-
-
-def _say_done(layers: Iterable[Counts], verb: str, notice: Callable[[str], None]) -> None:
-    for done in layers:
-        if done.placed:
-            notice(f"store: {done.layer}: {done.placed:,} {verb}")
-        _say_failed(done.layer, f"not {verb}", done.failed, notice)
+    if usable and writes:
+        given |= {"sign": use.sign, "allowed_signers": use.trust.allowed_signers}
+        pushing = partial(push, stack, use.url, deadline=Deadline(use.seconds), **given)
+        say(pushing, "pushed", "nothing was pushed")
 
 
 def _say_failed(layer: str, what: str, failed: Sequence[Note], notice: Callable[[str], None]) -> None:
@@ -125,16 +112,6 @@ def _say_failed(layer: str, what: str, failed: Sequence[Note], notice: Callable[
     first = {note.because: note.key for note in reversed(failed)}
     for because, number in Counter(note.because for note in failed).most_common(_REASONS):
         notice(f"{layer}: {number:,} {what} ({first[because]}{', …' if number > 1 else ''}): {because}")
-
-
-def _line(what: str, use: StoreUse, error: Exception) -> str:
-    if isinstance(error, CachectlError):
-        reason = str(error)
-    elif isinstance(error, OSError):
-        reason = error.strerror or str(error)
-    else:
-        reason = "out of memory" if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"
-    return f"--store {printable(without_secrets(use.url))}: {what}: {printable(reason)}"
 
 
 # ---------------------------------------------------------------------- bases
@@ -200,8 +177,8 @@ def start_from(
         abilities = own[name].abilities()
         if name not in source or any(abilities[one] is not None for one in (Ability.RELOCATE, Ability.PUT)):
             continue
-        counts = Counts(name)
-        copy(source[name], own[name], ALL, counts)
+        counts = Moved(name)
+        copy_layer(source[name], own[name], counts)
         is_empty = is_empty and not (counts.placed or counts.there or counts.failed)
         said = {"copied": counts.placed, "there before": counts.there}
         if words := ", ".join(f"{number:,} {word}" for word, number in said.items() if number):

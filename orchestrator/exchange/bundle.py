@@ -16,14 +16,14 @@ import struct
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from cachectl.exchange.format import is_name
-from cachectl.exchange.place import BadStore, Changed, Missing, Stored, StorePlace, TransferFailed
+from cachectl.exchange.place import BadStore, Changed, Stored, StorePlace, TransferFailed
 from cachectl.layers.base.errors import LARGEST_BUNDLE, SPARED_ROOM, BadRequest, CachectlError, printable
-from cachectl.layers.disk.atomic import move_in, new_file, remove_file, replace_file, write_all
+from cachectl.layers.disk import atomic
 from cachectl.layers.disk.locking import is_same_file, take_flock
 from cachectl.layers.disk.plain import own_name
 
@@ -36,13 +36,16 @@ if TYPE_CHECKING:
 _LARGEST_DIRECTORY: Final = 24 << 20
 _MOST_MEMBERS: Final = 1 << 17
 #: The header of the first member; its name begins after 30 bytes.
-_BEGINNING: Final = re.compile(rb"PK\x03\x04.{26}(?:index|packs|objects)/[0-9a-z]", re.DOTALL)
+_BEGINNING: Final = re.compile(rb"PK\x03\x04.{26}(?:index|packs)/[0-9a-z]", re.DOTALL)
 #: The end of a zip, and those of a large one. Source: APPNOTE.TXT of PKWARE, 4.3.14 to 4.3.16.
 _END: Final = struct.Struct("<4s4H2LH")
 _LARGE_END: Final = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR: Final = struct.Struct("<4sLQL")
 _DATE: Final = (1980, 1, 1, 0, 0, 0)
 _CHUNK: Final = 1 << 20
+
+
+# ---------------------------------------------------------------------- open files
 
 
 def is_begun_by(head: bytes) -> bool:
@@ -56,12 +59,51 @@ def unnamed_file(environment: Environment) -> BinaryIO:
     return cast("BinaryIO", tempfile.TemporaryFile(dir=folder if folder.is_dir() else None))
 
 
-def lacks_room(file: BinaryIO) -> bool:
-    """Return whether more bytes in an open file would fill a file system that other programs use too."""
-    if not hasattr(os, "fstatvfs"):
-        return False
-    disk = os.fstatvfs(file.fileno())
-    return disk.f_bavail * disk.f_frsize < min(SPARED_ROOM, disk.f_blocks * disk.f_frsize // 20) + _CHUNK
+def spool(file: BinaryIO, data: bytes, environment: Environment, shown: str) -> None:
+    """Add to an unnamed file. Raises :class:`TransferFailed` if that would fill a disk that others use too."""
+    lacks_room = file.tell() > LARGEST_BUNDLE
+    if hasattr(os, "fstatvfs"):
+        disk = os.fstatvfs(file.fileno())
+        spared = min(SPARED_ROOM, disk.f_blocks * disk.f_frsize // 20) + _CHUNK
+        lacks_room |= disk.f_bavail * disk.f_frsize < spared
+    if lacks_room:
+        raise TransferFailed(f"{environment.temporary} has no room for {shown}; set TMPDIR to a larger folder")
+    file.write(data)
+
+
+def spooled(environment: Environment, chunks: Iterable[bytes], shown: str) -> BinaryIO:
+    """Return an unnamed file with a bundle that comes in pieces."""
+    file = unnamed_file(environment)
+    for chunk in chunks:
+        if not file.tell() and not is_begun_by(chunk):
+            # Before a device that never ends is copied.
+            raise BadStore(f"{shown} is not a bundle of cachectl")
+        spool(file, chunk, environment, shown)
+    file.flush()
+    return file
+
+
+def pieces(file: BinaryIO, size: int = _CHUNK) -> Iterator[bytes]:
+    """Yield the rest of an open file in pieces."""
+    while chunk := file.read(size):
+        yield chunk
+
+
+def chunks_of(file: BinaryIO, size: int = _CHUNK) -> Iterator[bytes]:
+    """Yield the content of an open file in pieces, from its beginning."""
+    file.seek(0)
+    yield from pieces(file, size)
+
+
+def sha256_of(file: BinaryIO) -> str:
+    """Return the SHA-256 of the content of an open file."""
+    digest = hashlib.sha256()
+    for chunk in chunks_of(file):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+# ---------------------------------------------------------------------- the place
 
 
 class _NewBundle(zipfile.ZipFile):
@@ -95,8 +137,6 @@ class BundlePlace(StorePlace):
         self._removed: set[str] = set()
         self._is_open = False
 
-    # ------------------------------------------------------------------ reading
-
     def _opened(self) -> zipfile.ZipFile | None:
         """Open what there is; return its members, or ``None`` for no file."""
         if not self._is_open:
@@ -113,56 +153,30 @@ class BundlePlace(StorePlace):
         return self._members
 
     def _open(self) -> BinaryIO | None:
-        if self._path is None and self._writes:
-            if sys.stdout.isatty():
-                raise BadRequest("a bundle is binary and is not printed to a terminal; name a FILE")
-            return None
         if self._path is None:
-            if sys.stdin.isatty():
-                raise BadRequest("a bundle is binary and is not read from a terminal; name a FILE")
-            return self._spooled(sys.stdin.buffer)
+            verb, stream = ("printed to", sys.stdout) if self._writes else ("read from", sys.stdin)
+            if stream.isatty():
+                raise BadRequest(f"a bundle is binary and is not {verb} a terminal; name a FILE")
+            return None if self._writes else spooled(self._environment, pieces(sys.stdin.buffer), self.shown)
         if self._writes and self._path.exists() and not self._path.is_file():
             raise BadRequest(f"{self.shown} is no plain file; name another FILE, or - for standard output")
         try:
-            file = self._open_file(self._path)
+            # In a network file system, only a file that is open for writing can be locked for writing.
+            file = open(self._path, "r+b" if self._writes and os.access(self._path, os.W_OK) else "rb")  # noqa: SIM115
         except FileNotFoundError:
             return None
-        status = os.fstat(file.fileno())
-        if stat.S_ISREG(status.st_mode):
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return file
         with file:
-            return self._spooled(file)
+            return spooled(self._environment, pieces(file), self.shown)
 
-    def _open_file(self, path: Path) -> BinaryIO:
-        if self._writes:
-            # In a network file system, only a file that is open for writing can be locked for writing.
-            with suppress(OSError):
-                return open(path, "r+b")
-        return open(path, "rb")
-
-    def _spooled(self, source: BinaryIO) -> BinaryIO:
-        spool = unnamed_file(self._environment)
-        while chunk := source.read(_CHUNK):
-            if not spool.tell() and not is_begun_by(chunk):
-                # Before a device that never ends is copied.
-                raise BadStore(f"{self.shown} is not a bundle of cachectl")
-            if spool.tell() > LARGEST_BUNDLE or lacks_room(spool):
-                message = f"{self._environment.temporary} has no room for {self.shown}; set TMPDIR to a larger folder"
-                raise TransferFailed(message)
-            spool.write(chunk)
-        spool.flush()
-        return spool
-
-    def names(self) -> Sequence[Stored]:
-        """List the names under ``index/``."""
-        return [one for one in self.contents() if one.name.startswith("index/")]
-
-    def contents(self) -> Sequence[Stored]:
-        """List all names."""
+    def names(self, folder: str) -> Sequence[Stored]:
+        """List the names in a folder."""
         found = {}
         for members in filter(None, (self._opened(), self._new)):
             found.update({info.filename: Stored(info.filename, info.file_size, None) for info in members.infolist()})
-        return [one for name, one in found.items() if name not in self._removed]
+        prefix = f"{folder}/"
+        return [stored for name, stored in found.items() if name.startswith(prefix) and name not in self._removed]
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
@@ -173,15 +187,11 @@ class BundlePlace(StorePlace):
                     raise BadStore(f"{self.shown}: {name} has more than the {most:,} bytes that it may have")
                 with _reading(self.shown):
                     return members.read(info)
-        raise Missing(f"{self.shown}: {printable(name)} is missing")
+        raise self.lacks(name)
 
     def digest(self) -> str | None:
         """Return the SHA-256 of the file; ``None`` for no file."""
-        if self._opened() is None or self._old is None:
-            return None
-        return sha256_of(self._old)
-
-    # ------------------------------------------------------------------ writing
+        return None if self._opened() is None or self._old is None else sha256_of(self._old)
 
     def write(self, name: str, data: bytes) -> None:
         """Add a member to the new bundle."""
@@ -198,26 +208,24 @@ class BundlePlace(StorePlace):
 
     def _begin(self) -> zipfile.ZipFile:
         """Open the new bundle in an unnamed file; other pushes to the old one wait until it is in its place."""
-        if self._old is not None and self._path is not None:
-            take_flock(self._old.fileno(), wait=True)
-            self._require_same()
+        if self._old is None or self._path is None:
+            return _NewBundle(self._unnamed(), "w")
+        take_flock(self._old.fileno(), wait=True)
+        self._require_same()
         file = self._unnamed()
-        if self._old is not None and self._path is not None:
-            os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(self._old.fileno()).st_mode))
+        os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(self._old.fileno()).st_mode))
         return _NewBundle(file, "w")
 
     def _unnamed(self) -> BinaryIO:
         """Open the file that becomes the new bundle."""
-        if self._path is None or not hasattr(os, "O_TMPFILE"):
-            return unnamed_file(self._environment)
-        try:
-            return open(os.open(self._path.parent, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")
-        except IsADirectoryError:
-            # The file system has no such files.
-            return unnamed_file(self._environment)
+        if self._path is not None and hasattr(os, "O_TMPFILE"):
+            # Not every file system has such files.
+            with suppress(IsADirectoryError):
+                return open(os.open(self._path.parent, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")
+        return unnamed_file(self._environment)
 
     def _require_same(self) -> None:
-        """Raise :class:`TransferFailed` if another command has replaced or made the bundle meanwhile."""
+        """Raise :class:`Changed` if another command has replaced or made the bundle meanwhile."""
         if self._path is None:
             return
         same = not self._path.exists() if self._old is None else is_same_file(self._path, self._old.fileno())
@@ -229,21 +237,19 @@ class BundlePlace(StorePlace):
         if self._new is None and not self._removed:
             return
         with self._written():
-            self._complete()
-
-    def _complete(self) -> None:
-        new, old = self._new or self._begin(), self._opened()
-        for info in old.infolist() if old is not None else ():
-            if old is not None and info.filename not in self._removed and info.filename not in new.NameToInfo:
-                copied = _info(info.filename, info.file_size)
-                with _reading(self.shown), old.open(info) as source, new.open(copied, "w") as target:
-                    shutil.copyfileobj(source, target, _CHUNK)
-        file = cast("BinaryIO", new.fp)
-        new.filelist.sort(key=lambda info: info.filename)
-        # A zip that is given a file leaves it open.
-        new.close()
-        file.flush()
-        self._publish(file)
+            new, old = self._new or self._begin(), self._opened()
+            left_out = self._removed | new.NameToInfo.keys()
+            for info in () if old is None else old.infolist():
+                if old is not None and info.filename not in left_out:
+                    copied = _info(info.filename, info.file_size)
+                    with _reading(self.shown), old.open(info) as source, new.open(copied, "w") as target:
+                        shutil.copyfileobj(source, target, _CHUNK)
+            file = cast("BinaryIO", new.fp)
+            new.filelist.sort(key=lambda info: info.filename)
+            # A zip that is given a file leaves it open.
+            new.close()
+            file.flush()
+            self._publish(file)
         self._new, self._removed = None, set()
         self._old, self._members = file, _members(file, self.shown)
 
@@ -260,24 +266,24 @@ class BundlePlace(StorePlace):
     def _publish(self, file: BinaryIO) -> None:
         """Put the complete file in its place, or copy it to standard output."""
         if self._path is None:
-            write_all(1, chunks_of(file))
+            atomic.write_all(1, chunks_of(file))
             return
         self._require_same()
         os.fsync(file.fileno())
         stage = self._path.with_name(own_name())
         try:
-            try:
-                _link(file, self._path, None if self._old is None else stage)
-            except FileExistsError:
-                raise
-            except OSError:
-                # It lies elsewhere, or the system does not show open files.
-                (new_file if self._old is None else replace_file)(self._path, chunks_of(file))
+            _link(file, self._path, None if self._old is None else stage)
         except FileExistsError as error:
             # A first push was faster.
             raise Changed(self.shown) from error
+        except OSError:
+            # It lies elsewhere, or the system does not show open files.
+            try:
+                (atomic.new_file if self._old is None else atomic.replace_file)(self._path, chunks_of(file))
+            except FileExistsError as error:
+                raise Changed(self.shown) from error
         finally:
-            remove_file(stage)
+            atomic.remove_file(stage)
 
 
 def _link(file: BinaryIO, path: Path, stage: Path | None) -> None:
@@ -287,25 +293,13 @@ def _link(file: BinaryIO, path: Path, stage: Path | None) -> None:
         # Only with an open folder does Python follow the link in /proc.
         os.link(f"/proc/self/fd/{file.fileno()}", (stage or path).name, dst_dir_fd=folder)
         if stage is not None:
-            move_in(stage.name, folder, path.name, folder)
+            atomic.move_in(stage.name, folder, path.name, folder)
         os.fsync(folder)
     finally:
         os.close(folder)
 
 
-def chunks_of(file: BinaryIO, size: int = _CHUNK) -> Iterator[bytes]:
-    """Yield the content of an open file in pieces, from its beginning."""
-    file.seek(0)
-    while chunk := file.read(size):
-        yield chunk
-
-
-def sha256_of(file: BinaryIO) -> str:
-    """Return the SHA-256 of the content of an open file."""
-    digest = hashlib.sha256()
-    for chunk in chunks_of(file):
-        digest.update(chunk)
-    return digest.hexdigest()
+# ---------------------------------------------------------------------- the zip
 
 
 def _info(name: str, size: int) -> zipfile.ZipInfo:

@@ -1,7 +1,7 @@
-"""Entries of layers that are read to be moved, and placed elsewhere; copies from one set of layers to another.
+"""Entries that are copied: what a target lacks of a source, reading and placing, and roots and files as sources.
 
-``push``, ``pull``, ``run --store``, ``stage`` and ``--base`` are made of these: find what is :func:`missing`, read it
-in batches, place it.
+``push``, ``pull``, ``run --store``, ``stage`` and ``--base`` are made of these: find what is :func:`missing`, and
+:func:`copy` it.
 """
 
 from __future__ import annotations
@@ -11,91 +11,129 @@ import os
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from cachectl.exchange.format import Item, artifact_of, complaint
 from cachectl.exchange.trust import Untrusted
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import user_name, user_state_folder
 from cachectl.layers.base.errors import FAILURES, EntryExists, LayerError, Unsettled, printable, reason_of
-from cachectl.layers.base.facts import Ability, Artifact, Entry, Note, Scope
+from cachectl.layers.base.facts import Ability, Artifact, Entry, Note
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.disk.trust import deciding_owner, open_to_others, shared_because, shared_within
+from cachectl.layers.disk.trust import deciding_owner, shared_because, shared_within
 from cachectl.listing import Trouble, listed
 from cachectl.switching.isolated import isolated_root, relocations
 from cachectl.switching.run import environment_of
+from cachectl.transfer import Moved
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
 
-T = TypeVar("T")
-
 #: Largest batch to read or place: entries and bytes.
 _MOST_AT_ONCE: Final = 1024
 _LARGEST_BATCH: Final = 16 << 20
+#: New entries up to this number are described one by one, more of them by a listing of all.
+_FEW: Final = 64
 _SQLITE: Final = b"SQLite format 3\0"
 
 
-@dataclass
-class Counts:
-    """What was done with the entries of one layer so far.
+class Sized(Protocol):
+    """What has a key and a size: an entry of a layer, or of a store."""
 
-    ``there`` counts those that the target had, ``kept`` lists different ones that it keeps.
+    @property
+    def key(self) -> str:
+        """The key."""
+
+    @property
+    def bytes(self) -> int:
+        """The size."""
+
+
+T = TypeVar("T", bound=Sized)
+
+
+# ---------------------------------------------------------------------- missing and copy
+
+
+def missing(source: Iterable[T], known: Collection[str], done: Moved) -> list[T]:
+    """Return what a target lacks of a source, in the order of the keys: the first of each key counts."""
+    found: dict[str, T] = {}
+    for entry in source:
+        found.setdefault(entry.key, entry)
+    new = [found[key] for key in sorted(found) if key not in known]
+    done.there += len(found) - len(new)
+    return new
+
+
+def copy(
+    entries: Iterable[T],
+    read: Callable[[list[T]], Iterable[tuple[Item, bytes]]],
+    target: Layer,
+    done: Moved,
+) -> list[str]:
+    """Read entries in batches and place them in a layer; return the keys of the entries that are there now."""
+    present: list[str] = []
+    for batch in in_batches(entries):
+        artifacts = [artifact_of(item, data) for item, data in read(batch)]
+        if artifacts:
+            present += _place(target, artifacts, done)
+    return present
+
+
+def copy_layer(source: Layer, target: Layer, done: Moved, selection: Selection = ALL, **only: Any) -> None:  # noqa: ANN401
+    """Copy the selected entries that a layer lacks from the same layer elsewhere; ``only`` is for :func:`entries_of`.
+
+    If ``done`` lists entries, they are listed and not copied.
     """
-
-    layer: str
-    placed: int = 0
-    bytes: int = 0
-    there: int = 0
-    kept: list[Note] = field(default_factory=list)
-    skipped: list[Note] = field(default_factory=list)
-    failed: list[Note] = field(default_factory=list)
-
-    def notice(self, trouble: Trouble) -> None:
-        """Note what could not be listed."""
-        notes = self.failed if trouble.failed else self.skipped
-        notes.append(Note("*" if trouble.path is None else str(trouble.path), trouble.message))
+    new = missing(entries_of(source, selection, done, **only), keys_of(target), done)
+    if done.entries is not None:
+        done.plan(replace(entry, root=target.roots()[0].path) for entry in new)
+        return
+    copy(new, lambda batch: read_entries(source, batch, done), target, done)
 
 
-def in_batches(things: Iterable[T], weight: Callable[[T], int]) -> Iterator[list[T]]:
+def in_batches(things: Iterable[T]) -> Iterator[list[T]]:
     """Group things into batches of bounded number and size.
 
     Each batch is emptied before the next thing is requested, so that two large ones are never in memory together.
     """
     batch: list[T] = []
-    total = 0
+    size = 0
     for thing in things:
-        if batch and (total + weight(thing) > _LARGEST_BATCH or len(batch) >= _MOST_AT_ONCE):
+        if batch and (size + thing.bytes > _LARGEST_BATCH or len(batch) >= _MOST_AT_ONCE):
             yield batch
             batch.clear()
-            total = 0
+            size = 0
         batch.append(thing)
-        total += weight(thing)
+        size += thing.bytes
         del thing
     if batch:
         yield batch
 
 
-def missing(
-    source: Layer, target: Collection[str], selection: Selection, counts: Counts, *, below: Path | None = None
-) -> dict[str, Entry]:
-    """Return the selected entries of a layer whose keys the target lacks, in the order of their keys.
+def entries_of(
+    layer: Layer, selection: Selection, done: Moved, *, prefix: str = "", below: Path | None = None
+) -> Iterator[Entry]:
+    """Yield the selected entries of a layer whose keys begin with a prefix.
 
-    If several roots have a key, the entry of the first one counts. Entries of other programs are left out, unless the
-    selection names one. With ``below`` only roots below a folder count: some libraries fall back to folders of the
-    machine.
+    Entries of other programs are left out, unless the selection names one. With ``below`` only roots below a folder
+    count: some libraries fall back to folders of the machine.
     """
-    found: dict[str, Entry] = {}
-    for entry in listed((source,), selection, counts.notice, contents=selection.needs_contents):
+    for entry in listed((layer,), selection, partial(_note, done), contents=selection.needs_contents):
         is_inside = below is None or entry.root.is_relative_to(below)
-        if is_inside and (entry.guest is None or selection.key is not None):
-            found.setdefault(entry.key, entry)
-    new = {key: found[key] for key in sorted(found.keys() - set(target))}
-    counts.there += len(found) - len(new)
-    return new
+        if is_inside and (entry.guest is None or selection.key is not None) and entry.key.startswith(prefix):
+            yield entry
+
+
+def _note(done: Moved, trouble: Trouble) -> None:
+    """Note what could not be listed."""
+    notes = done.failed if trouble.failed else done.skipped
+    notes.append(Note("*" if trouble.path is None else str(trouble.path), trouble.message))
 
 
 def keys_of(layer: Layer) -> frozenset[str]:
@@ -103,7 +141,29 @@ def keys_of(layer: Layer) -> frozenset[str]:
     return frozenset(entry.key for entry in listed((layer,), ALL, lambda _: None, contents=False))
 
 
-def read_entries(layer: Layer, entries: Sequence[Entry], counts: Counts) -> Iterator[tuple[Item, bytes]]:
+def described(layer: Layer, entries: Sequence[Entry], done: Moved) -> list[Entry]:
+    """Return entries with what their bytes say: kernels, and for some layers the device and versions.
+
+    Entries that cannot be read are left out and noted.
+    """
+    selections = [Selection(key=entry.key) for entry in entries] if len(entries) <= _FEW else [ALL]
+    troubles: list[Trouble] = []
+    full = {entry.key: entry for entry in entries}
+    paths = {entry.root / entry.key: entry.key for entry in entries}
+    for entry in chain.from_iterable(listed((layer,), selection, troubles.append) for selection in selections):
+        if full.get(entry.key) is not None and full[entry.key].root == entry.root:
+            full[entry.key] = entry
+    for trouble in troubles:
+        if trouble.failed and trouble.path is not None:
+            key = next((paths[path] for path in (trouble.path, *trouble.path.parents) if path in paths), None)
+            note = Note(str(trouble.path) if key is None else key, trouble.message)
+            full.pop(note.key, None)
+            if note not in done.failed:
+                done.failed.append(note)
+    return list(full.values())
+
+
+def read_entries(layer: Layer, entries: Sequence[Entry], done: Moved) -> Iterator[tuple[Item, bytes]]:
     """Yield the entries that can be read as items of a store, each with its bytes; the others are noted."""
     keys = [entry.key for entry in entries]
     try:
@@ -113,10 +173,10 @@ def read_entries(layer: Layer, entries: Sequence[Entry], counts: Counts) -> Iter
     for entry in entries:
         artifact = read.get(entry.key)
         if artifact is None:
-            counts.skipped.append(Note(entry.key, "vanished meanwhile"))
+            done.skipped.append(Note(entry.key, "vanished meanwhile"))
             continue
         if not isinstance(artifact, Artifact):
-            counts.failed.append(Note(entry.key, reason_of(artifact)))
+            done.failed.append(Note(entry.key, reason_of(artifact)))
             continue
         item = Item(
             layer=layer.name,
@@ -132,89 +192,51 @@ def read_entries(layer: Layer, entries: Sequence[Entry], counts: Counts) -> Iter
         )
         # One such entry would keep all others from being read.
         if (unfit := complaint(item)) is not None:
-            counts.failed.append(Note(entry.key, f"does not fit into a store: {unfit}"))
+            done.failed.append(Note(entry.key, f"does not fit into a store: {unfit}"))
         else:
             yield item, artifact.data
 
 
-def place(layer: Layer, artifacts: Sequence[Artifact], counts: Counts) -> list[str]:
+def _place(layer: Layer, artifacts: Sequence[Artifact], done: Moved) -> list[str]:
     """Place new artifacts in a layer, count the results, and return the keys of the entries that are there now."""
     try:
-        done = layer.put_new(artifacts)
+        results = layer.put_new(artifacts)
     except FAILURES as error:
         # The error is about the layer as a whole.
-        done = [error for _ in artifacts]
-    present, reached = [], _reached(layer, artifacts, done)
-    for artifact, result in zip(artifacts, done, strict=True):
-        is_new = artifact.key in reached or result is True
+        results = [error for _ in artifacts]
+    reached = _reached(layer, artifacts, results)
+    present = []
+    for artifact, result in zip(artifacts, results, strict=True):
         if isinstance(result, EntryExists):
-            counts.kept.append(Note(artifact.key, "a different or damaged entry is here, and stays"))
+            done.kept.append(Note(artifact.key, "a different or damaged entry is here, and stays"))
             continue
-        if isinstance(result, Exception) and artifact.key not in reached:
-            counts.failed.append(Note(artifact.key, reason_of(result)))
-            if not isinstance(result, Unsettled):
+        is_new = artifact.key in reached or isinstance(result, Unsettled) or result is True
+        if isinstance(result, FAILURES) and artifact.key not in reached:
+            done.failed.append(Note(artifact.key, reason_of(result)))
+            if not is_new:
                 continue
-            is_new = True
         present.append(artifact.key)
-        if is_new:
-            counts.placed += 1
-            counts.bytes += len(artifact.data)
-        else:
-            counts.there += 1
+        done.placed += is_new
+        done.bytes += len(artifact.data) * is_new
+        done.there += not is_new
     return present
 
 
-def _reached(layer: Layer, artifacts: Sequence[Artifact], done: Sequence[bool | Exception]) -> frozenset[str]:
+def _reached(layer: Layer, artifacts: Sequence[Artifact], results: Sequence[bool | Exception]) -> set[str]:
     """Return the keys of entries that are there although the layer reported a failure.
 
     An error may come after several entries of a batch were placed.
     """
+    pairs = zip(artifacts, results, strict=True)
     failed = {
         artifact.key: artifact.data
-        for artifact, result in zip(artifacts, done, strict=True)
-        if isinstance(result, Exception) and not isinstance(result, (EntryExists, Unsettled))
+        for artifact, result in pairs
+        if isinstance(result, FAILURES) and not isinstance(result, (EntryExists, Unsettled))
     }
     held: Mapping[str, object] = {}
     with suppress(*FAILURES):
         held = layer.get_many(list(failed)) if failed else {}
-    return frozenset(key for key, entry in held.items() if isinstance(entry, Artifact) and entry.data == failed[key])
-
-
-def copy(
-    source: Layer,
-    target: Layer,
-    selection: Selection,
-    counts: Counts,
-    *,
-    prefix: str = "",
-    below: Path | None = None,
-    dry_run: bool = False,
-) -> list[Entry]:
-    """Copy the selected entries that a layer lacks from the same layer elsewhere; return them.
-
-    With ``prefix`` only entries whose keys begin with it are copied, with ``below`` only those below a folder.
-    """
-    new = missing(source, keys_of(target), selection, counts, below=below)
-    new = {key: entry for key, entry in new.items() if key.startswith(prefix)}
-    if dry_run:
-        counts.placed += len(new)
-        counts.bytes += sum(entry.bytes for entry in new.values())
-        return [replace(entry, root=target.roots()[0].path) for entry in new.values()]
-    for entries in in_batches(new.values(), lambda entry: entry.bytes):
-        artifacts = [artifact_of(item, data) for item, data in read_entries(source, entries, counts)]
-        if artifacts:
-            place(target, artifacts, counts)
-    return list(new.values())
-
-
-def exposed_folders(layer: Layer) -> tuple[Path, ...]:
-    """Return the folders through which another user could have put code into a layer."""
-    found: list[Path] = []
-    for root in layer.roots():
-        if root.scope is Scope.USER:
-            with suppress(OSError):
-                found.extend(open_to_others(root.path))
-    return tuple(dict.fromkeys(found))
+    return {key for key, entry in held.items() if isinstance(entry, Artifact) and entry.data == failed[key]}
 
 
 # ---------------------------------------------------------------------- roots and files as sources

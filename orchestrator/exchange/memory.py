@@ -1,23 +1,22 @@
-"""What this machine remembers of stores: parts of their indexes, and how new the newest one was.
+"""What this machine remembers of a store: files of its index, and how new the newest one was.
 
-Everything is kept in the user's state folder, and only where no other user can write. Index parts and key documents are
-held against the digest in their names when they are read again. Which store was at an address, the newest parts that
-were trusted there, and the parts that have vanished since are remembered: an older state of a store, another store, and
-parts that ``gc`` removed are then recognised.
+Everything is kept in the user's state folder, and only where no other user can write; failures to read or write are
+ignored. Index parts and key documents are held against the digest in their names when they are read again. By the
+newest parts that were trusted, and those that have vanished since, an older state of a store is recognised.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Final, NamedTuple
 
-from cachectl.exchange.format import is_index_name
+from cachectl.exchange.format import INDEX, is_name
 from cachectl.layers.base.environment import Environment, user_state_folder
 from cachectl.layers.disk.atomic import remove_file, replace_file
 from cachectl.layers.disk.handles import opened, status_of
@@ -25,91 +24,29 @@ from cachectl.layers.disk.plain import read_plain
 from cachectl.layers.disk.presence import nearest
 from cachectl.layers.disk.trust import shared_because
 
-_RECORD: Final = "stores.json"
-#: Largest record that is read, in bytes, and most stores in it.
-_LARGEST: Final = 1 << 22
-_MOST: Final = 1000
-#: Most vanished parts of one store that are remembered.
+_SEEN: Final = "seen.json"
+#: Largest record that is read, in bytes, and most vanished parts in it.
+_LARGEST: Final = 1 << 20
 _MOST_GONE: Final = 2000
 
 
-@dataclass(frozen=True, slots=True)
-class Remembered:
-    """The store that was at an address, and its newest trusted parts: when they were made, and their names.
+class Newest(NamedTuple):
+    """The newest trusted parts of a store: when they were made, in epoch seconds, and their names.
 
-    ``made`` is in epoch seconds; several parts may be made in one second. ``gone`` are parts that were read there once,
-    and were removed.
+    Several parts may be made in one second. ``gone`` are parts that were read once, and were removed.
     """
 
-    store: str
     made: int = 0
     parts: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
 
 
-def recall(environment: Environment, shown: str) -> Remembered | None:
-    """Return what is remembered of an address; ``None`` if nothing is, or if another user could have written it."""
-    found = _records(environment).get(shown)
-    try:
-        if found is None:
-            return None
-        parts, gone = (tuple(map(str, found[name])) for name in ("parts", "gone"))
-        return Remembered(str(found["store"]), int(found["made"]), parts, gone)
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
+class StoreMemory:
+    """What is kept of the store at an address."""
 
-
-def remember(environment: Environment, shown: str, seen: Remembered) -> None:
-    """Remember a store, unless the record cannot be written, or another user could replace it.
-
-    Newer parts of the same store, which another process has seen meanwhile, stay.
-    """
-    known = recall(environment, shown)
-    if known is not None and known.store == seen.store:
-        gone = tuple(dict.fromkeys((*known.gone, *seen.gone)))[-_MOST_GONE:]
-        if known.made == seen.made:
-            seen = replace(seen, parts=tuple(sorted({*known.parts, *seen.parts})))
-        seen = replace(known if known.made > seen.made else seen, gone=gone)
-        if known == seen:
-            return
-    records = _records(environment)
-    records.pop(shown, None)
-    records[shown] = asdict(seen)
-    _keep(environment, records)
-
-
-def forget(environment: Environment, shown: str) -> None:
-    """Forget an address, so that what lies there now is taken as new."""
-    records = _records(environment)
-    if records.pop(shown, None) is not None:
-        _keep(environment, records)
-
-
-def _keep(environment: Environment, records: Mapping[str, Any]) -> None:
-    kept = dict(list(records.items())[-_MOST:])
-    file = user_state_folder(environment) / _RECORD
-    with suppress(OSError):
-        if shared_because(nearest(file.parent)) is None:
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_file(file, [json.dumps({"stores": kept}, indent=1).encode()])
-
-
-def _records(environment: Environment) -> dict[str, Any]:
-    file = user_state_folder(environment) / _RECORD
-    try:
-        if not file.is_file() or shared_because(file.parent, (file.name,)):
-            return {}
-        found = json.loads(read_plain(file, most=_LARGEST))["stores"]
-        return dict(found) if isinstance(found, dict) else {}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return {}
-
-
-class IndexCache:
-    """Index parts and key documents of one store that were read before; failures to read or write are ignored."""
-
-    def __init__(self, environment: Environment, store: str) -> None:
-        self._folder = user_state_folder(environment) / "stores" / store
+    def __init__(self, environment: Environment, address: str) -> None:
+        name = hashlib.sha256(address.encode(errors="replace")).hexdigest()[:32]
+        self._folder = user_state_folder(environment) / "stores" / name
         self._new: dict[str, bytes] = {}
 
     def read(self, name: str, most: int) -> bytes | None:
@@ -126,22 +63,37 @@ class IndexCache:
         """Keep bytes until :meth:`save`."""
         self._new[name] = data
 
-    def save(self, listed: Iterable[str] | Mapping[str, object]) -> tuple[str, ...]:
-        """Write what was added, and remove the files of index parts and keys that the store does not list any more.
+    def seen(self) -> Newest:
+        """Return the newest parts that were trusted; none if there are none, or if they cannot be read."""
+        try:
+            made, parts, gone = json.loads(self.read(_SEEN, _LARGEST) or b"")
+            return Newest(int(made), tuple(map(str, parts)), tuple(map(str, gone)))
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            return Newest()
 
-        Returns the names of the removed files.
+    def save(self, listed: Collection[str], newest: Newest = Newest(), *, afresh: bool = False) -> None:  # noqa: B008
+        """Write what was added, and remove the index parts and keys that are not listed any more.
+
+        ``newest`` are parts to remember unless newer ones are; ``afresh`` forgets what was remembered before.
         """
         gone = []
-        with suppress(OSError), self._opened(make=bool(self._new)) as folder:
-            for name, data in self._new.items():
-                replace_file(name, [data], folder=folder)
-            for name in set(filter(is_index_name, os.listdir(folder))) - set(listed):
+        with suppress(OSError), self._opened(make=bool(self._new or newest.parts)) as folder:
+            for name in sorted(os.listdir(folder)):
                 status = status_of(folder, name)
-                if status is not None and stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+                is_own = status is not None and stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+                if is_own and is_name(INDEX + name) and name not in listed and name not in self._new:
                     remove_file(name, folder)
                     gone.append(name)
+            known = Newest() if afresh else self.seen()
+            # Another process may have seen newer ones meanwhile.
+            parts = {*known.parts, *newest.parts} if known.made == newest.made else max(known, newest).parts
+            vanished = tuple(dict.fromkeys((*known.gone, *gone)))[-_MOST_GONE:]
+            seen = Newest(max(known.made, newest.made), tuple(sorted(parts)), vanished)
+            if afresh or seen != known:
+                self.add(_SEEN, json.dumps(seen).encode())
+            for name, data in self._new.items():
+                replace_file(name, [data], folder=folder)
         self._new.clear()
-        return tuple(gone)
 
     @contextmanager
     def _opened(self, *, make: bool = False) -> Iterator[int]:

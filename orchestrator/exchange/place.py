@@ -1,7 +1,7 @@
 """Where a store lies: named bytes, in a folder, at a URL, or in the one file of a bundle.
 
-A name is ``index/NAME``, ``packs/SHA256`` or ``objects/SHA256``. The names under ``index/`` are the index: a writer
-adds its part last, so that whatever a reader finds there is complete.
+A name is ``index/NAME`` or ``packs/SHA256``. The names under ``index/`` are the index: a writer adds its part last, so
+that whatever a reader finds there is complete.
 """
 
 from __future__ import annotations
@@ -15,20 +15,18 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Final, TypeVar, cast
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
-from cachectl.layers.base.errors import BadRequest, CachectlError, printable
-from cachectl.layers.disk.plain import STAGE
+from cachectl.layers.base.errors import CachectlError, printable
 
 _T = TypeVar("_T")
 
 #: Means standard output for a file to write, standard input for a file to read.
 STREAM: Final = "-"
 #: The folders of a store.
-FOLDERS: Final = ("index", "packs", "objects")
+FOLDERS: Final = ("index", "packs")
 #: A scheme and its slashes, or several schemes chained by fsspec.
 _URL: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]+://", re.IGNORECASE)
-_FILE: Final = re.compile("(?:file|local)://", re.IGNORECASE)
 _SECRETS: Final = (re.compile(r"(?<=//)[^/@\s]+(?=@)"), re.compile(r"(?<=\?)[^\s'\"]+"))
 
 
@@ -74,12 +72,11 @@ class StorePlace(ABC):
     is_bundle: bool = False
 
     @abstractmethod
-    def names(self) -> Sequence[Stored]:
-        """List the names under ``index/``, with one request for each 1,000 names; empty if there is no store."""
+    def names(self, folder: str) -> Sequence[Stored]:
+        """List the names in a folder, with one request for each 1,000 names; empty if there is no store.
 
-    @abstractmethod
-    def contents(self) -> Sequence[Stored]:
-        """List all names, and the stages that killed writers left."""
+        Stages that killed writers left are among them.
+        """
 
     @abstractmethod
     def read(self, name: str, most: int) -> bytes:
@@ -93,22 +90,27 @@ class StorePlace(ABC):
     def remove(self, names: Sequence[str]) -> None:
         """Remove names."""
 
-    def finish(self) -> None:  # noqa: B027 - a hook that most places leave alone
+    def finish(self) -> None:  # noqa: B027 - a hook of bundles
         """Do what is done once after all writing: nothing, where every file is complete."""
 
     def digest(self) -> str | None:
         """Return the SHA-256 of a bundle; ``None`` for other places, which the names of their index pin."""
         return None
 
+    def lacks(self, name: str) -> Missing:
+        """Return the error for a name that the store does not have."""
+        return Missing(f"{self.shown}: {printable(name)} is missing")
 
-def is_stage(name: str) -> bool:
-    """Return whether a name, with or without its folder, is that of a stage, which a killed writer may have left."""
-    return name.rpartition("/")[2].startswith(STAGE)
+    def bounded(self, name: str, data: bytes, most: int) -> bytes:
+        """Return what was read of a name. Raises :class:`BadStore` for more than ``most`` bytes."""
+        if len(data) > most:
+            raise BadStore(f"{self.shown}: {printable(name)} has more than the {most:,} bytes that it may have")
+        return data
 
 
 def is_url(name: str) -> bool:
-    """Return whether a name is a URL; ``file://`` names a local file."""
-    return _URL.match(name) is not None and _FILE.match(name) is None
+    """Return whether a name is a URL."""
+    return _URL.match(name) is not None
 
 
 def without_secrets(name: str) -> str:
@@ -130,16 +132,6 @@ def redacted(text: str, url: str) -> str:
                 text = text.replace(part, "…")
         text = secret.sub("…", text)
     return text
-
-
-def local_path(name: str) -> str:
-    """Return the path that a name stands for. Raises :class:`BadRequest` for ``file://`` without an absolute path."""
-    if not _FILE.match(name):
-        return name
-    address = urlsplit(name)
-    if address.netloc not in ("", "localhost") or not address.path:
-        raise BadRequest(f"{printable(name)!r} names no file of this machine; write file:/// and an absolute path")
-    return unquote(address.path)
 
 
 # ---------------------------------------------------------------------- deadlines
@@ -185,12 +177,12 @@ class Deadline:
         return cast("_T", result)
 
 
-class TimelyPlace:
+class _TimelyPlace:
     """A place every request to which ends before a deadline. A request that was given up may still take effect."""
 
-    def __init__(self, place: Callable[[], StorePlace], deadline: Deadline) -> None:
+    def __init__(self, connect: Callable[[], StorePlace], deadline: Deadline) -> None:
         self._deadline = deadline
-        self._place = deadline.wait_for(place)
+        self._place = deadline.wait_for(connect)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as the method of the place
         member = getattr(self._place, name)
@@ -200,6 +192,6 @@ class TimelyPlace:
         return self._deadline.wait_for(partial(request, *arguments))
 
 
-def timely(place: Callable[[], StorePlace], deadline: Deadline | None) -> StorePlace:
+def timely(connect: Callable[[], StorePlace], deadline: Deadline | None) -> StorePlace:
     """Return the place that a function connects to, used before a deadline if there is one."""
-    return place() if deadline is None else cast("StorePlace", TimelyPlace(place, deadline))
+    return connect() if deadline is None else cast("StorePlace", _TimelyPlace(connect, deadline))

@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cachectl.exchange.format import Item
 from cachectl.layers.base.environment import Environment
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 _EVERYWHERE: Final = {"platform": "another system's", "machine": "another kind of processor's"}
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(NamedTuple):
     """A fact that differs here, and whether it keeps every entry of the layer from being hit."""
 
     name: str
@@ -64,12 +62,18 @@ def differences(portability: Portability | None, there: Facts, here: Facts) -> t
     )
 
 
+def why_not(differing: Iterable[Difference]) -> str | None:
+    """Return why no entry can be hit here; ``None`` if some may be."""
+    deciding = [f"{one.name} {one.there}, here {one.here}" for one in differing if one.decides]
+    return f"cannot hit: {', '.join(deciding)}" if deciding else None
+
+
 def outlook(
     portability: Portability | None,
     item: Item,
     there: Facts,
     environment: Environment,
-    differing: tuple[Difference, ...],
+    differing: Iterable[Difference],
 ) -> Outlook:
     """Forecast whether a program here that asks for an entry would compute its key.
 

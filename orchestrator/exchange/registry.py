@@ -16,9 +16,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from urllib.parse import urlencode, urljoin, urlsplit
 
-from cachectl.exchange.bundle import BundlePlace, lacks_room, sha256_of, unnamed_file
+from cachectl.exchange.bundle import BundlePlace, sha256_of, spooled
 from cachectl.exchange.place import BadStore, Changed, TransferFailed
-from cachectl.layers.base.errors import LARGEST_BUNDLE, BadRequest, CachectlError, printable
+from cachectl.layers.base.errors import BadRequest, CachectlError, printable
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
@@ -78,18 +78,12 @@ class RegistryPlace(BundlePlace):
             is_bundle = False
         if not is_bundle or not re.fullmatch("sha256:[0-9a-f]{64}", digest):
             raise BadStore(f"{self.shown} is not a bundle of cachectl; choose another tag")
-        spool, found = unnamed_file(self._environment), hashlib.sha256()
         url = self._url(self._container.get_blob_url(digest))
         with self._translated(), self._asked(url, "GET", stream=True) as response:
-            for chunk in response.iter_content(_CHUNK):
-                if spool.tell() > LARGEST_BUNDLE or lacks_room(spool):
-                    raise TransferFailed(f"{self._environment.temporary} has no room for {self.shown}; set TMPDIR")
-                found.update(chunk)
-                spool.write(chunk)
-        if f"sha256:{found.hexdigest()}" != digest:
+            file = spooled(self._environment, response.iter_content(_CHUNK), self.shown)
+        if f"sha256:{sha256_of(file)}" != digest:
             raise BadStore(f"{self.shown}: the blob {digest} was changed")
-        spool.flush()
-        return spool
+        return file
 
     def _publish(self, file: BinaryIO) -> None:
         """Upload the bundle, then the manifest of the tag."""

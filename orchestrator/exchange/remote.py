@@ -7,20 +7,10 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
-from cachectl.exchange.place import (
-    FOLDERS,
-    BadStore,
-    Missing,
-    Stored,
-    StorePlace,
-    TransferFailed,
-    is_stage,
-    redacted,
-    without_secrets,
-)
+from cachectl.exchange.place import Stored, StorePlace, TransferFailed, redacted, without_secrets
 from cachectl.layers.base.errors import BadRequest, CachectlError, printable
 from cachectl.layers.disk.atomic import remove_remote
 from cachectl.layers.disk.plain import own_name
@@ -43,7 +33,7 @@ _LONGEST_REASON: Final = 300
 
 
 class RemotePlace(StorePlace):
-    """The folders ``index``, ``packs`` and ``objects`` below a URL."""
+    """The folders ``index`` and ``packs`` below a URL."""
 
     def __init__(self, url: str) -> None:
         if url.lower().startswith(_WEB):
@@ -52,34 +42,37 @@ class RemotePlace(StorePlace):
         if url.endswith("://"):
             raise BadRequest(f"{printable(url)} names no store; write a bucket or a server, and a folder, after it")
         self._url = url.rstrip("/")
-        self.shown = _shown(self._url)
+        self.shown = printable(without_secrets(self._url))
         self._system, root = _located(self._url)
         self._root = root.rstrip("/")
         protocols = self._system.protocol
         self._is_atomic = not _OBJECT_STORES.isdisjoint({protocols} if isinstance(protocols, str) else protocols)
         self._made: set[str] = set()
 
-    def names(self) -> Sequence[Stored]:
-        """List the names under ``index/``."""
-        return [one for one in self._listed("index") if not is_stage(one.name)]
-
-    def contents(self) -> Sequence[Stored]:
-        """List all names, and the stages that killed writers left."""
-        return [one for part in FOLDERS for one in self._listed(part)]
+    def names(self, folder: str) -> Sequence[Stored]:
+        """List the plain files in a folder."""
+        try:
+            with self._reached("list", folder):
+                # Another writer may have added to what is known.
+                self._system.invalidate_cache()
+                found = self._system.ls(f"{self._root}/{folder}", detail=True)
+        except TransferFailed as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return []
+            raise
+        files = [(str(file["name"]).rpartition("/")[2], file) for file in found if file.get("type") == "file"]
+        return [Stored(f"{folder}/{name}", file.get("size"), _moment(file)) for name, file in files if name]
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
-        path = f"{self._root}/{name}"
         try:
             with self._reached("read", name):
-                data = self._read(path, most + 1)
+                data = self._read(f"{self._root}/{name}", most + 1)
         except TransferFailed as error:
             if isinstance(error.__cause__, FileNotFoundError):
-                raise Missing(f"{self.shown}: {printable(name)} is missing") from error
+                raise self.lacks(name) from error
             raise
-        if len(data) > most:
-            raise BadStore(f"{self.shown}: {printable(name)} has more than the {most:,} bytes that it may have")
-        return data
+        return self.bounded(name, data, most)
 
     def write(self, name: str, data: bytes) -> None:
         """Upload a file."""
@@ -122,18 +115,6 @@ class RemotePlace(StorePlace):
             for at in range(0, len(paths), 1000):
                 remove_remote(self._system, paths[at : at + 1000], together=self._is_atomic)
 
-    def _listed(self, part: str) -> list[Stored]:
-        try:
-            with self._reached("list", part):
-                # Another writer may have added to what is known.
-                self._system.invalidate_cache()
-                found = self._system.ls(f"{self._root}/{part}", detail=True)
-        except TransferFailed as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                return []
-            raise
-        return [Stored(f"{part}/{name}", one.get("size"), _moment(one)) for name, one in _files(found)]
-
     def _read(self, path: str, most: int) -> bytes:
         if self._is_atomic:
             # With a range it is one request, without one that asks for the size.
@@ -144,27 +125,15 @@ class RemotePlace(StorePlace):
                 # Otherwise paramiko waits for every 32 KiB. It asks for the size, which not every server says.
                 with suppress(OSError):
                     file.prefetch()
-            return _read_up_to(file, most)
+            held = bytearray()
+            while len(held) < most and (piece := file.read(most - len(held))):
+                held += piece
+            return bytes(held)
 
     @contextmanager
     def _reached(self, verb: str, name: str = "") -> Iterator[None]:
         with _translated(verb, f"{self._url}/{name}" if name else self._url):
             yield
-
-
-def _read_up_to(file: BinaryIO, most: int) -> bytes:
-    held = bytearray()
-    while len(held) < most and (piece := file.read(most - len(held))):
-        held += piece
-    return bytes(held)
-
-
-def _files(found: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the plain files of a listing by their last names."""
-    for one in found:
-        name = str(one["name"]).rpartition("/")[2]
-        if one.get("type") == "file" and name and (not name.startswith(".") or is_stage(name)):
-            yield name, one
 
 
 def _moment(info: Mapping[str, Any]) -> float | None:
@@ -216,31 +185,23 @@ def _translated(verb: str, name: str) -> Iterator[None]:
         yield
     except CachectlError:
         raise
-    except ImportError as error:
-        missing = error.name or str(error)
-        why = f"it needs {missing}; pip install 'opencl-cachectl[remote]', or the package that fsspec names"
-        raise TransferFailed(f"cannot {verb} {_shown(name)}: {why}") from error
     except Exception as error:
-        message = f"cannot {verb} {_shown(name)}: {_reason(error, name)}; {_advice(error)}"
+        reason, advice = _reason(error, name)
+        message = f"cannot {verb} {printable(without_secrets(name))}: {reason}; {advice}"
         raise TransferFailed(message) from error
 
 
-def _reason(error: Exception, name: str) -> str:
+def _reason(error: Exception, name: str) -> tuple[str, str]:
+    """Return what went wrong, and what to do."""
+    text = printable(" ".join(redacted(str(error), name).split()))[:_LONGEST_REASON].rstrip(".")
+    reason = text or type(error).__name__
+    if isinstance(error, ImportError):
+        advice = "pip install 'opencl-cachectl[remote]', or the package that fsspec names"
+        return f"it needs {error.name or reason}", advice
     if isinstance(error, FileNotFoundError):
-        return "nothing is there"
-    text = redacted(str(error), name)
-    return printable(" ".join(text.split()))[:_LONGEST_REASON].rstrip(".") or type(error).__name__
-
-
-def _advice(error: Exception) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "check the address, or make the bucket or folder first"
+        return "nothing is there", "check the address, or make the bucket or folder first"
     if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
-        return "set up credentials as for the service's own tools"
+        return reason, "set up credentials as for the service's own tools"
     if isinstance(error, ValueError):
-        return "schemes are s3://, gs://, ssh:// and others that fsspec knows"
-    return "check the address and the network, and try again"
-
-
-def _shown(name: str) -> str:
-    return printable(without_secrets(name))
+        return reason, "schemes are s3://, gs://, ssh:// and others that fsspec knows"
+    return reason, "check the address and the network, and try again"

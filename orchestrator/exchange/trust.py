@@ -102,9 +102,9 @@ class Judge:
     def signer(self, text: bytes, signature: bytes) -> str:
         """Return who signed a text.
 
-        A line of the list may name its signers by patterns. A signature does not show which signer it is from, so the
-        pattern is returned with the key. A negated pattern (``!eve@x``) names nobody. Raises :class:`Untrusted` if no
-        allowed signer has signed, and :class:`Forged` for a signature of something else.
+        A line of the list may name its signers by a pattern, which is then returned: the signature does not show more.
+        A negated pattern (``!eve@x``) names nobody. Raises :class:`Untrusted` if no allowed signer has signed, and
+        :class:`Forged` for a signature of something else.
         """
         if not signature:
             raise Untrusted("not signed")
@@ -113,11 +113,11 @@ class Judge:
             Path(file).write_bytes(signature)
             found = _run(("find-principals", "-s", file, "-f", self._allowed), text)
             names = found.stdout.decode(errors="replace").replace(",", "\n").split("\n")
-            named = [name for name in dict.fromkeys(map(str.strip, names)) if name and not name.startswith("!")]
-            for name in sorted(named, key=_is_pattern):
-                done = _run(("verify", "-f", self._allowed, "-I", name, "-n", NAMESPACE, "-s", file), text)
-                if done.returncode == 0:
-                    return f"{name} ({_key_of(done)})" if _is_pattern(name) else name
+            # Names before patterns.
+            for name in sorted(filter(None, map(str.strip, names)), key=lambda name: "*" in name or "?" in name):
+                verify = ("verify", "-f", self._allowed, "-I", name, "-n", NAMESPACE, "-s", file)
+                if not name.startswith("!") and _run(verify, text).returncode == 0:
+                    return name
             if _run(("check-novalidate", "-n", NAMESPACE, "-s", file), text).returncode:
                 raise Forged("its signature is not of this content: it was changed")
         message = f"signed by nobody in {printable(self._allowed)}"
@@ -134,16 +134,6 @@ def judges(environment: Environment, key: str | None, allowed: str | None) -> It
             own.write_text(f"me {public_key(key)}\n", encoding="utf-8")
             found.append(Judge(environment, str(own)))
         yield tuple(found)
-
-
-def _is_pattern(principal: str) -> bool:
-    return "*" in principal or "?" in principal
-
-
-def _key_of(verified: subprocess.CompletedProcess[bytes]) -> str:
-    """Return the key in the output of ``ssh-keygen -Y verify``: *Good … signature … with ED25519 key SHA256:…*."""
-    lines = verified.stdout.decode(errors="replace").splitlines()
-    return printable(lines[0].rpartition(" with ")[2]) if lines else "a key of that line"
 
 
 def _run(arguments: tuple[str, ...], text: bytes) -> subprocess.CompletedProcess[bytes]:

@@ -16,19 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cachectl.layer_set import LayerSet
-from cachectl.layers.base.errors import FAILURES, BadRequest, CachectlError
-from cachectl.layers.base.facts import Condition, Patch, Switch
-from cachectl.layers.host.processes import Loaded, first_variables, libraries_here
-from cachectl.layers.inside.tagged_builds import LIBRARY, can_tag, misfit, patches
-from cachectl.switching.isolated import (
-    can_switch,
-    link_cache_home,
-    make_folders,
-    make_isolated_root,
-    relocations,
-    remove_isolated_root,
-)
-from cachectl.switching.overlay import PROCESS, Attribute, NoValue, Slot, Variable
+from cachectl.layers.base import facts
+from cachectl.layers.base.errors import FAILURES, CachectlError
+from cachectl.layers.host import processes
+from cachectl.layers.inside import tagged_builds
+from cachectl.switching import isolated as roots
+from cachectl.switching import overlay
 from cachectl.switching.salt import SALTING
 
 if TYPE_CHECKING:
@@ -39,19 +32,26 @@ _INSTEAD_OF_DISABLED: Final = (
     "enter disabled() before these libraries start, or run: cachectl run --no-cache -- COMMAND; "
     "strict=False switches off the others and warns"
 )
+_INSTEAD_OF_ISOLATED: Final = (
+    "enter isolated() before these libraries start, or run: cachectl run --isolated -- COMMAND"
+)
+_SALTED: Final = (
+    f"its driver has started, so every program that {tagged_builds.LIBRARY} builds for it from source gets a unique "
+    "constant and misses, and its entry is removed; programs from binaries or IL, and other libraries, still use the "
+    "cache"
+)
 
 
 class StillOn(CachectlError, RuntimeError):
     """Some layers cannot be switched off, or moved, in this process any more.
 
-    ``layers`` maps each to the reason, ``what`` is the message in one sentence, and ``instead`` names what works.
+    ``layers`` maps each to the reason, and ``what`` is the message without what works instead.
     """
 
     def __init__(self, layers: Mapping[str, str], act: str, instead: str) -> None:
         self.layers = dict(layers)
         listed = ", ".join(f"{name} ({why})" for name, why in layers.items())
         self.what = f"cannot {act} in this process: {listed}"
-        self.instead = instead
         super().__init__(f"{self.what}; {instead}")
 
 
@@ -67,18 +67,17 @@ class Held(NamedTuple):
 
 
 @contextmanager
-def disabled(*layers: str | Iterable[str], strict: bool = True) -> Iterator[Mapping[str, Held]]:
+def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
     """Switch the named layers, or all, off in this process and its children.
 
-    Layers are named one by one, or by any iterable of names; an empty iterable names none. Yields the status of each
-    layer. If its driver has started, a layer is salted. Raises :class:`StillOn` before anything is changed if a
-    layer can be neither switched nor salted; ``strict=False`` warns instead. On exit the environment and the switches
-    are restored exactly, and modules imported in the block are left as they would be without it. Compiled kernels that
-    the program already holds are not compiled again.
+    Yields the status of each layer. If its driver has started, a layer is salted. Raises :class:`StillOn` before
+    anything is changed if a layer can be neither switched nor salted; ``strict=False`` warns instead. On exit the
+    environment and the switches are restored exactly, and modules imported in the block are left as they would be
+    without it. Compiled kernels that the program already holds are not compiled again.
     """
     stack = LayerSet()
-    chosen = [layer for layer in _named(stack, layers) if can_switch(layer)]
-    loaded = libraries_here()
+    chosen = [layer for layer in stack.named(layers) if roots.can_switch(layer)]
+    loaded = processes.libraries_here()
     off = {layer.name: layer.disable() for layer in chosen}
     held = {layer.name: _judge(layer, off[layer.name], loaded) for layer in chosen}
     still_on = {name: hold.why for name, hold in held.items() if hold.status == "on"}
@@ -91,7 +90,7 @@ def disabled(*layers: str | Iterable[str], strict: bool = True) -> Iterator[Mapp
     salted = [layer for layer in chosen if held[layer.name].status == "salted"]
     for switch in switches:
         _drop_copies(switch)
-    settings = _settings(switches, patches(SALTING) if salted else ())
+    settings = _settings(switches, tagged_builds.patches(SALTING) if salted else ())
     with ExitStack() as block:
         if salted:
             platforms = {layer.name: part.platforms for layer in salted if (part := layer.about.tagging) is not None}
@@ -101,11 +100,11 @@ def disabled(*layers: str | Iterable[str], strict: bool = True) -> Iterator[Mapp
             # Every step runs even if another one fails.
             block.callback(_drop_copies, switch)
             block.callback(_reload_modules, switch)
-        hold = PROCESS.push(settings, _flags_left_behind(chosen))
+        hold = overlay.PROCESS.push(settings, _flags_left_behind(chosen))
         try:
             yield held
         finally:
-            PROCESS.pop(hold)
+            overlay.PROCESS.pop(hold)
             # Memoised results of the block, programs among them, end with the settings.
             del settings, hold
 
@@ -119,23 +118,23 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
     library has already opened its cache elsewhere; ``strict=False`` warns instead.
     """
     stack = LayerSet()
-    root = make_isolated_root(stack.environment) if folder is None else Path(folder).absolute()
-    moved = relocations(stack, root)
+    root = roots.make_isolated_root(stack.environment) if folder is None else Path(folder).absolute()
+    moved = roots.relocations(stack, root)
     process = os.getpid()
     try:
         late = too_late(stack, root)
         if late and strict:
-            raise StillOn(late, "move", _instead_of_isolated(stack))
+            raise StillOn(late, "move", _INSTEAD_OF_ISOLATED)
         _warn_of(late)
         root.mkdir(parents=True, exist_ok=True)
-        make_folders(moved.values())
-        switches = [*moved.values(), *(stack[name].enable() for name in moved if can_switch(stack[name]))]
-        link_cache_home(stack.environment, stack, root)
-        hold = PROCESS.push(_settings(switches), _flags_left_behind(stack))
+        roots.make_folders(moved.values())
+        switches = [*moved.values(), *(stack[name].enable() for name in moved if roots.can_switch(stack[name]))]
+        roots.link_cache_home(stack.environment, stack, root)
+        hold = overlay.PROCESS.push(_settings(switches), _flags_left_behind(stack))
         try:
             yield root
         finally:
-            PROCESS.pop(hold)
+            overlay.PROCESS.pop(hold)
     finally:
         # A forked child leaves the block too, but the root belongs to its parent.
         if folder is None and os.getpid() == process:
@@ -144,35 +143,49 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
             if opened or too_late(stack, root):
                 atexit.register(_remove_in, process, root)
             else:
-                remove_isolated_root(root)
+                roots.remove_isolated_root(root)
 
 
 def too_late(layers: Iterable[Layer], folder: Path) -> dict[str, str]:
     """Return the layers that cannot be moved in this process any more, each with the reason."""
-    loaded = libraries_here()
-    moved = relocations(layers, folder)
+    loaded = processes.libraries_here()
+    moved = roots.relocations(layers, folder)
     return {name: why for name, switch in moved.items() if (why := _latched(switch, loaded)) is not None}
 
 
 def _remove_in(process: int, root: Path) -> None:
     if os.getpid() == process:
-        remove_isolated_root(root)
+        roots.remove_isolated_root(root)
 
 
-def _judge(layer: Layer, off: Switch, loaded: Loaded) -> Held:
-    why = _latched(off, loaded)
-    if why is not None:
-        return _judge_latched(layer, loaded, why)
-    if _is_off(layer, off):
-        return Held("off", f"already off: {layer.state().why}")
-    if (lack := _misfit(off)) is not None:
-        return Held("on", f"{lack}, by which it would be switched off")
-    if off.patches:
-        return Held("off", "switched off in this process; no variable switches it off in child processes")
-    return Held("off", f"switched off {off.takes_effect.value}")
+def _judge(layer: Layer, off: facts.Switch, loaded: processes.Loaded) -> Held:
+    """Return the status that a layer gets: a driver that has started is off only if it was off from the beginning."""
+    if (why := _latched(off, loaded)) is None:
+        if _is_off(layer, off):
+            return Held("off", f"already off: {layer.state().why}")
+        if (lack := _misfit(off)) is not None:
+            return Held("on", f"{lack}, by which it would be switched off")
+        if off.patches:
+            return Held("off", "switched off in this process; no variable switches it off in child processes")
+        return Held("off", f"switched off {off.takes_effect.value}")
+    return _judge_started(layer, loaded, why)
 
 
-def _misfit(switch: Switch) -> str | None:
+def _judge_started(layer: Layer, loaded: processes.Loaded, why: str) -> Held:
+    began = _began(layer)
+    if began is not None and began.state().condition is facts.Condition.DISABLED:
+        return Held("off", f"off since the process began: {began.state().why}")
+    part = layer.about.tagging
+    if part is None or not part.drivers or not part.platforms:
+        return Held("on", why)
+    if not tagged_builds.can_tag() or loaded.has(part.drivers) is False:
+        return Held("on", f"{why}; {tagged_builds.LIBRARY}, whose builds could be salted, is not what started it")
+    if (lack := tagged_builds.misfit()) is not None:
+        return Held("on", f"{why}; builds cannot be salted, because {lack}")
+    return Held("salted", _SALTED)
+
+
+def _misfit(switch: facts.Switch) -> str | None:
     """Return what a library lacks that a switch changes in this process; ``None`` if it has all of it.
 
     Libraries whose methods are replaced are imported.
@@ -193,35 +206,14 @@ def _misfit(switch: Switch) -> str | None:
     return None
 
 
-def _is_off(layer: Layer, off: Switch) -> bool:
+def _is_off(layer: Layer, off: facts.Switch) -> bool:
     """Return whether variables have switched a layer off; asks the layer itself, which reads the disk, only then."""
     variables = layer.environment.variables
     touched = any(name in variables for name in off.set.keys() | layer.enable().unset)
-    return touched and layer.state().condition is Condition.DISABLED
+    return touched and layer.state().condition is facts.Condition.DISABLED
 
 
-def _judge_latched(layer: Layer, loaded: Loaded, why: str) -> Held:
-    """Return the status of a started driver's layer: off only if the variables at process start switched it off."""
-    began = _began(layer)
-    if began is not None and began.state().condition is Condition.DISABLED:
-        return Held("off", f"off since the process began: {began.state().why}")
-    part = layer.about.tagging
-    if part is None or not part.drivers:
-        return Held("on", why)
-    if not part.platforms:
-        return Held("on", f"{why}; the layer does not name the OpenCL platforms whose builds could be salted")
-    if not can_tag() or loaded.has(part.drivers) is False:
-        return Held("on", f"{why}; {LIBRARY}, whose builds could be salted, is not what started it")
-    if (lack := misfit()) is not None:
-        return Held("on", f"{why}; builds cannot be salted, because {lack}")
-    return Held(
-        "salted",
-        f"its driver has started, so every program that {LIBRARY} builds for it from source gets a unique constant "
-        "and misses, and its entry is removed; programs from binaries or IL, and other libraries, still use the cache",
-    )
-
-
-_first_variables = cache(first_variables)
+_first_variables = cache(processes.first_variables)
 
 
 def _began(layer: Layer) -> Layer | None:
@@ -246,16 +238,16 @@ def _keeping(stack: LayerSet, salted: Iterable[Layer], held: Mapping[str, Held])
             yield layer
 
 
-def _switched_along(stack: LayerSet, switches: Iterable[Switch]) -> dict[str, Held]:
+def _switched_along(stack: LayerSet, switches: Iterable[facts.Switch]) -> dict[str, Held]:
     """Return the layers that another layer's switch turns off too: PyOpenCL has one switch for both of its caches."""
     ours = {name for switch in switches for name in switch.set}
     named = {switch.layer for switch in switches}
     held = Held("off", f"shares the switch of {', '.join(sorted(named))}")
-    others = [layer for layer in stack if layer.name not in named and can_switch(layer)]
+    others = [layer for layer in stack if layer.name not in named and roots.can_switch(layer)]
     return {layer.name: held for layer in others if ours & layer.disable().set.keys()}
 
 
-def _latched(switch: Switch, loaded: Loaded) -> str | None:
+def _latched(switch: facts.Switch, loaded: processes.Loaded) -> str | None:
     """Return why it is too late for the variables of a switch; ``None`` if it is not."""
     modules = [module for module in switch.read_at_import if module in sys.modules]
     if modules:
@@ -263,31 +255,9 @@ def _latched(switch: Switch, loaded: Loaded) -> str | None:
     if not switch.read_at_load:
         return None
     started = loaded.has(switch.read_at_load)
-    if started is None and can_tag():
+    if started is None and tagged_builds.can_tag():
         return "its driver may have started, which this platform does not show"
     return "its driver has started, and reads its variables only then" if started else None
-
-
-def _named(stack: LayerSet, layers: Iterable[str | Iterable[str]]) -> tuple[Layer, ...]:
-    """Return the named layers, each once; all layers if the caller gave no argument.
-
-    Raises :class:`BadRequest` for an unknown name and for an argument that is no name.
-    """
-    names: list[str] = []
-    for argument in layers:
-        names += [argument] if isinstance(argument, str) or not isinstance(argument, Iterable) else argument
-    for name in names:
-        if not isinstance(name, str):
-            raise BadRequest(f"layers are named by str, not by {type(name).__name__}")
-    return stack.named(names) if names or not layers else ()
-
-
-def _instead_of_isolated(stack: LayerSet) -> str:
-    """Return advice for layers that cannot be moved; it names ``disabled()`` only if that would work."""
-    loaded = libraries_here()
-    statuses = (_judge(layer, layer.disable(), loaded).status for layer in stack if can_switch(layer))
-    off = "" if "on" in statuses else "; cachectl.disabled() works here"
-    return f"enter isolated() before these libraries start, or run: cachectl run --isolated -- COMMAND{off}"
 
 
 def _warn_of(still_on: Mapping[str, str]) -> None:
@@ -295,49 +265,49 @@ def _warn_of(still_on: Mapping[str, str]) -> None:
         warnings.warn(f"{name} stays as it is: {why}", RuntimeWarning, stacklevel=4)
 
 
-def _settings(switches: Sequence[Switch], salts: Iterable[Patch] = ()) -> dict[Slot, object]:
-    settings: dict[Slot, object] = {}
+def _settings(switches: Sequence[facts.Switch], salts: Iterable[facts.Patch] = ()) -> dict[overlay.Slot, object]:
+    settings: dict[overlay.Slot, object] = {}
     for switch in switches:
-        settings.update({Variable(name): value for name, value in switch.set.items()})
-        settings.update({Variable(name): None for name in switch.unset})
+        settings.update({overlay.Variable(name): value for name, value in switch.set.items()})
+        settings.update({overlay.Variable(name): None for name in switch.unset})
         settings.update(_flags(switch))
     patches = [patch for switch in switches for patch in dict.fromkeys((*switch.patches, *switch.memo_patches))]
     for patch in (*patches, *salts):
         # A wrapper goes around the method, or around an earlier wrapper of it. A library that is not loaded gets none.
         module = sys.modules.get(patch.module)
         owner = module if patch.owner is None else getattr(module, patch.owner, None)
-        slot = Attribute(patch.module, patch.owner, patch.method)
+        slot = overlay.Attribute(patch.module, patch.owner, patch.method)
         method = settings.get(slot, getattr(owner, patch.method, None))
         if callable(method):
             settings[slot] = patch.replacement(method)
     return settings
 
 
-def _flags(switch: Switch) -> dict[Slot, object]:
-    return {Attribute(flag.module, None, flag.attribute): flag.value for flag in switch.flags}
+def _flags(switch: facts.Switch) -> dict[overlay.Slot, object]:
+    return {overlay.Attribute(flag.module, None, flag.attribute): flag.value for flag in switch.flags}
 
 
-def _flags_left_behind(layers: Iterable[Layer]) -> dict[Slot, object]:
+def _flags_left_behind(layers: Iterable[Layer]) -> dict[overlay.Slot, object]:
     """Return the flags that modules imported in the block would have without it."""
-    left: dict[Slot, object] = {}
+    left: dict[overlay.Slot, object] = {}
     for layer in layers:
         if (off := layer.disable()).flags:
             left.update(_flags(off if _is_off(layer, off) else layer.enable()))
     return left
 
 
-def _drop_copies(switch: Switch) -> None:
+def _drop_copies(switch: facts.Switch) -> None:
     for module, function in switch.clear_functions:
         drop = getattr(sys.modules.get(module), function, None)
         if drop is not None:
             drop()
 
 
-def _reload_modules(switch: Switch) -> None:
+def _reload_modules(switch: facts.Switch) -> None:
     """Reload modules that made no dictionary because their first import happened while their layer was off."""
     if any(slot.read() == value for slot, value in _flags(switch).items()):
         return
     for module, attribute in switch.reloads:
         loaded = sys.modules.get(module)
-        if loaded is not None and isinstance(Attribute(module, None, attribute).read(), NoValue):
+        if loaded is not None and isinstance(overlay.Attribute(module, None, attribute).read(), overlay.NoValue):
             reload(loaded)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from cachectl.layers.base.environment import process_variable, set_process_variable
 
@@ -24,8 +23,7 @@ MISSING: Final = NoValue()
 UNLOADED: Final = NoValue()
 
 
-@dataclass(frozen=True, slots=True)
-class Variable:
+class Variable(NamedTuple):
     """An environment variable of this process; its value is ``None`` where it is not set."""
 
     name: str
@@ -39,8 +37,7 @@ class Variable:
         set_process_variable(self.name, None if value is None else str(value))
 
 
-@dataclass(frozen=True, slots=True)
-class Attribute:
+class Attribute(NamedTuple):
     """An attribute of a module, or of a class in it, if the module is loaded."""
 
     module: str
@@ -86,10 +83,9 @@ class Overlay:
         # A copy, because equal holds are distinguished by identity.
         hold = dict(settings)
         with self._lock:
-            for slot in hold:
-                if slot not in self._ground:
-                    value = slot.read()
-                    self._ground[slot] = absent.get(slot, value) if value is UNLOADED else value
+            for slot in hold.keys() - self._ground.keys():
+                value = slot.read()
+                self._ground[slot] = absent.get(slot, value) if value is UNLOADED else value
             self._holds.append(hold)
             self._lay(hold)
         return hold

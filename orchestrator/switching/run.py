@@ -1,44 +1,35 @@
-"""``cachectl run`` and ``cachectl env``: a command with caches off, or on in an isolated root."""
+"""A command in changed variables: with caches off, or on in an isolated root; and the signals that reach it."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.errors import BadRequest, CachectlError, Refused
-from cachectl.layers.base.facts import Ability, Scope, Switch
-from cachectl.switching.isolated import (
-    can_switch,
-    companions,
-    isolated_root,
-    link_cache_home,
-    make_folders,
-    relocations,
-)
+from cachectl.layers.base.facts import Ability, Switch
+from cachectl.switching.isolated import can_switch, companions, make_folders, relocations
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
 
-Proof_co = TypeVar("Proof_co", covariant=True)
 
-#: Signals that are passed on to the command; not every platform has all of them.
-_FORWARDED: Final = tuple(
-    getattr(signal, name)
-    for name in ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-    if hasattr(signal, name)
-)
-#: Signals that ask a program to end.
-_ENDING: Final = {getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT") if hasattr(signal, name)}
-#: Signals of keys; a terminal sends them to every process in the foreground.
-_TYPED: Final = {getattr(signal, name) for name in ("SIGINT", "SIGQUIT") if hasattr(signal, name)}
+def _signals(*names: str) -> frozenset[int]:
+    """Return the signals of these names that the platform has."""
+    return frozenset(getattr(signal, name) for name in names if hasattr(signal, name))
+
+
+#: Signals of keys, which a terminal sends to every process in the foreground; those that ask a program to end; and all
+#: that are passed on to the command.
+_TYPED: Final = _signals("SIGINT", "SIGQUIT")
+_ENDING: Final = _TYPED | _signals("SIGTERM", "SIGHUP")
+_FORWARDED: Final = _ENDING | _signals("SIGUSR1", "SIGUSR2")
 
 
 class CannotStart(CachectlError, OSError):
@@ -49,72 +40,6 @@ class CannotStart(CachectlError, OSError):
         super().__init__(f"cannot start {command!r}: {error.strerror}")
 
 
-class Watching(Protocol[Proof_co]):
-    """The real roots under watch, until :meth:`end` returns the proof."""
-
-    def end(self) -> Proof_co:
-        """Stop watching."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ran(Generic[Proof_co]):
-    """The exit status of a command, 128+n if signal n ended it, and the proof if one was asked for."""
-
-    status: int
-    proof: Proof_co | None
-
-
-def run_command(
-    stack: LayerSet,
-    command: Sequence[str],
-    *,
-    no_cache: bool = False,
-    isolated: Path | bool = False,
-    layers: Sequence[str] = (),
-    prepare: Callable[[Path, tuple[str, ...]], None] | None = None,
-    watch: Callable[[tuple[Layer, ...], frozenset[str]], Watching[Proof_co]] | None = None,
-    notice: Callable[[str], None],
-) -> Ran[Proof_co]:
-    """Run a command with the named layers (or all) off, or on in an empty root, or in the root ``isolated``.
-
-    With neither, the command runs unchanged. ``prepare`` fills the isolated root, given the names of its layers.
-    ``watch`` starts watching the real roots of the layers, except those of the given names. ``notice`` gets a line for
-    each layer that stays as it is. Raises :class:`Refused` if such a layer was named, and :class:`CannotStart`.
-    """
-    chosen = stack.named(layers)
-    environment = stack.environment
-    if not no_cache and not isolated:
-        with signals_held() as signals:
-            watching = watch and watch(chosen, frozenset())
-            status = run(command, {}, environment, signals)
-            return Ran(status, watching.end() if watching else None)
-    for name, why in left_alone(chosen, off=no_cache).items():
-        if name in layers:
-            raise Refused(name, f"stays as it is: {why}")
-        notice(f"{name} stays as it is: {why}")
-    folder = isolated if isinstance(isolated, Path) else None
-    with signals_held() as signals, isolated_root(environment, folder, notice) as root:
-        moved, changes = _moved(stack, chosen, root, off=no_cache, notice=notice)
-        if prepare is not None:
-            prepare(root, tuple(layer.name for layer in moved))
-        link_cache_home(environment, moved, root)
-        staying = frozenset(layer.name for layer in chosen if out_of_reach(layer, off=no_cache) is not None)
-        watching = watch and watch(chosen, staying)
-        status = run(command, changes, environment, signals)
-        return Ran(status, watching.end() if watching else None)
-
-
-def _moved(
-    stack: LayerSet, layers: tuple[Layer, ...], root: Path, *, off: bool, notice: Callable[[str], None]
-) -> tuple[tuple[Layer, ...], dict[str, str | None]]:
-    if off:
-        return layers, variables_off(layers, stack, root)
-    along = companions(layers, stack, root)
-    for name in along:
-        notice(f"{name} keeps its entries in the same folder, so it is isolated too")
-    return (*layers, *stack.named(along)) if along else layers, variables_isolated(layers, root)
-
-
 def variables_off(layers: Iterable[Layer], stack: LayerSet, folder: Path) -> dict[str, str | None]:
     """Return the variables for a child in which the given layers are off; ``None`` unsets one.
 
@@ -123,7 +48,7 @@ def variables_off(layers: Iterable[Layer], stack: LayerSet, folder: Path) -> dic
     then be neither switched nor moved.
     """
     chosen = tuple(layers)
-    changes = _merged(layer.disable() for layer in chosen if can_switch(layer))
+    changes = merged(layer.disable() for layer in chosen if can_switch(layer))
     along = companions(chosen, stack, folder)
     staying = {variable for name in along for variable in stack[name].relocate(folder).set}
     for layer in chosen:
@@ -144,7 +69,7 @@ def variables_isolated(layers: Iterable[Layer], folder: Path) -> dict[str, str |
     chosen = tuple(layers)
     moved = relocations(chosen, folder).values()
     make_folders(moved)
-    return _merged([*(layer.enable() for layer in chosen if can_switch(layer)), *moved])
+    return merged([*(layer.enable() for layer in chosen if can_switch(layer)), *moved])
 
 
 def environment_below(environment: Environment, folder: str) -> Environment:
@@ -162,23 +87,23 @@ def environment_of(environment: Environment, root: Path) -> Environment:
     """Return the environment of a program whose layers are all below a root, as its path is written."""
     layers = LayerSet(environment)
     enabled = [layer.enable() for layer in layers if can_switch(layer)]
-    return environment.with_variables(_merged([*enabled, *relocations(layers, root).values()]))
+    return environment.with_variables(merged([*enabled, *relocations(layers, root).values()]))
 
 
 def left_alone(layers: Iterable[Layer], *, off: bool) -> dict[str, str]:
-    """Return the layers that a child would use unchanged, each with the reason."""
-    return {
-        layer.name: reason
-        for layer in layers
-        if layer.about.scope is Scope.USER and (reason := out_of_reach(layer, off=off)) is not None
-    }
+    """Return the layers that can be neither moved nor, if ``off``, switched off; each with the reason.
 
-
-def out_of_reach(layer: Layer, *, off: bool) -> str | None:
-    """Return why a layer can be neither moved nor, if ``off``, switched off; ``None`` if it can."""
-    abilities = layer.abilities()
-    reason = abilities[Ability.RELOCATE]
-    return abilities[Ability.DISABLE] if off and reason is not None else reason
+    A child uses them unchanged.
+    """
+    reasons = {}
+    for layer in layers:
+        abilities = layer.abilities()
+        reason = abilities[Ability.RELOCATE]
+        if off and reason is not None:
+            reason = abilities[Ability.DISABLE]
+        if reason is not None:
+            reasons[layer.name] = reason
+    return reasons
 
 
 class Signals:
@@ -266,35 +191,10 @@ def _in_foreground() -> bool:
         os.close(terminal)
 
 
-def _merged(switches: Iterable[Switch]) -> dict[str, str | None]:
+def merged(switches: Iterable[Switch]) -> dict[str, str | None]:
+    """Return the variables of several switches; ``None`` unsets one."""
     changes: dict[str, str | None] = {}
     for switch in switches:
         changes.update(switch.set)
         changes.update(dict.fromkeys(switch.unset, None))
     return changes
-
-
-def variables_for(
-    layers: Iterable[Layer], *, on: bool, root: Path | None = None
-) -> tuple[dict[str, str | None], tuple[str, ...]]:
-    """Return the variables that switch layers on or off, or move them to ``root``; and the reasons why some cannot be.
-
-    Makes the folders below ``root`` that a library would not make itself.
-    """
-    switches: list[Switch] = []
-    notes: list[str] = []
-    ability = Ability.DISABLE if root is None else Ability.RELOCATE
-    for layer in layers:
-        reason = layer.abilities()[ability]
-        if reason is not None:
-            notes.append(f"{layer.name} cannot {ability.value}: {reason}")
-            continue
-        switch = layer.relocate(root) if root is not None else layer.enable() if on else layer.disable()
-        switches.append(switch)
-        if switch.patches:
-            notes.append(f"{layer.name}: no variable switches it off; cachectl run --no-cache does")
-    try:
-        make_folders(switches)
-    except OSError as error:
-        notes.append(f"{error.filename}: cannot be made ({error.strerror}); a layer that needs it keeps nothing")
-    return _merged(switches), tuple(notes)

@@ -136,21 +136,24 @@ class Salting:
         built = _Built(salt, due=due)
         with self._lock:
             self._built[salt] = built
+        failure = None
         try:
             yield built
         except BaseException as error:
-            built.traces = self._traces(str(error))
+            failure = error
+            parts = (layer.about.tagging for layer in self._layers.values())
+            patterns = {part.failure_trace for part in parts if part is not None and part.failure_trace is not None}
+            built.traces = frozenset(found[0] for pattern in patterns for found in pattern.finditer(str(error)))
             # A failed build has no binary, and stores no program.
             built.whole = True
             built.due.clear()
-            self._build_ended(built, error)
             raise
-        self._build_ended(built)
-
-    def _build_ended(self, built: _Built, error: BaseException | None = None) -> None:
-        built.done = True
-        if not self._blocks:
-            _warn(self.sweep()[1], error)
+        finally:
+            built.done = True
+            if not self._blocks:
+                _warn(self.sweep()[1], failure)
+            # An exception lives as long as something refers to it.
+            del failure
 
     def layers_of(self, platform: str) -> set[str]:
         """Return the names of the salted layers of a platform.
@@ -160,11 +163,6 @@ class Salting:
         """
         blocks = tuple(self._blocks)
         return {name for block in blocks for name, platforms in block.items() if platform in platforms}
-
-    def _traces(self, message: str) -> frozenset[str]:
-        parts = (layer.about.tagging for layer in self._layers.values())
-        patterns = {part.failure_trace for part in parts if part is not None and part.failure_trace is not None}
-        return frozenset(found[0] for pattern in patterns for found in pattern.finditer(message))
 
     # ------------------------------------------------------------------ removing
 
@@ -177,19 +175,35 @@ class Salting:
         with self._lock:
             if not self._built and not self._forked:
                 return 0, []
-            held = (
-                holders() if any(count_references(built.program) > 1 for built in self._built.values()) else Holders()
-            )
-            idle = self._idle(held)
-            if not ends:
-                self._make_whole(idle, held)
+            counts = {salt: count_references(built.program) for salt, built in self._built.items()}
+            held = holders() if any(count > 1 for count in counts.values()) else Holders()
+            # Another thread could launch a kernel in a new shape right now.
+            alone = threading.active_count() == 1
+            # Idle builds are finished, and their program is held by no launched command: a driver holds the kernel of
+            # a command until the command has ended, and a kernel holds its program.
+            idle = {
+                salt
+                for salt, built in self._built.items()
+                if built.done and (counts[salt] <= 1 or held.rests(built.program, alone=alone))
+            }
+            for built in map(self._built.__getitem__, () if ends else idle):
+                # The record itself is one holder; kernels do not ask for binaries. PoCL assembles a binary from the
+                # entry's folder, once: without it the bitcode is missing, and a process that loads the binary crashes.
+                if not built.whole and built.program is not None and held.programs[built.program.int_ptr] > 1:
+                    built.whole = True
+                    ask_for_binaries(built.program)
             notes = [
                 note for (_, path), layer in tuple(self._layers.items()) for note in self._sweep(layer, path, idle)
             ]
             notes += self._missing(idle)
-            if not notes:
-                self._forget(idle)
-            return len(self._built.keys() - idle), notes
+            busy = len(self._built.keys() - idle)
+            for salt in () if notes else idle:
+                if count_references(self._built[salt].program) <= 1:
+                    # No kernel of it can be launched any more.
+                    del self._built[salt]
+            if not self._built and not self._blocks and not self._forked and not notes:
+                self._layers.clear()
+            return busy, notes
 
     def _missing(self, idle: set[str]) -> list[str]:
         """Return a note for each layer in which salted builds were not found, so that their entries may have stayed.
@@ -214,39 +228,6 @@ class Salting:
             return any(moment is None or moment >= self._since for moment in times)
         except FAILURES:
             return True
-
-    def _forget(self, idle: set[str]) -> None:
-        for salt in idle:
-            if count_references(self._built[salt].program) <= 1:
-                # No kernel of it can be launched any more.
-                del self._built[salt]
-        if not self._built and not self._blocks and not self._forked:
-            self._layers.clear()
-
-    def _make_whole(self, idle: set[str], held: Holders) -> None:
-        """Make drivers produce the binaries of programs that may still be asked for them.
-
-        PoCL assembles a binary from the entry's folder, once. Without the folder the binary lacks the bitcode, and a
-        process that loads it crashes.
-        """
-        for built in map(self._built.__getitem__, idle):
-            # The record itself is one holder; kernels do not ask for binaries.
-            if not built.whole and built.program is not None and held.programs[built.program.int_ptr] > 1:
-                built.whole = True
-                ask_for_binaries(built.program)
-
-    def _idle(self, held: Holders) -> set[str]:
-        """Return the salts of idle builds: finished, and their program held by no launched command.
-
-        A driver holds the kernel of a command until the command has ended, and a kernel holds its program.
-        """
-        # Another thread could launch a kernel in a new shape right now.
-        alone = threading.active_count() == 1
-        return {
-            salt
-            for salt, built in self._built.items()
-            if built.done and (count_references(built.program) <= 1 or held.rests(built.program, alone=alone))
-        }
 
     def _sweep(self, layer: Layer, path: Path, idle: set[str]) -> Iterator[str]:
         """Remove spent entries in one root; yield a note for each that was left."""

@@ -17,8 +17,8 @@ from cachectl.layers.base.errors import FAILURES, CachectlError, Refused
 from cachectl.layers.base.facts import Ability, AsJson, Scope
 from cachectl.layers.base.layer import Layer
 from cachectl.options import FORCE, UNEXPECTED, Option, Request, Step, positive
+from cachectl.switching import isolated
 from cachectl.switching import run as child
-from cachectl.switching.isolated import can_switch, copy_isolated_root, isolated_root, link_cache_home
 from cachectl.table import Column, Table
 from cachectl.watching.machine import Machine, machine
 
@@ -40,6 +40,7 @@ USAGE: Final = "cachectl bench [-n N] [--json FILE] [--plot FILE] [--force] -- C
 COLD: Final = "cold"
 WARM: Final = "warm"
 OFF: Final = "off"
+_SWITCHED: Final = "switched off"
 #: Maximum number of runs that fill the caches. PyOpenCL's binary cache makes the driver store again in the second
 #: run; the third run finds that entry.
 _FILLS: Final = 3
@@ -92,32 +93,15 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
-class Unused:
-    """A layer that was not turned off, and the reason."""
-
-    layer: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class Bench:
-    """All measurements, and the machine; ``started`` is in epoch seconds.
-
-    ``exit_status`` is 0, or 128+n if signal n ended it: then the rounds that were finished are there.
-    """
+    """All measurements, and the machine; ``unused`` maps the layers that were not turned off to the reason."""
 
     command: tuple[str, ...]
     settings: tuple[BenchSetting, ...]
     saved: tuple[Saved, ...]
-    unused: tuple[Unused, ...]
+    unused: Mapping[str, str]
     machine: Machine
-    versions: Mapping[str, str]
-    started: float
-    exit_status: int = 0
     as_json: ClassVar[AsJson] = AsJson("cachectl/bench/1", names={"saved": "saved_by_layer", "unused": "not_used"})
-
-    def __getitem__(self, name: str) -> BenchSetting:
-        return next(setting for setting in self.settings if setting.setting == name)
 
 
 def bench(
@@ -133,66 +117,43 @@ def bench(
     ``notice`` gets lines that a reader of the figures must know, ``show`` the progress. The user's own caches are
     neither read nor written. Raises :class:`Ended` if the command fails, and :class:`~.child.CannotStart`.
     """
-    started = stack.environment.clock()
     layers = tuple(layer for layer in stack if layer.abilities()[Ability.RELOCATE] is None)
-    with child.signals_held() as signals, isolated_root(stack.environment, notice=notice) as full:
+    taken: dict[str, list[float]] = {}
+    with child.signals_held() as signals, isolated.isolated_root(stack.environment, notice=notice) as full:
         work = _Work(tuple(command), stack, layers, signals, notice, full)
-        fills, entries = work.fill(show)
+        entries = work.fill(show)
         settings, unused = _settings(stack, layers, entries)
-        measured = work.measure(settings, rounds, fills, show)
+        for done in range(rounds * len(settings)):
+            # Each round begins with another setting, so that none is always first.
+            setting = settings[(done // len(settings) + done) % len(settings)]
+            show(Step(setting.setting, done, rounds * len(settings)))
+            taken.setdefault(setting.setting, []).append(work.measure(setting))
+    measured = tuple(replace(setting, seconds=tuple(taken[setting.setting])) for setting in settings)
     warm, saved = measured[0], []
     for off in measured:
         if off.layer is not None:
             by_round = tuple(cold - hot for cold, hot in zip(off.seconds, warm.seconds, strict=True))
             saved.append(Saved(off.layer, off.median - warm.median, by_round, entries[off.layer]))
-    return Bench(
-        command=tuple(command),
-        settings=measured,
-        saved=tuple(saved),
-        unused=unused,
-        machine=machine(stack.environment),
-        versions=_versions(stack),
-        started=started,
-        exit_status=signals.ending(),
-    )
-
-
-def _versions(stack: LayerSet) -> dict[str, str]:
-    """Return the versions of the libraries installed beside cachectl; most commands run in that Python."""
-    environment = stack.environment
-    found = {name: environment.installed(name) for layer in stack for name in layer.about.distributions}
-    return {
-        "python": ".".join(environment.python.split(".")[:3]),
-        **{name: version for name, version in found.items() if version is not None},
-    }
-
-
-# ---------------------------------------------------------------------- settings
+    return Bench(tuple(command), measured, tuple(saved), unused, machine(stack.environment))
 
 
 def _settings(
     stack: LayerSet, layers: Sequence[Layer], entries: Mapping[str, int]
-) -> tuple[tuple[BenchSetting, ...], tuple[Unused, ...]]:
+) -> tuple[tuple[BenchSetting, ...], dict[str, str]]:
     """Return the settings, one for each layer that the command filled, and the layers that cannot be turned off."""
     used = [layer for layer in layers if entries.get(layer.name)]
+    left_alone = child.left_alone((layer for layer in stack if layer.about.scope is Scope.USER), off=False)
+    unused = {name: f"stays as it is: {why}" for name, why in left_alone.items()}
+    unused |= {layer.name: "the command stores nothing in it" for layer in layers if layer not in used}
     turned: list[BenchSetting] = []
-    unused = [
-        *(Unused(name, f"stays as it is: {why}") for name, why in child.left_alone(stack, off=False).items()),
-        *(Unused(layer.name, "the command stores nothing in it") for layer in layers if layer not in used),
-    ]
     for layer in used:
         how = _how(layer, used)
         if how is None:
-            unused.append(Unused(layer.name, "no switch, and it cannot be emptied"))
+            unused[layer.name] = "no switch, and it cannot be emptied"
         else:
             turned.append(BenchSetting(f"{layer.name} off", how, layer.name))
-    every = (
-        BenchSetting(WARM, "every cache full"),
-        *turned,
-        BenchSetting(COLD, "every cache empty"),
-        BenchSetting(OFF, "all off"),
-    )
-    return every, tuple(unused)
+    warm, cold = BenchSetting(WARM, "every cache full"), BenchSetting(COLD, "every cache empty")
+    return (warm, *turned, cold, BenchSetting(OFF, "all off")), unused
 
 
 def _how(layer: Layer, used: Iterable[Layer]) -> str | None:
@@ -201,21 +162,18 @@ def _how(layer: Layer, used: Iterable[Layer]) -> str | None:
     A layer that is only emptied stores entries again, so its seconds include that.
     """
     sharing = [other.name for other in used if other is not layer and _variables(other) & _variables(layer)]
-    if can_switch(layer) and not layer.disable().patches and not sharing:
-        return "switched off"
+    if isolated.can_switch(layer) and not layer.disable().patches and not sharing:
+        return _SWITCHED
     if layer.abilities()[Ability.CLEAR] is not None:
         return None
     return "emptied: " + (f"its switch is that of {', '.join(sharing)} too" if sharing else "no variable switches it")
 
 
 def _variables(layer: Layer) -> frozenset[str]:
-    if not can_switch(layer):
+    if not isolated.can_switch(layer):
         return frozenset()
     switch = layer.disable()
     return switch.unset | switch.set.keys()
-
-
-# ---------------------------------------------------------------------- runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,81 +187,48 @@ class _Work:
     notice: Callable[[str], None]
     full: Path
 
-    def fill(self, show: Callable[[Step], None]) -> tuple[list[float], dict[str, int]]:
-        """Run until no new entry is stored; return the seconds of each run, and the number of entries of each layer."""
+    def fill(self, show: Callable[[Step], None]) -> dict[str, int]:
+        """Run until no new entry is stored; return the number of entries of each layer."""
         changes = child.variables_isolated(self.layers, self.full)
-        seconds: list[float] = []
         before: dict[str, int] = {}
         for number in range(_FILLS):
-            show(Step("filling the caches", number, None, None))
-            seconds.append(self._seconds("first", self.full, changes))
+            show(Step("filling the caches", number, None))
+            self._seconds("first", self.full, changes)
             after = self._entries(self.full)
             if after == before:
-                break
+                return after
             before = after
-        else:
-            self.notice(f"still storing new entries after {_FILLS} runs; warm timings may be too high")
-        return seconds, after
+        self.notice(f"still storing new entries after {_FILLS} runs; warm timings may be too high")
+        return before
 
-    def measure(
-        self, settings: Sequence[BenchSetting], rounds: int, fills: Sequence[float], show: Callable[[Step], None]
-    ) -> tuple[BenchSetting, ...]:
-        """Run every setting once a round. Each round begins with another setting, so that none is always first.
-
-        A signal ends it; finished rounds are kept. Raises :class:`Ended` if there is none, or if the command fails.
-        """
-        taken: dict[str, list[float]] = {setting.setting: [] for setting in settings}
-        order = [
-            settings[(place + number) % len(settings)] for number in range(rounds) for place in range(len(settings))
-        ]
-        for done, setting in enumerate(order):
-            show(Step(setting.setting, done, len(order), _left(order[done:], taken, fills)))
-            try:
-                taken[setting.setting].append(self._once(setting))
-            except Ended:
-                if not (self.signals.ending() and min(map(len, taken.values()))):
-                    raise
-                break
-        finished = min(map(len, taken.values()))
-        if finished < rounds:
-            self.notice(f"interrupted: {finished} of {rounds} rounds are finished, and count")
-        return tuple(replace(setting, seconds=tuple(taken[setting.setting][:finished])) for setting in settings)
-
-    def _once(self, setting: BenchSetting) -> float:
-        # A copy of the full root, so that a run does not affect the next.
-        with isolated_root(self.stack.environment, notice=self.notice) as root:
+    def measure(self, setting: BenchSetting) -> float:
+        """Run the command in a copy of the full root, so that a run does not affect the next; return its seconds."""
+        with isolated.isolated_root(self.stack.environment, notice=self.notice) as root:
             if setting.setting not in (COLD, OFF):
-                copy_isolated_root(self.full, root)
+                isolated.copy_isolated_root(self.full, root)
             if setting.setting == OFF:
                 changes = child.variables_off(self.layers, self.stack, root)
             else:
                 changes = child.variables_isolated(self.layers, root)
-            if setting.layer is not None:
-                self._turn_off(setting, root, changes)
-            before = self._entries(root) if setting.setting == WARM else {}
+            if setting.layer is not None and setting.how == _SWITCHED:
+                changes |= child.merged([self.stack[setting.layer].disable()])
+            elif setting.layer is not None:
+                layer = self._moved(root)[setting.layer]
+                outcome = layer.clear(layer.plan_clear())
+                if outcome.failed:
+                    raise Refused(layer.name, f"cannot be emptied for its turn: {outcome.failed[0].because}")
+            before = self._entries(root)
             seconds = self._seconds(setting.setting, root, changes)
-            if setting.setting == WARM:
-                grown = [name for name, count in self._entries(root).items() if count > before.get(name, 0)]
-                if grown:
-                    self.notice(f"a warm run stored new entries in {', '.join(grown)}; warm timings may be too high")
+            after = self._entries(root)
+            grown = ", ".join(name for name, count in after.items() if count > before[name])
+            if grown and setting.setting == WARM:
+                self.notice(f"a warm run stored new entries in {grown}; warm timings may be too high")
             return seconds
-
-    def _turn_off(self, setting: BenchSetting, root: Path, changes: dict[str, str | None]) -> None:
-        layer = self.stack[setting.layer or ""]
-        if setting.how == "switched off":
-            switch = layer.disable()
-            changes.update(dict.fromkeys(switch.unset, None))
-            changes.update(switch.set)
-            return
-        moved = self._moved(root)[layer.name]
-        outcome = moved.clear(moved.plan_clear())
-        if outcome.failed:
-            raise Refused(layer.name, f"cannot be emptied for its turn: {outcome.failed[0].because}")
 
     def _seconds(self, setting: str, root: Path, changes: Mapping[str, str | None]) -> float:
         """Run the command once with its output hidden; return its wall seconds, or raise :class:`Ended`."""
         environment = self.stack.environment
-        link_cache_home(environment, self.layers, root)
+        isolated.link_cache_home(environment, self.layers, root)
         with TemporaryFile() as said:
             started = time.perf_counter()
             status = child.run(self.command, changes, environment, self.signals, quiet=said)
@@ -320,24 +245,15 @@ class _Work:
         return LayerSet(self.stack.environment.with_variables(child.variables_isolated(self.layers, root)))
 
     def _entries(self, root: Path) -> dict[str, int]:
+        """Count the entries of each layer below a root; those that cannot be read count as none."""
         moved = self._moved(root)
-        return {layer.name: _count(moved[layer.name], root) for layer in self.layers if layer.about.scope is Scope.USER}
-
-
-def _left(order: Sequence[BenchSetting], taken: Mapping[str, Sequence[float]], fills: Sequence[float]) -> float:
-    """Estimate the seconds of the remaining runs from earlier runs of the same setting, else from the first runs."""
-    first = {WARM: fills[-1]}
-    return sum(
-        statistics.median(seen) if (seen := taken[setting.setting]) else first.get(setting.setting, fills[0])
-        for setting in order
-    )
-
-
-def _count(layer: Layer, root: Path) -> int:
-    """Count the entries of a layer below a folder; those that cannot be read count as none."""
-    with suppress(*FAILURES):
-        return sum(layer.store.usage(place).entries or 0 for place in layer.roots() if root in place.path.parents)
-    return 0
+        counts = {}
+        for layer in (moved[layer.name] for layer in self.layers if layer.about.scope is Scope.USER):
+            counts[layer.name] = 0
+            with suppress(*FAILURES):
+                places = [place for place in layer.roots() if root in place.path.parents]
+                counts[layer.name] = sum(layer.store.usage(place).entries or 0 for place in places)
+        return counts
 
 
 # ---------------------------------------------------------------------- the command line
@@ -374,10 +290,10 @@ def run(request: Request) -> int:
             f"without {setting.layer}" if setting.layer else f"all caches {setting.setting}": setting.seconds
             for setting in measured.settings
         }
-        count = len(measured[WARM].seconds)
+        count = len(measured.settings[0].seconds)
         below = f"{measured.machine.title} · {'once' if count == 1 else f'{count} times'} each"
         picture.write((bench_plot.draw(picture.name, measured.command, below, runs),))
-    return measured.exit_status
+    return 0
 
 
 _SETTINGS: Final[tuple[Column[BenchSetting], ...]] = (
@@ -400,9 +316,9 @@ def show(measured: Bench) -> Iterator[str | Table[Any]]:
     yield Table(_SETTINGS, measured.settings)
     yield ""
     yield Table(_SAVED, measured.saved) if measured.saved else "the command fills no cache"
-    if unused := ", ".join(layer.layer for layer in measured.unused):
+    if measured.unused:
         yield ""
-        yield f"not used: {unused}"
+        yield f"not used: {', '.join(measured.unused)}"
 
 
 def _difference(seconds: float) -> str:

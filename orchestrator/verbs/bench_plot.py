@@ -8,38 +8,19 @@ import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cachectl.layers.base.errors import BadRequest, CachectlError
 from cachectl.output_files import MAKER, STREAM
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 #: Endings, and matplotlib's names for the formats.
 _FORMS: Final = {".png": "png", ".svg": "svg"}
 #: Colours that differ in print and for colour-blind readers: warm, without one layer, without any.
-_WARM: Final = "#2a9d8f"
-_ONE_OFF: Final = "#e9a03b"
-_NONE: Final = "#9aa5b1"
-_INK: Final = "#1f2933"
-_FAINT: Final = "#616e7c"
+_WARM, _ONE_OFF, _NONE, _INK = "#2a9d8f", "#e9a03b", "#9aa5b1", "#1f2933"
 #: How many settings, the last ones, have no cache.
 _WITHOUT_CACHES: Final = 2
 #: Length of a command that fits above the bars.
 _TITLE: Final = 58
-#: Inches: of the whole picture across, of one bar, of the titles above the bars, and of the scale below.
-_WIDTH: Final = 10.0
-_BAR: Final = 0.52
-_TOP: Final = 1.0
-_BOTTOM: Final = 0.9
-#: Where titles begin, as a part of the width.
-_LEFT: Final = 0.025
-#: Where the columns of numbers end, as a part of the scale, and the height over which runs are spread, in bars.
-_MEDIAN: Final = 1.1
-_OVER: Final = 1.24
-_SPREAD: Final = 0.36
 
 
 def check(name: str) -> None:
@@ -51,6 +32,10 @@ def check(name: str) -> None:
         raise CachectlError("--plot needs matplotlib, the extra plot: pip install 'opencl-cachectl[plot]'")
 
 
+def _form(name: str) -> str | None:
+    return "svg" if name == STREAM else _FORMS.get(os.path.splitext(name)[1].lower())
+
+
 def draw(name: str, command: Sequence[str], below: str, settings: Mapping[str, tuple[float, ...]]) -> bytes:
     """Draw medians as bars with every run as a point; return the bytes of the file in the format of its ending.
 
@@ -59,74 +44,31 @@ def draw(name: str, command: Sequence[str], below: str, settings: Mapping[str, t
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    warm = statistics.median(next(iter(settings.values())))
-    bars = list(settings.items())[::-1]
+    medians = [statistics.median(seconds) for seconds in settings.values()]
+    colours = [_WARM, *[_ONE_OFF] * (len(medians) - _WITHOUT_CACHES - 1), *[_NONE] * _WITHOUT_CACHES]
     # Text stays text in an SVG, so that a slide can be searched.
-    with mpl.rc_context({"font.size": 13, "svg.fonttype": "none", "font.family": "sans-serif"}):
-        height = _TOP + _BOTTOM + _BAR * len(bars)
-        # A margin, because slides crop pictures.
-        layout = ConstrainedLayoutEngine(w_pad=0.2, h_pad=0.1, rect=(0, 0, 1, 1 - _TOP / height))
-        figure = Figure(figsize=(_WIDTH, height), layout=layout)
+    with mpl.rc_context({"font.size": 13, "svg.fonttype": "none", "text.parse_math": False}):
+        figure = Figure(figsize=(10, 2 + 0.52 * len(medians)), layout="constrained")
         axes = figure.add_subplot()
-        for place, (_, seconds) in enumerate(bars):
-            first = place == len(bars) - 1
-            colour = _WARM if first else _NONE if place < _WITHOUT_CACHES else _ONE_OFF
-            _bar(axes, place, seconds, colour, None if first else warm)
-        _scale(axes, [title for title, _ in bars], max(map(max, settings.values())))
-        _title(figure, height, command, below)
+        axes.barh(list(settings), medians, height=0.62, color=colours, zorder=2)
+        for place, seconds in enumerate(settings.values()):
+            axes.scatter(seconds, [place] * len(seconds), s=26, color=_INK, edgecolors="white", zorder=3)
+        axes.invert_yaxis()
+        axes.set_xlabel("wall seconds; every run is a point, and in brackets is the difference to warm")
+        axes.grid(visible=True, axis="x", color="#e4e7eb", zorder=0)
+        # Numbers stand beside the scale, where no run can be. Avoid -0.00.
+        numbers = axes.twinx()
+        over = [f"{median:.2f} ({round(median - medians[0], 2) or 0.0:+.2f})" for median in medians]
+        numbers.set_yticks(range(len(over)), over)
+        numbers.set_ylim(axes.get_ylim())
+        for spines in (axes.spines, numbers.spines):
+            spines[:].set_visible(False)
+        # Programs and files without their folders, cut to the width of the picture.
+        words = shlex.join(os.path.basename(word) if os.path.isabs(word) else word for word in command)
+        figure.suptitle(words if len(words) <= _TITLE else words[: _TITLE - 1] + "…", fontweight="bold", color=_INK)
+        axes.set_title(below)
         file = io.BytesIO()
         form = _form(name)
         figure.savefig(file, format=form, dpi=160, metadata={"Software" if form == "png" else "Creator": MAKER})
     return file.getvalue()
-
-
-def _form(name: str) -> str | None:
-    return "svg" if name == STREAM else _FORMS.get(os.path.splitext(name)[1].lower())
-
-
-def _bar(axes: Axes, place: int, seconds: Sequence[float], colour: str, warm: float | None) -> None:
-    median = statistics.median(seconds)
-    axes.barh(place, median, height=0.62, color=colour, zorder=2)
-    # Runs that took equally long lie above one another.
-    step = _SPREAD / max(1, len(seconds) - 1)
-    heights = [place + _SPREAD / 2 - number * step for number in range(len(seconds))]
-    axes.scatter(seconds, heights, s=26, color=_INK, edgecolors="white", linewidths=0.8, zorder=3)
-    # Avoid -0.00.
-    over = "" if warm is None else f"{round(median - warm, 2) or 0.0:+.2f}"
-    _beside(axes, place, (f"{median:.2f}", over))
-
-
-def _beside(axes: Axes, place: float, words: tuple[str, str], colour: str = _INK, size: int = 13) -> None:
-    """Write two columns beside the scale, where no run can be: the median, and how it differs from the warm one."""
-    for text, column in zip(words, (_MEDIAN, _OVER), strict=True):
-        axes.text(
-            column, place, text, transform=axes.get_yaxis_transform(), ha="right", va="center", color=colour, size=size
-        )
-
-
-def _scale(axes: Axes, names: list[str], longest: float) -> None:
-    axes.set_yticks(range(len(names)), names)
-    axes.set_xlim(0, longest * 1.04)
-    axes.set_ylim(-0.5, len(names) - 0.5)
-    _beside(axes, len(names) - 0.35, ("median", "to warm"), _FAINT, 12)
-    axes.set_xlabel("wall seconds; every run is a point", color=_FAINT, fontsize=12)
-    axes.tick_params(axis="both", length=0, colors=_INK)
-    axes.tick_params(axis="x", colors=_FAINT)
-    axes.grid(visible=True, axis="x", color="#e4e7eb", zorder=0)
-    axes.set_axisbelow(True)
-    for side in ("top", "right", "bottom", "left"):
-        axes.spines[side].set_visible(False)
-
-
-def _title(figure: Figure, height: float, command: Sequence[str], below: str) -> None:
-    # Programs and files without their folders, cut to the width of the picture.
-    words = shlex.join(os.path.basename(word) if os.path.isabs(word) else word for word in command)
-    title = words if len(words) <= _TITLE else words[: _TITLE - 1] + "…"
-    for text in (
-        figure.text(_LEFT, 1 - 0.2 / height, title, va="top", fontsize=18, fontweight="bold", color=_INK),
-        figure.text(_LEFT, 1 - 0.6 / height, below, va="top", fontsize=13, color=_FAINT),
-    ):
-        # A typed $ does not begin a formula.
-        text.set_parse_math(False)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cachectl.options import CLEARABLE, FORCE_BUNDLE, FORM, ROOT, SELECTION, SIGN, STORES, Option, Request
-from cachectl.table import Column, Table, Whole, counts, size, sizes
+from cachectl.transfer import Transfer, show, table
 
-if TYPE_CHECKING:
-    from cachectl.exchange.push import Push, PushedLayer
+__all__ = ["OPTIONS", "run", "show", "table"]
 
 OPTIONS: Final = (
     Option(
@@ -33,7 +31,7 @@ OPTIONS: Final = (
 )
 
 
-def run(request: Request) -> Push | int:
+def run(request: Request) -> Transfer | int:
     """Carry out ``cachectl push``."""
     from cachectl.exchange.push import push
 
@@ -56,36 +54,3 @@ def run(request: Request) -> Push | int:
     with redirect_stdout(sys.stderr):
         request.say(show(done, request))
     return int(done.failed)
-
-
-_COLUMNS: Final[tuple[Column[PushedLayer], ...]] = (
-    Column("layer", lambda layer: layer.layer),
-    counts("pushed", lambda layer: layer.pushed),
-    sizes("size", lambda layer: layer.bytes),
-    counts("there", lambda layer: layer.there),
-    counts("failed", lambda layer: len(layer.failed)),
-)
-
-
-def table(done: Push, _request: Request) -> Table[PushedLayer]:
-    """Return what was added, by layer."""
-    return Table(_COLUMNS, done.layers)
-
-
-def show(done: Push, request: Request) -> Iterator[object]:
-    """Yield what was added, the digest of the store, and what the new entries reveal."""
-    if rows := [layer for layer in done.layers if layer.pushed or layer.there or layer.failed]:
-        yield Table(_COLUMNS, rows)
-    else:
-        request.notice(f"no entry to push in {', '.join(layer.layer for layer in done.layers)}")
-    yield ""
-    yield Whole(f"{done.url}: {size(done.written)} written")
-    if done.digest is not None:
-        yield Whole(f"digest {done.digest}")
-    for layer in done.layers:
-        if layer.sensitive is not None:
-            request.notice(f"{layer.layer}: it now holds {layer.sensitive}")
-        for folder in layer.exposed:
-            request.notice(f"{layer.layer}: others can write to {folder}, and may have put code there")
-        request.warn_notes(f"{layer.layer}: not pushed:", layer.skipped)
-        request.warn_notes(f"{layer.layer}: failed:", layer.failed)

@@ -5,21 +5,19 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cachectl.layer_set import warn_user
-from cachectl.layers.base.errors import plural
+from cachectl.layers.base.errors import BadRequest, Refused, plural
+from cachectl.layers.base.facts import Scope
 from cachectl.options import LAYER, UNEXPECTED, OneOf, Option, Request, seconds
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from cachectl.exchange.around import StoreUse
     from cachectl.layer_set import LayerSet
     from cachectl.layers.base.layer import Layer
-    from cachectl.switching.run import Ran
     from cachectl.watching.proof import Attestation, Proof, Watch
 
 #: How many paths the proof of a layer names.
@@ -80,6 +78,13 @@ cachectl run (--no-cache | --base DIR | --isolated[=DIR] | --prove | --store SOU
        [--layer LAYER]... [--prove] -- COMMAND..."""
 
 
+class Ran(NamedTuple):
+    """The exit status of a command, 128+n if signal n ended it, and the proof if one was asked for."""
+
+    status: int
+    proof: Proof | None
+
+
 def run_with(
     stack: LayerSet,
     command: Sequence[str],
@@ -91,54 +96,65 @@ def run_with(
     prove: bool = False,
     store: StoreUse | None = None,
     notice: Callable[[str], None] = warn_user,
-) -> Ran[Proof]:
+) -> Ran:
     """Run a command with layers off, or on in an empty root (``True``), or in the root ``isolated``.
 
     With ``base`` they start warm from that folder, which never changes, and new entries go to the root
     ``isolated``; by default to one in the user cache folder, which is kept for each base.
     ``prove`` watches the real roots; the proof says whether any was read or written. ``store`` is a shared store to
     pull from before and to push to after the command, for its own caches or for the root that is kept; entries of
-    the base are not pulled and not pushed. Raises :class:`Refused` if a named layer can be neither switched nor
-    moved, and :class:`~cachectl.switching.run.CannotStart`.
+    the base are not pulled and not pushed. ``notice`` gets a line for each layer that stays as it is. Raises
+    :class:`Refused` if such a layer was named, and :class:`~cachectl.switching.run.CannotStart`.
     """
-    from cachectl.switching.run import run_command
+    from cachectl.switching import run as child
+    from cachectl.switching.isolated import companions, isolated_root, link_cache_home
 
-    here = stack.environment
+    here, chosen = stack.environment, stack.named(layers)
+    with ExitStack() as block:
+        place = None
+        besides: Mapping[str, frozenset[str]] = {}
+        if base is not None or store is not None:
+            from cachectl.exchange import around
+        if base is not None:
+            place = around.base_at(here, base)
+            isolated = isolated or around.make_own_root(here, place)
+            besides = around.base_keys(here, place, layers) if store else {}
+        if store is not None:
+            isolated = isolated if isinstance(isolated, bool) else here.absolute(isolated)
+            kept = _kept_below(stack, isolated)
+            block.enter_context(around.shared_around(kept, store, notice, layers=layers, besides=besides, own=here))
+        staying = child.left_alone(chosen, off=no_cache) if no_cache or isolated else {}
+        for name in (name for name, why in staying.items() if stack[name].about.scope is Scope.USER):
+            if name in layers:
+                raise Refused(name, f"stays as it is: {staying[name]}")
+            notice(f"{name} stays as it is: {staying[name]}")
+        signals = block.enter_context(child.signals_held())
+        changes: dict[str, str | None] = {}
+        if no_cache or isolated:
+            folder = isolated if isinstance(isolated, Path) else None
+            root = block.enter_context(isolated_root(here, folder, notice))
+            moved = chosen
+            if no_cache:
+                changes = child.variables_off(chosen, stack, root)
+            else:
+                along = companions(chosen, stack, root)
+                for name in along:
+                    notice(f"{name} keeps its entries in the same folder, so it is isolated too")
+                moved = (*chosen, *(stack[name] for name in along))
+                changes = child.variables_isolated(chosen, root)
+            if place is not None:
+                names = tuple(layer.name for layer in moved)
+                around.start_from(here, place, root, layers=names, notice=notice)
+            link_cache_home(here, moved, root)
+        watch = _watch(stack, chosen, frozenset(staying)) if prove else None
+        status = child.run(command, changes, here, signals)
+        return Ran(status, None if watch is None else watch.end())
 
-    def watch(watched: Iterable[Layer], left_out: frozenset[str]) -> Watch:
-        from cachectl.watching.proof import Watch
 
-        return Watch(stack, watched, left_out=left_out)
+def _watch(stack: LayerSet, layers: Iterable[Layer], left_out: frozenset[str]) -> Watch:
+    from cachectl.watching.proof import Watch
 
-    prepare = None
-    besides: Mapping[str, frozenset[str]] = {}
-    if base is not None:
-        from cachectl.exchange.around import base_at, base_keys, make_own_root, start_from
-
-        place = base_at(here, base)
-        isolated = isolated or make_own_root(here, place)
-        besides = base_keys(here, place, layers) if store else {}
-
-        def prepare(root: Path, names: tuple[str, ...]) -> None:
-            start_from(here, place, root, layers=names, notice=notice)
-
-    around: AbstractContextManager[object] = nullcontext()
-    if store is not None:
-        from cachectl.exchange.around import shared_around
-
-        isolated = isolated if isinstance(isolated, bool) else here.absolute(isolated)
-        around = shared_around(_kept_below(stack, isolated), store, notice, layers=layers, besides=besides, own=here)
-    with around:
-        return run_command(
-            stack,
-            command,
-            no_cache=no_cache,
-            isolated=isolated,
-            layers=layers,
-            prepare=prepare,
-            watch=watch if prove else None,
-            notice=notice,
-        )
+    return Watch(stack, layers, left_out=left_out)
 
 
 def _kept_below(stack: LayerSet, root: Path | bool) -> LayerSet:
@@ -149,8 +165,6 @@ def _kept_below(stack: LayerSet, root: Path | bool) -> LayerSet:
     if root is False:
         return stack
     if root is True:
-        from cachectl.layers.base.errors import BadRequest
-
         raise BadRequest("an isolated root that is not kept has no use for a store; name a folder: --isolated=DIR")
     from cachectl.switching.isolated import make_kept_root
     from cachectl.switching.run import environment_below
@@ -238,9 +252,4 @@ def _attested(one: Attestation) -> str:
     means = ", ".join([f"file events on {plural(one.folders, 'folder')}", *one.notes])
     if one.verdict is Verdict.UNKNOWN:
         return f"no write seen ({files}), but reads are unknown: {'; '.join(one.unknown)}"
-    if not one.roots:
-        return "keeps nothing in this environment"
-    if not one.present:
-        verb = "is" if len(one.roots) == 1 else "are"
-        return f"not written, not read ({' and '.join(map(str, one.roots))} {verb} not there)"
     return f"not written ({files}), not read ({means})"

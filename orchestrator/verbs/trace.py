@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
     from cachectl.watching.evidence import EntryTrace, LayerTrace, Miss
     from cachectl.watching.timeline import KernelTime, StageTime, Summary
-    from cachectl.watching.trace import KernelTrace, Rebuilt, Trace
+    from cachectl.watching.trace import KernelTrace, Trace
 
 OPTIONS: Final = (
     UNEXPECTED,
@@ -31,9 +31,6 @@ OPTIONS: Final = (
 USAGE: Final = """\
 cachectl trace [--explain] [--json FILE] [--timeline FILE.json|FILE.html] [--force]
        -- COMMAND..."""
-#: Seconds of repeated builds that are worth a line, and the most lines.
-_NOTABLE: Final = 0.1
-_MOST: Final = 3
 
 
 def trace(
@@ -139,8 +136,6 @@ def show(traced: Trace) -> Iterator[bytes | str | Table[Any]]:
         yield from ("", Table(_STAGES, summary.stages), "", _missed(summary, traced))
         if summary.slowest:
             yield from ("", Table(_SLOWEST, summary.slowest))
-    if repeated := [program for program in traced.rebuilt if program.seconds >= _NOTABLE][:_MOST]:
-        yield from ("", *map(_rebuilt_line, repeated))
     if traced.misses is None:
         return
     alike: dict[tuple[tuple[str, ...], str], list[KernelTrace]] = {}
@@ -165,11 +160,6 @@ def _missed(summary: Summary, traced: Trace) -> str:
         return f"it took {traced.wall_seconds:.2f} s, and no lookup missed{off}"
     about = "at least " if summary.at_least else ""
     return f"of {traced.wall_seconds:.2f} s, {about}{summary.missed:.2f} s went into misses{off}"
-
-
-def _rebuilt_line(program: Rebuilt) -> str:
-    again = f"one process built the same program {program.builds:,} times, all but the first in {program.seconds:.2f} s"
-    return f"{' '.join(program.kernels)}: {again}; keep the program or its kernels, and it is built once"
 
 
 def _folded(misses: Sequence[Miss]) -> Iterator[str]:

@@ -17,14 +17,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import FAILURES
+from cachectl.layers.base.errors import FAILURES, reason_of
 from cachectl.layers.base.facts import Root, Scope
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import EntryFiles
@@ -47,6 +45,8 @@ _REASONS: Final = {
 _HEAD: Final = struct.Struct("=iIII")
 #: Bytes of events that are read at once.
 _AT_ONCE: Final = 1 << 16
+#: Milliseconds after which the reader looks whether the run has ended.
+_PAUSE: Final = 20
 #: Seconds of work for which the last events are read: a program may cause them without end.
 _LONGEST: Final = 1.0
 LOST: Final = "file events came faster than they could be read"
@@ -60,147 +60,188 @@ _LITTLE: Final = 16 << 20
 _MOST: Final = 1 << 20
 
 
-class _Inotify:
-    """The kernel's queue of events. Raises :class:`OSError` where there is none."""
+def open_queue() -> tuple[Any, int]:
+    """Return the C library, and the kernel's queue of events. Raises :class:`OSError` where there is none."""
+    if not sys.platform.startswith("linux"):
+        raise OSError(errno.ENOSYS, "only Linux reports every file that is opened")
+    import ctypes
 
-    def __init__(self) -> None:
-        if not sys.platform.startswith("linux"):
-            raise OSError(errno.ENOSYS, "only Linux reports every file that is opened")
+    library = ctypes.CDLL(None, use_errno=True)
+    return library, _checked(library.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
+
+
+def _checked(result: int) -> int:
+    if result < 0:
         import ctypes
 
-        self._library: Any = ctypes.CDLL(None, use_errno=True)
-        self._last_error = ctypes.get_errno
-        self.number = self._checked(self._library.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
-
-    def watch(self, path: Path, mask: int) -> int:
-        return self._checked(self._library.inotify_add_watch(self.number, os.fsencode(path), mask | _MASK_ADD))
-
-    def _checked(self, result: int) -> int:
-        if result < 0:
-            number = self._last_error()
-            raise OSError(number, os.strerror(number))
-        return result
-
-    def read(self) -> list[tuple[int, int, str]]:
-        """Return the next events: number of the watch, what happened, name in the folder. Empty if none has come."""
-        try:
-            data = os.read(self.number, _AT_ONCE)
-        except (BlockingIOError, InterruptedError):
-            return []
-        events, at = [], 0
-        while at + _HEAD.size <= len(data):
-            watch, mask, _, length = _HEAD.unpack_from(data, at)
-            name = data[at + _HEAD.size : at + _HEAD.size + length].rstrip(b"\0")
-            at += _HEAD.size + length
-            events.append((watch, mask, os.fsdecode(name)))
-        return events
+        number = ctypes.get_errno()
+        raise OSError(number, _REASONS.get(number, os.strerror(number)))
+    return result
 
 
 class FileEvents:
     """Paths under watch until :meth:`stop`. A thread passes each event to ``note``, in order: the path, and the mask.
 
-    ``why_not`` is the reason why nothing can be watched here; ``None`` means that watching works.
+    ``why_not`` is the reason why nothing can be watched here; ``None`` means that watching works. ``lost`` says that
+    events are missing, because they came too fast.
     """
 
     def __init__(self, note: Callable[[Path, int], None]) -> None:
         self.why_not: str | None = None
-        #: Whether events are missing, because they came too fast.
         self.lost = False
         self._lock = threading.RLock()
         self._note = note
         self._paths: dict[int, list[Path]] = {}
-        self._queue: _Inotify | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._drain, name="cachectl-events", daemon=True)
         try:
-            self._start()
-        except (OSError, RuntimeError) as error:
-            # No descriptor is free, or no thread.
-            self.why_not = _reason(error)
-
-    def _start(self) -> None:
-        with ExitStack() as opened:
-            queue = _Inotify()
-            opened.callback(os.close, queue.number)
-            self._ending, self._end = os.pipe()
-            opened.callback(os.close, self._ending)
-            opened.callback(os.close, self._end)
-            self._thread = threading.Thread(target=self._drain, args=(queue,), name="cachectl-events", daemon=True)
+            self._library, self._queue = open_queue()
+        except OSError as error:
+            self.why_not = error.strerror
+            return
+        try:
             self._thread.start()
-            self._queue, self._opened = queue, opened.pop_all()
+        except RuntimeError as error:
+            self.why_not = str(error)
+            os.close(self._queue)
 
     def watch(self, path: Path, mask: int) -> str | None:
         """Watch a folder's files, or one file; return why that is not possible, or ``None``."""
-        if self._queue is None:
+        if self.why_not is not None:
             return self.why_not
         with self._lock:
             try:
-                paths = self._paths.setdefault(self._queue.watch(path, mask), [])
+                watch = self._library.inotify_add_watch(self._queue, os.fsencode(path), mask | _MASK_ADD)
+                paths = self._paths.setdefault(_checked(watch), [])
             except OSError as error:
-                return _reason(error)
+                return error.strerror
             if path not in paths:
                 paths.append(path)
             return None
 
     def stop(self) -> None:
         """Pass on the last events, and stop watching."""
-        if self._queue is None:
+        if self.why_not is not None:
             return
-        os.write(self._end, b".")
+        self._ended.set()
         self._thread.join()
         begun = time.thread_time()
-        while self._take(self._queue):
+        while self._take():
             if time.thread_time() - begun > _LONGEST:
                 self.lost = True
                 break
-        self._queue = None
-        self._opened.close()
+        self.why_not = "watching has ended"
+        os.close(self._queue)
 
-    def _drain(self, queue: _Inotify) -> None:
+    def _drain(self) -> None:
         """Read events as they come, because the kernel queues a limited number."""
         poll = select.poll()
-        poll.register(queue.number, select.POLLIN)
-        poll.register(self._ending, select.POLLIN)
-        while all(descriptor != self._ending for descriptor, _ in poll.poll()):
-            self._take(queue)
+        poll.register(self._queue, select.POLLIN)
+        while not self._ended.is_set():
+            if poll.poll(_PAUSE):
+                self._take()
 
-    def _take(self, queue: _Inotify) -> bool:
+    def _take(self) -> bool:
+        """Pass on the next events; return whether there were any."""
         with self._lock:
-            events = queue.read()
-            for watch, mask, name in events:
+            try:
+                data = os.read(self._queue, _AT_ONCE)
+            except (BlockingIOError, InterruptedError):
+                return False
+            at = 0
+            while at + _HEAD.size <= len(data):
+                watch, mask, _, length = _HEAD.unpack_from(data, at)
+                name = os.fsdecode(data[at + _HEAD.size : at + _HEAD.size + length].rstrip(b"\0"))
+                at += _HEAD.size + length
                 self.lost = self.lost or bool(mask & _OVERFLOW)
                 for path in self._paths.get(watch, ()):
                     self._note(path / name if name else path, mask)
-            return bool(events)
+            return True
 
 
-def _reason(error: OSError | RuntimeError) -> str:
-    if isinstance(error, OSError):
-        return _REASONS.get(error.errno or 0, error.strerror or str(error))
-    return str(error)
+# ---------------------------------------------------------------------- places
 
 
-# ---------------------------------------------------------------------- one file
+@dataclass(eq=False)
+class Place:
+    """A folder with links resolved, and the layers that keep entries in it, each with its root.
+
+    ``everybodys`` says that files of others lie there too, as in the home and temporary folders.
+    """
+
+    path: Path
+    claims: list[tuple[Layer, Root]] = field(default_factory=list)
+    everybodys: bool = False
+
+    @property
+    def layers(self) -> frozenset[str]:
+        """Return the names of the layers."""
+        return frozenset(layer.name for layer, _ in self.claims)
+
+    def relative(self, path: Path) -> str | None:
+        """Return the name of a path below the place, "" for the place itself; ``None`` for a path elsewhere."""
+        if path == self.path:
+            return ""
+        return str(path)[len(str(self.path)) + 1 :] if str(path).startswith(f"{self.path}/") else None
+
+    def owners(self, relative: str) -> frozenset[str]:
+        """Return the names of the layers that recognise a path below the place as theirs, or as leading to theirs."""
+        parts = tuple(relative.split("/"))
+        return frozenset(layer.name for layer, root in self.claims if _owns(layer, root, parts))
+
+    def is_unclear(self, name: str) -> bool:
+        """Return whether a layer cannot say which files here are its own."""
+        return any(layer.name == name and _owns(layer, root, ("?",)) is None for layer, root in self.claims)
 
 
-class Use(Enum):
-    """One use of a file. A file that was written again right after it was read was perhaps found broken."""
+def _owns(layer: Layer, root: Root, parts: tuple[str, ...]) -> bool | None:
+    """Ask a layer whether it owns a path; a layer that fails to answer counts as unknown."""
+    try:
+        return layer.store.owns(root, parts)
+    except FAILURES:
+        return None
 
-    HIT = "hit"
-    STORE = "store"
-    BROKEN = "broken"
+
+def places_of(layers: Iterable[Layer]) -> tuple[list[Place], dict[str, str]]:
+    """Return the folders in which layers keep entries, and the layers whose folders are not known, with the reason."""
+    places: dict[Path, Place] = {}
+    common: set[Path] = set()
+    unknown: dict[str, str] = {}
+    for layer in layers:
+        here = layer.environment
+        folders = (here.home, here.home_folder, here.temporary)
+        common |= {Path(os.path.realpath(folder)) for folder in folders}
+        try:
+            roots = layer.roots()
+        except FAILURES as error:
+            unknown[layer.name] = f"its roots are not known: {reason_of(error)}"
+            continue
+        for root in roots:
+            path = Path(os.path.realpath(root.path))
+            places.setdefault(path, Place(path)).claims.append((layer, root))
+    for path, place in places.items():
+        inside = (other for other in places.values() if path in other.path.parents)
+        place.everybodys = (
+            path == Path(path.anchor)
+            or any(path in (folder, *folder.parents) for folder in common)
+            or any(not other.layers <= place.layers for other in inside)
+        )
+    return list(places.values()), unknown
+
+
+# ---------------------------------------------------------------------- entries
 
 
 @dataclass
 class History:
-    """The uses of one file, in order: it is stored by its creation, by writing to it, or by renaming another to it.
+    """The uses of one file: when each was seen (epoch seconds), and whether it was a store, else a hit.
 
-    ``together`` says that it was open twice at once; ``early`` that it was stored, and perhaps read, before its new
-    folder was watched.
+    A file is stored by its creation, by writing to it, or by renaming another to it. ``doubts`` lists why uses may be
+    missing.
     """
 
-    #: Each with when it was seen (epoch seconds).
-    uses: list[tuple[float, Use]] = field(default_factory=list)
-    together: bool = False
-    early: bool = False
+    uses: list[tuple[float, bool]] = field(default_factory=list)
+    doubts: set[str] = field(default_factory=set)
     #: How often it is open now; ``None`` if its openings began before its events.
     _open: int | None = 0
     #: The next opening is that of the program that creates the file.
@@ -211,26 +252,32 @@ class History:
     #: The file was found when its new folder was listed; its creation may be reported again.
     _listed: bool = False
 
+    def times(self, *, stores: bool) -> tuple[float, ...]:
+        """Return when it was stored, or hit."""
+        return tuple(at for at, stored in self.uses if stored is stores)
+
     def listed(self, at: float) -> None:
         """Record a file that was in a new folder already: its events are missing, or the last ones will come."""
         if not self.uses or self._gone:
             self._appear(at)
-            self._listed = self._writing = self.early = True
+            self._listed = self._writing = True
+            self.doubts.add(_EARLY)
 
     def record(self, mask: int, at: float) -> None:
         """Record an event of the file."""
-        if mask & CREATE:
+        if mask & ARRIVED:
             self._appear(at)
-            self._creating = self._writing = True
-        elif mask & MOVED_TO:
-            self._appear(at)
-            self._settle()
+            if mask & CREATE:
+                self._creating = self._writing = True
+            else:
+                self._settle()
         elif mask & OPEN:
             self._opened(at)
         elif mask & MODIFY:
             self._dirty = True
         elif mask & (CLOSE | CLOSE_WRITE):
-            self.together = self.together or self._open == 0
+            if self._open == 0:
+                self.doubts.add(_TOGETHER)
             self._open = max(0, (self._open or 0) - 1)
             if mask & CLOSE_WRITE:
                 self._written()
@@ -240,229 +287,169 @@ class History:
 
     def _appear(self, at: float) -> None:
         if not self._listed:
-            self.uses.append((at, Use.STORE))
+            self.uses.append((at, True))
         self._gone = False
         self._open = None
 
     def _opened(self, at: float) -> None:
-        self.together = self.together or bool(self._open)
+        if self._open:
+            self.doubts.add(_TOGETHER)
         self._open = (self._open or 0) + 1
-        if self._creating:
-            self._creating = False
-        else:
-            self.uses.append((at, Use.HIT))
+        if not self._creating:
+            self.uses.append((at, False))
             self._dirty = False
+        self._creating = False
 
     def _written(self) -> None:
         """Record that a program which could write to it has closed it."""
-        self.early = self.early and not self._listed
-        if self._dirty and self.uses and self.uses[-1][1] is not Use.STORE:
+        if self._listed:
+            self.doubts.discard(_EARLY)
+        if self._dirty and self.uses and not self.uses[-1][1]:
             if self._listed:
                 # It was opened by the program that made it.
                 self.uses.pop()
             elif not self._writing:
-                self.uses[-1] = self.uses[-1][0], Use.STORE
-                if self.uses[-2:-1] and self.uses[-2][1] is Use.HIT:
-                    self.uses[-2] = self.uses[-2][0], Use.BROKEN
+                # It was perhaps found broken by who read it right before, which was no hit.
+                broken = len(self.uses) > 1 and not self.uses[-2][1]
+                self.uses[-1 - broken :] = [(self.uses[-1][0], True)]
         self._settle()
 
     def _settle(self) -> None:
         self._creating = self._writing = self._dirty = self._listed = False
 
 
-# ---------------------------------------------------------------------- entries
-
-
-@dataclass(frozen=True, slots=True)
-class EntryUse:
-    """The uses of one entry in a run: when it was hit, and when it was stored (epoch seconds)."""
-
-    root: Root
-    key: str
-    hits: tuple[float, ...]
-    stores: tuple[float, ...]
-
-
 @dataclass
 class Seen:
-    """What was seen of one layer. ``shared`` maps files that hold many entries to their openings.
+    """What was seen of one layer: the uses of its entries, each with its root and key.
 
-    ``doubts`` lists why uses may be missing.
+    ``shared`` maps files that hold many entries to their openings; ``doubts`` lists why uses may be missing.
     """
 
-    entries: list[EntryUse] = field(default_factory=list)
+    entries: list[tuple[Root, str, History]] = field(default_factory=list)
     shared: dict[Path, int] = field(default_factory=dict)
-    doubts: list[str] = field(default_factory=list)
-
-
-def everybodys_folders(environment: Environment) -> set[Path]:
-    """Return the home and temporary folders themselves, in which everybody keeps files, with links resolved."""
-    common = (environment.home, environment.home_folder, environment.temporary)
-    return {Path(os.path.realpath(folder)) for folder in common}
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A root of a layer, and its folder with links resolved."""
-
-    layer: Layer
-    root: Root
-    path: Path
-    files: EntryFiles
-    #: Whether the layer stores new entries here.
-    stores: bool
-
-    def holds(self, path: Path) -> bool:
-        """Return whether a path is the place, or lies below it."""
-        return path == self.path or str(path).startswith(f"{self.path}/")
-
-    def key_of(self, path: Path) -> str | None:
-        """Return the key of the entry that a path below the place is; ``None`` if it is none."""
-        key = path.relative_to(self.path).as_posix()
-        return key if self.layer.store.is_key(key) and self.owns(path) else None
-
-    def holds_many(self, path: Path) -> bool:
-        """Return whether a file below the place holds many entries of the layer."""
-        return self.files.shared is not None and bool(self.files.shared.fullmatch(path.name)) and self.owns(path)
-
-    def owns(self, path: Path) -> bool:
-        """Return whether a path below the place is the layer's, or leads to its files."""
-        return path == self.path or bool(self.layer.store.owns(self.root, path.relative_to(self.path).parts))
+    doubts: dict[str, None] = field(default_factory=dict)
 
 
 class EntryEvents:
     """Watches the files of some layers' entries: :meth:`watching` is the block in which they are used."""
 
     def __init__(self, layers: Iterable[tuple[Layer, EntryFiles]]) -> None:
-        self._doubts: dict[str, list[str]] = {}
-        places = list(self._resolved(layers))
+        self._files: dict[str, EntryFiles] = {}
+        watched = []
+        for layer, files in layers:
+            self._files[layer.name] = files
+            watched.append(layer)
+        places, unknown = places_of(watched)
+        self.why_not: str | None = None
+        self._seen = {name: Seen(doubts={why: None for why in [unknown.get(name)] if why}) for name in self._files}
         # Too much happens in a folder where everybody keeps files.
-        self._unwatched = [place for place in places if place.path in everybodys_folders(place.layer.environment)]
-        self._places = [place for place in places if place not in self._unwatched]
+        self._places = [place for place in places if not place.everybodys]
+        self._unwatched = [place for place in places if place.everybodys]
         self._histories: dict[Path, History] = {}
         self._recorded = 0
         self._events: FileEvents | None = None
 
-    def _resolved(self, layers: Iterable[tuple[Layer, EntryFiles]]) -> Iterator[_Place]:
-        for layer, files in layers:
-            self._doubts[layer.name] = []
-            try:
-                roots = layer.roots()
-            except FAILURES:
-                self._doubts[layer.name].append("its places are not known")
-                continue
-            for number, root in enumerate(roots):
-                stores = number == 0 and root.scope is Scope.USER
-                yield _Place(layer, root, Path(os.path.realpath(root.path)), files, stores)
-
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch during the block."""
-        self._events = FileEvents(self._note)
+        self._events = events = FileEvents(self._note)
+        self.why_not = events.why_not
         try:
-            if self._events.why_not is None:
-                for place in self._places:
-                    self._approach(place.path)
-                self._check_space()
+            for place in self._places if self.why_not is None else ():
+                # Folders above it: all that exist until it does.
+                with suppress(OSError):
+                    for folder in {*place.path.parents[:_ABOVE], nearest(place.path)} - {place.path}:
+                        self._watch(folder, ARRIVED)
+                self._descend(place.path, new=False)
             yield
         finally:
-            self._events.stop()
-
-    def _doubt(self, why: str, path: Path) -> None:
-        for place in self._places:
-            doubts = self._doubts[place.layer.name]
-            if (place.holds(path) or path in place.path.parents) and why not in doubts:
-                doubts.append(why)
-
-    def _approach(self, place: Path) -> None:
-        """Watch a place, and the folders above it: all of them that exist until it does."""
-        with suppress(OSError):
-            for folder in {*place.parents[:_ABOVE], nearest(place)} - {place}:
-                self._watch(folder, ARRIVED)
-        self._descend(place, new=False)
+            events.stop()
 
     def _watch(self, folder: Path, mask: int) -> bool:
         if self._events is None or not folder.is_dir():
             return False
         why = self._events.watch(folder, mask)
         if why is not None and folder.is_dir():
-            self._doubt(f"{folder} could not be watched: {why}", folder)
+            for place in self._places:
+                if place.relative(folder) is not None or folder in place.path.parents:
+                    self._doubt(place, f"{folder} could not be watched: {why}")
         return why is None
 
-    def _check_space(self) -> None:
-        """Record places where nothing can be stored: a miss that stores nothing does not show."""
-        for place in self._places:
-            if place.stores and (why := storing_refused(place.path)) is not None:
-                self._doubt(f"{why}: a miss that stores nothing does not show", place.path)
+    def _doubt(self, place: Place, why: str) -> None:
+        for name in place.layers:
+            self._seen[name].doubts[why] = None
 
     def _descend(self, folder: Path, *, new: bool) -> None:
         """Watch a folder and those below it; then list it, because files may have been made before it was watched."""
         waiting = [folder]
         while waiting:
             path = waiting.pop()
-            if not self._watch(path, _USES if any(place.holds(path) for place in self._places) else ARRIVED):
+            is_place = any(place.relative(path) is not None for place in self._places)
+            if not self._watch(path, _USES if is_place else ARRIVED):
                 continue
             with suppress(OSError), os.scandir(path) as names:
                 for name in names:
                     below = path / name.name
                     if name.is_dir(follow_symlinks=False):
                         waiting += [below] if self._leads(below) else []
-                    elif new and self._is_wanted(below):
+                    elif new and self._is_owned(below):
                         self._histories.setdefault(below, History()).listed(time.time())
 
     def _leads(self, folder: Path) -> bool:
-        return any(folder in place.path.parents for place in self._places) or self._is_wanted(folder)
+        return any(folder in (place.path, *place.path.parents) for place in self._places) or self._is_owned(folder)
 
-    def _is_wanted(self, path: Path) -> bool:
-        for place in self._places:
-            if place.holds(path):
-                try:
-                    if place.owns(path):
-                        return True
-                except FAILURES:
-                    self._doubt("the layer cannot say which files are its own", place.path)
-        return False
+    def _is_owned(self, path: Path) -> bool:
+        names = ((place, place.relative(path)) for place in self._places)
+        return any(name and place.owners(name) for place, name in names)
 
     def _note(self, path: Path, mask: int) -> None:
         if mask & FOLDER:
             if mask & ARRIVED and self._leads(path):
                 self._descend(path, new=bool(mask & CREATE))
-        elif path in self._histories or (mask & _USES and self._is_wanted(path)):
+        elif path in self._histories or (mask & _USES and self._is_owned(path)):
             self._recorded += 1
             if self._recorded <= _MOST:
                 self._histories.setdefault(path, History()).record(mask, time.time())
 
     def seen(self) -> dict[str, Seen] | None:
         """Return what was seen of each layer; ``None`` if nothing could be seen."""
-        if self._events is None or self._events.why_not is not None:
+        if self._events is None or self.why_not is not None:
             return None
-        self._check_space()
-        lost = self._events.lost or self._recorded > _MOST
-        seen = {name: Seen(doubts=[*doubts, *([LOST] if lost else [])]) for name, doubts in self._doubts.items()}
+        for place in self._places:
+            for why in self._limits(place):
+                self._doubt(place, why)
         for place in self._unwatched:
-            with suppress(OSError, *FAILURES):
-                if any(place.owns(place.path / name) for name in os.listdir(place.path)):
-                    why = f"{place.path}, where others keep files too, is not watched"
-                    seen[place.layer.name].doubts.append(why)
+            with suppress(OSError):
+                if any(place.owners(name) for name in os.listdir(place.path)):
+                    self._doubt(place, f"{place.path}, where others keep files too, is not watched")
         for path, history in self._histories.items():
             for place in self._places:
-                if history.uses and place.holds(path):
-                    _assign(seen[place.layer.name], place, path, history)
-        return seen
+                key = place.relative(path)
+                for layer, root in place.claims if history.uses and key else ():
+                    self._assign(layer, root, key or "", history)
+        return self._seen
 
+    def _limits(self, place: Place) -> Iterator[str]:
+        if self._events is None or self._events.lost or self._recorded > _MOST:
+            yield LOST
+        if any(place.is_unclear(name) for name in place.layers):
+            yield "the layer cannot say which files are its own"
+        # Other roots are fallbacks.
+        if any(root == layer.roots()[0] and root.scope is Scope.USER for layer, root in place.claims):
+            why = storing_refused(place.path)
+            yield from () if why is None else (f"{why}: a miss that stores nothing does not show",)
 
-def _assign(seen: Seen, place: _Place, path: Path, history: History) -> None:
-    key = place.key_of(path)
-    if key is not None:
-        hits, stores = (tuple(at for at, use in history.uses if use is kind) for kind in (Use.HIT, Use.STORE))
-        seen.entries.append(EntryUse(place.root, key, hits, stores))
-    elif place.holds_many(path):
-        seen.shared[path] = len(history.uses)
-    else:
-        return
-    doubt = _TOGETHER if history.together else _EARLY if history.early else None
-    if doubt is not None and doubt not in seen.doubts:
-        seen.doubts.append(doubt)
+    def _assign(self, layer: Layer, root: Root, key: str, history: History) -> None:
+        seen, shared = self._seen[layer.name], self._files[layer.name].shared
+        if not _owns(layer, root, tuple(key.split("/"))):
+            return
+        if layer.store.is_key(key):
+            seen.entries.append((root, key, history))
+        elif shared is not None and shared.fullmatch(key.rpartition("/")[2]):
+            seen.shared[root.path / key] = len(history.uses)
+        else:
+            return
+        seen.doubts |= dict.fromkeys(sorted(history.doubts))
 
 
 def storing_refused(place: Path) -> str | None:

@@ -7,15 +7,14 @@ files are named, and the numbers of the trace are then lower bounds.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from cachectl.layers.disk.plain import open_plain
-from cachectl.watching.timeline import STAGES
 
 #: Limit on the bytes read of all processes together: some 400,000 events.
 _MOST: Final = 128 << 20
@@ -25,93 +24,65 @@ _LARGEST_NUMBER: Final = 1 << 62
 _FILE: Final = re.compile(r"([0-9]{1,20})\.(?:events|messages)")
 
 Event = Mapping[str, Any]
-
-
-def _text(value: object) -> bool:
-    return isinstance(value, str) and "\0" not in value
-
-
-def _texts(value: object) -> bool:
-    return isinstance(value, list) and all(map(_text, value))
-
-
-def _number(value: object) -> bool:
-    return type(value) is int and 0 <= value <= _LARGEST_NUMBER
-
-
-def _seconds(value: object) -> bool:
-    # NaN fails every comparison.
-    return type(value) in (int, float) and 0 <= value <= _LARGEST_NUMBER  # type: ignore[operator]
-
-
-def _intervals(value: object) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(pair, list) and len(pair) == 2 and all(map(_number, pair)) and pair[0] <= pair[1]  # noqa: PLR2004
-        for pair in value
-    )
-
-
-def _flag(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-#: The fields that every event of a kind must have.
+_WHEN: Final = ("start", "end", "thread")
+#: The fields that every event of a kind must have. Other fields may be missing, or unknown (null).
 _REQUIRED: Final[Mapping[str, Sequence[str]]] = {
-    "started": (),
+    "started": ("program", "host"),
     "failed": ("library",),
-    **dict.fromkeys(("hit", "miss", "store"), ("layer",)),
-    "build": ("layer", "seconds", "failed", "heard"),
-    "span": ("stage", "name", "start", "end", "thread"),
-    "messages": ("layer", "lookups", "wrote", "upto"),
+    **dict.fromkeys(("hit", "miss", "store"), ("layer", *_WHEN)),
+    "build": ("layer", "seconds", "failed", "heard", "compiles", *_WHEN),
+    "span": ("stage", "name", *_WHEN),
+    "messages": ("layer", "wrote", "upto"),
 }
-#: The types of the fields that are used.
-_TYPES: Final[Mapping[str, Callable[[object], bool]]] = {
-    **dict.fromkeys(("error", "kind", "host", "library", "layer", "name"), _text),
-    **dict.fromkeys(("pid", "monotonic", "epoch", "start", "end", "thread", "upto"), _number),
-    **dict.fromkeys(("at", "seconds"), _seconds),
-    **dict.fromkeys(("failed", "heard"), _flag),
-    **dict.fromkeys(("program", "wrote"), _texts),
-    "stage": STAGES.__contains__,
-    "compiles": _intervals,
-}
-#: Those of fields that may also be unknown.
-_TYPES_IF_KNOWN: Final[Mapping[str, Callable[[object], bool]]] = {
-    **dict.fromkeys(("dictionary", "key", "source", "options", "platform", "driver"), _text),
-    **dict.fromkeys(("kernels", "devices"), _texts),
-    **dict.fromkeys(("bytes", "rank", "lookups"), _number),
-    "binary": ("hit", "miss").__contains__,
-    "compiled": _flag,
+#: The types of the fields that are used; the items of a list have the second type.
+_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    **dict.fromkeys(("event", "error", "kind", "host", "library", "layer", "name", "stage", "dictionary"), (str,)),
+    **dict.fromkeys(("key", "source", "options", "platform", "driver", "binary"), (str,)),
+    **dict.fromkeys(("pid", "start", "end", "thread", "upto", "bytes", "rank", "lookups"), (int,)),
+    **dict.fromkeys(("at", "seconds"), (float,)),
+    **dict.fromkeys(("failed", "heard", "compiled"), (bool,)),
+    **dict.fromkeys(("program", "wrote", "kernels", "devices"), (list, str)),
+    "compiles": (list, list),
 }
 
 
-@dataclass
-class Noted:
-    """The events of a run, process by process, and why some could not be read (a line each)."""
+def _fits(value: object, kind: type, *items: type) -> bool:
+    if isinstance(value, float) and kind is float:
+        return 0 <= value < math.inf
+    if type(value) is int:
+        return kind in (int, float) and 0 <= value <= _LARGEST_NUMBER
+    if isinstance(value, list) and items == (list,):
+        # Intervals.
+        return all(isinstance(pair, list) and len(pair) == 2 and all(_fits(at, int) for at in pair) for pair in value)  # noqa: PLR2004
+    if isinstance(value, list) and items:
+        return all(_fits(item, *items) for item in value)
+    return type(value) is kind and not (isinstance(value, str) and "\0" in value)
 
-    events: list[Event] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)
 
+def read_events(folder: Path) -> tuple[list[Event], list[str]]:
+    """Return the events of every process, one after the other, and a line for each file that could not be read.
 
-def read_events(folder: Path) -> Noted:
-    """Read the events of every process. Nothing in the folder makes this raise or wait."""
-    noted = Noted()
+    Nothing in the folder makes this raise or wait.
+    """
+    found: list[Event] = []
+    unread: list[str] = []
     left = _MOST
     for path in _files(folder, ".events"):
         try:
             data, whole = _read(path, 0, left)
         except OSError as error:
-            noted.unread.append(f"{path.name}: {error.strerror}")
+            unread.append(f"{path.name}: {error.strerror}")
             continue
         left -= len(data)
         lines = data.split(b"\n")
         # An incomplete last line was cut here, or while it was written.
         events = [_event(line) for line in lines[:-1]]
-        noted.events += [event for event in events if event is not None]
+        found += [event for event in events if event is not None]
         if not whole:
-            noted.unread.append(f"{path.name}: over the limit on the size of a trace")
+            unread.append(f"{path.name}: over the limit on the size of a trace")
         elif lines[-1] or None in events:
-            noted.unread.append(f"{path.name}: lines that are no events")
-    return noted
+            unread.append(f"{path.name}: lines that are no events")
+    return found, unread
 
 
 def messages_after(folder: Path, events: Sequence[Event]) -> Iterator[bytes]:
@@ -145,13 +116,10 @@ def _event(line: bytes) -> Event | None:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(event, dict) or "pid" not in event or not _text(event.get("event")):
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         return None
     required = _REQUIRED.get(event["event"])
-    if required is None or not event.keys() >= set(required):
+    if required is None or any(event.get(name) is None for name in ("pid", *required)):
         return None
-    for name, value in event.items():
-        check = _TYPES.get(name) or (None if value is None else _TYPES_IF_KNOWN.get(name))
-        if check is not None and not check(value):
-            return None
-    return event
+    given = ((value, _TYPES[name]) for name, value in event.items() if value is not None and name in _TYPES)
+    return event if all(_fits(value, *kinds) for value, kinds in given) else None

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -28,8 +28,8 @@ _TIMES: Final = 9
 
 
 @dataclass
-class Descendant:
-    """One program in a process: its command, its parent's process id, and the caches that it was seen to use.
+class _Program:
+    """One program in a process of the run: its command, its parent, and the caches that it was seen to use.
 
     ``stack`` is the address where its stack begins: a fork keeps it, and a new program gets another one.
     """
@@ -38,14 +38,14 @@ class Descendant:
     parent: int
     stack: int
     command: str
-    uses: set[str]
+    uses: set[str] = field(default_factory=set)
 
 
 class Processes:
     """Processes that use caches: :meth:`look` records those that are alive.
 
     ``folder`` is that of the run's events; ``lookups`` of layers say which files a process has mapped or opened if it
-    uses the cache.
+    uses the cache. ``strangers`` maps layers to the commands of programs that are not of the run.
     """
 
     def __init__(self, folder: Path, lookups: Mapping[str, Lookups]) -> None:
@@ -54,9 +54,8 @@ class Processes:
         self._observed = {name: part for name, part in lookups.items() if part.files is None}
         self._by_files = {name: part for name, part in lookups.items() if part.files is not None}
         #: By process id and stack, because a process may execute another program.
-        self._seen: dict[tuple[int, int], Descendant] = {}
-        self._latest: dict[int, Descendant] = {}
-        #: Commands of programs that are not of the run, by layer.
+        self._seen: dict[tuple[int, int], _Program] = {}
+        self._latest: dict[int, _Program] = {}
         self.strangers: dict[str, set[str]] = {}
 
     @contextmanager
@@ -97,9 +96,13 @@ class Processes:
                     with suppress(OSError):
                         self._note_stranger(int(name))
 
-    def unwatched(self) -> tuple[Descendant, ...]:
-        """Return the processes of the run that used a cache and were not watched."""
-        return tuple(process for process in self._seen.values() if process.uses and not self._is_watched(process))
+    def unwatched(self) -> dict[str, set[str]]:
+        """Return the commands of the run that used caches and were not watched, each with the layers."""
+        uses: dict[str, set[str]] = {}
+        for program in self._seen.values():
+            if program.uses and not self._is_watched(program):
+                uses.setdefault(program.command, set()).update(program.uses)
+        return uses
 
     def _note(self, pid: int, parent: int) -> None:
         command, fields = _command(pid), _stat(pid)
@@ -107,10 +110,10 @@ class Processes:
             # It has ended.
             return
         stack = int(fields[_START_OF_STACK])
-        process = self._seen.setdefault((pid, stack), Descendant(pid, parent, stack, command, set()))
-        self._latest[pid] = process
-        if not self._is_watched(process):
-            process.uses |= _uses(pid, self._observed)
+        program = self._seen.setdefault((pid, stack), _Program(pid, parent, stack, command))
+        self._latest[pid] = program
+        if not self._is_watched(program):
+            program.uses |= _uses(pid, self._observed)
 
     def _note_stranger(self, pid: int) -> None:
         uses = _uses(pid, self._by_files)
@@ -118,12 +121,12 @@ class Processes:
             for layer in uses:
                 self.strangers.setdefault(layer, set()).add(_command(pid))
 
-    def _is_watched(self, process: Descendant) -> bool:
+    def _is_watched(self, program: _Program) -> bool:
         """Return whether the observer watches a process; a fork of a watched process is watched too."""
-        if (self._folder / f"{process.pid}.events").exists():
+        if (self._folder / f"{program.pid}.events").exists():
             return True
-        parent = self._latest.get(process.parent)
-        return parent is not None and parent.stack == process.stack and self._is_watched(parent)
+        parent = self._latest.get(program.parent)
+        return parent is not None and parent.stack == program.stack and self._is_watched(parent)
 
     def _is_of_run(self, pid: int) -> bool:
         """Return whether a process, or one above it, was started with the trace's variable, or by this process."""
@@ -157,11 +160,10 @@ def _stat(pid: int) -> list[bytes]:
 
 
 def _uses(pid: int, lookups: Mapping[str, Lookups]) -> set[str]:
-    maps = (_PROC / f"{pid}/maps").read_bytes()
-    uses = {layer for layer, part in lookups.items() if any(sign.encode() in maps for sign in part.mapped)}
-    if any(part.opened for part in lookups.values()):
-        for number in os.listdir(_PROC / f"{pid}/fd"):
-            with suppress(OSError):
-                path = os.readlink(_PROC / f"{pid}/fd/{number}")
-                uses |= {layer for layer, part in lookups.items() if any(sign in path for sign in part.opened)}
-    return uses
+    used = os.fsdecode((_PROC / f"{pid}/maps").read_bytes())
+    uses = {layer for layer, part in lookups.items() if any(sign in used for sign in part.mapped)}
+    opened = ""
+    for number in os.listdir(_PROC / f"{pid}/fd") if any(part.opened for part in lookups.values()) else ():
+        with suppress(OSError):
+            opened += os.readlink(_PROC / f"{pid}/fd/{number}") + "\n"
+    return uses | {layer for layer, part in lookups.items() if any(sign in opened for sign in part.opened)}

@@ -22,14 +22,9 @@ from pathlib import Path
 from typing import Final
 
 from cachectl.layer_set import LayerSet
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import FAILURES, reason_of
-from cachectl.layers.base.facts import Root
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.disk.plain import STAGE
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.watching import events
-from cachectl.watching.events import LOST, FileEvents, everybodys_folders
 
 _OPENED, _READ, _WRITTEN, _TOUCHED = "was opened", "was read", "was written", "was touched"
 _APPEARED, _VANISHED, _MOVED, _CHANGED = "appeared", "vanished", "was moved", "was changed"
@@ -52,8 +47,6 @@ _ON_THE_WAY: Final = events.ARRIVED | events.LEFT | events.DELETE_SELF | events.
 _EVERYTHING: Final = sum(_WORDS) - events.UNMOUNTED
 #: Limit on the number of different events that are kept.
 _MOST: Final = 100_000
-#: Begins the name of every folder that cachectl makes in a root.
-_OWN: Final = STAGE.removesuffix("stage-")
 #: Separates the name of a link from that of the file behind it.
 _LEADS_TO: Final = " -> "
 #: The stamp of a name: kind, inode, size in bytes, last change of content and of any kind (ns). Folders have no size,
@@ -82,13 +75,10 @@ class Attestation:
     """The observations in one layer's roots.
 
     ``compared`` counts the files that were there before, ``folders`` those under watch; ``notes`` are limits of that;
-    ``unknown`` lists why something could not be observed; ``touches`` lists what happened; ``roots`` are the places,
-    and ``present`` those that existed.
+    ``unknown`` lists why something could not be observed; ``touches`` lists what happened.
     """
 
     layer: str
-    roots: tuple[Path, ...]
-    present: tuple[Path, ...]
     compared: int
     folders: int
     notes: tuple[str, ...]
@@ -125,41 +115,32 @@ class Watch:
         named = tuple(layer.name for layer in layers)
         self._left_out = tuple(name for name in named if name in left_out)
         self._layers = tuple(name for name in named if name not in left_out)
-        self._failed: dict[str, str] = {}
-        claims = list(self._resolved(stack))
-        self._places = [place for place in _places(claims, stack.environment) if place.layers & {*self._layers}]
+        places, self._failed = events.places_of(stack)
+        self._folders = [_Folder(place) for place in places if place.layers & {*self._layers}]
         self._seen: dict[tuple[Path, str], None] = {}
         self._full = False
-        self._events = FileEvents(self._note)
-        for place in self._places:
+        self._events = events.FileEvents(self._note)
+        for folder in self._folders:
             if self._events.why_not is not None:
-                place.doubt(f"no file events ({self._events.why_not})")
-            elif not os.path.isdir(place.path):
-                self._expect(place)
-            place.begin(self._events)
+                folder.doubt(f"no file events ({self._events.why_not})")
+            elif not os.path.isdir(folder.path):
+                self._expect(folder)
+            folder.begin(self._events)
 
     def end(self) -> Proof:
         """Stop watching, look at every root again, and return the proof."""
         self._events.stop()
-        for place in self._places:
+        for folder in self._folders:
             if self._events.lost or self._full:
-                place.doubt(LOST)
-        touches = {place: place.end(self._seen) for place in self._places}
+                folder.doubt(events.LOST)
+        touches = {folder.path: folder.end(self._seen) for folder in self._folders}
         return Proof(tuple(self._attest(name, touches) for name in self._layers), self._left_out)
-
-    def _resolved(self, stack: LayerSet) -> Iterator[tuple[Layer, Root]]:
-        for layer in stack:
-            try:
-                yield from [(layer, root) for root in layer.roots()]
-            except FAILURES as error:  # noqa: PERF203 - a layer that fails stops none of the others
-                self._failed[layer.name] = f"its roots are not known: {reason_of(error)}"
 
     def _note(self, path: Path, mask: int) -> None:
         """Record an event, unless it is of a file that is no layer's."""
-        missing = [place for place in self._places if not place.before]
-        names = ((place, place.relative(path)) for place in self._places)
-        owned = any(name is not None and place.owners(name) for place, name in names)
-        if not owned and not any(path in place.path.parents for place in missing):
+        missing = [folder for folder in self._folders if not folder.before and path in folder.path.parents]
+        names = ((folder, folder.place.relative(path)) for folder in self._folders)
+        if not missing and not any(name is not None and folder.owners(name) for folder, name in names):
             return
         for bit, word in _WORDS.items():
             if mask & bit & ~(_LISTING if mask & events.FOLDER else 0):
@@ -167,94 +148,56 @@ class Watch:
                 if not self._full:
                     self._seen[path, word] = None
         if mask & events.ARRIVED:
-            for place in missing:
-                if path in place.path.parents:
-                    self._expect(place)
+            for folder in missing:
+                self._expect(folder)
 
-    def _expect(self, place: _Place) -> None:
+    def _expect(self, folder: _Folder) -> None:
         """Watch for a folder that does not exist: each folder on the way to it, once it exists."""
         # Each turn gets one folder nearer, or finds that one has vanished.
-        for _ in place.path.parts:
-            folder = next(above for above in place.path.parents if os.path.isdir(above))
-            why = self._events.watch(folder, _ON_THE_WAY)
-            if why is not None and os.path.isdir(folder):
-                place.doubt(f"no file events ({why})")
+        for _ in folder.path.parts:
+            above = next(parent for parent in folder.path.parents if os.path.isdir(parent))
+            why = self._events.watch(above, _ON_THE_WAY)
+            if why is not None and os.path.isdir(above):
+                folder.doubt(f"no file events ({why})")
                 return
-            step = folder / place.path.relative_to(folder).parts[0]
+            step = above / folder.path.relative_to(above).parts[0]
             if not os.path.isdir(step):
                 return
-            if step == place.path:
+            if step == folder.path:
                 # It arrived before the watch was set.
                 self._seen[step, _APPEARED] = None
                 return
 
-    def _attest(self, name: str, found: Mapping[_Place, list[tuple[frozenset[str], Touch]]]) -> Attestation:
-        mine = [place for place in self._places if name in place.layers]
-        failed = [self._failed[name]] if name in self._failed else []
+    def _attest(self, name: str, touches: Mapping[Path, list[tuple[frozenset[str], Touch]]]) -> Attestation:
+        mine = [folder for folder in self._folders if name in folder.place.layers]
+        unknown = [self._failed[name]] if name in self._failed else []
+        notes = []
+        for folder in mine:
+            unknown += folder.unknown_of(name)
+            mounts = folder.place.claims[0][0].environment.mounts
+            if folder.watched and (kind := network_file_system(folder.path, mounts=mounts)) is not None:
+                notes.append(f"{folder.shown} is on {kind}, where only events of this machine are reported")
         return Attestation(
             name,
-            roots=tuple(place.shown for place in mine),
-            present=tuple(place.shown for place in mine if place.before),
-            compared=sum(place.files_of(name) for place in mine),
-            folders=sum(place.folders for place in mine),
-            notes=tuple(note for place in mine if (note := place.limit) is not None),
-            unknown=tuple(dict.fromkeys([*failed, *(why for place in mine for why in place.unknown_of(name))])),
-            touches=tuple(touch for place in mine for owners, touch in found[place] if name in owners),
+            compared=sum(folder.files_of(name) for folder in mine),
+            folders=sum(folder.watched for folder in mine),
+            notes=tuple(notes),
+            unknown=tuple(dict.fromkeys(unknown)),
+            touches=tuple(touch for folder in mine for owners, touch in touches[folder.path] if name in owners),
         )
 
 
-# ---------------------------------------------------------------------- places
-
-
-def _places(claims: Iterable[tuple[Layer, Root]], environment: Environment) -> Iterator[_Place]:
-    """Group the roots of all layers by their resolved folders; several layers may keep entries in one."""
-    by_path: dict[Path, list[tuple[Layer, Root]]] = {}
-    for layer, root in claims:
-        by_path.setdefault(Path(os.path.realpath(root.path)), []).append((layer, root))
-    common = everybodys_folders(environment)
-    names = {path: {layer.name for layer, _ in claimants} for path, claimants in by_path.items()}
-    for path, claimants in by_path.items():
-        holds_others = (
-            path == Path(path.anchor)
-            or any(path in (folder, *folder.parents) for folder in common)
-            or any(path in other.parents and not names[other] <= names[path] for other in by_path)
-        )
-        mixed = holds_others or any(_is_mixed(*claim, path) for claim in claimants)
-        yield _Place(path, tuple(claimants), everybodys=mixed)
-
-
-def _is_mixed(layer: Layer, root: Root, path: Path) -> bool:
-    """Return whether a user's variable names a folder that already contains other people's folders."""
-    value = layer.environment.get(root.source)
-    if not value or Path(os.path.realpath(layer.environment.absolute(value))) != path:
-        return False
-    try:
-        with os.scandir(path) as entries:
-            folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return False
-    return any(_owns(layer, root, (name,)) is False for name in folders if not name.startswith(_OWN))
-
-
-def _owns(layer: Layer, root: Root, parts: tuple[str, ...]) -> bool | None:
-    """Ask a layer whether it owns a path; a layer that fails to answer counts as unknown."""
-    try:
-        return layer.store.owns(root, parts)
-    except FAILURES:
-        return None
-
-
-class _Place:
+class _Folder:
     """One folder in which layers keep entries, before and after the run."""
 
-    def __init__(self, path: Path, claimants: tuple[tuple[Layer, Root], ...], *, everybodys: bool) -> None:
-        self.path = path
-        self.shown = claimants[0][1].path
-        self.layers = frozenset(layer.name for layer, _ in claimants)
+    def __init__(self, place: events.Place) -> None:
+        self.place = place
+        self.path = place.path
+        self.shown = place.claims[0][1].path
         self.before: dict[str, _Stamp] = {}
-        self.folders = 0
-        self.is_everybodys = everybodys
-        self._claimants = claimants
+        #: How many folders are under watch.
+        self.watched = 0
+        self._is_shared = len(place.layers) > 1 or place.everybodys
         self._owners: dict[str, frozenset[str]] = {}
         #: Why something could not be observed, with the name below the place.
         self._unknown: dict[tuple[str, str], None] = {}
@@ -263,33 +206,20 @@ class _Place:
         """Record why something here could not be observed."""
         self._unknown[relative, why] = None
 
-    @property
-    def limit(self) -> str | None:
-        """What no event reports here, in words."""
-        kind = network_file_system(self.path, mounts=self._claimants[0][0].environment.mounts) if self.folders else None
-        return None if kind is None else f"{self.shown} is on {kind}, where only events of this machine are reported"
-
     # ------------------------------------------------------------------ whose is what
 
     def owners(self, relative: str) -> frozenset[str]:
         """Return the names of the layers that own a path below the place."""
-        if not relative or (len(self.layers) == 1 and not self.is_everybodys):
-            return self.layers
+        if not relative or not self._is_shared:
+            return self.place.layers
         owners = self._owners.get(relative)
         if owners is None:
-            parts = tuple(relative.partition(_LEADS_TO)[0].split("/"))
-            owners = frozenset(layer.name for layer, root in self._claimants if _owns(layer, root, parts))
-            owners = owners if owners or self.is_everybodys else self.layers
+            owners = self.place.owners(relative.partition(_LEADS_TO)[0])
+            owners = owners if owners or self.place.everybodys else self.place.layers
             if owners:
                 # A shared folder may contain any number of names that belong to no layer.
                 self._owners[relative] = owners
         return owners
-
-    def relative(self, path: Path) -> str | None:
-        """Return the name of a path below the place; ``None`` for a path elsewhere."""
-        if path == self.path:
-            return ""
-        return str(path)[len(str(self.path)) + 1 :] if str(path).startswith(f"{self.path}/") else None
 
     def files_of(self, layer: str) -> int:
         """Count the files of a layer that were there before."""
@@ -299,20 +229,19 @@ class _Place:
     def unknown_of(self, layer: str) -> Iterator[str]:
         """Yield why something of a layer could not be observed here."""
         yield from (why for relative, why in self._unknown if layer in self.owners(relative))
-        claims = [claim for claim in self._claimants if self.is_everybodys and claim[0].name == layer]
-        if any(_owns(*claim, ("?",)) is None for claim in claims):
+        if self.place.everybodys and self.place.is_unclear(layer):
             yield f"the layer cannot say which files in {self.shown} are its own"
 
     # ------------------------------------------------------------------ before and after
 
-    def begin(self, reader: FileEvents) -> None:
+    def begin(self, reader: events.FileEvents) -> None:
         """Record the present content, and watch it. A file made in between shows, because it was not there before."""
         self.before, watched = self._look()
-        self.folders = sum(relative in self.before and stat.S_ISDIR(self.before[relative][0]) for relative in watched)
+        self.watched = sum(relative in self.before and stat.S_ISDIR(self.before[relative][0]) for relative in watched)
         for relative in watched if reader.why_not is None else ():
             path = self.path / relative
             # Of a folder that everybody uses, most events concern others.
-            mask = _ON_THE_WAY if not relative and self.is_everybodys else _EVERYTHING
+            mask = _ON_THE_WAY if not relative and self.place.everybodys else _EVERYTHING
             if (why := reader.watch(path, mask)) is not None and os.path.lexists(path):
                 self.doubt(f"no file events ({why})")
                 return
@@ -323,12 +252,17 @@ class _Place:
         for relative, word in (*self._changes(), *self._events_of(seen)):
             words.setdefault(relative, {})[word] = None
         parents = {relative.rpartition("/")[0] for relative in words}
-        return [
-            (owners, Touch(self.shown / relative if relative else self.shown, _worded(what)))
-            for relative, what in words.items()
+        touches = []
+        for relative, what in words.items():
             # A folder changes whenever something in it comes or goes; that is reported for the thing itself.
-            if (owners := self.owners(relative)) and not (relative in parents and set(what) == {_CHANGED})
-        ]
+            implied = {_CHANGED} if relative in parents else set()
+            # A file that was read or written was also opened and touched.
+            implied |= {_OPENED} if what.keys() & {_READ, _WRITTEN} else set()
+            implied |= {_TOUCHED} if what.keys() & {_WRITTEN, _APPEARED, _VANISHED} else set()
+            said = tuple(word for word in what if word not in implied)
+            if said and (owners := self.owners(relative)):
+                touches.append((owners, Touch(self.shown / relative if relative else self.shown, said)))
+        return touches
 
     def _changes(self) -> Iterator[tuple[str, str]]:
         after, _ = self._look()
@@ -339,13 +273,13 @@ class _Place:
             elif old != new:
                 both_folders = stat.S_ISDIR(old[0]) and stat.S_ISDIR(new[0])
                 yield relative, _CHANGED if both_folders else _TOUCHED if old[:-1] == new[:-1] else _WRITTEN
-        if any(os.path.realpath(root.path) != str(self.path) for _, root in self._claimants):
+        if any(os.path.realpath(root.path) != str(self.path) for _, root in self.place.claims):
             # A link on the path leads elsewhere now.
             yield "", _MOVED
 
     def _events_of(self, seen: Iterable[tuple[Path, str]]) -> Iterator[tuple[str, str]]:
         for path, word in seen:
-            relative = self.relative(path)
+            relative = self.place.relative(path)
             if relative is None:
                 if not self.before and word in (_VANISHED, _MOVED) and path in self.path.parents:
                     # The place may have come and gone in it.
@@ -368,7 +302,7 @@ class _Place:
         except OSError:
             return stamps, watched
         # Of a folder that several owners share, only its existence counts.
-        stamps[""] = (*top[:2], 0, 0, 0) if len(self.layers) > 1 or self.is_everybodys else top
+        stamps[""] = (*top[:2], 0, 0, 0) if self._is_shared else top
         waiting = [""]
         while waiting:
             folder = waiting.pop()
@@ -391,7 +325,7 @@ class _Place:
                         else:
                             stamps[f"{relative}{_LEADS_TO}{os.path.realpath(entry.path)}"] = _stamp(behind)
                             watched.append(relative)
-                    elif status.st_nlink > 1 or (self.is_everybodys and not folder):
+                    elif status.st_nlink > 1 or (self.place.everybodys and not folder):
                         watched.append(relative)
         return stamps, watched
 
@@ -404,14 +338,6 @@ class _Place:
         except OSError as error:
             self.doubt(f"{self.shown / folder} cannot be listed: {error.strerror}", folder)
             return []
-
-
-def _worded(words: Iterable[str]) -> tuple[str, ...]:
-    """Drop implied words: a file that was read or written was also opened and touched."""
-    observed = set(words)
-    implied = {_OPENED} if observed & {_READ, _WRITTEN} else set()
-    implied |= {_TOUCHED} if observed & {_WRITTEN, _APPEARED, _VANISHED} else set()
-    return tuple(word for word in words if word not in implied)
 
 
 def _stamp(status: os.stat_result) -> _Stamp:

@@ -1,19 +1,19 @@
 """Where the time of a run went: spans of its processes and threads, on one clock, and their sums.
 
 Times are seconds since the trace began. They come from the monotonic clock, which all processes of a machine share.
-Each process notes both its clocks when it starts, so that those of other machines are aligned by the time of day.
+Those of drivers come from the time of day. Spans of processes on other machines are left out.
 """
 
 from __future__ import annotations
 
 import math
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from cachectl.layers.base.parts import Lookups
+from cachectl.watching.notes import Event
 
 #: The stages of a start, in the order in which a kernel passes through them.
 STAGES: Final = (
@@ -95,37 +95,23 @@ class Clock:
 
     monotonic: int = field(default_factory=time.monotonic_ns)
     epoch: int = field(default_factory=time.time_ns)
-    host: str = field(default_factory=platform.node)
-
-    def shift_from(self, began: Clock) -> int:
-        """Return what to subtract from times of this monotonic clock so that they count from another moment."""
-        apart = (self.epoch - self.monotonic) - (began.epoch - began.monotonic)
-        if self.host == began.host and abs(apart) < _SAME_CLOCK:
-            return began.monotonic
-        return began.monotonic - apart
 
 
-#: Nanoseconds by which the two clocks of a machine may drift apart in a run, as the time of day is set.
-_SAME_CLOCK: Final = 10_000_000_000
 #: Seconds that a run may take longer than its command: processes that outlive it.
 _SLACK: Final = 1.0
 #: How many of the slowest kernels are listed.
 _SLOWEST: Final = 10
-_LOOKUPS: Final = frozenset({"hit", "miss", "store"})
-#: The outcome of a driver's lookup by whether it compiled.
-_OUTCOMES: Final = {True: "miss", False: "hit", None: None}
 #: A driver of which no layer knows what it stores.
 _UNKNOWN: Final = Lookups()
-_Event = Mapping[str, Any]
 
 
 def read_timeline(
     command: Sequence[str],
     began: Clock,
     wall: float,
-    events: Sequence[_Event],
+    events: Sequence[Event],
     *,
-    layer_of: Callable[[_Event], str],
+    layer_of: Callable[[Event], str],
     lookups: Mapping[str, Lookups],
 ) -> Timeline:
     """Return the timeline of a run from the events of its processes, each process's in their order.
@@ -133,16 +119,17 @@ def read_timeline(
     ``layer_of`` names the layer that an event belongs to; ``lookups`` know what drivers have stored.
     """
     processes: dict[int, Process] = {}
-    clocks: dict[int, Clock] = {}
+    reader = _Reader(began, layer_of, lookups)
     for event in events:
         if event["event"] == "started":
-            pid, host = event["pid"], event.get("host", "")
-            processes[pid] = Process(pid, " ".join(event.get("program") or ()), host, event.get("rank"))
-            clocks[pid] = Clock(event.get("monotonic", began.monotonic), event.get("epoch", began.epoch), host)
-    reader = _Reader(began, clocks, layer_of, lookups)
+            processes[event["pid"]] = Process(
+                event["pid"], " ".join(event["program"]), event["host"], event.get("rank")
+            )
+    latest = began.monotonic + (wall + _SLACK) * 1e9
     for event in events:
-        # A program can write any event.
-        if event.get("end", 0) - event.get("start", 0) <= (wall + _SLACK) * 1e9:
+        # A program can write any event, and other machines have other clocks.
+        within = "start" not in event or began.monotonic <= event["start"] <= event["end"] <= latest
+        if event["pid"] in processes and within:
             reader.read(event)
     spans = sorted(reader.spans, key=lambda span: (span.start, -span.seconds))
     in_order = sorted(processes.values(), key=lambda one: (math.inf if one.rank is None else one.rank, one.process))
@@ -152,48 +139,38 @@ def read_timeline(
 class _Reader:
     """Makes spans of events."""
 
-    def __init__(
-        self,
-        began: Clock,
-        clocks: Mapping[int, Clock],
-        layer_of: Callable[[_Event], str],
-        lookups: Mapping[str, Lookups],
-    ) -> None:
+    def __init__(self, began: Clock, layer_of: Callable[[Event], str], lookups: Mapping[str, Lookups]) -> None:
         self.spans: list[Span] = []
         self._began = began
-        self._clocks = clocks
         self._layer_of = layer_of
-        self._drivers = lookups
+        self._lookups = lookups
         #: What a driver has said that it stored. It says so just before a build ends.
         self._stored: Sequence[str] = ()
         #: Kernels that were compiled after the build of their program, by process and name; they start at the end.
         self._later: dict[tuple[int, str], list[Span]] = {}
 
-    def read(self, event: _Event) -> None:
+    def read(self, event: Event) -> None:
         """Add the spans of an event."""
         kind = event["event"]
         if kind == "messages":
             self._stored = event["wrote"]
-        if event["pid"] not in self._clocks or event.get("start", 0) > event.get("end", -1):
-            return
-        when = (event["start"], event["end"])
-        if kind == "span":
+        when = (event.get("start", 0), event.get("end", 0))
+        if kind == "span" and event["stage"] in STAGES:
             self._work(self._span(event, event["stage"], event["name"], when))
-        elif kind in _LOOKUPS:
+        elif kind in ("hit", "miss", "store"):
             name = event.get("dictionary") or event.get("key") or event["layer"]
             span = self._span(event, "store" if kind == "store" else "lookup", name, when)
             self.spans.append(replace(span, layer=self._layer_of(event), outcome=kind, bytes=event.get("bytes")))
         elif kind == "build":
-            span = self._span(event, "build", event.get("kind", kind), when)
+            span = self._span(event, "build", event.get("kind") or kind, when)
             self.spans.append(replace(span, layer=event["layer"], outcome=event.get("binary")))
             self._driver(event)
             self._stored = ()
 
-    def _span(self, event: _Event, stage: str, name: str, when: Sequence[int]) -> Span:
-        clock = self._clocks[event["pid"]]
-        start, seconds = (when[0] - clock.shift_from(self._began)) / 1e9, (when[1] - when[0]) / 1e9
+    def _span(self, event: Event, stage: str, name: str, when: Sequence[int]) -> Span:
+        start = (when[0] - self._began.monotonic) / 1e9
         kernel = " ".join(event.get("kernels") or ()) or None
-        return Span(event["pid"], event.get("thread", 0), stage, name, start, seconds, kernel=kernel)
+        return Span(event["pid"], event["thread"], stage, name, start, (when[1] - when[0]) / 1e9, kernel=kernel)
 
     def _work(self, span: Span) -> None:
         """Add a span of work, with what the driver compiled in it since a kernel was launched."""
@@ -209,30 +186,26 @@ class _Reader:
             # It is part of the innermost such span, which is noted first.
             self._later[span.process, one.kernel or ""].remove(one)
 
-    def _driver(self, event: _Event) -> None:
+    def _driver(self, event: Event) -> None:
         """Add the spans of the driver in a build: one that missed looks up, compiles, and loads."""
-        compiled, layer = event.get("compiled"), str(event.get("driver") or "")
+        compiled, layer = event.get("compiled"), event.get("driver")
+        part = self._lookups.get(layer or "", _UNKNOWN)
         stored = self._stored if compiled else ()
-        part = self._drivers.get(layer, _UNKNOWN)
         times = [(path, one) for path in stored for one in part.compilations(path)]
-        for pair in event.get("compiles", ()):
-            span = replace(self._span(event, "compile", DRIVER, pair), layer=layer or None, outcome=_OUTCOMES[compiled])
+        outcome = None if compiled is None else "miss" if compiled else "hit"
+        for pair in event["compiles"]:
+            span = replace(self._span(event, "compile", DRIVER, pair), layer=layer, outcome=outcome)
             inside = []
             for path, (kernel, begun, ended) in times:
-                end = self._at(event["pid"], ended)
+                end = ended - self._began.epoch / 1e9
                 if begun is None:
                     later = replace(span, name="compiler", kernel=kernel, start=end, seconds=0.0)
                     self._later.setdefault((span.process, kernel or ""), []).append(later)
-                elif span.start <= (start := self._at(event["pid"], begun)) < end <= span.start + span.seconds:
+                elif span.start <= (start := begun - self._began.epoch / 1e9) < end <= span.start + span.seconds:
                     weight = part.weigh(path)
                     inside.append(replace(span, name="compiler", start=start, seconds=end - start, bytes=weight))
             known = compiled is False or bool(inside)
             self.spans += [replace(span, stage="lookup") if known else span, *inside]
-
-    def _at(self, process: int, epoch: float) -> float:
-        """Return a time of day by a process's clocks as seconds since the trace began."""
-        clock = self._clocks[process]
-        return epoch - (clock.epoch - clock.monotonic + clock.shift_from(self._began)) / 1e9
 
 
 # ---------------------------------------------------------------------- sums

@@ -13,24 +13,22 @@ import py_compile
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import Environment, process_variable, set_process_variable
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.facts import AsJson
-from cachectl.layers.base.parts import Lookups
 from cachectl.layers.inside import observer
 from cachectl.watching import evidence
+from cachectl.watching import timeline as timelines
 from cachectl.watching.events import EntryEvents
-from cachectl.watching.evidence import EntryTrace, Event, LayerTrace, Miss
-from cachectl.watching.notes import messages_after, read_events
+from cachectl.watching.notes import Event, messages_after, read_events
 from cachectl.watching.processes import Processes
-from cachectl.watching.timeline import Clock, Span, Summary, Timeline, read_timeline, summarize
 
 _FOLDER: Final = "CACHECTL_TRACE"
 _SITE: Final = """
@@ -72,18 +70,6 @@ class KernelTrace:
 
 
 @dataclass(frozen=True, slots=True)
-class Rebuilt:
-    """A program that one process built several times: its kernels, and the seconds of all builds but the first.
-
-    ``builds`` counts those of the same source, options and devices. No cache can avoid them.
-    """
-
-    kernels: tuple[str, ...]
-    builds: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Unwatched:
     """A command of the run that is not counted, and the layers it was seen to use."""
 
@@ -93,29 +79,26 @@ class Unwatched:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A run: its command, how it ended, and what each layer did. Seconds are wall time."""
+    """A run: its command, how it ended, and what each layer did. Seconds are wall time.
+
+    ``kernels`` are its builds; ``entries`` those that were hit or stored, of the layers whose files show it; ``misses``
+    every miss, ``None`` if nobody asked for them; ``unwatched`` commands that used a cache and could not be watched;
+    ``misfits`` libraries that could not be watched, a line for each; ``passed_on`` the output of C code on its error
+    stream in a build that did not end. ``timeline`` is ``None`` if no process could be watched.
+    """
 
     command: tuple[str, ...]
     exit_status: int | None
     wall_seconds: float
-    layers: tuple[LayerTrace, ...]
-    #: Every build.
+    layers: tuple[evidence.LayerTrace, ...]
     kernels: tuple[KernelTrace, ...]
-    #: The entries that were hit or stored, of the layers whose files show it.
-    entries: tuple[EntryTrace, ...]
-    #: Every miss; ``None`` if nobody asked for them.
-    misses: tuple[Miss, ...] | None = None
-    #: Commands that used a cache and could not be watched, with the layers they used.
+    entries: tuple[evidence.EntryTrace, ...]
+    misses: tuple[evidence.Miss, ...] | None = None
     unwatched: tuple[Unwatched, ...] = ()
-    #: Programs that a process built several times, the slowest first.
-    rebuilt: tuple[Rebuilt, ...] = ()
-    #: Libraries of the run that could not be watched, a line for each.
     misfits: tuple[str, ...] = ()
-    #: Output of C code of the run on its error stream in a build that did not end, without the drivers' own messages.
     passed_on: bytes = b""
-    #: Where the time went; ``None`` if no process could be watched.
-    timeline: Timeline | None = None
-    summary: Summary | None = None
+    timeline: timelines.Timeline | None = None
+    summary: timelines.Summary | None = None
     as_json: ClassVar[AsJson] = AsJson(
         "cachectl/trace/1", hidden=("misfits", "passed_on", "timeline"), optional=("misses",)
     )
@@ -125,17 +108,17 @@ class Trace:
 class Traced:
     """The result of :func:`traced`: empty until the block ends."""
 
-    layers: tuple[LayerTrace, ...] = ()
+    layers: tuple[evidence.LayerTrace, ...] = ()
     kernels: tuple[KernelTrace, ...] = ()
-    timeline: Timeline | None = None
-    summary: Summary | None = None
+    timeline: timelines.Timeline | None = None
+    summary: timelines.Summary | None = None
 
     @property
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[timelines.Span, ...]:
         """What the time of the block went to."""
         return self.timeline.spans if self.timeline is not None else ()
 
-    def __getitem__(self, name: str) -> LayerTrace:
+    def __getitem__(self, name: str) -> evidence.LayerTrace:
         """Return what a layer did. Raises :class:`KeyError` for an unknown name."""
         return {layer.layer: layer for layer in self.layers}[name]
 
@@ -145,24 +128,17 @@ class Tracer:
 
     def __init__(self, stack: LayerSet, folder: Path, *, explain: bool = False) -> None:
         self._stack = stack
+        self._explain = explain
         #: Modules that each Python of the run finds first, and events that its processes note.
         self.site, self.notes = folder / "site", folder / "events"
         self.site.mkdir()
         self.notes.mkdir()
-        self._lookups = {layer.name: part for layer in stack if (part := layer.about.lookups) is not None}
-        self._before = {
-            layer.name: evidence.Before(evidence.list_entries(layer, part), evidence.counters_of(layer, part))
-            for layer in stack
-            for part in (self._lookups.get(layer.name, Lookups()),)
-        }
-        self._explanations = evidence.Explanations(stack, self._lookups) if explain else None
-        files = ((layer, part.files) for layer in stack if (part := self._lookups.get(layer.name)) and part.files)
+        self._evidence = evidence.Evidence(stack, explain=explain)
+        self._lookups = self._evidence.lookups
+        files = ((stack[name], part.files) for name, part in self._lookups.items() if part.files)
         self._entry_events = EntryEvents(files)
         self._processes = Processes(self.notes, self._lookups)
-        self._began = Clock()
-        self._make_site()
-
-    def _make_site(self) -> None:
+        self._began = timelines.Clock()
         (self.site / "cachectl_observer.py").write_bytes(Path(observer.__file__).read_bytes())
         (self.site / "sitecustomize.py").write_text(_SITE)
         (self.site / observer.TABLE).write_text(json.dumps(self._table()))
@@ -197,87 +173,58 @@ class Tracer:
         """Watch the files of entries, and processes, during the block."""
         with self._entry_events.watching(), self._processes.watching():
             # Preparations are no part of the timeline.
-            self._began = Clock()
+            self._began = timelines.Clock()
             yield
 
     def variables(self, environment: Environment) -> dict[str, str]:
-        """Return the variables that make a child and its children watched, by an outer trace too."""
-        put = {_FOLDER: self.notes, "PYTHONPATH": self.site}
-        joined = {name: os.pathsep.join(filter(None, [str(path), environment.get(name)])) for name, path in put.items()}
-        return joined | {name: value for part in self._lookups.values() for name, value in part.variables.items()}
+        """Return the variables that make a child and its children watched."""
+        paths = os.pathsep.join(filter(None, [str(self.site), environment.get("PYTHONPATH")]))
+        own = {_FOLDER: str(self.notes), "PYTHONPATH": paths}
+        return own | {name: value for part in self._lookups.values() for name, value in part.variables.items()}
 
     def ended(self, command: Sequence[str], status: int | None, wall: float) -> Trace:
         """Return what the run did."""
-        noted = read_events(self.notes)
-        unwatched = tuple(self._unwatched())
-        seen = evidence.Evidence(
-            self._began.epoch / 1e9,
-            self._before,
-            self._lookups,
-            noted.events,
-            self._entry_events.seen(),
-            {name: [program.command for program in unwatched if name in program.layers] for name in self._lookups},
-            self._processes.strangers,
-            noted.unread,
-        )
+        seen, uses = self._evidence, self._processes.unwatched()
+        events, seen.unread = read_events(self.notes)
+        seen.began, seen.seen = self._began.epoch / 1e9, self._entry_events.seen()
+        seen.strangers = self._processes.strangers
+        seen.unwatched = {name: [command for command in uses if name in uses[command]] for name in self._lookups}
         used = {layer.name: tuple(seen.used(layer)) for layer in self._stack}
         entries = tuple(entry for of_layer in used.values() for entry in of_layer)
-        events = evidence.with_files(noted.events, entries)
-        completed = replace(seen, events=events)
-        timeline = read_timeline(command, self._began, wall, events, layer_of=seen.layer_of, lookups=self._lookups)
+        seen.events = evidence.with_files(events, entries)
+        timeline = timelines.read_timeline(
+            command, self._began, wall, seen.events, layer_of=seen.layer_of, lookups=self._lookups
+        )
+        # The process ended in the build, and so did not pass it on itself.
+        passed_on = b""
+        for heard in messages_after(self.notes, events):
+            other = heard
+            for part in self._lookups.values():
+                other = part.other_output(other)
+            passed_on += other
         return Trace(
             tuple(command),
             status,
             wall,
-            tuple(completed.of_layer(layer, used[layer.name]) for layer in self._stack),
-            tuple(_kernels(events)),
+            tuple(seen.of_layer(layer, used[layer.name]) for layer in self._stack),
+            tuple(_kernel(event) for event in seen.events if event["event"] == "build"),
             entries,
-            None if self._explanations is None else tuple(self._explanations.misses(seen, entries)),
-            unwatched,
-            _rebuilt(events),
+            tuple(seen.misses(entries)) if self._explain else None,
+            tuple(Unwatched(command, tuple(sorted(names))) for command, names in uses.items()),
             tuple(f"{line}, and was left alone" for line in seen.misfits.values()),
-            # The process ended in the build, and so did not pass it on itself.
-            b"".join(map(self._other_output, messages_after(self.notes, noted.events))),
+            passed_on,
             timeline if timeline.processes else None,
-            summarize(timeline) if timeline.processes else None,
+            timelines.summarize(timeline) if timeline.processes else None,
         )
 
-    def _unwatched(self) -> Iterator[Unwatched]:
-        uses: dict[str, set[str]] = {}
-        for process in self._processes.unwatched():
-            uses.setdefault(process.command, set()).update(process.uses)
-        for command, names in uses.items():
-            yield Unwatched(command, tuple(layer.name for layer in self._stack if layer.name in names))
 
-    def _other_output(self, heard: bytes) -> bytes:
-        for part in self._lookups.values():
-            heard = part.other_output(heard)
-        return heard
-
-
-def _kernels(events: Iterable[Event]) -> Iterator[KernelTrace]:
-    for event in events:
-        if event["event"] == "build":
-            binary = event.get("binary") == "hit"
-            compiled = False if binary else event.get("compiled")
-            by = None
-            if compiled is False and not event.get("failed"):
-                by = event["layer"] if binary else event.get("driver")
-            yield KernelTrace(tuple(event.get("kernels") or ()), by, compiled, float(event["seconds"]))
-
-
-def _rebuilt(events: Iterable[Event]) -> tuple[Rebuilt, ...]:
-    alike: dict[tuple[Any, ...], list[Event]] = {}
-    for event in events:
-        if event["event"] == "build" and event.get("kernels"):
-            program = *map(event.get, ("pid", "kind", "source", "options")), *event.get("devices", ())
-            alike.setdefault(program, []).append(event)
-    repeated = [
-        Rebuilt(tuple(builds[0]["kernels"]), len(builds), sum(float(build["seconds"]) for build in builds[1:]))
-        for builds in alike.values()
-        if len(builds) > 1
-    ]
-    return tuple(sorted(repeated, key=lambda program: -program.seconds))
+def _kernel(event: Event) -> KernelTrace:
+    binary = event.get("binary") == "hit"
+    compiled = False if binary else event.get("compiled")
+    by = None
+    if compiled is False and not event["failed"]:
+        by = event["layer"] if binary else event.get("driver")
+    return KernelTrace(tuple(event.get("kernels") or ()), by, compiled, float(event["seconds"]))
 
 
 # ---------------------------------------------------------------------- in this process

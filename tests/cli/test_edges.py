@@ -17,8 +17,8 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Entry
 from cachectl.listing import Trouble
 from cachectl.stack import Stack
-from cachectl.switching.shells import format_changes
 from cachectl.verbs import ls
+from cachectl.verbs.env import format_changes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

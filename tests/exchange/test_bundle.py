@@ -12,8 +12,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import tempfile
-import time
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -27,7 +25,6 @@ from typing import TYPE_CHECKING
 import pytest
 from support.bundles import TRUSTED, count, keys, listed, programs
 from support.kernels import add_kernels
-from support.registries import RealRegistry
 from tiers import amount
 
 from cachectl.exchange.bundle import BundlePlace, unnamed_file
@@ -76,37 +73,16 @@ def test_the_same_content_is_the_same_bytes(source: Home, packed: Path, home: Ho
         done = Stack(one.environment()).push(str(tmp_path / name))
         assert done.digest == hashlib.sha256(packed.read_bytes()).hexdigest()
         assert (tmp_path / name).read_bytes() == packed.read_bytes()
-        assert Stack(one.environment()).push(str(tmp_path / name)).written == 0
+        assert Stack(one.environment()).push(str(tmp_path / name)).moved == 0
         assert (tmp_path / name).read_bytes() == packed.read_bytes()
 
 
 @pytest.mark.real
 def test_a_selection_of_one_layer_is_pushed(source: Home, tmp_path: Path) -> None:
     document = source.json("push", str(tmp_path / "one.zip"), "pocl", "--kernel", "lk1")
-    assert [(layer["layer"], layer["pushed"]) for layer in document["layers"]] == [("pocl", 1)]
+    assert [(layer["layer"], layer["placed"]) for layer in document["layers"]] == [("pocl", 1)]
     assert "home" in document["layers"][0]["sensitive"]
     assert document["digest"] == hashlib.sha256((tmp_path / "one.zip").read_bytes()).hexdigest()
-
-
-@pytest.mark.real
-def test_a_root_that_others_can_write_is_flagged_there_and_here(
-    source: Home, home: Home, new_home: Callable[[Path], Home]
-) -> None:
-    # Not below the tester's own folder, which nobody else gets into.
-    with tempfile.TemporaryDirectory() as place:
-        Path(place).chmod(0o755)
-        if not all(path.stat().st_mode & 0o001 for path in Path(place).parents):
-            pytest.skip("nobody else gets to the folder of temporary files")
-        shutil.copytree(source.path, Path(place) / "home")
-        open_home, file = new_home(Path(place) / "home"), str(home.path / "bundle.zip")
-        folder = open_home.path / ".cache" / "pocl" / "kcache"
-        for path in (folder, *folder.parents[:3]):
-            path.chmod(0o755)
-        assert open_home.json("push", file, "pocl")["layers"][0]["writable_by_others"] == []
-        Path(file).unlink()
-        folder.chmod(0o777)
-        assert open_home.json("push", file, "pocl")["layers"][0]["writable_by_others"] == [str(folder)]
-    assert "others could write" in home.cachectl("pull", file, "--trust").stderr
 
 
 @pytest.mark.hazard
@@ -139,7 +115,7 @@ def test_entries_that_cannot_be_hit_are_foreseen_and_left_out(packed: Path, home
     done = Stack(environment).pull(str(packed), TRUSTED)
     layers = {layer.layer: layer for layer in done.layers}
     assert "loopy" not in layers or layers["loopy"].placed == 0
-    reasons = [key.because for key in done.unread if key.layer == "loopy"]
+    reasons = [note.because for note in done.unread if note.key == "loopy"]
     reasons += [one.outlook.words for one in layers["loopy"].foreseen] if "loopy" in layers else []
     assert "3.9.1.final.0" in reasons[0]
     assert layers["pocl"].cannot_hit == 0
@@ -170,7 +146,7 @@ def test_misses_in_another_virtual_environment_are_those_foreseen(packed: Path, 
     seen = {layer["layer"]: layer["outlook"] for layer in document["layers"]}
     # No entry of PoCL can hit: the whole part of the index is left alone.
     assert "pocl" not in seen
-    (left,) = (key for key in document["unread"] if key["layer"] == "pocl")
+    (left,) = (note for note in document["unread"] if note["key"] == "pocl")
     assert f"{tmp_path}/venv/lib/" in left["because"]
     assert [one["hits"] for one in seen["loopy"]] == [True]
     # Placed nevertheless, by a cachectl that sees the other PyOpenCL, they are missed there, and only they.
@@ -209,7 +185,7 @@ def test_another_driver_or_processor_decides_and_an_unknown_one_does_not(home: H
 
 @pytest.fixture
 def small(tmp_path: Path, new_home: Callable[[Path], Home]) -> Path:
-    """Return a bundle of three kernels, of which one is an object."""
+    """Return a bundle of three kernels, of which one has a pack of its own."""
     home = new_home(tmp_path / "packing")
     add_kernels(home, range(2))
     add_kernels(home, [2], size=300 << 10)
@@ -289,7 +265,7 @@ def overlapping(file: Path) -> None:
         data, offset = old.read(largest), largest.header_offset
     with zipfile.ZipFile(file, "a") as new:
         for number in range(9):
-            again = zipfile.ZipInfo(f"objects/{number:064}")
+            again = zipfile.ZipInfo(f"packs/{number:064}")
             again.CRC, again.compress_size, again.file_size = zlib.crc32(data), len(data), len(data)
             again.header_offset = offset
             new.filelist.append(again)
@@ -302,7 +278,6 @@ def overlapping(file: Path) -> None:
     [
         *((member(name), "not a member") for name in ("../evil", "/etc/passwd", "packs/../../x", "index/")),
         (member("packs/" + "1" * 64, zipfile.ZIP_DEFLATED), "not a member"),
-        (member("index/store-" + "0" * 32), "another store was put into it"),
         (repeated, "not a member"),
         (overlapping, "overlap"),
         # An end that announces a directory of a gibibyte is not believed, and many members are not read.
@@ -337,14 +312,13 @@ def test_what_is_no_plain_file_is_no_bundle(home: Home) -> None:
         assert (done.returncode, why in done.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("answer", [b"null", b"[]"])
-def test_a_registry_that_answers_nonsense_is_no_empty_one(home: Home, answer: bytes) -> None:
+def test_a_registry_that_answers_nonsense_is_no_empty_one(home: Home) -> None:
     class Answers(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
-            self.send_header("Content-Length", str(len(answer)))
+            self.send_header("Content-Length", "2")
             self.end_headers()
-            self.wfile.write(answer)
+            self.wfile.write(b"[]")
 
         def log_message(self, *_: object) -> None:
             pass
@@ -383,14 +357,14 @@ def test_a_first_push_does_not_replace_a_faster_one(
         monkeypatch.setattr(BundlePlace, "_unnamed", lambda one: unnamed_file(one._environment))
     first, second = (BundlePlace(tmp_path / "new.zip", home.environment(), writes=True) for _ in range(2))
     for number, one in enumerate((first, second)):
-        assert one.names() == []
-        one.write(f"index/store-{number:032}", b"\n")
+        assert one.names("index") == []
+        one.write(f"index/key-{number:016}", b"\n")
     # Both have looked before either of them is done.
     monkeypatch.setattr(BundlePlace, "_require_same", lambda _: None)
     first.finish()
     with pytest.raises(Changed):
         second.finish()
-    assert zipfile.ZipFile(tmp_path / "new.zip").namelist() == [f"index/store-{0:032}"]
+    assert zipfile.ZipFile(tmp_path / "new.zip").namelist() == [f"index/key-{0:016}"]
     assert list(tmp_path.glob(".cachectl-*")) == []
 
 
@@ -402,7 +376,7 @@ def test_a_bundle_is_pruned_at_once(small: Path, home: Home) -> None:
     stack.push(str(small), layers=["miopen"])
     (pack,) = [one for one in zipfile.ZipFile(small).infolist() if one.filename[0] == "p" and one.filename not in old]
     done = stack.store(str(small)).gc(max_size=pack.file_size)
-    assert (done.entries, done.condemned, done.removed) == (3, 0, 2)
+    assert (done.entries, done.removed) == (3, 2)
     assert small.stat().st_size < before
     assert stack.store(str(small)).verify().findings == ()
     assert len(listed(small)) == 2
@@ -410,32 +384,19 @@ def test_a_bundle_is_pruned_at_once(small: Path, home: Home) -> None:
         stack.store(str(small)).gc(older_than=1.0)
 
 
-def test_a_bundle_travels_through_a_registry(small: Path, home: Home, real_registry: RealRegistry) -> None:
-    stack, url = Stack(home.environment()), real_registry.url("team/caches:main")
+def test_a_bundle_travels_through_a_registry(small: Path, home: Home, real_registry: str) -> None:
+    stack, url = Stack(home.environment()), f"{real_registry}/team/caches:main"
     assert stack.pull(str(small), TRUSTED).total.placed == 3
     with pytest.raises(Missing):
         stack.pull(url, TRUSTED)
     done = stack.push(url, layers=["miopen"])
     assert done.digest == hashlib.sha256(small.read_bytes()).hexdigest()
-    assert stack.push(url, layers=["miopen"]).written == 0
+    assert stack.push(url, layers=["miopen"]).moved == 0
     stack.purge(layers=["miopen"])
     assert stack.pull(url, Trust(sha256=done.digest)).total.placed == 3
     add_kernels(home, [20])
-    assert stack.push(url, layers=["miopen"]).total.pushed == 1
+    assert stack.push(url, layers=["miopen"]).total.placed == 1
     assert stack.store(url).verify().entries == 4
-
-
-def test_the_next_push_removes_what_a_killed_one_left_in_a_folder(home: Home, tmp_path: Path) -> None:
-    add_kernels(home, [1])
-    store, now = tmp_path / "store", time.time()
-    stack = Stack(replace(home.environment(), clock=lambda: now))
-    stack.push(str(store), layers=["miopen"])
-    old, new = (store / "packs" / f".cachectl-stage-{letter * 32}" for letter in "ab")
-    for path in (old, new):
-        path.write_bytes(b"half")
-    os.utime(old, (now - 3 * 86400,) * 2)
-    assert stack.store(str(store)).gc(dry_run=True).removed == 1
-    assert (stack.store(str(store)).gc().removed, old.exists(), new.exists()) == (1, False, True)
 
 
 def test_what_was_placed_before_a_failure_is_counted(small: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,27 +412,6 @@ def test_what_was_placed_before_a_failure_is_counted(small: Path, home: Home, mo
     assert len(list(Stack(home.environment()).entries(layers=["miopen"]))) == 2
 
 
-def test_a_part_that_was_removed_is_not_taken_again(home: Home, tmp_path: Path) -> None:
-    add_kernels(home, [1])
-    store, now = tmp_path / "store", time.time()
-    Stack(replace(home.environment(), clock=lambda: now - 9)).push(str(store), layers=["miopen"])
-    shutil.copytree(store, tmp_path / "kept")
-    add_kernels(home, [2])
-    stack = Stack(home.environment())
-    stack.push(str(store), layers=["miopen"])
-    stack.pull(str(store), TRUSTED)
-    (first, _) = sorted(path for path in (store / "index").iterdir() if path.name[0].isdigit())
-    first.unlink()
-    stack.pull(str(store), TRUSTED)
-    stack.purge(layers=["miopen"])
-    shutil.copy(tmp_path / "kept" / "index" / first.name, first)
-    done = stack.pull(str(store), TRUSTED)
-    assert (done.total.placed, [note.because for note in done.left_out]) == (
-        1,
-        ["it was removed from the store before, and has come back"],
-    )
-
-
 # ---------------------------------------------------------------------- signers
 
 
@@ -484,7 +424,7 @@ def test_a_signer_is_named_as_far_as_the_list_says_who_it_is(
     for principals, name in (
         ("ann@example.org", "ann@example.org"),
         ("*@example.org,ann@example.org", "ann@example.org"),
-        ("!eve@example.org,*@example.org", "*@example.org (ED25519 key SHA256:"),
+        ("!eve@example.org,*@example.org", "*@example.org"),
     ):
         (tmp_path / "allowed").write_text(f"{principals} {public}")
         judge = Judge(home.environment(), str(tmp_path / "allowed"))

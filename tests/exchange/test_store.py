@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-import socket
 import stat
 import sys
 import time
@@ -19,7 +19,7 @@ from support.kernels import add_kernels
 
 from cachectl.exchange.around import StoreUse
 from cachectl.exchange.folder import FolderPlace
-from cachectl.exchange.format import StoreKey, new_store_id
+from cachectl.exchange.format import StoreKey
 from cachectl.exchange.index import StoreIndex
 from cachectl.exchange.place import Deadline, Stored
 from cachectl.exchange.pull import pull
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 def test_another_home_compiles_nothing_and_pushes_only_what_is_new(source: Home, home: Home, tmp_path: Path) -> None:
     store = tmp_path / "store"
     done = source.json("push", str(store))
-    assert done["total"]["pushed"] == len(keys(source))
-    assert source.json("push", str(store))["written"] == 0
+    assert done["total"]["placed"] == len(keys(source))
+    assert source.json("push", str(store))["moved"] == 0
 
     pulled = home.json("pull", str(store), "--trust")
     assert pulled["digest"] == done["digest"]
@@ -53,10 +53,10 @@ def test_another_home_compiles_nothing_and_pushes_only_what_is_new(source: Home,
     }
     again = home.json("push", str(store))
     new = files(store).keys() - before.keys()
-    assert again["total"]["pushed"] == len(keys(home)) - len(keys(source))
+    assert again["total"]["placed"] == len(keys(home)) - len(keys(source))
     # A pack and an index part for each layer that the kernel goes through.
     assert sum(name.startswith("packs/") for name in new) == sum(name.startswith("index/") for name in new) == 3
-    assert sum(len(files(store)[name]) for name in new) == again["written"]
+    assert sum(len(files(store)[name]) for name in new) == again["moved"]
     assert {name: data for name, data in files(store).items() if name in before} == before
     assert home.json("store", "verify", str(store))["findings"] == []
 
@@ -85,7 +85,15 @@ def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: 
     assert len(foreseen["layers"][0]["entries"]) == foreseen["total"]["placed"] == 10
     done = other.json("pull", store, "--trust")
     assert (foreseen["dry_run"], foreseen["total"], foreseen["digest"]) == (True, done["total"], listed["digest"])
-    # One that another kind of machine could use.
+    # Keys of a layer that is missing here, and of tuning results.
+    place = FolderPlace(Path(store))
+    for layer, why in (("unheard-of", "no layer of this name"), ("miopen-tuning", "only if it is named")):
+        key = StoreKey(layer, {})
+        place.write(f"index/key-{key.name}", key.to_bytes())
+        place.write(f"index/5-{key.name}-{'0' * 64}", b"never read")
+        (note,) = Stack(other.environment()).pull(store, TRUSTED).unread
+        assert (note.key, why in note.because) == (layer, True)
+        place.remove([f"index/5-{key.name}-{'0' * 64}"])
     layers = Stack(replace(other.environment(), platform="darwin"))
     pulled = layers.pull(store, TRUSTED)
     assert (pulled.layers, len(pulled.unread)) == ((), 1)
@@ -94,25 +102,7 @@ def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: 
     assert "no entry to push in loopy" in cheap.cachectl("push", store, "loopy").stderr
     assert "no entry to pull" in other.cachectl("pull", store, "loopy", "--trust").stderr
     assert other.cachectl("pull", store, check=False).returncode == 2
-    for option in ("--grace=1d", "--max-size=1G"):
-        assert other.cachectl("store", "ls", store, option, check=False).returncode == 2
-
-
-@pytest.mark.thorough
-def test_layers_that_are_missing_here_and_precious_ones_are_left_alone(
-    cheap: Home, other: Home, tmp_path: Path
-) -> None:
-    store = tmp_path / "store"
-    Stack(cheap.environment()).push(str(store), layers=["miopen"])
-    stack = Stack(other.environment())
-    name = next(path for path in (store / "index").iterdir() if path.name.startswith("key-"))
-    for layer, why in (("unheard-of", "no layer of this name"), ("miopen-tuning", "only if it is named")):
-        key = StoreKey(layer, {})
-        FolderPlace(store).write(f"index/key-{key.name}", key.to_bytes())
-        FolderPlace(store).write(f"index/5-{key.name}-{'0' * 64}", b"never read")
-        assert [why in one.because for one in stack.pull(str(store), TRUSTED).unread] == [True]
-        (store / "index" / f"5-{key.name}-{'0' * 64}").unlink()
-    assert name.exists()
+    assert other.cachectl("store", "ls", store, "--max-size=1G", check=False).returncode == 2
 
 
 @pytest.mark.thorough
@@ -121,10 +111,10 @@ def test_a_signed_push_does_not_count_on_what_others_have_pushed(
 ) -> None:
     store, ann, bob = str(tmp_path / "store"), keygen("ann"), keygen("bob")
     stack = Stack(cheap.environment())
-    assert stack.push(store, layers=["miopen"]).total.pushed == 10
-    assert stack.push(store, layers=["miopen"], sign=ann).total.pushed == 10
+    assert stack.push(store, layers=["miopen"]).total.placed == 10
+    assert stack.push(store, layers=["miopen"], sign=ann).total.placed == 10
     assert stack.push(store, layers=["miopen"], sign=ann).total.there == 10
-    assert stack.push(store, layers=["miopen"], sign=bob).total.pushed == 10
+    assert stack.push(store, layers=["miopen"], sign=bob).total.placed == 10
     both = tmp_path / "both"
     both.write_text("".join(f"x@{Path(name).name} {Path(f'{name}.pub').read_text()}" for name in (ann, bob)))
     assert stack.push(store, layers=["miopen"], sign=keygen("eve"), allowed_signers=str(both)).total.there == 10
@@ -141,46 +131,35 @@ def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: 
     stack = at(cheap, now)
     before = files(store)
     planned = stack.store(str(store)).gc(older_than=3 * 86400, dry_run=True)
+    assert files(store) == before
     # A machine with a wrong clock removes nothing.
     with pytest.raises(CachectlError, match="set it"):
         at(cheap, now + 365 * 86400).store(str(store)).gc(older_than=30 * 86400)
     assert files(store) == before
-    assert (len(planned.parts), planned.entries, planned.condemned, planned.removed) == (1, 10, 3, 0)
-    # A reader that has listed the store goes on.
-    reader = StoreIndex(FolderPlace(store), other.environment())
-    read = [reader.read(name) for name in reader.names.parts]
+    assert (len(planned.parts), planned.entries, planned.removed) == (1, 10, 0)
     done = stack.store(str(store)).gc(older_than=3 * 86400)
     assert replace(done, dry_run=True) == planned
-    for one in read[0].part.entries:
-        FolderPlace(store).read(one.place, 1 << 20)
+    assert [one.code for one in stack.store(str(store)).verify().findings] == ["unlisted"] * 3
+    # A push lists no pack that was there before.
+    assert at(cheap, now).push(str(store), layers=["miopen"]).total.placed == 10
     assert stack.store(str(store)).gc().removed == 0
-    # An object that is condemned is not relied on.
-    again = at(cheap, now).push(str(store), layers=["miopen"])
-    assert again.total.pushed == 10
-    later = at(cheap, now + 2 * 86400)
-    with pytest.raises(CachectlError, match="clock"):
-        later.store(str(store)).gc()
-    for path in store.rglob("*"):
+    for path in store.rglob("packs/*"):
         os.utime(path, (now - 2 * 86400,) * 2)
-    age_condemned(store, int(now) - 2 * 86400)
-    assert at(cheap, now).store(str(store)).gc().removed == 3
-    assert stack.store(str(store)).verify().findings == ()
+    # What a killed push left goes, and what is not of a store stays.
+    odd = [
+        store / "packs" / name for name in ("notes.txt", f".cachectl-stage-{'a' * 32}", f".cachectl-stage-{'b' * 32}")
+    ]
+    for path in odd:
+        path.write_bytes(b"half")
+    for path in odd[:2]:
+        os.utime(path, (now - 2 * 86400,) * 2)
+    assert (stack.store(str(store)).gc().removed, stack.store(str(store)).verify().findings) == (4, ())
+    assert [path.exists() for path in odd] == [True, False, True]
     assert Stack(other.environment()).pull(str(store), TRUSTED).total.placed == 11
-    assert stack.store(str(store)).gc(max_size=100).parts != ()
-
-
-def age_condemned(store: Path, moment: int) -> None:
-    for path in (store / "index").glob("condemned-*"):
-        path.rename(path.with_name(f"condemned-{moment}-{path.name.rpartition('-')[2]}"))
-
-
-def test_a_damaged_list_of_condemned_names_is_found(cheap: Home, tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    cheap.cachectl("push", str(store), "miopen")
-    (store / "index" / f"condemned-1-{'0' * 64}").touch()
-    check = Stack(cheap.environment()).store(str(store)).verify()
-    assert (check.failed, [one.code for one in check.findings]) == (True, ["damaged"])
-    assert str(store) in cheap.cachectl("store", "gc", str(store), check=False).stderr
+    done = stack.store(str(store)).gc(max_size=100)
+    assert (len(done.parts), done.entries, done.removed, done.kept) == (2, 11, 4, 0)
+    assert {path.name for path in (store / "packs").iterdir()} == {odd[0].name, odd[2].name}
+    assert Stack(other.environment()).pull(str(store), TRUSTED).total.there == 0
 
 
 @pytest.mark.thorough
@@ -189,8 +168,8 @@ def test_a_part_that_gc_removes_meanwhile_is_no_error(cheap: Home, other: Home, 
     Stack(cheap.environment()).push(tmp_path / "store", layers=["miopen"])
     pulling, listed = Stack(other.environment()), FolderPlace.names
 
-    def names(place: FolderPlace) -> object:
-        found = listed(place)
+    def names(place: FolderPlace, folder: str) -> object:
+        found = listed(place, folder)
         for path in (tmp_path / "store" / "index").glob("[0-9]*"):
             path.unlink()
         return found
@@ -198,29 +177,6 @@ def test_a_part_that_gc_removes_meanwhile_is_no_error(cheap: Home, other: Home, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FolderPlace, "names", names)
         assert pulling.pull(store, TRUSTED).total.placed == 0
-
-
-def test_two_first_pushes_that_meet_lose_nothing(cheap: Home, other: Home, tmp_path: Path) -> None:
-    store, wrote = tmp_path / "store", FolderPlace.write
-    add_kernels(other, range(50, 52))
-
-    def write(place: FolderPlace, name: str, data: bytes) -> None:
-        if name.startswith("index/store-") and not (store / "index").exists():
-            wrote(place, name, data)
-            # An older identity of another push appears a little later than this one has looked.
-            later.append(f"index/store-{new_store_id(time.time() - 1)}")
-            return
-        wrote(place, name, data)
-        if name.startswith("index/1") and later:
-            wrote(place, later.pop(), b"\n")
-
-    later: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FolderPlace, "write", write)
-        Stack(cheap.environment()).push(str(store), layers=["miopen"])
-    Stack(other.environment()).push(str(store), layers=["miopen"])
-    assert Stack(other.environment()).pull(str(store), TRUSTED).total.placed == 10
-    assert [one.code for one in Stack(other.environment()).store(str(store)).verify().findings] == ["two-stores"]
 
 
 def test_a_command_runs_with_a_store_around_it(cheap: Home, other: Home, tmp_path: Path) -> None:
@@ -241,7 +197,7 @@ def test_a_command_runs_with_a_store_around_it(cheap: Home, other: Home, tmp_pat
     assert ["10 not pulled" in line for line in done.stderr.splitlines()] == [True]
     (other.path / ".cache" / "miopen").unlink()
     # A damaged store is one warning, and the command runs; nothing is pushed.
-    next((tmp_path / "store" / "objects").iterdir()).write_bytes(b"damaged")
+    next((tmp_path / "store" / "packs").iterdir()).write_bytes(b"damaged")
     add_kernels(other, [70])
     before = files(tmp_path / "store")
     done = other.cachectl("run", "--store", store, "--trust", *child, check=False)
@@ -274,7 +230,6 @@ def test_an_address_that_is_no_store_is_one_line(cheap: Home, tmp_path: Path) ->
     for url, status, words in (
         ("miopen", 2, "layer"),
         ("s3://", 2, "names no store"),
-        ("file://relative", 2, "an absolute path"),
         (str(tmp_path / "file"), 1, "is not a bundle"),
     ):
         for verb in (("push",), ("store", "ls"), ("pull", "--trust")):
@@ -303,10 +258,11 @@ def test_entries_of_a_base_are_neither_pulled_nor_pushed(cheap: Home, other: Hom
     trusting = ("run", "--store", store, "--trust")
     other.cachectl(*trusting, "--store-mode", "ro", f"--isolated={base}", "--", "true")
     add_kernels(cheap, [30])
-    assert cheap.json("push", store, "miopen")["total"]["pushed"] == 1
+    assert cheap.json("push", store, "miopen")["total"]["placed"] == 1
     # Nothing but the thirtieth kernel is read from the store.
-    for large in (tmp_path / "store" / "objects").iterdir():
-        large.unlink()
+    newest = max((tmp_path / "store" / "packs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    for pack in set((tmp_path / "store" / "packs").iterdir()) - {newest}:
+        pack.unlink()
     done = other.cachectl(*trusting, "--base", base, f"--isolated={own}", "--", sys.executable, "-c", COPY_ONE, own)
     assert done.stderr.splitlines() == [
         "cachectl: store: miopen: 1 pulled",
@@ -315,7 +271,7 @@ def test_entries_of_a_base_are_neither_pulled_nor_pushed(cheap: Home, other: Hom
     ]
     newest = max((tmp_path / "store" / "index").glob("[0-9]*"), key=lambda path: path.stat().st_mtime_ns)
     index = StoreIndex(FolderPlace(tmp_path / "store"), cheap.environment())
-    part = next(index.read(name).part for name in index.names.parts if str(name) == newest.name)
+    part = next(index.part(name) for name in index.names.parts if str(name) == newest.name)
     assert ["new.cl.o" in one.key for one in part.entries] == [True]
     assert len(list(Stack.below(own, other.environment())["miopen"].entries())) == 12
     assert len(list(Stack.below(base, other.environment())["miopen"].entries())) == 10
@@ -325,10 +281,17 @@ def test_entries_of_a_base_are_neither_pulled_nor_pushed(cheap: Home, other: Hom
     assert "base: miopen: 10 there before" in done.stderr
 
 
+def kept_of(home: Home, store: Path) -> Path:
+    """Return the folder with what is kept of a store."""
+    name = hashlib.sha256(str(store).encode()).hexdigest()[:32]
+    return home.path / ".local" / "state" / "cachectl" / "stores" / name
+
+
 def test_no_file_is_removed_through_a_planted_link(cheap: Home, tmp_path: Path) -> None:
-    """The identity of a store is public: another user may know the name of every folder that is kept for it."""
+    """The address of a store is public: another user may know the name of the folder that is kept for it."""
     store, private = tmp_path / "store", tmp_path / "private"
-    identity = Stack(cheap.environment()).push(str(store), layers=["miopen"]).store
+    Stack(cheap.environment()).push(str(store), layers=["miopen"])
+    name = kept_of(cheap, store).name
     private.mkdir(mode=0o700)
     for name in ("thesis.tex", f"key-{'0' * 16}"):
         (private / name).write_bytes(b"years of work")
@@ -337,28 +300,22 @@ def test_no_file_is_removed_through_a_planted_link(cheap: Home, tmp_path: Path) 
         planted = shared / "cachectl" / "stores"
         planted.mkdir(parents=True)
         shared.chmod(0o1777)
-        (planted / str(identity)).symlink_to(private)
+        (planted / name).symlink_to(private)
         if os.geteuid() == 0:
-            for path in (shared / "cachectl", planted, planted / str(identity)):
+            for path in (shared / "cachectl", planted, planted / name):
                 os.chown(path, 65534, 65534, follow_symlinks=False)
         for verb in (("push", str(store), "miopen"), ("pull", str(store), "--trust"), ("store", "ls", str(store))):
             home: dict[str, Any] = {variable: str(shared)}
             cheap.cachectl(*verb, **home)
         assert sorted(os.listdir(private)) == [f"key-{'0' * 16}", "thesis.tex"]
-
-
-def test_only_files_of_an_index_are_removed_from_what_is_kept(cheap: Home, tmp_path: Path) -> None:
-    store = str(tmp_path / "store")
-    identity = Stack(cheap.environment()).push(store, layers=["miopen"]).store
-    kept = cheap.path / ".local" / "state" / "cachectl" / "stores" / str(identity)
-    before = set(os.listdir(kept))
-    assert len(before) == 2
-    gone, linked, other = f"key-{'0' * 16}", f"key-{'1' * 16}", "notes.txt"
-    for name in (gone, other):
-        (kept / name).touch()
-    (kept / linked).symlink_to(kept / other)
-    cheap.cachectl("pull", store, "--trust")
-    assert set(os.listdir(kept)) == before | {linked, other}
+    # In a folder of one's own, only files of an index go.
+    kept = kept_of(cheap, store)
+    (kept / f"key-{'0' * 16}").touch()
+    (kept / f"key-{'1' * 16}").symlink_to(private / "thesis.tex")
+    (kept / "notes.txt").touch()
+    before = set(os.listdir(kept)) - {f"key-{'0' * 16}"}
+    cheap.cachectl("pull", str(store), "--trust")
+    assert set(os.listdir(kept)) == before | {"seen.json"}
 
 
 @pytest.mark.parametrize("planted", ["link", "folder"])
@@ -397,9 +354,12 @@ def test_a_folder_that_is_put_in_the_place_of_a_new_one_keeps_its_mode(
 class Odd(FolderPlace):
     """A store that does something else instead of listing its names."""
 
-    def __init__(self, folder: Path, answer: Callable[[], Sequence[Stored]]) -> None:
+    def __init__(self, folder: Path, answer: Callable[[str], Sequence[Stored]]) -> None:
         super().__init__(folder)
-        self.names = answer  # type: ignore[method-assign]
+        self._answer = answer
+
+    def names(self, folder: str) -> Sequence[Stored]:
+        return self._answer(folder)
 
 
 def run_around(home: Home, store: Path, seconds: float = 30.0) -> tuple[int, list[str]]:
@@ -414,7 +374,7 @@ def run_around(home: Home, store: Path, seconds: float = 30.0) -> tuple[int, lis
 def test_whatever_a_store_answers_the_command_runs(
     cheap: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception] | Exception
 ) -> None:
-    def fail() -> Sequence[Stored]:
+    def fail(_: str) -> Sequence[Stored]:
         raise error
 
     def odd(*_: object) -> FolderPlace:
@@ -425,26 +385,12 @@ def test_whatever_a_store_answers_the_command_runs(
     assert (status, len(said)) == (7, 1)
     assert "nothing is pulled or pushed: " in said[0]
     assert "\n" not in said[0]
-    assert ("out of memory" in said[0]) == (error is MemoryError)
+    assert ("MemoryError" in said[0]) == (error is MemoryError)
     # The push, too.
     monkeypatch.undo()
     monkeypatch.setattr("cachectl.exchange.push.place_of", odd)
     status, said = run_around(cheap, tmp_path / "none")
     assert (status, ["nothing was pushed: " in line for line in said]) == (7, [True])
-
-
-def test_a_server_that_says_nothing_delays_a_command_until_the_deadline(cheap: Home) -> None:
-    pytest.importorskip("paramiko")
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"ssh://ann@127.0.0.1:{silent.getsockname()[1]}/store"
-        began = time.monotonic()
-        done = cheap.cachectl(
-            *("run", "--store", url, "--store-wait", "1", "--trust", "--", "sh", "-c", "exit 7"), check=False
-        )
-    assert (done.returncode, done.stderr.count("\n")) == (7, 1)
-    assert "nothing is pulled or pushed: no answer within 1 s" in done.stderr
-    # Without the deadline, paramiko waits for 15 seconds.
-    assert time.monotonic() - began < 10
 
 
 def test_an_answer_after_the_deadline_has_no_effect(
@@ -454,10 +400,10 @@ def test_an_answer_after_the_deadline_has_no_effect(
     cheap.cachectl("push", str(store), "miopen")
     names = FolderPlace(store).names
 
-    def late() -> Sequence[Stored]:
+    def late(folder: str) -> Sequence[Stored]:
         go_on.wait(60)
         answered.set()
-        return names()
+        return names(folder)
 
     monkeypatch.setattr("cachectl.exchange.pull.place_of", lambda *_: Odd(store, late))
     before = files(other.path)
@@ -489,11 +435,3 @@ def test_entries_that_are_not_placed_by_the_deadline_are_left_out(cheap: Home, o
     pulled = pull(done, store, TRUSTED, deadline=Passed(1.0))
     assert (pulled.total.placed, pulled.total.failed) == (0, 10)
     assert done.pull(store, TRUSTED).total.placed == 10
-
-
-def test_what_is_unknown_of_where_entries_are_from_prints_as_a_dash(
-    cheap: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cachectl.exchange.push.portability_key", lambda *_args: {"platform": "linux", "PoCL": None})
-    Stack(cheap.environment()).push(tmp_path / "store", layers=["miopen"])
-    assert "PoCL -, platform linux" in cheap.cachectl("store", "ls", str(tmp_path / "store")).stdout

@@ -315,7 +315,5 @@ def _bundled(file: Path) -> dict[tuple[str, str], str]:
     """Read a bundle to its end; return the digest of each entry."""
     here = Environment.here()
     index = StoreIndex(BundlePlace(file, here), here)
-    parts = [index.read(name).part for name in index.names.parts]
-    wanted = [(part, one) for part in parts for one in part.entries]
-    found = index.contents(wanted)
+    found = index.contents(one for name in index.names.parts for one in index.part(name).entries)
     return {(one.layer, one.key): hashlib.sha256(data).hexdigest() for one, data in found}

@@ -28,10 +28,10 @@ from support.doctor import (
 from support.drivers import register_driver
 from support.miopen_kernels import store
 
-from cachectl.layers import cuda as cuda_compute_cache
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Severity
+from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.disk.locks import presence_lock
 from cachectl.layers.host.hardware import amd_gpus
 
@@ -48,7 +48,7 @@ def test_near_the_cap_of_cuda(
     held = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
     at = held * 100 // 95
     if limit == "default":
-        monkeypatch.setattr(cuda_compute_cache, "_DEFAULT_CAP", at)
+        monkeypatch.setattr(CudaComputeCache, "limit", CudaComputeCache.limit._replace(default=at))
         environment = home.environment()
     else:
         environment = home.environment(CUDA_CACHE_MAXSIZE=str(at))
@@ -66,7 +66,7 @@ def test_a_cap_that_cannot_be_raised_is_pruned_under(
     home: Home, compute_cache: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compute_cache(home.path / ".nv" / "ComputeCache")
-    monkeypatch.setattr(cuda_compute_cache, "_HIGHEST_CAP", 200_000)
+    monkeypatch.setattr(CudaComputeCache, "limit", CudaComputeCache.limit._replace(highest=200_000))
     found = only(examine(home.environment(CUDA_CACHE_MAXSIZE="200000"), "cuda"), "cap")
     assert found.fix == "cachectl prune --max-size 100000B cuda"
     assert after(home.path, found.fix, "cuda") == []

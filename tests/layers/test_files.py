@@ -459,7 +459,7 @@ if os.environ.get("NEO_CACHE_STATS") == "1":
 
 def test_a_trace_reads_what_the_driver_counts(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where file events cannot be had."""
-    monkeypatch.setattr("cachectl.watching.events._Inotify", no_file_events)
+    monkeypatch.setattr("cachectl.watching.events.open_queue", no_file_events)
     fill_neo(home.path / ".cache" / "neo_compiler_cache")
     home.cachectl("trace", "--json", "trace.json", "--", "python3", "-I", "-S", "-c", DRIVER)
     layers = json.loads((home.path / "trace.json").read_text())["layers"]

@@ -164,7 +164,10 @@ VALUES: list[Row] = [
     ("cuda", {"CUDA_CACHE_DISABLE": "0"}, ON, "CUDA_CACHE_DISABLE=0", "", None),
     ("cuda", {"CUDA_CACHE_MAXSIZE": "0"}, OFF, "CUDA_CACHE_MAXSIZE=0", "off", RECOMPILES),
     ("cuda", {"CUDA_CACHE_MAXSIZE": "none"}, OFF, "takes it for 0", "variable", RECOMPILES),
+    ("cuda", {"CUDA_CACHE_MAXSIZE": ""}, OFF, "takes it for 0", "variable", RECOMPILES),
+    ("cuda", {"CUDA_CACHE_MAXSIZE": "30000k"}, ON, "takes it for 30000", "variable", RECOMPILES),
     ("cuda", {"CUDA_CACHE_PATH": "here"}, OFF, "not absolute", "variable", RECOMPILES),
+    ("cuda", {"CUDA_CACHE_PATH": ""}, OFF, "not absolute", "variable", RECOMPILES),
     # Only a value that begins with 1 means on.
     ("pocl", {"POCL_KERNEL_CACHE": "1"}, ON, "POCL_KERNEL_CACHE=1", "", None),
     ("pocl", {"POCL_KERNEL_CACHE": "10"}, ON, "POCL_KERNEL_CACHE=1", "", None),
@@ -172,6 +175,7 @@ VALUES: list[Row] = [
     ("pocl", {"POCL_KERNEL_CACHE": "true"}, OFF, "begins with 1", "variable", RECOMPILES),
     ("pocl", {"POCL_KERNEL_CACHE": ""}, OFF, "begins with 1", "variable", RECOMPILES),
     ("pocl", {"POCL_CACHE_DIR": ""}, OFF, "no device", "variable", FAILS),
+    ("pocl", {"POCL_CACHE_DIR": "here"}, ON, "not absolute", "variable", RECOMPILES),
     ("pocl", {"XDG_CACHE_HOME": "here"}, ON, "not absolute", "variable", RECOMPILES),
     ("loopy", {"LOOPY_NO_CACHE": "1"}, OFF, "LOOPY_NO_CACHE=1", "off", RECOMPILES),
     ("loopy", {"CG_NO_CACHE": "ON"}, OFF, "CG_NO_CACHE=ON", "off", RECOMPILES),

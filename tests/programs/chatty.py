@@ -1,15 +1,10 @@
-"""Build a program, compile and link another on PoCL while C code prints; print how many lines that were, as JSON.
-
-With an argument the program does so in a block of :func:`cachectl.traced`, and prints what the block counted as well.
-"""
+"""Build a program, compile and link another on PoCL while C code prints; print how many lines that were, as JSON."""
 
 import ctypes
 import json
-import sys
 import threading
 import time
 import warnings
-from contextlib import nullcontext
 
 import pyopencl as cl
 from binaries import device
@@ -43,16 +38,6 @@ def build_all():
 
 
 if __name__ == "__main__":
-    block = nullcontext()
-    if sys.argv[1:]:
-        import cachectl
-
-        block = cachectl.traced()
-    with block as traced:
-        build_all()
-    counted = None
-    if traced is not None:
-        pocl = traced["pocl"]
-        counted = [pocl.hits, pocl.misses, pocl.stores, pocl.evidence, [one.served_by for one in traced.kernels]]
+    build_all()
     print()
-    print(json.dumps({"lines": len(lines), "counted": counted}))
+    print(json.dumps({"lines": len(lines)}))

@@ -2,8 +2,8 @@
 
 20 plain and 8 loopy kernels are built on an NVIDIA GPU: cold, warm, with one kernel purged, and by two programs of
 which one is traced, which makes the numbers doubtful. A library loaded before all others logs each opening of an entry
-file, with its error: a lookup that finds nothing too. Then warm runs with and without ``trace`` by turns. It exits with
-1 if a number differs, or if evidence is called exact that is doubtful.
+file, with its error: a lookup that finds nothing too. It exits with 1 if a number differs, or if evidence is called
+exact that is doubtful.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -123,11 +121,6 @@ class Job:
         if not holds:
             print(f"{what}: DIFFERENT: {expected}")
 
-    def seconds(self, command: tuple[str, ...]) -> float:
-        started = time.perf_counter()
-        subprocess.run(command, env=self.variables, capture_output=True, check=True)
-        return time.perf_counter() - started
-
 
 def main() -> int:
     with tempfile.TemporaryDirectory(dir=os.environ.get("CACHECTL_BENCH_DIR")) as folder:
@@ -150,16 +143,6 @@ def main() -> int:
         (cuda,) = [layer for layer in job.trace(beside=True)["layers"] if layer["layer"] == "cuda"]
         job.expect("while another program runs", "evidence is inferred", cuda["evidence"] == "inferred")
         print(f"while another program runs: {cuda['evidence']}: {cuda['why']}")
-        document = str(Path(folder) / "turns.json")
-        tracing = (sys.executable, "-m", "cachectl", "trace", "--json", document, "--force", "--", *PROGRAM)
-        plain, traced = [], []
-        for _ in range(9):
-            plain.append(job.seconds(PROGRAM))
-            job.seconds(tracing)
-            traced.append(float(json.loads(Path(document).read_text())["wall_seconds"]))
-        slower = statistics.median(after / before - 1 for before, after in zip(plain, traced, strict=True))
-        before, after = statistics.median(plain), statistics.median(traced)
-        print(f"warm by turns: {before:.3f} s, traced {after:.3f} s, {slower:+.1%}")
         return int(job.differences > 0)
 
 

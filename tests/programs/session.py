@@ -130,28 +130,6 @@ def isolated_too_late():
     SEEN["restored"] = dict(os.environ) == before
 
 
-def lists():
-    def switched(*names):
-        with cachectl.disabled(*names) as layers:
-            return sorted(layers)
-
-    ways = {
-        "list": (["loopy", "pocl"],),
-        "generator": (iter(("loopy", "pocl")),),
-        "several": ("loopy", "pocl"),
-        "mixed": ("loopy", ("pocl",), {"loopy"}),
-        "one": ("loopy",),
-        "none": ([],),
-    }
-    SEEN.update({way: switched(*names) for way, names in ways.items()})
-    SEEN.update(all={"loopy", "pocl", "cuda"} < set(switched()), refused=[])
-    for names in ((["loopy", "no-such-layer"],), (None,), ([b"loopy"],), (["loopy", ["pocl"]],)):
-        try:
-            switched(*names)
-        except cachectl.CachectlError as error:
-            SEEN["refused"].append(str(error).partition(";")[0])
-
-
 def threads():
     import loopy
 

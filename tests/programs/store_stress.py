@@ -17,9 +17,10 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+# Before the forks.
 import cachectl.exchange.pull
 import cachectl.exchange.push
-import cachectl.verbs.store  # noqa: F401 - before the forks
+import cachectl.verbs.store
 from cachectl.exchange.trust import Trust
 from cachectl.stack import Stack
 
@@ -37,10 +38,11 @@ def code_of(number):
     return b"\x7fELF" + seed * (9000 if number % 5 == 4 else 3)
 
 
-def add(home, number):
-    code = code_of(number)
-    digest = hashlib.md5(code).hexdigest()  # noqa: S324 - MIOpen's choice
-    store(user_file(home), {(f"k{number}.cl.o", " -O3"): (code, digest, 0)})
+def noted(home):
+    """Return the lines of a worker's log, as far as they are whole."""
+    with suppress(FileNotFoundError):
+        return [line.split() for line in (home / "log").read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return []
 
 
 def note(home, *words):
@@ -51,85 +53,67 @@ def note(home, *words):
         os.fsync(log.fileno())
 
 
-def noted(home):
-    with suppress(FileNotFoundError):
-        return [line.split() for line in (home / "log").read_text().splitlines() if line.endswith(("0", "1"))]
-    return []
-
-
-def wrong_in(layer, known=frozenset()):
-    """Return the kernels whose code is not what their number says, and the numbers of all."""
+def checked(layer, known=()):
+    """Return the kernels whose code is not what their number says, and the numbers of all by key."""
     keys = [entry.key for entry in layer.entries() if entry.key not in known]
-    numbers, wrong = set(), []
-    for key, artifact in layer.get_many(keys).items():
-        number = number_of(key)
-        numbers.add(number)
-        if getattr(artifact, "data", None) != code_of(number):
-            wrong.append(key)
-    return wrong, numbers, keys
+    numbers = {key: int(key.partition(".cl.o")[0].rpartition("k")[2]) for key in keys}
+    read = layer.get_many(keys)
+    return [key for key in keys if getattr(read.get(key), "data", None) != code_of(numbers[key])], numbers
 
 
-def number_of(key):
-    return int(key.partition(".cl.o")[0].rpartition("k")[2])
-
-
-def write(url, home, first):
-    stack = Stack()
-    done = len(noted(home))
-    while True:
-        add(home, first + done)
+def write(url, home, number):
+    cachectl.exchange.push._TOO_SLOW = 15.0
+    stack, first = Stack(), (number + 1) * SPAN
+    for kernel in range(first + len(noted(home)), first + SPAN):
+        code = code_of(kernel)
+        digest = hashlib.md5(code).hexdigest()  # noqa: S324 - MIOpen's choice
+        store(user_file(home), {(f"k{kernel}.cl.o", " -O3"): (code, digest, 0)})
         stack.push(url, layers=["miopen"])
-        note(home, first + done, 1)
-        done += 1
+        note(home, kernel)
 
 
-def read(url, home):
-    stack = Stack()
-    known = set()
+def read(url, home, _number):
+    stack, known = Stack(), {}
     while True:
         with suppress(FileNotFoundError):
             stack.pull(url, TRUSTED, layers=["miopen"])
-            wrong, _, keys = wrong_in(stack["miopen"], known)
-            known.update(keys)
-            note(home, "wrong" if wrong else "right", len(known), 0)
+            wrong, numbers = checked(stack["miopen"], known)
+            known.update(numbers)
+            note(home, "wrong" if wrong else "right", len(known))
         time.sleep(0.05)
 
 
-def collect(url):
-    store = Stack().store(url)
+def collect(url, _home, _number):
+    # What killed writers leave is removed while others write.
+    cachectl.verbs.store.GRACE = 20.0
+    target = Stack().store(url)
     while True:
         with suppress(FileNotFoundError):
-            store.gc(grace=3600)
+            target.gc()
         time.sleep(1)
 
 
-class Worker:
-    """A fork of this program, so that the next one after a kill works at once."""
+WORK = {"write": write, "read": read, "collect": collect}
 
-    def __init__(self, url, folder, role, number):
-        home = folder / f"{role}{number}"
-        home.mkdir(parents=True, exist_ok=True)
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.environ["HOME"] = str(home)
-            try:
-                if role == "write":
-                    write(url, home, (number + 1) * SPAN)
-                elif role == "read":
-                    read(url, home)
-                else:
-                    collect(url)
-            except BaseException:  # noqa: BLE001 - reported
-                with (home / "errors").open("a") as errors:
-                    traceback.print_exc(file=errors)
-            os._exit(1)
 
-    def has_ended(self):
-        return os.waitpid(self.pid, os.WNOHANG)[0] != 0
+def started(url, folder, role, number):
+    """Start a worker, a fork of this program, so that the next one after a kill works at once; return its number."""
+    home = folder / f"{role}{number}"
+    home.mkdir(parents=True, exist_ok=True)
+    if pid := os.fork():
+        return pid
+    os.environ["HOME"] = str(home)
+    try:
+        WORK[role](url, home, number)
+    except BaseException:  # noqa: BLE001 - reported
+        with (home / "errors").open("a") as errors:
+            traceback.print_exc(file=errors)
+    os._exit(1)
 
-    def kill(self):
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 def main(url, folder, seconds, writers, readers):
@@ -141,40 +125,40 @@ def main(url, folder, seconds, writers, readers):
     elif url.startswith("ssh:"):
         importlib.import_module("fsspec.implementations.sftp")
     roles = [("write", n) for n in range(writers)] + [("read", n) for n in range(readers)] + [("collect", 0)]
-    running = {one: Worker(url, folder, *one) for one in roles}
+    running = {one: started(url, folder, *one) for one in roles}
     kills, deaths = 0, []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(1)
-        for one, worker in running.items():
-            if worker.has_ended():
+        for one, pid in running.items():
+            if os.waitpid(pid, os.WNOHANG)[0]:
                 deaths.append(f"{one}: {(folder / f'{one[0]}{one[1]}' / 'errors').read_text()[-600:]}")
-                running[one] = Worker(url, folder, *one)
+                running[one] = started(url, folder, *one)
         for one in draw.sample(roles, 2):
-            running[one].kill()
-            running[one] = Worker(url, folder, *one)
+            kill(running[one])
+            running[one] = started(url, folder, *one)
             kills += 1
-    for worker in running.values():
-        worker.kill()
-    logs = {one: noted(folder / f"{one[0]}{one[1]}") for one in roles}
-    acknowledged = {int(line[0]) for (role, _), lines in logs.items() if role == "write" for line in lines}
+    for pid in running.values():
+        kill(pid)
+    logs = {role: [] for role in WORK}
+    for role, number in roles:
+        logs[role] += noted(folder / f"{role}{number}")
     last = folder / "last"
     last.mkdir()
     os.environ["HOME"] = str(last)
     stack = Stack()
     check = stack.store(url).verify()
     stack.pull(url, TRUSTED, layers=["miopen"])
-    wrong, numbers, _ = wrong_in(stack["miopen"])
-    pulls = [line for (role, _), lines in logs.items() if role == "read" for line in lines]
+    wrong, numbers = checked(stack["miopen"])
+    acknowledged = {int(kernel) for (kernel,) in logs["write"]}
     result = {
         "acknowledged": len(acknowledged),
-        "pulls": len(pulls),
+        "pulls": len(logs["read"]),
         "kills": kills,
         "deaths": deaths,
         "damaged": [f"{one.code} {one.name}" for one in check.findings if one.severity == "error"],
-        "notes": sorted({one.code for one in check.findings if one.severity != "error"}),
-        "lost": sorted(acknowledged - numbers),
-        "wrong": wrong + [line for line in pulls if line[0] == "wrong"],
+        "lost": sorted(acknowledged - set(numbers.values())),
+        "wrong": wrong + [line for line in logs["read"] if line[0] == "wrong"],
     }
     print(json.dumps(result))
 

@@ -40,7 +40,7 @@ def programs(home: Home) -> set[Path]:
 def listed(bundle: Path) -> list[tuple[str, str]]:
     here = Environment.here()
     index = StoreIndex(BundlePlace(bundle, here), here)
-    found = [one for name in index.names.parts for one in index.read(name).part.entries]
+    found = [one for name in index.names.parts for one in index.part(name).entries]
     return sorted((item.layer, item.key) for item in found)
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from homes import Home
@@ -15,19 +14,16 @@ from homes import Home
 BUCKET = "warm-caches"
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     method: str
-    path: str
     bytes: int
 
 
-@dataclass(frozen=True)
-class S3:
+class S3(NamedTuple):
     """The variables that lead a program to the server, and what the server was asked for so far."""
 
     variables: dict[str, str]
-    requests: list[Request] = field(default_factory=list)
+    requests: list[Request]
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +37,7 @@ def s3_server() -> Iterator[S3]:
     class Counting(threaded_moto_server.DomainDispatcherApplication):  # type: ignore[misc]
         def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:  # noqa: ANN401 - WSGI
             length = int(environ.get("CONTENT_LENGTH") or 0)
-            requests.append(Request(environ["REQUEST_METHOD"], environ["PATH_INFO"], length))
+            requests.append(Request(environ["REQUEST_METHOD"], length))
             return super().__call__(environ, start_response)
 
     plain, threaded_moto_server.DomainDispatcherApplication = (
@@ -71,11 +67,6 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "127.0.0.1,localhost")
 
 
-@pytest.fixture
-def s3(s3_server: S3) -> dict[str, str]:
-    return s3_server.variables
-
-
 def client(variables: dict[str, str]) -> Any:  # noqa: ANN401 - botocore makes its classes as it goes
     import boto3
 
@@ -89,7 +80,7 @@ def client(variables: dict[str, str]) -> Any:  # noqa: ANN401 - botocore makes i
 
 
 def objects(variables: dict[str, str], prefix: str) -> dict[str, bytes]:
-    """Read what really lies in the bucket, past fsspec."""
+    """Read what lies in the bucket, past fsspec."""
     store = client(variables)
     listed = store.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])
     return {one["Key"]: store.get_object(Bucket=BUCKET, Key=one["Key"])["Body"].read() for one in listed}

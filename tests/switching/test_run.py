@@ -69,7 +69,7 @@ def test_isolated_in_a_named_folder_is_kept_and_warm(home: Home) -> None:
     assert len(listed) == 2
     assert not home.json("ls")["entries"]
     home.cachectl("get", "pocl", listed[0], "--root=kept", "-o", "entry")
-    assert home.json("push", "--root=kept", "bundle.zip", "pocl")["total"]["pushed"] == 2
+    assert home.json("push", "--root=kept", "bundle.zip", "pocl")["total"]["placed"] == 2
     refused = home.cachectl("report", "--root=nowhere", check=False)
     assert (refused.returncode, refused.stderr) == (2, "cachectl: --root 'nowhere' is not a directory\n")
     assert (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -240,16 +239,6 @@ def test_only_recognised_files_of_a_home_count(home: Home) -> None:
         assert f"{home.path / name} appeared" in said_of(layer, lines)
         _, lines = prove(home, ["--no-cache"], READ.format(file=name), **mine)
         assert lines[-1] == f"cachectl: proof fails for {layer}"
-
-
-def test_only_recognised_files_of_a_mixed_folder_count(home: Home) -> None:
-    scratch = home.path.parent / "scratch"
-    (scratch / "results").mkdir(parents=True)
-    mine = {"CUDA_CACHE_PATH": str(scratch)}
-    code = f"open({str(scratch / 'results' / 'one')!r}, 'w').close()"
-    assert prove(home, ["--no-cache"], code, **mine)[0] == 0
-    shutil.rmtree(scratch / "results")
-    assert prove(home, ["--no-cache"], f"open({str(scratch / 'new')!r}, 'w').close()", **mine)[0] == 1
 
 
 @pytest.mark.real

@@ -38,7 +38,7 @@ def entry(home: Home, compute_cache: Callable[[Path], None]) -> Path:
 
 
 def test_without_events_no_reading_is_excluded(home: Home, entry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "_Inotify", no_events)
+    monkeypatch.setattr(events, "open_queue", no_events)
     proof = watched(home, entry.read_bytes)
     assert proof.of(Verdict.UNKNOWN) == ("cuda",)
     assert proof.attestations[0].unknown == ("no file events (no such thing here)",)

@@ -16,77 +16,60 @@ from homes import Home
 
 from cachectl.watching.notes import messages_after, read_events
 
-STARTED = {"pid": 7, "at": 1.0, "event": "started"}
-BUILD = {
-    **STARTED,
+STARTED = {"pid": 7, "at": 1.0, "event": "started", "program": ["p"], "host": "h"}
+WHEN = {"pid": 7, "at": 1.0, "start": 1, "end": 2, "thread": 7}
+HIT = {**WHEN, "event": "hit", "layer": "pytools", "dictionary": "loopy-code-gen", "kernels": ["one"]}
+SPAN = {**WHEN, "event": "span", "stage": "launch", "name": "wait"}
+POCL = {"pid": 7, "event": "messages", "layer": "pocl", "lookups": 1, "wrote": ["/nowhere"], "upto": 0}
+BUILD: dict[str, Any] = {
+    **dict.fromkeys(("kind", "source", "options", "platform", "driver"), "text"),
+    **dict.fromkeys(("heard", "failed", "compiled"), True),
+    **{name: [] for name in ("kernels", "devices", "compiles")},
+    **WHEN,
     "event": "build",
     "layer": "pyopencl",
-    "driver": "pocl",
-    "kind": "build",
     "seconds": 0.5,
-    "failed": False,
-    "binary": None,
-    "heard": True,
-    "compiled": True,
-    "kernels": ["one"],
-    "source": "0" * 64,
-    "options": "",
-    "devices": ["cpu"],
-    "platform": "Portable Computing Language",
 }
-POCL = {**STARTED, "event": "messages", "layer": "pocl", "lookups": 1, "wrote": ["/nowhere"], "upto": 0}
-HIT = {**STARTED, "event": "hit", "layer": "pytools", "dictionary": "loopy-code-gen", "kernels": ["one"]}
-SPAN = {**STARTED, "event": "span", "stage": "launch", "name": "wait", "start": 1, "end": 2, "thread": 7}
-NO_NUMBERS: tuple[Any, ...] = ("7", -1, 1.5, True, None, 1 << 70)
-NO_SECONDS: tuple[Any, ...] = ("0.5", None, -1, True, float("nan"), float("inf"), [])
-NO_TEXTS: tuple[Any, ...] = (None, "/a", [1], ["/a\0b"])
-NO_INTERVALS: tuple[Any, ...] = (None, 7, [7], [[1]], [[2, 1]], [[1, 2, 3]], [["1", 2]])
-WRONG: dict[str, list[dict[str, Any]]] = {
-    "no event": [{"event": 7}, {"pid": 7}, {"event": ["hit"], "pid": 7}, {**STARTED, "event": "other"}],
-    "numbers": [{**STARTED, "pid": value} for value in NO_NUMBERS],
-    "seconds": [{**BUILD, "seconds": value} for value in NO_SECONDS],
-    "flags": [{**BUILD, "heard": "yes"}, {**BUILD, "failed": 0}, {**BUILD, "compiled": "no"}, {**BUILD, "binary": []}],
-    "texts": [{**BUILD, "kernels": "one"}, {**BUILD, "kernels": [1]}, {**BUILD, "source": 1}, {**BUILD, "devices": {}}],
-    "layers": [{**HIT, "layer": None}, {**HIT, "dictionary": ["x"]}, {**STARTED, "event": "store"}],
-    "spans": [
-        *({**SPAN, name: value} for name in ("start", "end", "thread") for value in NO_NUMBERS),
-        *({**SPAN, "stage": value} for value in (*NO_TEXTS, "other")),
-        *({**SPAN, "name": value} for value in (*NO_NUMBERS[1:], "a\0b")),
-        {name: value for name, value in SPAN.items() if name != "end"},
-        *({**HIT, "start": value} for value in NO_NUMBERS),
-        *({**STARTED, "monotonic": value} for value in NO_NUMBERS),
-        *({**STARTED, name: 7} for name in ("host", "program")),
-        *({**STARTED, "rank": value} for value in NO_NUMBERS if value is not None),
-        *({**BUILD, "compiles": value} for value in NO_INTERVALS),
-    ],
-    "pocl": [
-        *({**POCL, "upto": value} for value in NO_NUMBERS),
-        *({**POCL, "wrote": value} for value in NO_TEXTS),
-        *({**POCL, "lookups": value} for value in NO_NUMBERS if value is not None),
-        {**STARTED, "event": "messages"},
-        {**BUILD, "driver": 7},
-    ],
-}
+GOOD = (STARTED, HIT, SPAN, POCL, BUILD)
+NO_NUMBERS: tuple[Any, ...] = ("7", -1, 1.5, True, 1 << 70, [])
+NO_SECONDS: tuple[Any, ...] = ("0.5", -1, True, float("nan"), float("inf"), [])
+NO_TEXTS: tuple[Any, ...] = (7, ["x"], {}, "a\0b", True)
+NO_LISTS: tuple[Any, ...] = ("/a", [1], ["/a\0b"], {})
+NO_INTERVALS: tuple[Any, ...] = (7, [7], [[1]], [[1, 2, 3]], [["1", 2]])
+#: Events, their fields, and values that these cannot have.
+WRONG: tuple[tuple[dict[str, Any], tuple[str, ...], tuple[Any, ...]], ...] = (
+    (STARTED, ("pid", "rank"), NO_NUMBERS),
+    (STARTED, ("event", "host"), NO_TEXTS),
+    (STARTED, ("program",), NO_LISTS),
+    (SPAN, ("start", "end", "thread"), NO_NUMBERS),
+    (SPAN, ("stage", "name"), NO_TEXTS),
+    (HIT, ("layer", "dictionary"), NO_TEXTS),
+    (BUILD, ("seconds", "at"), NO_SECONDS),
+    (BUILD, ("heard", "failed", "compiled"), ("yes", 0, [])),
+    (BUILD, ("kernels", "devices"), NO_LISTS),
+    (BUILD, ("source", "driver", "binary"), NO_TEXTS),
+    (BUILD, ("compiles",), NO_INTERVALS),
+    (POCL, ("upto", "lookups"), NO_NUMBERS),
+    (POCL, ("wrote",), NO_LISTS),
+)
 LINES = {
-    **{name: "".join(json.dumps(event) + "\n" for event in events) for name, events in WRONG.items()},
-    "text": 'no event at all\n[]\nnull\n7\n"event"\n{}\n',
-    "bytes": "\x00\x01\udcff\udcfe\n",
-    "depth": "[" * 100_000 + "\n",
-    "digits": '{"event": "started", "pid": ' + "9" * 10_000 + "}\n",
-    "cut": json.dumps(STARTED),
+    "types": [json.dumps({**event, name: value}) for event, names, wrong in WRONG for name in names for value in wrong],
+    "missing": [json.dumps({**event, name: None}) for event in GOOD for name in ("pid", "event")],
+    "needed": [json.dumps({"pid": 7, "event": event["event"]}) for event in (*GOOD, {"event": "other"})],
+    "text": ["no event at all", "[]", "null", "7", '"event"', "{}"],
+    "bytes": ["\x00\x01\udcff\udcfe"],
+    "depth": ["[" * 100_000],
+    "digits": ['{"event": "started", "pid": ' + "9" * 10_000 + "}"],
 }
 
 
 @pytest.mark.parametrize("lines", LINES.values(), ids=LINES)
-def test_a_line_counts_only_if_every_field_has_its_type(tmp_path: Path, lines: str) -> None:
-    good = "".join(json.dumps(event) + "\n" for event in (STARTED, BUILD, POCL, HIT))
-    (tmp_path / "7.events").write_text(good, errors="surrogateescape")
-    assert (len(read_events(tmp_path).events), read_events(tmp_path).unread) == (4, [])
-    (tmp_path / "7.events").write_text(good + lines, errors="surrogateescape")
-    assert (len(read_events(tmp_path).events), read_events(tmp_path).unread) == (
-        4,
-        ["7.events: lines that are no events"],
-    )
+def test_a_line_counts_only_if_every_field_has_its_type(tmp_path: Path, lines: list[str]) -> None:
+    good = "".join(json.dumps(event) + "\n" for event in GOOD)
+    for bad in ("", json.dumps(STARTED), *(f"{line}\n" for line in lines)):
+        (tmp_path / "7.events").write_text(good + bad, errors="surrogateescape")
+        events, unread = read_events(tmp_path)
+        assert (len(events), unread) == (5, ["7.events: lines that are no events"] if bad else []), bad
 
 
 @pytest.mark.thorough
@@ -103,13 +86,13 @@ def test_only_plain_files_of_a_process_are_read_and_only_so_far(tmp_path: Path) 
     (folder / "3.events").mkdir()
     with (folder / "4.messages").open("wb") as sparse:
         sparse.truncate(1 << 40)
-    noted = read_events(folder)
-    assert noted.events == []
-    assert [line.partition(":")[0] for line in noted.unread] == ["1.events", "2.events", "3.events"]
-    assert [len(said) for said in messages_after(folder, noted.events)] == [16 << 20]
+    events, unread = read_events(folder)
+    assert events == []
+    assert [line.partition(":")[0] for line in unread] == ["1.events", "2.events", "3.events"]
+    assert [len(said) for said in messages_after(folder, events)] == [16 << 20]
     with (folder / "5.events").open("wb") as sparse:
         sparse.truncate(1 << 40)
-    assert read_events(folder).unread[-1] == "5.events: over the limit on the size of a trace"
+    assert read_events(folder)[1][-1] == "5.events: over the limit on the size of a trace"
 
 
 PLANT = """
@@ -127,7 +110,7 @@ sys.exit(7)
 def test_whatever_lies_in_the_folder_the_status_is_the_commands(home: Home) -> None:
     document = home.path / "trace.json"
     options = ("--explain", "--json", str(document))
-    lines = [text.replace("\0", "") for text in LINES.values()]
+    lines = ["\n".join(lines).replace("\0", "") for lines in LINES.values()]
     done = home.cachectl("trace", *options, "--", sys.executable, "-c", PLANT, *lines, check=False)
     assert done.returncode == 7
     assert "Traceback" not in done.stderr

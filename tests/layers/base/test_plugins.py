@@ -244,7 +244,7 @@ def test_it_travels_with_all_others(
     sampled.run(*TOYC, "axpy", "dot")
     bundle = str(tmp_path / "bundle.zip")
     pushed = {layer["layer"]: layer for layer in sampled.json("push", bundle)["layers"]}
-    assert (pushed["toyc"]["pushed"], pushed["toyc"]["sensitive"]) == (2, "names of your kernels")
+    assert (pushed["toyc"]["placed"], pushed["toyc"]["sensitive"]) == (2, "names of your kernels")
     elsewhere = beside(new_home(tmp_path / "elsewhere"), installed)
     said = elsewhere.cachectl("pull", bundle, "--trust", "--dry-run").stdout
     assert "toyc: 2 will hit" in said

@@ -115,8 +115,9 @@ def test_entries_are_not_labelled_with_one_of_several_drivers(
     other = new_home(tmp_path / "other")
     for name, variables in there.items():
         store = str(tmp_path / name)
-        (pushed,) = home.json("push", store, "pocl", **variables)["layers"]
-        label = {fact: pushed["fingerprint"][fact] for fact in ("PoCL", "PoCL library")}
+        home.cachectl("push", store, "pocl", **variables)
+        (key,) = home.json("store", "ls", store)["keys"]
+        label = {fact: key["fingerprint"][fact] for fact in ("PoCL", "PoCL library")}
         library = Path(Path(debian_pocl.variables["OCL_ICD_VENDORS"]).read_text().strip()).resolve()
         assert label == {"PoCL": None, "PoCL library": library.name if name == "one" else None}
         for here in ({}, both):

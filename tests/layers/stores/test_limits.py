@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from tiers import thorough
 from worlds import synthetic_world
+
+from cachectl.exchange.folder import FolderPlace
+from cachectl.exchange.format import Item, Pack, Part, StoreKey, file_of
 
 if TYPE_CHECKING:
     from homes import Home
@@ -60,6 +66,44 @@ def cachectl(home: Path, *arguments: str, source: int | None = None) -> Done:
     return Done(done.returncode, done.stdout, stderr, int(peak))
 
 
+# ---------------------------------------------------------------------- stores
+
+
+def store_with(folder: Path, text: bytes) -> Path:
+    """Make a store with one index part of a text."""
+    place, key = FolderPlace(folder), StoreKey("pocl", {})
+    place.write(f"index/key-{key.name}", key.to_bytes())
+    file = file_of(text)
+    place.write(f"index/1-{key.name}-{hashlib.sha256(file).hexdigest()}", file)
+    return folder
+
+
+def part(items: Iterable[Item]) -> bytes:
+    pack = Pack("0" * 64, 1, 1)
+    return Part(1, StoreKey("pocl", {}), tuple(replace(item, pack=pack) for item in items)).to_bytes()
+
+
+def refused(home: Home, store: Path, *trust: str, because: str) -> Done:
+    """Pull from a store, which one line refuses."""
+    done = cachectl(home.path, "pull", str(store), *trust)
+    assert (done.status, because in done.stderr, len(done.stderr.splitlines())) == (1, True, 1)
+    return done
+
+
+def test_an_untrusted_part_takes_little_memory(home: Home, tmp_path: Path) -> None:
+    """It is unpacked up to a limit, and not parsed."""
+    digests = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(25_000)]
+    detail = {f"d{place}": "" for place in range(60)}
+    text = part(Item("pocl", digest, "f", 0, digest, detail) for digest in digests)
+    assert 16 * MIB < len(text) < 32 * MIB
+    store = store_with(tmp_path / "store", text)
+    allowed = tmp_path / "allowed"
+    allowed.touch()
+    assert refused(home, store, "--allowed-signers", str(allowed), because="not signed").peak < PLAIN
+    bomb = store_with(tmp_path / "bomb", b"[[]" + b",[]" * (22 << 20) + b"]")
+    assert refused(home, bomb, "--trust", because="bomb").peak < PLAIN
+
+
 def test_a_push_holds_a_large_entry_once_more_than_its_file(home: Home, tmp_path: Path) -> None:
     program = home.path / ".cache" / "pocl" / "kcache" / "AB" / "ABCDEFGHIJKLMNOPABCDEFGHIJKLMNOPABCDE"
     program.mkdir(parents=True)
@@ -100,6 +144,14 @@ def test_the_folder_of_temporary_files_is_not_filled(home: Home, tmp_path: Path)
     assert f"{small} has no room for -" in done.stderr
     # The copy has no name, and goes with the process.
     assert int(done.stdout) == 40 * MIB
+
+
+@pytest.mark.parametrize("character", ["\n", "\x1b", "\x9b", "\u202e"])
+def test_keys_with_control_characters_are_refused_before_anything_is_written(
+    home: Home, tmp_path: Path, character: str
+) -> None:
+    item = Item("pocl", f"AB/kernel{character}", "f", 1, hashlib.sha256(b"x").hexdigest())
+    refused(home, store_with(tmp_path / "store", part([item])), "--trust", because="holds control characters")
 
 
 # ---------------------------------------------------------------------- files of holes

@@ -1,0 +1,153 @@
+"""Results of copies between layers, stores and files, which ``push`` and ``pull`` share, and how they are shown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from cachectl.layers.base.facts import AsJson, Entry, Note, total
+from cachectl.layers.base.parts import Outlook
+from cachectl.table import Column, Table, Whole, count, counts, size, sizes
+
+if TYPE_CHECKING:
+    from cachectl.options import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """The number of entries of a layer with the same outlook."""
+
+    outlook: Outlook
+    entries: int
+    as_json: ClassVar[AsJson] = AsJson(flat=("outlook",))
+
+
+@dataclass
+class Moved:
+    """What was done with the entries of one layer so far, or (in a dry run) would be done.
+
+    ``there`` counts those that the target had, ``kept`` lists different ones that it keeps, and ``cannot_hit`` counts
+    those that cannot be hit here and were not placed. ``outlooks`` counts the new entries, and those that cannot be
+    hit. ``sensitive`` says what pushed entries reveal. ``entries`` are those that a dry run would place.
+    """
+
+    layer: str
+    placed: int = 0
+    bytes: int = 0
+    there: int = 0
+    cannot_hit: int = 0
+    kept: list[Note] = field(default_factory=list)
+    skipped: list[Note] = field(default_factory=list)
+    failed: list[Note] = field(default_factory=list)
+    outlooks: Counter[Outlook] = field(default_factory=Counter)
+    sensitive: str | None = None
+    entries: list[Entry] | None = None
+    as_json: ClassVar[AsJson] = AsJson(
+        also=("foreseen",), hidden=("outlooks",), optional=("entries",), names={"foreseen": "outlook"}
+    )
+
+    @property
+    def foreseen(self) -> tuple[Foreseen, ...]:
+        """Return the outlooks, each with its number of entries."""
+        return tuple(Foreseen(seen, number) for seen, number in self.outlooks.items())
+
+    def plan(self, entries: Iterable[Entry]) -> None:
+        """Count and list what would be placed."""
+        self.entries = [*(self.entries or ()), *entries]
+        self.placed = len(self.entries)
+        self.bytes = sum(entry.bytes for entry in self.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class MovedTotal:
+    """The sums over all layers."""
+
+    placed: int
+    bytes: int
+    there: int
+    cannot_hit: int
+    kept: int
+    skipped: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What a push or a pull did with each layer, or (``dry_run``) would do.
+
+    ``url`` names the target, or the sources. ``digest`` pins the content of a store; it is ``None`` for other and for
+    several sources. ``moved`` is the number of bytes that were uploaded, or of packs that were downloaded. ``trusted``
+    says why entries were taken, ``unread`` lists by layer what cannot be hit here, and ``left_out`` the index parts
+    that nothing shows to be trusted.
+    """
+
+    url: str
+    digest: str | None
+    moved: int
+    layers: tuple[Moved, ...] = ()
+    dry_run: bool = False
+    trusted: tuple[str, ...] = ()
+    unread: tuple[Note, ...] = ()
+    left_out: tuple[Note, ...] = ()
+    as_json: ClassVar[AsJson] = AsJson("cachectl/transfer/1", also=("total",))
+
+    @property
+    def total(self) -> MovedTotal:
+        """Return the sums over all layers."""
+        return total(MovedTotal, self.layers)
+
+    @property
+    def failed(self) -> bool:
+        """Return whether an entry or a layer could not be read or placed."""
+        return any(layer.failed for layer in self.layers)
+
+
+def table(done: Transfer, request: Request) -> Table[Any]:
+    """Return what was placed: layers, or in a dry run entries."""
+    if not done.dry_run:
+        return Table(_columns("placed"), done.layers)
+    from cachectl.verbs.ls import columns
+
+    return Table(columns(request.now), [entry for layer in done.layers for entry in layer.entries or ()])
+
+
+def _columns(verb: str) -> tuple[Column[Moved], ...]:
+    return (
+        Column("layer", lambda layer: layer.layer),
+        counts(verb, lambda layer: layer.placed),
+        sizes("size", lambda layer: layer.bytes),
+        counts("there", lambda layer: layer.there),
+        counts("differ", lambda layer: len(layer.kept)),
+        counts("cannot hit", lambda layer: layer.cannot_hit),
+        counts("failed", lambda layer: len(layer.failed)),
+    )
+
+
+def show(done: Transfer, request: Request) -> Iterator[object]:
+    """Yield what was or would be placed, whether programs here will hit it, and what was left alone."""
+    if done.dry_run and (entries := table(done, request)).rows:
+        yield entries
+        yield ""
+    if rows := [layer for layer in done.layers if layer != Moved(layer.layer)]:
+        yield Table(_columns("would place" if done.dry_run else "placed"), rows)
+    else:
+        verb = request.options.verb
+        request.notice(f"no entry to {verb} in {', '.join(layer.layer for layer in done.layers) or 'the layers here'}")
+    yield ""
+    yield Whole(f"{done.url}: {size(done.moved)} moved")
+    if done.digest is not None:
+        yield Whole(f"digest {done.digest}")
+    for why in done.trusted:
+        yield Whole(f"trusted: {why}")
+    for layer in done.layers:
+        for seen in layer.foreseen:
+            yield Whole(f"{layer.layer}: {count(seen.entries)} {seen.outlook.words}")
+        if layer.sensitive is not None:
+            request.notice(f"{layer.layer}: it now holds {layer.sensitive}")
+        for what, notes in (("skipped", layer.skipped), ("kept", layer.kept), ("failed", layer.failed)):
+            request.warn_notes(f"{layer.layer}: {what}:", notes)
+    for note in done.unread:
+        yield Whole(f"{note.key}: {note.because}")
+    request.warn_notes("not trusted:", done.left_out)
