@@ -23,8 +23,6 @@ DOCUMENTS: Final = (
     "cachectl.verbs.report:Report",
     "cachectl.listing:Listing",
     "cachectl.findings:Findings",
-    "cachectl.verbs.layers:Layers",
-    "cachectl.config:Config",
     "cachectl.removal:PurgeResult",
     "cachectl.watching.trace:Trace",
     "cachectl.verbs.bench:Bench",

@@ -18,12 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was found, whether that makes the verb fail, and what was not checked by layer."""
+    """What was found, and what was not checked by layer."""
 
     findings: tuple[Finding, ...]
-    failed: bool
     not_checked: Mapping[str, str] | None = None
-    as_json: ClassVar[AsJson] = AsJson("cachectl/findings/1", hidden=("failed",), optional=("not_checked",))
+    as_json: ClassVar[AsJson] = AsJson("cachectl/findings/1", optional=("not_checked",))
+
+    @property
+    def failed(self) -> bool:
+        """Return whether anything is damaged, or worse than harmless."""
+        return any(finding.thing or finding.severity is not Severity.HARMLESS for finding in self.findings)
 
 
 def damage(layers: Iterable[Layer]) -> Findings:
@@ -44,7 +48,7 @@ def damage(layers: Iterable[Layer]) -> Findings:
                     not_checked[layer.name] = layer.store.unchecked
             except FAILURES as error:  # noqa: PERF203 - one must not end the rest
                 findings.append(failure(layer, root.path, error))
-    return Findings(tuple(findings), bool(findings), not_checked)
+    return Findings(tuple(findings), not_checked)
 
 
 def failure(layer: Layer, place: Path, error: Exception) -> Finding:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -17,28 +18,11 @@ from cachectl.layers.base.registry import BUILT_IN, Broken, built_in_layer, plug
 
 def warn_user(line: str) -> None:
     """Issue a line as a :class:`RuntimeWarning`."""
-    import warnings
-
     warnings.warn(line, RuntimeWarning, stacklevel=3)
-
-
-class _Announced(tuple[Layer, ...]):  # noqa: SLOT001 - a tuple has no slots for more
-    """Layers of which each is announced before its turn, and nothing (an empty name) after the last."""
-
-    announce: Callable[[str], None]
-
-    def __iter__(self) -> Iterator[Layer]:
-        for layer in super().__iter__():
-            self.announce(layer.name)
-            yield layer
-        self.announce("")
 
 
 class LayerSet:
     """Every cache layer as one environment (by default this process's) resolves it; each is made when it is used."""
-
-    #: Gets the name of each layer that :meth:`named` returned when a verb begins with it.
-    announce: Callable[[str], None] | None = None
 
     def __init__(self, environment: Environment | None = None, *, plugins: bool = True, shared: bool = False) -> None:
         """Resolve the layers; ``shared`` says that other users who can write to a cache are trusted."""
@@ -85,19 +69,16 @@ class LayerSet:
             if name not in self._made:
                 self._made[name] = built_in_layer(name, self.environment)
             return self._made[name]
-        try:
-            return self._plugged[0][name]
-        except KeyError as error:
-            raise self.no_layer(name, [*BUILT_IN, *self._plugged[0]]) from error
+        if name not in self._plugged[0]:
+            raise self.no_layer(name, [*BUILT_IN, *self._plugged[0]])
+        return self._plugged[0][name]
 
     def no_layer(self, name: str, known: Iterable[str]) -> BadRequest:
         """Return the error for a name that no layer has, with the reason if a plug-in of that name was left out."""
-        why = "; ".join(plugin.why for plugin in self.broken if plugin.name == name)
-        if why:
+        if why := "; ".join(plugin.why for plugin in self.broken if plugin.name == name):
             return BadRequest(f"the plug-in {name} was left out: {why}")
         names = tuple(known)
-        known_as = did_you_mean(name, names)
-        return BadRequest(f"unknown layer {name!r}{known_as or '; there are ' + ', '.join(names)}")
+        return BadRequest(f"unknown layer {name!r}{did_you_mean(name, names) or '; there are ' + ', '.join(names)}")
 
     def portability(self, name: str) -> Portability | None:
         """Return the portability part of a layer; ``None`` if the layer has none, or is not here."""
@@ -108,21 +89,13 @@ class LayerSet:
 
         Raises :class:`BadRequest` for a name that no layer has.
         """
-        chosen = tuple(self[name] for name in dict.fromkeys(names)) or tuple(self)
-        if self.announce is None:
-            return chosen
-        announced = _Announced(chosen)
-        announced.announce = self.announce
-        return announced
+        return tuple(self[name] for name in dict.fromkeys(names)) or tuple(self)
 
     def clearable(self) -> tuple[Layer, ...]:
         """Return what ``purge --all`` means: every user layer that a rerun refills."""
         return tuple(layer for layer in self if layer.about.scope is Scope.USER and not layer.about.precious)
 
     def chosen(self, names: Iterable[str]) -> tuple[Layer, ...]:
-        """Return the layers of these names, each once; every clearable one where none is named.
-
-        Raises :class:`BadRequest` for a name that no layer has.
-        """
-        named = tuple(names)
-        return self.named(named) if named else self.clearable()
+        """Return the layers of these names as :meth:`named` does; every clearable one where none is named."""
+        names = tuple(names)
+        return self.named(names) if names else self.clearable()

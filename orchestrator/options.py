@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import argparse
 import os
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
+from cachectl.layers.base import errors
+
+# Layers are imported when they are asked for: --help and --version need none.
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from contextlib import AbstractContextManager
-    from typing import NoReturn
-
     from cachectl.config import Config
     from cachectl.exchange.trust import Trust
     from cachectl.layer_set import LayerSet
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.facts import Note
-    from cachectl.layers.base.layer import Layer
     from cachectl.layers.base.selection import Selection
     from cachectl.output_files import Kind, OutputFile
-
-#: Verbs that show broken plug-ins themselves.
-_SHOWING_PLUGINS: Final = frozenset({"report", "layers", "doctor"})
 
 
 class Step(NamedTuple):
@@ -37,20 +33,11 @@ class Step(NamedTuple):
 class Request:
     """What a verb is given by the command line: the options that were typed, and the command after ``--``.
 
-    ``words`` is the whole line. ``output`` is the module that prints. ``environment`` is the one that
-    :func:`~cachectl.cli.main.main` was given, by default this process's.
+    ``words`` is the whole line. ``output`` is the module that prints: ``say`` prints tables and lines for people,
+    ``notice`` a line on standard error, ``tell`` tables, lines and bytes there, ``warn_notes`` the first notes;
+    ``progress`` yields a function to call with what is done, or with each :class:`Step`. ``environment`` is the one
+    that :func:`~cachectl.cli.main.main` was given, by default this process's.
     """
-
-    #: Prints a line for people on standard error.
-    notice: Callable[[str], None]
-    #: Prints tables and lines for people.
-    say: Callable[[Iterable[object]], None]
-    #: Prints tables and lines on standard error, and bytes as they are.
-    tell: Callable[[Iterable[object]], None]
-    #: Prints the first notes, and how many more there are, on standard error.
-    warn_notes: Callable[[str, Sequence[Note]], None]
-    #: Yields a function to call with each step of long work; on a terminal it shows a bar.
-    progress: Callable[[], AbstractContextManager[Callable[[Step], None]]]
 
     def __init__(
         self,
@@ -65,8 +52,11 @@ class Request:
         self.command = list(command)
         self._given = environment
         self._output = output
-        self.notice, self.say, self.tell = output.warn, output.say, output.tell
-        self.warn_notes, self.progress = output.warn_notes, output.progress
+        self.notice: Callable[[str], None] = output.warn
+        self.say: Callable[[Iterable[object]], None] = output.say
+        self.tell: Callable[[Iterable[object]], None] = output.tell
+        self.warn_notes: Callable[[str, Sequence[Note]], None] = output.warn_notes
+        self.progress: Callable[[], AbstractContextManager[Callable[[str | Step], None]]] = output.progress
 
     # ------------------------------------------------------------------ what it is about
 
@@ -74,21 +64,24 @@ class Request:
     def _here(self) -> Environment:
         """The environment without options and settings."""
         from cachectl.layers.base.environment import Environment, process_variable
-        from cachectl.layers.base.errors import CachectlError
 
+        if self._given is not None:
+            return self._given
         try:
             os.getcwd()
         except OSError as error:
             where = process_variable("PWD") or "the working folder"
-            raise CachectlError(
+            raise errors.CachectlError(
                 f"{where}: {error.strerror}; the working folder has gone or is closed to you, cd to another"
             ) from error
-        return Environment.here() if self._given is None else self._given
+        return Environment.here()
 
     @cached_property
     def environment(self) -> Environment:
         """The environment, with the options and settings that change how caches are read and changed."""
         from dataclasses import replace
+
+        from cachectl.layers.base.environment import is_configured
 
         here, given = self._here, vars(self.options)
         if (below := given.get("below")) is not None:
@@ -96,7 +89,7 @@ class Request:
 
             here = environment_below(here, below)
         wait, shared, pythons = given.get("wait"), given.get("shared", False), given.get("python", ())
-        if self._is_configured:
+        if is_configured(self._here):
             wait = self.config.get("wait") if wait is None else wait
             shared = shared or bool(self.config.get("shared"))
             pythons = pythons or self.config.interpreters
@@ -111,20 +104,12 @@ class Request:
     @property
     def changes_user(self) -> bool:
         """Return whether the verb is about other users. Raises :class:`CachectlError` if only root could do that."""
-        from cachectl.layers.base.errors import CachectlError
-
         given = vars(self.options)
         if not given.get("user") and not given.get("all_users"):
             return False
         if not hasattr(os, "geteuid") or os.geteuid():
-            raise CachectlError("only root may become other users: sudo cachectl …")
+            raise errors.CachectlError("only root may become other users: sudo cachectl …")
         return True
-
-    @cached_property
-    def _is_configured(self) -> bool:
-        from cachectl.layers.base.environment import is_configured
-
-        return is_configured(self._here)
 
     @cached_property
     def stack(self) -> LayerSet:
@@ -134,7 +119,7 @@ class Request:
         stack = LayerSet(self.environment)
         options = vars(self.options)
         # A verb about all layers is incomplete without them.
-        if options["verb"] not in _SHOWING_PLUGINS and not (options.get("layers") or options.get("layer")):
+        if not options.get("layers") and not options.get("layer"):
             for plugin in stack.broken:
                 self.notice(f"plug-in {plugin.name}: {plugin.why}")
         return stack
@@ -167,37 +152,24 @@ class Request:
         """Raise :class:`BadRequest`, with the corrected line, unless the command is behind ``--``, all of it."""
         import shlex
 
-        from cachectl.layers.base.errors import BadRequest
-
         if unexpected := getattr(self.options, "unexpected", []):
             at = (self.words.index("--") if "--" in self.words else len(self.words)) - len(unexpected)
             before, after = self.words[:at], self.words[at:]
+            what, line = "write -- before the command", [*before, "--", *after]
             if self.command and len(unexpected) == 1 and before[-1] == "--isolated":
                 what, line = "write the folder after =", [*before[:-1], f"--isolated={unexpected[0]}", *after[1:]]
-            else:
-                what, line = "write -- before the command", [*before, "--", *after]
-            raise BadRequest(f"{what}: {shlex.join(['cachectl', *line])}")
+            raise errors.BadRequest(f"{what}: {shlex.join(['cachectl', *line])}")
         if not self.command:
             self.misuse("end the line with -- and the command to run")
-
-    def key(self, text: str, layers: Iterable[Layer]) -> str:
-        """Return the key that a text begins, and name it if it was not typed as a whole."""
-        from cachectl.listing import full_key
-
-        key = full_key(layers, text)
-        if key != text:
-            self.notice(f"{text}: the key {key}")
-        return key
 
     def selection(self) -> Selection:
         """Return which entries were selected."""
         from cachectl.layers.base.selection import Selection, parse_age
 
-        options, key = self.options, self.options.key
-        # What purge and push mean without a layer has no tuning results, but their keys are of another form.
+        options = self.options
         return Selection(
             kernel=options.kernel,
-            key=None if key is None else self.key(key, self.stack.named(options.layers)),
+            key=options.key,
             before=None if options.older_than is None else self.now - parse_age(options.older_than),
             stale=options.stale,
         )
@@ -225,13 +197,10 @@ class Request:
 
     @contextmanager
     def working(self, what: str) -> Iterator[None]:
-        """Show a spinner on a terminal, with the layer that a reading verb has come to."""
-        with self._output.working(what) as show:
-            self.stack.announce = lambda layer: show(f"{what} {layer}".rstrip())
-            try:
-                yield
-            finally:
-                self.stack.announce = None
+        """Say on a terminal what is being done."""
+        with self.progress() as show:
+            show(what)
+            yield
 
     def write_json(self, fact: object, file: OutputFile) -> None:
         """Write a fact to a file as a JSON document."""
@@ -314,9 +283,7 @@ ONE_LAYER: Final = Option("layer", metavar="LAYER", help="the layer that keeps t
 LAYER: Final = Option(
     "--layer", action="append", default=[], dest="layers", metavar="LAYER", help="only this one; may be repeated"
 )
-KEY: Final = Option(
-    "key", metavar="KEY", help="the entry's key, as cachectl ls -q prints it; get takes the beginning of one"
-)
+KEY: Final = Option("key", metavar="KEY", help="the entry's key, as cachectl ls -q prints it")
 DRY_RUN: Final = Option("-n", "--dry-run", action="store_true", help="list what would go, and touch nothing")
 VERBOSE: Final = Option("-v", "--verbose", action="store_true")
 #: Of verbs that remove entries.
@@ -357,7 +324,7 @@ SELECTION: Final = Group(
         Option("--kernel", metavar="GLOB", help="entries of kernels whose name matches"),
         Option("--older-than", metavar="AGE", help="not changed or used for 30d, 12h, 2w"),
         Option("--stale", action="store_true", help="entries that no known Python or driver can hit any more"),
-        Option("--key", metavar="KEY", help="the entry of this key, or of the only one that begins so (4 characters)"),
+        Option("--key", metavar="KEY", help="the entry of this key"),
     )
 )
 #: What a store can lie in.

@@ -73,40 +73,49 @@ class OutputFile:
 
         Raises :class:`BadRequest` for an invalid name, :class:`FileInTheWay` for a file that cachectl did not write.
         """
-        if self.name in self.layers:
+        name, shown, status = self.name, printable(self.name), _status_of(self.name)
+        if name in self.layers:
+            raise BadRequest(f"{name!r} is a layer, not a FILE: write the FILE before the layers, or ./{name}")
+        if self.kind.is_binary and (sys.stdout.isatty() if name == STREAM else _is_terminal(name)):
             raise BadRequest(
-                f"{self.name!r} is a layer, not a FILE: write the FILE before the layers, or ./{self.name}"
+                f"{self.kind.what} is binary and is not printed to a terminal; name a FILE, or redirect the output"
             )
-        if self.name == STREAM or _is_terminal(self.name):
-            if self.kind.is_binary and (self.name != STREAM or sys.stdout.isatty()):
-                raise BadRequest(
-                    f"{self.kind.what} is binary and is not printed to a terminal; name a FILE, or redirect the output"
-                )
+        # A folder is refused later. A device, a pipe and the shell's redirection are written to.
+        if self.force or status is None or not stat.S_ISREG(status.st_mode) or _is_standard_output(status):
             return
-        if self.force or not (head := self._head()) or self.kind.is_begun_by(head):
-            return
-        shown = printable(self.name)
-        raise FileInTheWay(f"{shown} exists and is not {self.kind.what}; name another file, or replace it with --force")
+        try:
+            with open(name, "rb") as file:
+                head = file.read(_HEAD)
+        except OSError as error:
+            reason = f"exists and cannot be read ({error.strerror}); --force replaces it unread"
+            raise FileInTheWay(f"{shown} {reason}") from error
+        if head and not self.kind.is_begun_by(head):
+            reason = f"exists and is not {self.kind.what}; name another file, or replace it with --force"
+            raise FileInTheWay(f"{shown} {reason}")
 
     def write(self, chunks: Iterable[bytes]) -> None:
-        """Write the file whole or not at all. Checks again, because the place may have changed."""
-        self.demand()
-        write_chunks(self.name, chunks)
+        """Write the file next to its place and rename it into place, so that readers never see half of it.
 
-    def _head(self) -> bytes:
-        """Return the first bytes of the file that would be replaced; empty if there is none."""
-        mode = _mode_of(self.name)
-        # A folder is refused later. A device, a pipe and the shell's redirection are written to.
-        if mode is None or not stat.S_ISREG(mode) or _is_standard_output(self.name):
-            return b""
+        ``-`` is standard output. A device or a pipe cannot be renamed over: it is opened and written to. Checks again,
+        because the place may have changed.
+        """
+        self.demand()
+        name, status = self.name, _status_of(self.name)
+        if name != STREAM and (not name or name.endswith(os.sep) or (status and stat.S_ISDIR(status.st_mode))):
+            raise BadRequest(f"{name!r} is not a valid name of a file")
         try:
-            with open(self.name, "rb") as file:
-                return file.read(_HEAD)
+            if name == STREAM or (status is not None and _is_standard_output(status)):
+                # Standard output may be a file with earlier content, which stays.
+                write_all(1, chunks)
+            elif status is not None and not stat.S_ISREG(status.st_mode):
+                with open(name, "wb", buffering=0) as file:
+                    write_all(file.fileno(), chunks)
+            else:
+                replace_file(os.path.realpath(name), chunks)
         except OSError as error:
-            shown = printable(self.name)
-            raise FileInTheWay(
-                f"{shown} exists and cannot be read ({error.strerror}); --force replaces it unread"
-            ) from error
+            # Name the given file in the error, not the stage.
+            error.filename, error.filename2 = "standard output" if name == STREAM else name, None
+            raise
 
 
 def demand_targets(*outputs: OutputFile | None) -> None:
@@ -117,33 +126,32 @@ def demand_targets(*outputs: OutputFile | None) -> None:
     """
     places: set[str] = set()
     for output in filter(None, outputs):
-        _demand_place(output.name)
-        where = os.path.realpath(output.name)
+        name, where = output.name, os.path.realpath(output.name)
+        folder = os.path.dirname(where if os.path.islink(name) else name) or "."
+        if os.path.isdir(name):
+            raise BadRequest(f"{name!r} is a folder; name a file in it")
+        if name != STREAM and not os.path.exists(name):
+            if not os.path.isdir(folder):
+                raise BadRequest(f"{name!r}: the folder does not exist; make {printable(folder)} first")
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise BadRequest(f"{name!r}: {printable(folder)} cannot be written; name a file elsewhere")
         if where in places and os.path.isfile(where) == os.path.exists(where):
-            raise BadRequest(f"{output.name!r} is named twice; name a file for each output")
+            raise BadRequest(f"{name!r} is named twice; name a file for each output")
         places.add(where)
         output.demand()
 
 
-def _demand_place(name: str) -> None:
-    """Raise :class:`BadRequest` if no file can be written there."""
-    if os.path.isdir(name):
-        raise BadRequest(f"{name!r} is a folder; name a file in it")
-    if name == STREAM or os.path.exists(name):
-        return
-    folder = os.path.dirname(os.path.realpath(name) if os.path.islink(name) else name)
-    if folder and not os.path.isdir(folder):
-        raise BadRequest(f"{name!r}: the folder does not exist; make {printable(folder)} first")
-    if not os.access(folder or ".", os.W_OK | os.X_OK):
-        raise BadRequest(
-            f"{name!r}: {printable(folder) or 'the working folder'} cannot be written; name a file elsewhere"
-        )
+def _status_of(name: str) -> os.stat_result | None:
+    """Return the status of the file that a name leads to; ``None`` if there is none, and for the stream."""
+    try:
+        return None if name == STREAM else os.stat(name)
+    except FileNotFoundError:
+        return None
 
 
 def _is_terminal(name: str) -> bool:
-    """Return whether a name leads to a terminal."""
-    mode = _mode_of(name)
-    if mode is None or not stat.S_ISCHR(mode):
+    status = _status_of(name)
+    if status is None or not stat.S_ISCHR(status.st_mode):
         return False
     try:
         with open(name, "rb", buffering=0) as file:
@@ -152,49 +160,8 @@ def _is_terminal(name: str) -> bool:
         return False
 
 
-def write_chunks(name: str, chunks: Iterable[bytes]) -> None:
-    """Write a file next to its place and rename it into place, so that readers never see half of it.
-
-    ``-`` is standard output. A device or a pipe cannot be renamed over: it is opened and written to. Raises
-    :class:`BadRequest` for an invalid name of a file.
-    """
-    if name == STREAM:
-        try:
-            write_all(1, chunks)
-        except OSError as error:
-            error.filename = "standard output"
-            raise
-        return
-    mode = _mode_of(name)
-    if not name or name.endswith(os.sep) or (mode is not None and stat.S_ISDIR(mode)):
-        raise BadRequest(f"{name!r} is not a valid name of a file")
-    if mode is not None and _is_standard_output(name):
-        # Standard output may be a file with earlier content, which stays.
-        write_all(1, chunks)
-        return
-    if mode is not None and not stat.S_ISREG(mode):
-        with open(name, "wb", buffering=0) as file:
-            write_all(file.fileno(), chunks)
-        return
+def _is_standard_output(status: os.stat_result) -> bool:
     try:
-        replace_file(os.path.realpath(name), chunks)
-    except OSError as error:
-        # Name the given file in the error, not the stage.
-        error.filename, error.filename2 = name, None
-        raise
-
-
-def _mode_of(name: str) -> int | None:
-    """Return the mode of the file that a name leads to; ``None`` if there is none."""
-    try:
-        return os.stat(name).st_mode
-    except FileNotFoundError:
-        return None
-
-
-def _is_standard_output(name: str) -> bool:
-    """Return whether a name leads to the file that standard output is open on."""
-    try:
-        return os.path.samestat(os.stat(name), os.fstat(1))
+        return os.path.samestat(status, os.fstat(1))
     except OSError:
         return False

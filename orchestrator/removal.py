@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from cachectl import table as tables
 from cachectl.layers.base.errors import FAILURES, plural, reason_of
 from cachectl.layers.base.facts import Ability, AsJson, Note, Outcome, Plan, total
 from cachectl.layers.base.layer import require_changeable
-from cachectl.table import Column, Table, ages, count, counts, size, sizes
 
 if TYPE_CHECKING:
-    from cachectl.layers.base.environment import Environment
+    from cachectl.layer_set import LayerSet
     from cachectl.layers.base.facts import Removable
     from cachectl.layers.base.layer import Layer
     from cachectl.options import Request
@@ -34,15 +34,11 @@ class PurgeTotal:
 
 @dataclass(frozen=True, slots=True)
 class PurgeResult:
-    """The outcome of a removal, or (``dry_run``) its plan, layer by layer.
-
-    ``lacks_key`` says that no layer has the key that was to be removed.
-    """
+    """The outcome of a removal, or (``dry_run``) its plan, layer by layer."""
 
     dry_run: bool
     layers: tuple[Outcome, ...]
-    lacks_key: bool = False
-    as_json: ClassVar[AsJson] = AsJson("cachectl/purge/1", also=("total",), hidden=("lacks_key",))
+    as_json: ClassVar[AsJson] = AsJson("cachectl/purge/1", also=("total",))
 
     def __repr__(self) -> str:
         return f"PurgeResult(dry_run={self.dry_run}, total={self.total})"
@@ -55,7 +51,7 @@ class PurgeResult:
     @property
     def failed(self) -> bool:
         """Return whether anything failed or was refused."""
-        return self.lacks_key or any(outcome.failed for outcome in self.layers)
+        return any(outcome.failed for outcome in self.layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +81,11 @@ class PurgePlan:
         outcomes = {}
         for layer, plan in sorted(self.parts, key=lambda part: part[0].store.clearing_needs_room):
             outcome = Outcome(plan.layer, skipped=plan.skipped, failed=plan.failed)
-            if plan.entries:
-                try:
-                    outcome = layer.clear(plan)
-                except FAILURES as error:
-                    outcome = outcome.plus(_failure(layer, error).outcome)
-            outcomes[layer.name] = outcome
-        return PurgeResult(dry_run=False, layers=tuple(outcomes[layer.name] for layer, _ in self.parts))
-
-
-def _failure(layer: Layer, error: Exception) -> Plan:
-    return Plan(layer.name, failed=(Note("*", reason_of(error)),))
+            try:
+                outcomes[layer] = layer.clear(plan) if plan.entries else outcome
+            except FAILURES as error:
+                outcomes[layer] = outcome.plus(Outcome(plan.layer, failed=(Note("*", reason_of(error)),)))
+        return PurgeResult(dry_run=False, layers=tuple(outcomes[layer] for layer, _ in self.parts))
 
 
 def planned(layer: Layer, plan: Callable[[], Plan]) -> tuple[Layer, Plan]:
@@ -103,14 +93,23 @@ def planned(layer: Layer, plan: Callable[[], Plan]) -> tuple[Layer, Plan]:
     try:
         return layer, plan()
     except FAILURES as error:
-        return layer, _failure(layer, error)
+        return layer, Plan(layer.name, failed=(Note("*", reason_of(error)),))
 
 
-def recover(layers: Iterable[Layer]) -> None:
-    """Finish or roll back interrupted writes; called before a removal is planned that will be applied.
+def carry_out(
+    stack: LayerSet,
+    layers: tuple[Layer, ...],
+    plan: Callable[[], PurgePlan],
+    notice: Callable[[str], None],
+    *,
+    dry_run: bool,
+) -> PurgeResult:
+    """Return the plan of a removal from some layers (``dry_run``), or apply it; then remove what killed commands left.
 
-    Planning handles most interrupted writes without that, but not those of more than 1 GiB.
+    Before that, interrupted writes are finished or rolled back: planning handles those of less than 1 GiB without.
     """
+    if dry_run:
+        return plan().result
     for layer in layers:
         # The plan of a layer names its failure.
         with suppress(*FAILURES):
@@ -118,42 +117,41 @@ def recover(layers: Iterable[Layer]) -> None:
                 with suppress(*FAILURES):
                     require_changeable(layer, root)
                     layer.store.recover(root)
-
-
-def remove_leftovers(environment: Environment, notice: Callable[[str], None]) -> None:
-    """Remove temporary folders of killed commands; ``notice`` gets a line if there were any."""
+    result = plan().apply()
     from cachectl.switching.isolated import remove_abandoned
 
-    if left := remove_abandoned(environment):
+    if left := remove_abandoned(stack.environment):
         notice(f"removed {plural(left, 'temporary folder')} of commands that were killed")
+    return result
 
 
 # ---------------------------------------------------------------------- the command line
 
 
-def _columns(verb: str) -> tuple[Column[Outcome], ...]:
+def _columns(verb: str) -> tuple[tables.Column[Outcome], ...]:
     """Return the columns of a removal; ``verb`` is the title over the number of entries."""
     return (
-        Column("layer", lambda outcome: outcome.layer),
-        counts(verb, lambda outcome: outcome.removed),
-        counts("orphans", lambda outcome: outcome.orphans_removed),
-        sizes("size", lambda outcome: outcome.bytes_freed),
-        counts("skipped", lambda outcome: len(outcome.skipped)),
+        tables.Column("layer", lambda outcome: outcome.layer),
+        tables.counts(verb, lambda outcome: outcome.removed),
+        tables.counts("orphans", lambda outcome: outcome.orphans_removed),
+        tables.sizes("size", lambda outcome: outcome.bytes_freed),
+        tables.counts("skipped", lambda outcome: len(outcome.skipped)),
     )
 
 
-def table(result: PurgeResult, request: Request) -> Table[Any]:
+def table(result: PurgeResult, request: Request) -> tables.Table[Any]:
     """Return what was removed from each layer, or the entries of a plan."""
     if not result.dry_run:
-        return Table(_columns("removed"), result.layers)
-    columns: tuple[Column[Row], ...] = (
-        Column("layer", lambda row: row[0]),
-        Column("state", lambda row: row[1].state),
-        sizes("size", lambda row: row[1].bytes),
-        ages("age", lambda row: row[1].modified, request.now),
-        Column("key", lambda row: row[1].key),
+        return tables.Table(_columns("removed"), result.layers)
+    columns: tuple[tables.Column[Row], ...] = (
+        tables.Column("layer", lambda row: row[0]),
+        tables.Column("state", lambda row: row[1].state),
+        tables.sizes("size", lambda row: row[1].bytes),
+        tables.ages("age", lambda row: row[1].modified, request.now),
+        tables.Column("key", lambda row: row[1].key),
     )
-    return Table(columns, ((outcome.layer, entry) for outcome in result.layers for entry in outcome.entries or ()))
+    rows = ((outcome.layer, entry) for outcome in result.layers for entry in outcome.entries or ())
+    return tables.Table(columns, rows)
 
 
 def show(result: PurgeResult, request: Request) -> Iterator[object]:
@@ -161,32 +159,28 @@ def show(result: PurgeResult, request: Request) -> Iterator[object]:
 
     Without ``-v`` or a named layer, layers without anything to remove are one line.
     """
-    if result.lacks_key:
-        return
     verbose, total = request.options.verbose, result.total
     if verbose and result.dry_run and (entries := table(result, request)).rows:
         yield entries
         yield ""
     cleared = [outcome for outcome in result.layers if not outcome.failed or outcome.removed]
-    shown = [
-        outcome
-        for outcome in cleared
-        if (verbose or request.options.layers)
-        or (outcome.removed or outcome.orphans_removed or outcome.bytes_freed or outcome.skipped)
-    ]
+    shown = [outcome for outcome in cleared if verbose or request.options.layers or _did(outcome)]
     if shown:
-        sums = (count(total.removed), count(total.orphans_removed), size(total.bytes_freed), count(total.skipped))
-        yield Table(_columns("would go" if result.dry_run else "removed"), shown, ("total", *sums))
+        sums = (tables.count(total.removed), tables.count(total.orphans_removed), tables.size(total.bytes_freed))
+        last = ("total", *sums, tables.count(total.skipped))
+        yield tables.Table(_columns("would go" if result.dry_run else "removed"), shown, last)
     if hidden := len(cleared) - len(shown):
         yield f"{plural(hidden, 'more layer' if shown else 'layer')}: nothing to remove"
     for outcome in result.layers:
-        _warn(outcome, request)
+        request.warn_notes(f"{outcome.layer}: skipped", outcome.skipped)
+        # A full disk is one warning, however many files it holds.
+        keys: dict[str, list[str]] = {}
+        for note in outcome.failed:
+            keys.setdefault(note.because, []).append(note.key)
+        for reason, (first, *more) in keys.items():
+            others = f" and {len(more)} more" if more else ""
+            request.notice(f"{outcome.layer}: {'' if first == '*' else f'{first}{others}: '}{reason}")
 
 
-def _warn(outcome: Outcome, request: Request) -> None:
-    request.warn_notes(f"{outcome.layer}: skipped", outcome.skipped)
-    # A full disk is one warning, however many files it holds.
-    for reason in dict.fromkeys(note.because for note in outcome.failed):
-        keys = [note.key for note in outcome.failed if note.because == reason]
-        more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-        request.notice(f"{outcome.layer}: {'' if keys[0] == '*' else keys[0] + more + ': '}{reason}")
+def _did(outcome: Outcome) -> bool:
+    return bool(outcome.removed or outcome.orphans_removed or outcome.bytes_freed or outcome.skipped)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
-U = TypeVar("U")
 
 #: Stands for what is unknown.
 DASH: Final = "-"
@@ -33,17 +32,6 @@ class Column(Generic[T]):
         self.raw = raw or value
         self.name = title if name is None else name
 
-    def of(self, part: Callable[[U], T]) -> Column[U]:
-        """Return the same column for things that have such a thing as a part."""
-        value, raw = self.value, self.raw
-        return Column(
-            self.title,
-            lambda whole: value(part(whole)),
-            right=self.right,
-            raw=lambda whole: raw(part(whole)),
-            name=self.name,
-        )
-
 
 class Table(Generic[T]):
     """Rows, and the columns that show them; ``last`` are the cells of one more row."""
@@ -64,11 +52,6 @@ class Raw(tuple[str, ...]):
     """Lines for machines: written byte for byte, except on a terminal."""
 
     __slots__ = ()
-
-
-def numbers(title: str, text: Callable[[T], str], raw: Callable[[T], float | None]) -> Column[T]:
-    """Return a column of numbers that have a text of their own."""
-    return Column(title, text, right=True, raw=raw)
 
 
 def counts(title: str, value: Callable[[T], int | None]) -> Column[T]:

@@ -14,7 +14,7 @@ from argparse_manpage.manpage import Manpage
 
 from cachectl import __version__
 from cachectl.cli.completion import script
-from cachectl.cli.parser import build_parser
+from cachectl.cli.main import build_parser
 
 SHARE: Final = Path(__file__).parent / "share"
 #: Where each shell looks for completions below a prefix.

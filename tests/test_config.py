@@ -27,7 +27,7 @@ def write(home: Home, text: str) -> Path:
 
 
 def test_the_users_file_counts_more_than_a_sites(home: Home, tmp_path: Path) -> None:
-    user = write(home, 'wait = 3\n\n[prune] # mine\nolder-than = "30d"\npocl.max-size = "5M"\n')
+    user = write(home, 'wait = 3\n\n[prune] # mine\nolder-than = "30d"\n')
     site = tmp_path / "site" / "cachectl" / "config.toml"
     site.parent.mkdir(parents=True)
     site.write_text('python = ["/usr/bin/python3"]\nwait = 9\nprune = { max-size = "2G", stale = true }\n')
@@ -35,20 +35,19 @@ def test_the_users_file_counts_more_than_a_sites(home: Home, tmp_path: Path) -> 
     assert {setting["key"]: (setting["value"], setting["path"]) for setting in document["settings"]} == {
         "wait": (3, str(user)),
         "prune.older-than": ("30d", str(user)),
-        "prune.pocl.max-size": ("5M", str(user)),
         "python": (["/usr/bin/python3"], str(site)),
         "prune.max-size": ("2G", str(site)),
         "prune.stale": (True, str(site)),
     }
     assert [(file["origin"], file["exists"]) for file in document["files"]] == [("user", True), ("site", True)]
-    assert "prune.pocl.max-size  5M" in home.cachectl("config").stdout
+    assert "prune.older-than  30d" in home.cachectl("config").stdout
     assert home.cachectl("config", CACHECTL_CONFIG=os.devnull).stdout.startswith("nothing is set\n")
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("wiat = 3\n", "wiat: unknown key; there are wait, python, shared, and below [prune] max-size"),
+        ("wiat = 3\n", "wiat: unknown key; there are wait, python, shared, prune.max-size"),
         ("[report]\nwait = 3\n", "report.wait: unknown key"),
         ("a = 1\n\n[prune\n", "(at line 3, column 7)"),
         ('[prune]\n\nmax-sise = "5G"\n', "prune.max-sise: unknown key"),
@@ -57,7 +56,8 @@ def test_the_users_file_counts_more_than_a_sites(home: Home, tmp_path: Path) -> 
         ("[prune]\nmax-size = 5\n", "prune.max-size: cannot read '5' as a size"),
         ("[prune]\nstale = 3\n", "neither true nor false"),
         ("shared = 1\n", "neither true nor false"),
-        ("[prune.pocl]\nolder-than = 3\n", "such as 30d"),
+        ("[prune]\nolder-than = 3\n", "such as 30d"),
+        ("[prune.pocl]\nstale = true\n", "prune.pocl.stale: unknown key"),
         ("prune = 3\n", "prune: unknown key"),
         ("wait = 100000\n", "not a number of seconds between 0 and 86400"),
         ("wait = true\n", "not a number of seconds"),
@@ -85,14 +85,9 @@ def test_a_wait_and_interpreters_are_defaults_of_options(home: Home) -> None:
 
 
 def test_prune_without_limits_takes_the_configured_ones(home: Home) -> None:
-    write(
-        home, "[prune]\nmax-size = false\nolder-than = '1d'\n[prune.pocl]\nstale = true\n[prune.pcol]\nstale = true\n"
-    )
-    said: list[str] = []
-    limits = load(home.environment()).limits(100_000, Stack(home.environment()), said.append)
-    assert (limits.before, limits.bytes, limits.stale) == (13_600, None, None)
-    assert limits.own["pocl"].stale
-    assert [line.partition(": ")[2] for line in said] == ["unknown layer 'pcol', so its limits are not applied"]
+    write(home, "[prune]\nolder-than = '1d'\n")
+    limits = load(home.environment()).limits(100_000)
+    assert (limits.before, limits.bytes, limits.stale) == (13_600, None, False)
     write(home, "wait = 1\n")
     with pytest.raises(BadRequest, match="name a limit"):
         Stack(home.environment()).prune()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cachectl.cli.parser import VERBS
+from cachectl.cli.main import VERBS
 from cachectl.layers.base.conformance import LayerConformance
 from cachectl.layers.base.facts import Ability
 from cachectl.layers.base.registry import BUILT_IN

@@ -1,16 +1,185 @@
-"""Inputs of the fuzzer, replayed: seeds that real libraries wrote, and whatever was ever found to break a parser."""
+"""Every parser of cache bytes, on inputs that real libraries wrote, whole and damaged, and on those that broke one.
+
+A parser may answer, or raise what its callers expect. The first byte of an input chooses the parser.
+"""
 
 from __future__ import annotations
 
-import runpy
+import contextlib
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-FUZZ = Path(__file__).parent / "fuzz"
-PARSERS = runpy.run_path(str(FUZZ / "fuzz_parsers.py"))
+from cachectl.layers.base.errors import NotAnArtifact
+from cachectl.layers.formats import (
+    bitcode,
+    comgr_entries,
+    compute_cache,
+    device_binaries,
+    elf,
+    neo_binaries,
+    opencl_source,
+    pdict,
+    pickles,
+)
+from cachectl.layers.formats import source_info as pyopencl_info
+from cachectl.layers.mesa import entries as mesa_entries
+from cachectl.layers.mesa.pairs import Database, Fossilize
+from cachectl.layers.miopen import kernel_db
+from cachectl.layers.miopen import names as miopen_names
+from cachectl.layers.stores.archive import artifact_from_bytes, unpack
+from cachectl.layers.stores.records import Record, RecordFile
+
+SEEDS: Final = sorted((Path(__file__).parent / "fuzz").glob("*/*"))
 
 
-@pytest.mark.parametrize("path", sorted(FUZZ.glob("*/*")), ids=lambda path: path.name)
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _pickle(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        top, length = pickles.walk(data)
+        assert 0 < length <= len(data)
+        list(pickles.things(top))
+    for row in (data, b"loopy" + data):
+        pdict.kernel_names(row)
+
+
+def _source_info(data: bytes) -> None:
+    pyopencl_info.complaint(data)
+    list(pyopencl_info.dependencies(data))
+
+
+def _compute_entry(data: bytes) -> None:
+    compute_cache.complaint("0/1/23456789abcdef", data)
+    if (key := compute_cache.key_of(data)) is not None:
+        for read in (compute_cache.kernels, compute_cache.device, compute_cache.parts):
+            read(key)
+
+
+def _compute_index(data: bytes) -> None:
+    index = compute_cache.read_index(data)
+    assert not index or compute_cache.write_index(index) == data
+    compute_cache.has_version_of(data, data[:40])
+
+
+def _kernel_blob(data: bytes) -> None:
+    size = int.from_bytes(data[:4], "little")
+    with contextlib.suppress(ValueError):
+        kernel_db.decode((data[4:], kernel_db.digest(data[4:]), size & 0xFFFFF))
+
+
+def _records(data: bytes) -> None:
+    with tempfile.NamedTemporaryFile() as written:
+        written.write(data)
+        written.flush()
+        file = RecordFile("fuzz", Path(written.name), contextlib.nullcontext)
+        scanned = list(file.scan())
+    for found in scanned:
+        assert not isinstance(found, Record) or found.items
+
+
+def _names(data: bytes) -> None:
+    miopen_names.parse_name(_text(data))
+    miopen_names.program_names(_text(data))
+    if miopen_names.VERSION_FOLDER.fullmatch(_text(data)):
+        miopen_names.version_numbers(_text(data))
+
+
+def _archive(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        assert sum(map(len, unpack(data).values())) <= len(data)
+    with contextlib.suppress(NotAnArtifact):
+        artifact_from_bytes(data)
+
+
+def _objects(data: bytes) -> None:
+    device_binaries.complaint(data)
+    if (file := elf.read_elf(data)) is not None:
+        list(file.dynamic_strings())
+
+
+def _neo(data: bytes) -> None:
+    for read in (neo_binaries.complaint, neo_binaries.describe, neo_binaries.read_statistics):
+        read(data)
+
+
+def _bitcode(data: bytes) -> None:
+    bitcode.complaint(data)
+    assert set(bitcode.kernels(data) or ()) <= set(bitcode.function_names(data))
+
+
+def _comgr(data: bytes) -> None:
+    output = comgr_entries.output_of(data)
+    assert output is None or len(output) + 16 <= len(data)
+    comgr_entries.complaint(data)
+    comgr_entries.describe(data)
+    comgr_entries.policy_complaint(_text(data))
+
+
+def _mesa_entry(data: bytes) -> None:
+    header, head = (mesa_entries.read_header(part) for part in (data, data[: mesa_entries.HEAD]))
+    assert head is None or (header is not None and head.maker == header.maker)
+    mesa_entries.complaint(data)
+    with contextlib.suppress(ValueError):
+        content = mesa_entries.inflate(data)
+        assert header is None or len(content) == header.inflated
+    mesa_entries.kernels(data)
+
+
+def _mesa_index(data: bytes) -> None:
+    def read(at: int, length: int) -> bytes | None:
+        return data[at : at + length] if 0 <= at <= len(data) - length else None
+
+    for form in (Fossilize(), Database()):
+        form.complaint(data[: form.head], data[: form.head])
+        for name, blob in form.blobs(data, read):
+            assert blob is None or (blob.name.startswith(name) and len(form.record(blob)) <= len(data))
+
+
+PARSERS: Final[tuple[Callable[[bytes], object], ...]] = (
+    lambda data: pdict.parse_name(_text(data), "3.11.7.final.0"),
+    _pickle,
+    _source_info,
+    _compute_entry,
+    _compute_index,
+    _kernel_blob,
+    _records,
+    _names,
+    _archive,
+    _objects,
+    opencl_source.kernel_names,
+    _neo,
+    _bitcode,
+    _comgr,
+    _mesa_entry,
+    _mesa_index,
+)
+
+
+def one_input(data: bytes) -> None:
+    """Give an input to the parser that its first byte names."""
+    if data:
+        PARSERS[data[0] % len(PARSERS)](data[1:])
+
+
+@pytest.mark.parametrize("path", SEEDS, ids=lambda path: path.name)
 def test_an_input_harms_no_parser(path: Path) -> None:
-    PARSERS["one_input"](path.read_bytes())
+    one_input(path.read_bytes())
+
+
+@pytest.mark.parametrize("path", SEEDS, ids=lambda path: path.name)
+@given(chance=st.data())
+def test_no_damage_makes_a_parser_raise(path: Path, chance: st.DataObject) -> None:
+    data = bytearray(path.read_bytes() or b"\0")
+    for at, byte in chance.draw(st.lists(st.tuples(st.integers(0, len(data) - 1), st.integers(0, 255)), max_size=8)):
+        data[max(1, at) : at + 1] = bytes([byte])
+    end = chance.draw(st.integers(1, len(data)))
+    one_input(bytes(data[:end]))
+    one_input(bytes(data[:end]) + bytes(len(data) - end))

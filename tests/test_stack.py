@@ -14,7 +14,6 @@ from cachectl.config import Limits
 from cachectl.layers.base import errors as errors_of_layers
 from cachectl.layers.base.selection import Selection
 from cachectl.stack import Stack
-from cachectl.verbs.layers import layers
 from cachectl.watching.proof import Verdict
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ def test_looking_returns_the_documents_of_the_command_line(warm: Home) -> None:
         ("ls", stack.ls(layers=["pocl"], sort="size", limit=3)),
         ("verify", stack.verify(layers=["loopy", "pocl"])),
         ("doctor", stack.doctor(layers=["pocl"])),
-        ("layers", layers(stack)),
     ):
         document = validated(to_json(facts))
         printed = warm.json(verb, *words.get(verb, ()))

@@ -136,6 +136,11 @@ class Entry:
     as_json: ClassVar[AsJson] = AsJson(hidden=("stamp", "guest", "disk"), also=("state",))
 
     @property
+    def latest(self) -> float | None:
+        """Return the moment of its last known use or change."""
+        return next((moment for moment in (self.used, self.modified, self.written_before) if moment is not None), None)
+
+    @property
     def state(self) -> str:
         """Return ``live`` or ``stale``."""
         return "stale" if self.stale else "live"
@@ -242,13 +247,13 @@ class Usage:
 
 
 class Severity(Enum):
-    """The effect of a problem on programs."""
+    """The effect of a problem on programs, the worst first."""
 
+    UNSAFE = "lets others run code as you"
     FAILS = "fails every run"
     RISKS = "may fail a run"
     RECOMPILES = "recompiles every run"
     HEALS = "recompiles once"
-    UNSAFE = "lets others run code as you"
     WASTES = "wastes space"
     HARMLESS = "harmless"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,20 +18,8 @@ from typing import ClassVar, Final, final
 from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import EnvSwitch, Places, at_once
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import FAILURES, ForeignForm, Refused, key_complaint, not_a_key, reason_of
-from cachectl.layers.base.facts import (
-    Ability,
-    Entry,
-    Housekeeping,
-    Note,
-    Orphan,
-    Outcome,
-    Plan,
-    Problem,
-    Removable,
-    Root,
-    State,
-)
+from cachectl.layers.base.errors import FAILURES, ForeignForm, LayerError, Refused, key_complaint, not_a_key, reason_of
+from cachectl.layers.base.facts import Ability, Entry, Note, Orphan, Outcome, Plan, Problem, Removable, Root
 from cachectl.layers.base.parts import About
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import Store, attempt
@@ -74,13 +63,11 @@ class Layer:
         """
         return self.places.roots(self.environment)
 
-    def state(self) -> State:
+    def state(self) -> facts.State:
         """Return whether a program started in this environment would use the cache, and why."""
-        return (
-            State(facts.Condition.ENABLED, "has no switch")
-            if self.switch is None
-            else self.switch.state(self.environment)
-        )
+        if self.switch is None:
+            return facts.State(facts.Condition.ENABLED, "has no switch")
+        return self.switch.state(self.environment)
 
     def switched(self, *, on: bool) -> facts.Switch:
         """Return how to turn the layer on or off. Called only if :meth:`refusals` does not forbid it."""
@@ -141,10 +128,11 @@ class Layer:
 
         Raises :class:`Refused` if the layer cannot, :class:`Damaged` if the entry is not whole.
         """
-        found = self.get_many([key]).get(key)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        with self._named():
+            found = self.get_many([key]).get(key)
+            if isinstance(found, Exception):
+                raise found
+            return found
 
     @final
     def get_many(self, keys: Sequence[str]) -> Mapping[str, facts.Artifact | Exception]:
@@ -165,12 +153,13 @@ class Layer:
         Raises :class:`Refused`, :class:`ForeignForm`, :class:`Damaged`, or :class:`EntryExists` if a
         different entry has the key and ``replace`` is not set. Putting equal bytes again does nothing.
         """
-        root = self._root_to_put()
-        if artifact.key != key:
-            # A library accepts any file with the name of a key as the entry.
-            raise ForeignForm(self.name, f"the artifact was taken from the key {artifact.key!r}; put it there")
-        self._require_fit(root, artifact)
-        self.store.write(root, key, artifact, replace=replace)
+        with self._named():
+            root = self._root_to_put()
+            if artifact.key != key:
+                # A library accepts any file with the name of a key as the entry.
+                raise ForeignForm(self.name, f"the artifact was taken from the key {artifact.key!r}; put it there")
+            self._require_fit(root, artifact)
+            self.store.write(root, key, artifact, replace=replace)
 
     @final
     def put_new(self, artifacts: Sequence[facts.Artifact]) -> list[bool | Exception]:
@@ -184,6 +173,16 @@ class Layer:
         fit = [artifact for artifact, reason in zip(artifacts, refused, strict=True) if reason is None]
         written = iter(self.store.write_new(root, fit))
         return [next(written) if reason is None else reason for reason in refused]
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Name the layer, which may be of other people, in an error that no layer should raise."""
+        try:
+            yield
+        except (LayerError, OSError):
+            raise
+        except FAILURES as error:
+            raise LayerError(self.name, f"the layer failed: {reason_of(error)}") from error
 
     def _root_to_put(self) -> Root:
         self._require(Ability.PUT)
@@ -280,7 +279,7 @@ class Layer:
         if self.about.precious:
             notes = tuple(Note(finding.key or "*", f"{_TUNING}; {finding.message}") for finding, _ in damaged)
             return Plan(self.name, skipped=notes)
-        return self.plan_removal(thing for _, thing in damaged if selection.selects(thing))
+        return self.plan_removal(thing for _, thing in damaged if selection.matches(thing))
 
     def _plan_root(self, root: Root, selection: Selection) -> Plan:
         chosen: list[Removable] = []
@@ -290,9 +289,9 @@ class Layer:
         for found in self.store.scan(root, contents=selection.needs_contents):
             if isinstance(found, Problem):
                 problems.append(found)
-            elif isinstance(found, Housekeeping):
+            elif isinstance(found, facts.Housekeeping):
                 continue
-            elif selection.selects(found):
+            elif selection.matches(found):
                 if isinstance(found, Orphan) or found.guest is None or selection.key is not None:
                     chosen.append(found)
                 else:

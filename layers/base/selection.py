@@ -58,37 +58,22 @@ class Selection:
         """Return whether entries must be read: kernel names and some signs of staleness are in their bytes."""
         return self.kernel is not None or self.stale
 
-    def matches(self, entry: Entry) -> bool:
-        """Return whether an entry meets every condition; unknown values meet none."""
-        return (
-            self._matches_kernel(entry.kernels)
-            and (self.key is None or self.key == entry.key)
-            and self._is_old(entry)
-            and (not self.stale or entry.stale is True)
-        )
+    def matches(self, thing: Removable) -> bool:
+        """Return whether a thing meets every condition; unknown values meet none.
 
-    def selects(self, thing: Removable) -> bool:
-        """Return whether a thing meets every condition; an orphan has no kernel and counts as stale."""
+        An orphan has no kernel and counts as stale.
+        """
+        kernels: tuple[str, ...] = ()
+        moment, stale = thing.modified, True
         if isinstance(thing, Entry):
-            return self.matches(thing)
+            kernels, moment, stale = thing.kernels or (), thing.latest, thing.stale is True
+        pattern = self.kernel or ""
         return (
-            self.kernel is None
+            (self.kernel is None or any(fnmatchcase(kernel, pattern) for kernel in kernels))
             and (self.key is None or self.key == thing.key)
-            and (self.before is None or thing.modified < self.before)
+            and (self.before is None or (moment is not None and moment < self.before))
+            and (stale or not self.stale)
         )
-
-    def _matches_kernel(self, kernels: tuple[str, ...] | None) -> bool:
-        if self.kernel is None:
-            return True
-        pattern = self.kernel
-        return kernels is not None and any(fnmatchcase(kernel, pattern) for kernel in kernels)
-
-    def _is_old(self, entry: Entry) -> bool:
-        if self.before is None:
-            return True
-        known = (entry.used, entry.modified, entry.written_before)
-        youngest = next((moment for moment in known if moment is not None), None)
-        return youngest is not None and youngest < self.before
 
 
 ALL: Final = Selection()

@@ -166,16 +166,11 @@ class Store(ABC):
 
     def write_new(self, root: Root, artifacts: Sequence[facts.Artifact]) -> list[bool | LayerError | OSError]:
         """Place several new entries, as :meth:`Layer.put_new` says; the caller has checked their forms."""
-        first: dict[str, int] = {}
-        for number, artifact in enumerate(artifacts):
-            first.setdefault(artifact.key, number)
-        together = self._write_together(root, [artifacts[number] for number in first.values()])
-        done = {first[key]: result for key, result in together.items()}
-        readable = self.refusals().get(facts.Ability.GET) is None
-        for number, artifact in enumerate(artifacts):
-            if number not in done:
-                done[number] = self._write_one(root, artifact, readable=readable)
-        return [done[number] for number in range(len(artifacts))]
+        first: dict[str, facts.Artifact] = {}
+        for artifact in artifacts:
+            first.setdefault(artifact.key, artifact)
+        done = dict(self._write_together(root, list(first.values())))
+        return [done.pop(one.key) if one.key in done else self._write_one(root, one) for one in artifacts]
 
     def _write_together(
         self, root: Root, artifacts: Sequence[facts.Artifact]
@@ -184,10 +179,11 @@ class Store(ABC):
         del root, artifacts
         return {}
 
-    def _write_one(self, root: Root, artifact: facts.Artifact, *, readable: bool) -> bool | LayerError | OSError:
+    def _write_one(self, root: Root, artifact: facts.Artifact) -> bool | LayerError | OSError:
         # If the existing entry is unreadable, `write` decides: it finishes an interrupted write and refuses to
         # overwrite damage.
-        standing = attempt(partial(self.read, root, artifact.key)) if readable else None
+        is_readable = self.refusals().get(facts.Ability.GET) is None
+        standing = attempt(partial(self.read, root, artifact.key)) if is_readable else None
         if isinstance(standing, facts.Artifact):
             return False if standing.data == artifact.data else EntryExists(self.name, root.path)
         failure = attempt(partial(self.write, root, artifact.key, artifact, replace=False))

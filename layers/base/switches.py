@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.environment import Environment, release_of
+from cachectl.layers.base.environment import release_of
 from cachectl.layers.base.facts import Condition, Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import regex
@@ -26,37 +26,20 @@ _PLAIN_NUMBER: Final = regex(r"\s*[+-]?\d+\s*", re.ASCII)
 _NEARLY: Final = 0.9
 
 
-def strtobool(value: str) -> bool | None:
-    """Read a value as ``pytools.strtobool`` does; ``None`` if that raises (also for the empty string)."""
-    lowered = value.lower()
-    if lowered in _TRUE:
-        return True
-    return False if lowered in _FALSE else None
-
-
-def _effect(environment: Environment, distribution: str, variable: str) -> str:
-    """Return what a variable does at import: ``off``, ``any`` (off whatever the value), ``raises``, or nothing."""
-    value = environment.get(variable)
-    if value is None:
-        return ""
-    release = release_of(environment.installed(distribution))
-    if not strtobool(value) and release is not None and release < _BOOLEAN_SINCE.get(distribution, ()):
-        return "any"
-    return {True: "off", False: "", None: "raises"}[strtobool(value)]
-
-
 def off(layer: Layer, variable: str, what: str | None = None) -> facts.Finding:
     """Return the finding that a variable switches a layer off, or ``what`` of it, on purpose."""
     message = f"{variable}={layer.environment.get(variable)} switches {what or layer.title} off"
-    return facts.Finding(layer.name, first_place(layer), None, Severity.RECOMPILES, "off", message, f"unset {variable}")
+    return _finding(layer, Severity.RECOMPILES, "off", message, f"unset {variable}")
 
 
 def misread(layer: Layer, variable: str, severity: Severity, outcome: str, fix: str | None = None) -> facts.Finding:
     """Return the finding that a library does not understand a value, or not as it is probably meant."""
     message = f"{variable}={layer.environment.get(variable)!r} {outcome}"
-    return facts.Finding(
-        layer.name, first_place(layer), None, severity, "variable", message, fix or f"unset {variable}"
-    )
+    return _finding(layer, severity, "variable", message, fix or f"unset {variable}")
+
+
+def _finding(layer: Layer, severity: Severity, code: str, message: str, fix: str) -> facts.Finding:
+    return facts.Finding(layer.name, first_place(layer), None, severity, code, message, fix)
 
 
 def first_place(layer: Layer) -> Path:
@@ -66,17 +49,20 @@ def first_place(layer: Layer) -> Path:
 
 def diagnosed(layer: Layer, distribution: str, variables: tuple[str, ...]) -> Iterator[facts.Finding]:
     """Yield how variables switch a layer off that are read with ``pytools.strtobool`` at import."""
+    version = layer.environment.installed(distribution)
+    is_older = (release_of(version) or (9999,)) < _BOOLEAN_SINCE.get(distribution, ())
     for variable in variables:
-        effect = _effect(layer.environment, distribution, variable)
-        if effect == "any":
-            version = layer.environment.installed(distribution)
+        value = layer.environment.get(variable)
+        if value is None:
+            continue
+        if value.lower() in _TRUE:
+            yield off(layer, variable)
+        elif is_older:
             outcome = f"switches {layer.title} off all the same: {distribution} {version} asks only whether it is set"
             yield misread(layer, variable, Severity.RECOMPILES, outcome)
-        elif effect == "raises":
+        elif value.lower() not in _FALSE:
             outcome = f"is not a boolean: import {distribution} raises ValueError"
             yield misread(layer, variable, Severity.FAILS, outcome)
-        elif effect:
-            yield off(layer, variable)
 
 
 def relative_cache_home(layer: Layer) -> Iterator[facts.Finding]:

@@ -111,11 +111,9 @@ def _stage(name: str, folder: int | None) -> tuple[str, int]:
 
     above, last = os.path.split(name)
     stage = os.path.join(above, STAGE + hashlib.sha256(os.fsencode(last)).hexdigest()[:32])
-    with suppress(OSError):
-        handle = open_plain(stage, dir_fd=folder)
-        if take_flock(handle) and is_same_file(stage, handle, dir_fd=folder):
+    with suppress(OSError), open(open_plain(stage, dir_fd=folder), "rb") as left:
+        if take_flock(left.fileno()) and is_same_file(stage, left.fileno(), dir_fd=folder):
             os.unlink(stage, dir_fd=folder)
-        os.close(handle)
     with suppress(FileExistsError):
         handle = create(stage, folder, 0o666)
         if take_flock(handle) and is_same_file(stage, handle, dir_fd=folder):

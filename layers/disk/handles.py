@@ -165,10 +165,3 @@ def blocks_of(status: os.stat_result) -> int | None:
     blocks = getattr(status, "st_blocks", None)
     # POSIX leaves the unit open; Linux, macOS and the BSDs use 512 bytes.
     return None if blocks is None else 512 * blocks
-
-
-def blocks_at(path: Path) -> int | None:
-    """Return the same of a path that is not followed; ``None`` also if there is nothing."""
-    with suppress(OSError):
-        return blocks_of(path.lstat())
-    return None

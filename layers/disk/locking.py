@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 #: Seconds between two attempts.
@@ -25,13 +25,10 @@ def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
 def try_flock(handle: int, *, shared: bool = False, wait: bool = False) -> bool:
     """Take ``flock`` on an open file or folder, at once or after a ``wait``; return ``False`` if another holds it.
 
-    It is released at the latest when the file is closed. Raises :class:`OSError` if the platform or the file system has
-    no such locks.
+    It is released at the latest when the file is closed. Raises :class:`OSError` if the file system has no such locks.
     """
-    try:
-        import fcntl
-    except ImportError as error:
-        raise OSError(errno.ENOTSUP, "this platform has no file locks") from error
+    import fcntl
+
     try:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
@@ -41,21 +38,18 @@ def try_flock(handle: int, *, shared: bool = False, wait: bool = False) -> bool:
 
 def take_flock(handle: int, *, shared: bool = False, wait: bool = False) -> bool:
     """Take ``flock`` as :func:`try_flock` does; return ``False`` on any failure."""
-    try:
+    with suppress(OSError):
         return try_flock(handle, shared=shared, wait=wait)
-    except OSError:
-        return False
+    return False
 
 
 def try_record_lock(handle: int, length: int = 0, start: int = 0) -> bool:
     """Take a POSIX record lock on an open file, or a part of it; return ``False`` if another process holds it.
 
-    Raises :class:`OSError` if the platform or the file system has no such locks.
+    Raises :class:`OSError` if the file system has no such locks.
     """
-    try:
-        import fcntl
-    except ImportError as error:
-        raise OSError(errno.ENOTSUP, "this platform has no record locks") from error
+    import fcntl
+
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
     except (BlockingIOError, PermissionError):

@@ -63,12 +63,12 @@ def _refuse(status: os.stat_result, path: str | Path) -> None:
         raise OSError(errno.EINVAL, f"{kind}, no plain file", str(path))
 
 
-def plain_identity(path: Path) -> tuple[int, int]:
-    """Return device and inode of a plain file that is no link. Raises :class:`OSError` for anything else."""
+def plain_status(path: Path) -> os.stat_result:
+    """Return the status of a plain file that is no link. Raises :class:`OSError` for anything else."""
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "no plain file, or a link, which is not followed", str(path))
-    return status.st_dev, status.st_ino
+    return status
 
 
 # ---------------------------------------------------------------------- files that programs lock

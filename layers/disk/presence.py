@@ -48,11 +48,6 @@ def status_at(path: str | Path, *, dir_fd: int | None = None, follow: bool = Fal
         raise
 
 
-def is_there(path: str | Path) -> bool:
-    """Return whether a path exists, even as a dangling link. Raises :class:`OSError` if that is unknown."""
-    return status_at(path) is not None
-
-
 def is_plain_file(path: str | Path) -> bool:
     """Return whether a path is a regular file and no link. Raises :class:`OSError` if that is unknown."""
     status = status_at(path)

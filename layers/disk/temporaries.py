@@ -173,7 +173,6 @@ def _lock_of(folder: Path) -> Path:
 
 def _flock(handle: int) -> bool | None:
     """Try to take the lock of a file. Return whether that succeeded, ``None`` if there are no such locks."""
-    try:
+    with suppress(OSError):
         return try_flock(handle)
-    except OSError:
-        return None
+    return None

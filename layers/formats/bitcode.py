@@ -33,6 +33,8 @@ _END, _ENTER, _DEFINE, _PLAIN = range(4)
 #: Encodings of an operand; a literal has none.
 _LITERAL, _FIXED, _VARIABLE, _ARRAY, _CHARACTER, _BLOB = range(6)
 _WIDEST: Final = 64
+#: The layout of records without an abbreviation: their code, and a list of numbers, in chunks of six bits.
+_UNABBREVIATED: Final = [(_VARIABLE, 6), (_ARRAY, 0), (_VARIABLE, 6)]
 #: SPIR kernels and AMDGPU kernels (``llvm/IR/CallingConv.h``).
 _KERNELS: Final = frozenset({76, 91})
 #: The fields of a function's record that are read: offset and length of its name, type, calling convention, and whether
@@ -147,7 +149,7 @@ class _Bits:
 
     def records(self) -> Iterator[tuple[int, list[int], bytes]]:
         """Yield code, operands and blob of each record. Raises :class:`Cut` if they do not fit in the block."""
-        layouts: list[list[tuple[int, int]]] = []
+        layouts = [_UNABBREVIATED]
         while self._at < self._end:
             number = self._fixed(self._width)
             if number == _END:
@@ -159,11 +161,8 @@ class _Bits:
                 self._skip(_WORD * self._fixed(_WORD))
             elif number == _DEFINE:
                 layouts.append([self._operand() for _ in range(self._count(5))])
-            elif number == _PLAIN:
-                code = self._variable(6)
-                yield code, [self._variable(6) for _ in range(self._count(6))], b""
-            elif number - _PLAIN <= len(layouts):
-                yield self._laid_out(layouts[number - _PLAIN - 1])
+            elif number - _PLAIN < len(layouts):
+                yield self._laid_out(layouts[number - _PLAIN])
             else:
                 raise Cut(self._data)
 

@@ -83,14 +83,13 @@ def read_header(data: bytes) -> Header | None:
     if data[:1] != bytes([_VERSION]) or names is None:
         return None
     driver, device = names[1].decode("ascii"), names[2].decode("ascii")
-    graphics, at = False, names.end()
-    try:
-        pointer, _, kind = fields(_FIXED, data, at)
-        if pointer not in _POINTERS or kind not in _KINDS:
-            return None
-        graphics, at = kind == _GLSL, at + _FIXED.size
-    except Cut:
+    at = names.end() + _FIXED.size
+    if len(data) < at:
         return None
+    pointer, _, kind = _FIXED.unpack_from(data, names.end())
+    if pointer not in _POINTERS or kind not in _KINDS:
+        return None
+    graphics = kind == _GLSL
     try:
         if graphics:
             at += _COUNT.size + fields(_COUNT, data, at)[0] * _KEY

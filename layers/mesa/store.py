@@ -23,8 +23,8 @@ from cachectl.layers.mesa import entries
 from cachectl.layers.mesa.cache import DATABASE, MULTI_FILE, OPENED, SINGLE_FILE
 from cachectl.layers.mesa.entries import RawEntry, kernels_in, key_of, name_of, raw_of
 from cachectl.layers.mesa.pairs import Blob, Database, Format, Fossilize, Pair
+from cachectl.layers.stores.files import TreeStore
 from cachectl.layers.stores.tree import Leaf, Shape, Tree, always, scan_each
-from cachectl.layers.stores.tree_store import TreeStore
 
 _ENTRIES: Final = Shape((regex("[0-9a-f]{2}"), regex("[0-9a-f]{38}")), folders=False)
 _TEMPORARIES: Final = Shape((regex("[0-9a-f]{2}"), regex(r"[0-9a-f]{38}\.tmp")), folders=False)

@@ -91,14 +91,13 @@ class MIOpenDatabases(Rows):
         """Return why MIOpen could not use an entry under its key; ``None`` if it could."""
 
     @abstractmethod
-    def insert(self, root: Root, file: DatabaseFile, artifact: facts.Artifact, *, replace: bool) -> None:
-        """Insert one entry. Raises :class:`EntryExists` for a different one there, unless it is to be replaced."""
-
-    @abstractmethod
-    def insert_new(
-        self, root: Root, file: DatabaseFile, artifacts: Sequence[facts.Artifact]
+    def insert(
+        self, root: Root, file: DatabaseFile, artifacts: Sequence[facts.Artifact], *, replace: bool
     ) -> Sequence[bool | LayerError | None]:
-        """Insert entries at once where they are new: ``False`` for the same one there, ``None`` for a different one."""
+        """Insert entries at once where they are new, or in the places of others.
+
+        Returns for each: ``False`` for the same one there, ``None`` for a different one that stays.
+        """
 
     def scan_others(self, root: Root, latest: str | None) -> Iterator[Found]:
         """Yield what is not in a database; ``latest`` is the newest version there."""
@@ -272,7 +271,9 @@ class MIOpenDatabases(Rows):
         file = self.writable(root, key)
         if (complaint := self.complaint(artifact)) is not None:
             raise Damaged(self.name, complaint, key)
-        self.insert(root, file, artifact, replace=replace)
+        (result,) = self.insert(root, file, [artifact], replace=replace)
+        if not isinstance(result, bool):
+            raise EntryExists(self.name, file.path) if result is None else result
 
     def write_rows(self, root: Root, file: str, artifacts: Sequence[facts.Artifact]) -> Mapping[str, bool | LayerError]:
         """Insert entries into one database; leave existing ones."""
@@ -282,7 +283,7 @@ class MIOpenDatabases(Rows):
             return {}
         located = self.writable(root, fit[0].key)
         exists = EntryExists(self.name, located.path)
-        results = zip(fit, self.insert_new(root, located, fit), strict=True)
+        results = zip(fit, self.insert(root, located, fit, replace=False), strict=True)
         return {artifact.key: exists if result is None else result for artifact, result in results}
 
 

@@ -102,7 +102,9 @@ def key_complaint(name: str, args: str) -> str | None:
     """Return why a key breaks MIOpen, which writes both parts between quotes in its statements."""
     if any(mark in part for part in (name, args) for mark in "'\0"):
         return "a quote in the kernel's name or arguments breaks MIOpen's statements"
-    return None
+    # Undecodable bytes of a command line.
+    odd = any("\ud800" <= letter <= "\udfff" for letter in name + args)
+    return "the key holds characters that a database cannot store" if odd else None
 
 
 def _as_bytes(value: object) -> bytes:

@@ -117,21 +117,15 @@ class KernelDatabases(MIOpenDatabases):
             return "the kernel does not have the md5 that the artifact states"
         return kernel_db.key_complaint(name, args)
 
-    def insert(self, root: Root, file: DatabaseFile, artifact: facts.Artifact, *, replace: bool) -> None:
-        """Pack and insert a kernel as MIOpen does."""
-        self._changeable(root, file).insert(*_packed(artifact), replace=replace)
-
-    def insert_new(
-        self, root: Root, file: DatabaseFile, artifacts: Sequence[facts.Artifact]
+    def insert(
+        self, root: Root, file: DatabaseFile, artifacts: Sequence[facts.Artifact], *, replace: bool
     ) -> Sequence[bool | LayerError | None]:
-        """Pack and insert kernels."""
-        return self._changeable(root, file).insert_new(list(map(_packed, artifacts)))
-
-    def _changeable(self, root: Root, file: DatabaseFile) -> RowFile:
+        """Pack and insert kernels as MIOpen does."""
         rows = self.rows(file)
         if self.locate(root, file.relative) is not None:
             rows.recover()
-        return rows
+        packed = [(_name_and_args(artifact.key), kernel_db.encode(artifact.data)) for artifact in artifacts]
+        return rows.insert_new(packed, replace=replace)
 
     def verify_file(self, root: Root, file: DatabaseFile) -> Iterator[facts.Finding]:
         """Unpack and check every row as MIOpen does when it loads it; no run repairs a row on which it throws."""
@@ -304,7 +298,3 @@ def _flaws(row: Row, values: Values, seen: set[tuple[str, ...]]) -> Iterator[tup
 
 def _name_and_args(key: str) -> tuple[str, str]:
     return kernel_db.split_kernel_key(key.partition(SEPARATOR)[2])
-
-
-def _packed(artifact: facts.Artifact) -> tuple[tuple[str, str], Values]:
-    return _name_and_args(artifact.key), kernel_db.encode(artifact.data)

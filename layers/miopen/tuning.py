@@ -139,15 +139,11 @@ class TuningDatabases(MIOpenDatabases):
             return "the line contains another key than the one it is put under"
         return record_complaint(artifact.data)
 
-    def insert(self, root: Root, file: DatabaseFile, artifact: facts.Artifact, *, replace: bool) -> None:
-        """Insert a line under MIOpen's locks. The line contains its key."""
-        self.records(root, file).put(artifact.data, replace=replace)
-
-    def insert_new(
-        self, root: Root, file: DatabaseFile, artifacts: Sequence[facts.Artifact]
+    def insert(
+        self, root: Root, file: DatabaseFile, artifacts: Sequence[facts.Artifact], *, replace: bool
     ) -> Sequence[bool | LayerError | None]:
-        """Insert lines in one rewrite."""
-        return self.records(root, file).put_new([artifact.data for artifact in artifacts])
+        """Insert lines, which contain their keys, under MIOpen's locks in one rewrite."""
+        return self.records(root, file).put_new([artifact.data for artifact in artifacts], replace=replace)
 
     # ------------------------------------------------------------------ locks
 

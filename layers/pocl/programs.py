@@ -22,7 +22,7 @@ from cachectl.layers.formats.pocl_programs import BITCODE, DRAWN, MEMBERS, NO_PR
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.host.processes import age_of, process_names
 from cachectl.layers.pocl import users_of
-from cachectl.layers.stores.folders import Folders
+from cachectl.layers.stores.files import Folders
 from cachectl.layers.stores.tree import Leaf, OrphanRule, Shape, Tree
 
 #: Seconds without change after which no compile can be using an entry: longer than any one compile.

@@ -30,7 +30,7 @@ from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.pyopencl import bypassed_on
 from cachectl.layers.pytools.dictionaries import Staleness, staleness
-from cachectl.layers.stores.folders import Folders
+from cachectl.layers.stores.files import Folders
 from cachectl.layers.stores.tree import Guard, Leaf, Shape, Tree
 
 if TYPE_CHECKING:

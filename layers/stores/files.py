@@ -1,18 +1,121 @@
-"""The store of layers that keep each entry in a file, or a folder of files, below the root."""
+"""The stores of layers whose entries are files, or folders of files, in trees below the root."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import ClassVar
 
 from cachectl.layers.base import facts, store
-from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unreachable
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.host.processes import process_names, using
-from cachectl.layers.stores.archive import unpack
-from cachectl.layers.stores.tree import Leaf, Shape, Tree, always, scan_each
-from cachectl.layers.stores.tree_store import TreeStore
+from cachectl.layers.stores.archive import pack, unpack
+from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree, always, scan_each
+
+
+class TreeStore(store.Store):
+    """Entries in trees. A store says which files an artifact consists of, and what is held while they are placed."""
+
+    #: The mode of the files of an entry.
+    file_mode = 0o600
+
+    def refusals(self) -> Mapping[facts.Ability, str]:
+        """Return the abilities that need directory handles, if the platform has none."""
+        return REFUSALS
+
+    @abstractmethod
+    def tree_of(self, root: facts.Root, key: str) -> Tree:
+        """Return the tree of an entry."""
+
+    @abstractmethod
+    def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
+        """Return the files of an artifact by their paths in the entry; an entry that is a file has the path ``""``.
+
+        Raises :class:`Damaged` if its library could not use them.
+        """
+
+    def changing(self, root: facts.Root) -> AbstractContextManager[object]:
+        """Return what is held while entries of a root change."""
+        del root
+        return nullcontext()
+
+    def guard(self, root: facts.Root, key: str) -> Guard:
+        """Return what makes the context in which an entry is renamed."""
+        del root, key
+        return nullcontext
+
+    def group(self, key: str) -> Hashable:
+        """Return the same for entries with the same tree and the same guard."""
+        del key
+        return None
+
+    def demand_replaceable(self, root: facts.Root, key: str, files: Mapping[str, bytes]) -> None:
+        """Raise :class:`LayerError` if an entry must not be replaced by these files now."""
+
+    def write(self, root: facts.Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
+        """Place an entry whole, after it was checked."""
+        files = self.files_of(key, artifact)
+        if replace:
+            self.demand_replaceable(root, key, files)
+        with self.changing(root):
+            self._writable(root, key).write_members(key, files, replace=replace, guard=self.guard(root, key))
+
+    def _writable(self, root: facts.Root, key: str) -> Tree:
+        tree = self.tree_of(root, key)
+        tree.file_mode = self.file_mode
+        return tree
+
+    def unpacked(self, key: str, artifact: facts.Artifact, shape: Shape) -> dict[str, bytes]:
+        """Return the files of an artifact. Raises :class:`Damaged` unless they are those of an entry of a shape."""
+        try:
+            files = unpack(artifact.data) if shape.folders else {"": artifact.data}
+        except ValueError as error:
+            raise Damaged(self.name, f"not the tar of an entry: {error}", key) from error
+        if shape.members is not None and (strange := [path for path in files if not shape.members.fullmatch(path)]):
+            raise Damaged(self.name, f"{strange[0]!r} is no file of an entry", key)
+        return files
+
+    def examined(
+        self,
+        root: facts.Root,
+        found: Iterable[tuple[Tree, Leaf | facts.Problem]],
+        examine: Callable[[facts.Root, Tree, Leaf], Iterator[facts.Finding]],
+    ) -> Iterator[facts.Finding]:
+        """Yield the findings of each entry, and one for each thing that could not be read or is in the way."""
+        for tree, leaf in found:
+            if isinstance(leaf, facts.Problem):
+                yield self.to_finding(root, leaf)
+            elif leaf.orphan_rule is None:
+                yield from examine(root, tree, leaf)
+
+    def _write_together(
+        self, root: facts.Root, artifacts: Sequence[facts.Artifact]
+    ) -> Mapping[str, bool | LayerError | OSError]:
+        """Place the entries whose keys are free."""
+        done: dict[str, bool | LayerError | OSError] = {}
+        groups: dict[Hashable, dict[str, Mapping[str, bytes]]] = {}
+        for artifact in artifacts:
+            key = artifact.key
+            if self.tree_of(root, key).standing(key) is None:
+                files = store.attempt(partial(self.files_of, key, artifact))
+                if isinstance(files, (LayerError, OSError)):
+                    done[key] = files
+                else:
+                    groups.setdefault(self.group(key), {})[key] = files
+        try:
+            with self.changing(root) if groups else nullcontext():
+                for group in groups.values():
+                    key = next(iter(group))
+                    done.update(self._writable(root, key).write_new(group, guard=self.guard(root, key)))
+        except (LayerError, OSError) as error:
+            # What was placed is unsettled.
+            failed = [key for group in groups.values() for key in group if done.get(key, True) is True]
+            done.update(dict.fromkeys(failed, error))
+        # Another process may just have placed the same.
+        return {key: result for key, result in done.items() if not isinstance(result, EntryExists)}
 
 
 class Index:
@@ -137,13 +240,7 @@ class Files(TreeStore):
 
     def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
         """Check the whole entry."""
-        shape = self._shape_of(key)
-        try:
-            files = unpack(artifact.data) if shape.folders else {"": artifact.data}
-        except ValueError as error:
-            raise Damaged(self.name, f"not the tar of an entry: {error}", key) from error
-        if shape.members is not None and (strange := [path for path in files if not shape.members.fullmatch(path)]):
-            raise Damaged(self.name, f"{strange[0]!r} is no file of an entry", key)
+        files = self.unpacked(key, artifact, self._shape_of(key))
         if (damage := self.codec.check(artifact.data)) is not None:
             raise Damaged(self.name, damage.message, key)
         return files
@@ -185,15 +282,9 @@ class Files(TreeStore):
     def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
         """Check every entry, and the files beside the entries."""
         complete = True
-        for tree, leaf in self._walk(root, *self.shapes):
-            findings: Iterable[facts.Finding] = ()
-            if isinstance(leaf, facts.Problem):
-                findings = [self.to_finding(root, leaf)]
-            elif leaf.orphan_rule is None:
-                findings = self._examined(root, tree, leaf)
-            for finding in findings:
-                complete = complete and finding.code != "unreadable"
-                yield finding
+        for finding in self.examined(root, self._walk(root, *self.shapes), self._examined):
+            complete = complete and finding.code != "unreadable"
+            yield finding
         if complete:
             yield from self.index.verify(self, root)
 
@@ -209,4 +300,112 @@ class Files(TreeStore):
             damage = store.Damage(facts.Severity.RECOMPILES, error.message + effect)
         if damage is not None:
             fix, thing = f"cachectl purge --damaged {self.name}", leaf.entry(self.name, root.path)
+            yield facts.Finding(self.name, root.path, leaf.key, damage.severity, "damaged", damage.message, fix, thing)
+
+
+class Folders(TreeStore):
+    """Entries that are folders. A store describes an entry, and says what is wrong with the contents of its files."""
+
+    #: The shape of entries.
+    shape: ClassVar[Shape]
+    #: Files that a folder may have without being an entry.
+    beside: ClassVar[frozenset[str]] = frozenset()
+
+    @abstractmethod
+    def described(self, root: facts.Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[facts.Found]:
+        """Yield an entry, and the problems of its files."""
+
+    @abstractmethod
+    def damages(self, contents: Mapping[str, bytes]) -> Iterator[store.Damage]:
+        """Yield what is wrong with an entry, by the contents of its checked files."""
+
+    @abstractmethod
+    def is_checked(self, path: str) -> bool:
+        """Return whether the content of a file of an entry is checked."""
+
+    def is_carried(self, path: str) -> bool:
+        """Return whether a file of an entry is of use elsewhere."""
+        del path
+        return True
+
+    def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
+        """Return what an artifact says of itself."""
+        del key, files
+        return {}
+
+    def shape_of(self, root: facts.Root) -> Shape:
+        """Return the shape of a root, which may have orphans of its own."""
+        del root
+        return self.shape
+
+    def tree_of(self, root: facts.Root, key: str = "") -> Tree:
+        """Return the tree of a root."""
+        del key
+        return Tree(self.name, root.path, self.shape_of(root))
+
+    def is_key(self, key: str) -> bool:
+        """Compare with the pattern of entries."""
+        return self.shape.accepts(key)
+
+    def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
+        """Compare with the names of entries and orphans."""
+        return self.shape_of(root).owns(parts)
+
+    def scan(self, root: facts.Root, *, contents: bool = True) -> Iterator[facts.Found]:
+        """Yield entries with the problems of their files, and orphans."""
+        yield from self.found_in(root, self.tree_of(root), contents=contents)
+
+    def found_in(self, root: facts.Root, tree: Tree, *, contents: bool) -> Iterator[facts.Found]:
+        """Yield what a tree of a root holds."""
+        for leaf in tree.scan():
+            if isinstance(leaf, facts.Problem):
+                yield leaf
+            elif leaf.orphan_rule is not None:
+                yield leaf.orphan(root.path)
+            elif all(member.path in self.beside for member in leaf.members):
+                yield leaf.orphan(root.path, "a build that failed" if leaf.members else "an empty program folder")
+            else:
+                yield from self.described(root, tree, leaf, contents=contents)
+
+    def read(self, root: facts.Root, key: str) -> facts.Artifact | None:
+        """Read an entry as a deterministic tar. Raises :class:`Damaged`, also while a program is writing it."""
+        members = self.tree_of(root).read_members(key) or {}
+        files = {path: data for path, data in members.items() if self.is_carried(path)}
+        if not files.keys() - self.beside:
+            return None
+        self._require_whole(key, files)
+        return facts.Artifact(self.name, key, self.forms[0], pack(files), self.detail(key, files))
+
+    def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
+        """Check every file, since libraries hardly do."""
+        files = self.unpacked(key, artifact, self.shape)
+        if not files.keys() - self.beside:
+            raise Damaged(self.name, "the artifact holds no program", key)
+        self._require_whole(key, files)
+        return files
+
+    def _require_whole(self, key: str, files: Mapping[str, bytes]) -> None:
+        for damage in self.damages(files):
+            raise Damaged(self.name, damage.message, key)
+
+    def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
+        """Check the files of each entry; one with a file that cannot be read may be whole."""
+        yield from self.examined(root, scan_each([self.tree_of(root)]), self._examined)
+
+    def _examined(self, root: facts.Root, tree: Tree, leaf: Leaf) -> Iterator[facts.Finding]:
+        contents: dict[str, bytes] = {}
+        unread: list[facts.Finding] = []
+        damages: list[store.Damage] = []
+        for path in filter(self.is_checked, (member.path for member in leaf.members)):
+            try:
+                contents[path] = tree.read_file(leaf.key, path) or b""
+            except Unreachable as error:  # noqa: PERF203 - one must not end the rest
+                unread.append(self.to_finding(root, store.unreadable(root.path / leaf.key / path, error)))
+            except LayerError as error:
+                damages.append(store.Damage(facts.Severity.FAILS, f"{path}: {error.message}"))
+        yield from unread
+        if not leaf.members:
+            return
+        for damage in damages or ([] if unread else self.damages(contents)):
+            thing, fix = leaf.entry(self.name, root.path), f"cachectl purge --damaged {self.name}"
             yield facts.Finding(self.name, root.path, leaf.key, damage.severity, "damaged", damage.message, fix, thing)

@@ -25,8 +25,7 @@ T = TypeVar("T")
 class Rows(Store):
     """A store with keys that begin with a file name and a separator.
 
-    The key of a damaged file is its name. Rows that cannot be read or written with others are read or written alone, to
-    find the error of each.
+    The key of a damaged file is its name. An error of a file is that of each of its rows.
     """
 
     separator: ClassVar[str]

@@ -3,7 +3,7 @@
 A running program may have the file open; unlinking, replacing or truncating it would break that program. So a
 :class:`RowFile` deletes rows and then frees the space with ``VACUUM``, in short transactions with a timeout. A full
 file system has no room for the journal of such a transaction: if all rows are to be deleted, the file is emptied in
-place (:mod:`cachectl.layers.stores.emptying`) under the same lock.
+place (:mod:`cachectl.layers.stores.database`) under the same lock.
 
 **Reading** changes nothing on the disk. A database is read under sqlite's shared lock. Sqlite would create files next
 to one in WAL mode, so that one is read as immutable while it has no log, and with its log while another process has it
@@ -34,9 +34,9 @@ from cachectl.layers.disk import plain
 from cachectl.layers.disk.atomic import create, remove_file
 from cachectl.layers.disk.handles import NO_ROOM, lacks_room
 from cachectl.layers.disk.locking import try_record_lock, wait_until
-from cachectl.layers.disk.presence import is_there, nearest, status_at
+from cachectl.layers.disk.presence import nearest, status_at
 from cachectl.layers.disk.trust import shared_because
-from cachectl.layers.stores import database, emptying
+from cachectl.layers.stores import database
 
 _MAGIC: Final = b"SQLite format 3\0"
 _HEADER: Final = 100
@@ -141,7 +141,7 @@ class RowFile:
         They are read a few at a time, so that writing programs do not wait for all.
         """
         with self._translated():
-            if not is_there(self.path):
+            if status_at(self.path) is None:
                 return [None for _ in keys]
         with self._reading() as connection:
             found = self._rows_in(connection, list(filter(_spellable, keys)))
@@ -268,10 +268,10 @@ class RowFile:
             roots = {root: kind for root, kind, table in found if table == self.schema.table}
             handle = plain.open_plain(self.path, flags=os.O_RDWR)
             try:
-                image = emptying.empty_image(os.pread(handle, page_size, 0), roots)
+                image = database.empty_image(os.pread(handle, page_size, 0), roots)
                 if image is None or len(roots) != len(found) or not may_go(rows):
                     raise error
-                emptying.write_empty(handle, image, len(roots))
+                database.write_empty(handle, image, len(roots))
             finally:
                 plain.release(handle)
             return rows
@@ -402,7 +402,7 @@ class RowFile:
         for suffix in ("", *database.COMPANIONS):
             # Sqlite must not open a link, a pipe or so.
             if not suffix or os.path.lexists(database.companion(self.path, suffix)):
-                plain.plain_identity(database.companion(self.path, suffix))
+                plain.plain_status(database.companion(self.path, suffix))
         location = f"file:{quote(os.fsencode(self.path))}?{mode}"
         opened = sqlite3.connect(
             location, timeout=self.lock_timeout, uri=True, isolation_level=None, check_same_thread=False

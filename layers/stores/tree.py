@@ -26,12 +26,10 @@ from cachectl.layers.disk.plain import STAGE, own_name, read_plain
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.archive import pack, unpack
 
-#: Whether this platform can act relative to directory handles, without which nothing is removed safely.
-_HANDLES: Final = {os.open, os.stat, os.unlink, os.rename, os.mkdir, os.rmdir} <= os.supports_dir_fd
 _WITHOUT: Final = "this platform cannot act relative to an open folder, so nothing could be changed safely"
-#: Abilities that layers over trees lack here.
+#: Abilities that layers over trees lack where nothing is removed safely.
 REFUSALS: Final[Mapping[facts.Ability, str]] = (
-    {} if _HANDLES else dict.fromkeys((facts.Ability.PUT, facts.Ability.CLEAR), _WITHOUT)
+    {} if os.unlink in os.supports_dir_fd else dict.fromkeys((facts.Ability.PUT, facts.Ability.CLEAR), _WITHOUT)
 )
 #: cachectl's own staging and trash folders in a root. A killed command leaves them; clearing them is always safe.
 OWN_TEMPORARY: Final = regex(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
@@ -206,15 +204,13 @@ class Tree:
         self.root = root
         self.shape = shape
         self._child = child
+        self._rules = (_OWN, *shape.orphans)
         self._is_kind = stat.S_ISDIR if shape.folders else stat.S_ISREG
 
     # ------------------------------------------------------------------ listing
 
     def scan(self, *, head: int = 0) -> Iterator[Leaf | facts.Problem]:
-        """Yield every entry and orphan; folders that cannot be read are problems.
-
-        Entries that are files come with their first ``head`` bytes.
-        """
+        """Yield entries (files with their first ``head`` bytes), orphans, and a problem for what cannot be read."""
         with self._opened() as handle:
             if handle is not None:
                 yield from self._scan(handle, (), head)
@@ -222,11 +218,7 @@ class Tree:
     def tagged(
         self, tag: re.Pattern[bytes], since: float, content: Callable[[Leaf], bytes | None]
     ) -> Iterator[tuple[facts.Entry, str]]:
-        """Yield the entries whose content has a tag, each with its tag.
-
-        ``content`` returns the bytes to search. Entries that have not changed after ``since`` (epoch seconds) are not
-        read.
-        """
+        """Yield the entries changed after ``since`` (epoch seconds) whose ``content`` has a tag, each with its tag."""
         for leaf in self.scan():
             if isinstance(leaf, facts.Problem) or leaf.orphan_rule is not None or leaf.modified < since:
                 continue
@@ -240,15 +232,15 @@ class Tree:
             return leaf if isinstance(leaf, Leaf) else None
 
     def _scan(self, folder: int, above: tuple[str, ...], head: int) -> Iterator[Leaf | facts.Problem]:
-        patterns = [self.shape.levels[len(above)], *(rule.pattern for rule in self._rules(above))]
+        level, rules = self.shape.levels[len(above)], () if above else self._rules
         try:
             names = sorted(os.listdir(folder))
         except OSError as error:
-            yield self._problem(above, error)
+            yield self._unread(above, error)
             return
         for name in names:
             # Most names in a shared folder match nothing, and need no stat.
-            if not any(pattern.fullmatch(name) for pattern in patterns):
+            if not level.fullmatch(name) and not any(rule.pattern.fullmatch(name) for rule in rules):
                 continue
             parts = (*above, name)
             try:
@@ -261,16 +253,13 @@ class Tree:
             except FileNotFoundError:
                 pass
             except OSError as error:
-                yield self._problem(parts, error)
-
-    def _rules(self, above: Sequence[str]) -> tuple[OrphanRule, ...]:
-        return () if above else (_OWN, *self.shape.orphans)
+                yield self._unread(parts, error)
 
     def _recognise(
         self, folder: int, parts: Sequence[str], head: int = 0
     ) -> Leaf | facts.Problem | os.stat_result | None:
         """Return the entry or orphan of a name, or why it is none; the status of a folder above entries."""
-        name, path = parts[-1], self.root.joinpath(*parts)
+        name = parts[-1]
         status = handles.status_of(folder, name)
         if status is None:
             return None
@@ -278,22 +267,24 @@ class Tree:
         if kind is None:
             is_named = self.shape.levels[len(parts) - 1].fullmatch(name)
             if is_named and stat.S_ISLNK(status.st_mode):
-                return facts.Problem(path, "link", "a link inside the root is not followed")
+                return self._problem(parts, "link", "a link inside the root is not followed")
             is_above = len(parts) < len(self.shape.levels) and stat.S_ISDIR(status.st_mode)
             return status if is_named and is_above else None
         members, newest = _measured(folder, name, status)
         pattern = kind.members
-        strange = [] if pattern is None else [one.path for one in members if not pattern.fullmatch(one.path)]
-        if strange:
-            message = f"holds {strange[0]!r}, which does not belong there; left alone"
-            return facts.Problem(path, "unrecognised", message)
+        strange = (
+            None if pattern is None else next((one.path for one in members if not pattern.fullmatch(one.path)), None)
+        )
+        if strange is not None:
+            message = f"holds {strange!r}, which does not belong there; left alone"
+            return self._problem(parts, "unrecognised", message)
         beginning = read_plain(name, dir_fd=folder, limit=head) if head and stat.S_ISREG(status.st_mode) else b""
         return Leaf("/".join(parts), members, newest, kind if isinstance(kind, OrphanRule) else None, beginning)
 
     def _kind(self, folder: int, parts: Sequence[str], status: os.stat_result) -> OrphanRule | Shape | None:
         """Return the rule by which a name is an orphan, or the shape if it may be an entry."""
         name = parts[-1]
-        for rule in self._rules(parts[:-1]):
+        for rule in self._rules if len(parts) == 1 else ():
             if rule.accepts(name, status):
                 return rule if rule is not _OWN or handles.is_left_own(folder, name, status) else None
         if not self.shape.levels[len(parts) - 1].fullmatch(name):
@@ -306,9 +297,12 @@ class Tree:
         child = self._child
         return self.shape if child is None or any(map(child.fullmatch, _children(folder, name))) else None
 
-    def _problem(self, parts: Sequence[str], error: OSError) -> facts.Problem:
+    def _unread(self, parts: Sequence[str], error: OSError) -> facts.Problem:
         code = "unrecognised" if error.errno == errno.ELOOP else "unreadable"
-        return facts.Problem(self.root.joinpath(*parts), code, f"cannot be read: {error.strerror}")
+        return self._problem(parts, code, f"cannot be read: {error.strerror}")
+
+    def _problem(self, parts: Sequence[str], code: str, message: str) -> facts.Problem:
+        return facts.Problem(self.root.joinpath(*parts), code, message)
 
     # ------------------------------------------------------------------ reading
 
@@ -320,10 +314,7 @@ class Tree:
         return pack(members) if self.shape.folders else members[""]
 
     def read_members(self, key: str) -> dict[str, bytes] | None:
-        """Return every file of an entry by its path in the leaf.
-
-        Raises :class:`Unreachable` if one cannot be read.
-        """
+        """Return every file of an entry by its path in it. Raises :class:`Unreachable` if one cannot be read."""
         if not self.shape.accepts(key):
             return None
         contents: dict[str, bytes] = {}
@@ -424,9 +415,9 @@ class Tree:
     def write_new(
         self, entries: Mapping[str, Mapping[str, bytes]], *, guard: Guard = nullcontext, replace: bool = False
     ) -> dict[str, bool | LayerError]:
-        """Place entries whose keys are free, given file by file, and sync them to the disk together.
+        """Place entries, given file by file, each whole or not at all, and sync them to the disk together.
 
-        Each is placed whole or not at all. Returns ``True`` for each that was placed, and the errors of the others.
+        Returns ``True`` for each that was placed, and the errors of the others.
         """
         done: dict[str, bool | LayerError] = {}
         for key, members in entries.items():

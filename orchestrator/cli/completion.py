@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Final
 
-from cachectl.cli.parser import build_parser
+from cachectl.cli.main import build_parser
 from cachectl.layers.base.errors import printable
 from cachectl.layers.base.selection import ALL
 from cachectl.listing import listed

@@ -1,30 +1,68 @@
 """The command line: parse, call the verb, show its facts, return an exit status.
 
-Status 0 is done; 1 is failed, refused, missing or damaged; 2 is wrong usage. Every error is one line.
+Status 0 is done; 1 is failed, refused, missing or damaged; 2 is wrong usage. Every error is one line. The file of a
+verb declares its options; only the verb that was typed is imported: all of them take longer than most reports.
 """
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from cachectl.cli.parser import MEANT, VERBS, build_parser, mark_bare, verb_module
-from cachectl.layers.base.errors import did_you_mean
-from cachectl.options import Request
+from cachectl import __version__
+from cachectl.layers.base import errors
+from cachectl.options import Group, OneOf, Option, Request
 from cachectl.table import Raw
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-
     from cachectl.layers.base.environment import Environment
 
-#: Verbs that run a command.
+#: Every verb in the order of the help, and what it does.
+VERBS: Final[dict[str, str]] = {
+    "report": "show where caches are and how much they hold",
+    "dir": "print the places of caches, one a line",
+    "ls": "list entries, one a line",
+    "get": "write one entry to a file",
+    "put": "place an entry that get wrote, so that the library hits it",
+    "purge": "remove entries; --all is every user layer but tuning results",
+    "prune": "remove stale or old entries, then the longest unused until the rest fits",
+    "verify": "look for damage, entry by entry",
+    "doctor": "find problems of this set-up, each with the command that fixes it",
+    "run": "run a command with caches off, or on in empty roots",
+    "env": "print variables as shell commands, for eval",
+    "trace": "count hits, misses and stores of every layer while a command runs",
+    "bench": "measure the time each cache saves a command: cold, warm, each off in turn",
+    "push": "add to a bundle, a folder or a URL the entries that it lacks",
+    "pull": "place the entries of a store or a root that are missing here, once trusted",
+    "store": "list, clean up or check a store",
+    "stage": "carry warm caches to every node of an MPI job, and back",
+    "config": "show what is set, and where",
+    "schedule": "print what prunes by itself, and how to install it",
+    "layers": "list layers, what each can do here, and why not",
+    "completion": "print a script that completes commands, layers, keys and kernels in a shell",
+    "demo": "demonstrate cachectl on PoCL, in an isolated root",
+}
+#: Words that people type first, and the verb that they mean.
+MEANT: Final = {
+    **dict.fromkeys(("clean", "clear", "rm", "remove", "delete"), "purge"),
+    **dict.fromkeys(("info", "stats", "status", "du"), "report"),
+    **dict.fromkeys(("list", "show"), "ls"),
+    "gc": "prune",
+    "export": "push",
+    **dict.fromkeys(("import", "merge", "miopen"), "pull"),
+    "check": "verify",
+    "path": "dir",
+}
+#: Verbs that run a command, and options without a verb.
 _RUNNING: Final = ("run", "trace", "bench", "stage")
-#: Options without a command.
-_WITHOUT_COMMAND: Final = ("-h", "--help", "--version")
+_WITHOUT_VERB: Final = ("-h", "--help", "--version")
+#: Stands for the folder of a bare ``--isolated``; no argument of a process can contain it.
+_NO_FOLDER: Final = "\0"
 
 
 def main(arguments: Sequence[str] | None = None, *, environment: Environment | None = None) -> int:
@@ -34,52 +72,45 @@ def main(arguments: Sequence[str] | None = None, *, environment: Environment | N
     are, by default as this process sees them; relative file names always mean the working folder of this process.
     Raises :class:`SystemExit` for wrong usage (status 2), ``--help`` and ``--version``.
     """
-    status = 0
     try:
         _open_streams()
-        status = _carry_out(_request(list(sys.argv[1:] if arguments is None else arguments), environment))
+        return _carry_out(list(sys.argv[1:] if arguments is None else arguments), environment)
     except KeyboardInterrupt:
         # Also while modules are loaded, and the line is parsed.
-        status = 130
+        return 130
     except BrokenPipeError:
         # The reader has closed the pipe: the status of a program that SIGPIPE ends.
-        status = 141
+        return 141
     except Exception as error:
         from cachectl.cli import output
 
         known = _explained(error)
         if known is None:
             raise
-        status, line = known
-        output.warn(line)
+        output.warn(known[1])
+        return known[0]
     finally:
         _discard_output()
-    return status
 
 
-def _request(words: list[str], environment: Environment | None) -> Request:
+def _carry_out(words: list[str], environment: Environment | None) -> int:
+    """Carry out what was typed, print what it returned in the form that was asked for, and return the exit status."""
     if not words:
         build_parser(()).print_help()
-        raise SystemExit(2)
+        return 2
     # For other verbs argparse gives -- its usual meaning.
     at = words.index("--") if words[0] in _RUNNING and "--" in words else len(words)
-    options = _parse(build_parser(words[:1]), mark_bare(words[:at]))
+    options = _parse(words[:at])
     from cachectl.cli import output
 
-    return Request(output, options, words, words[at + 1 :], environment)
-
-
-def _carry_out(request: Request) -> int:
-    """Carry out a request, print what it returned in the form that was asked for, and return its exit status."""
-    from cachectl.cli import output
-
+    request = Request(output, options, words, words[at + 1 :], environment)
     if request.changes_user:
         from cachectl.cli import users
 
         # Each child reads the settings of its user.
         done: Any = users.run(request)
     else:
-        verb = verb_module(request.options.verb)
+        verb = verb_module(options.verb)
         done = verb.run(request)
     if isinstance(done, bytes):
         output.show_bytes(done)
@@ -93,35 +124,8 @@ def _carry_out(request: Request) -> int:
         output.show_csv(verb.table(done, request))
     else:
         output.say(verb.show(done, request))
-    output.finish()
-    if isinstance(done, int):
-        return done
-    return 1 if getattr(done, "failed", False) else 0
-
-
-def _parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
-    if words and words[0] not in VERBS and not words[0].startswith("-"):
-        meant = f"; did you mean {MEANT[words[0]]}?" if words[0] in MEANT else did_you_mean(words[0], VERBS)
-        parser.error(f"unknown command {words[0]!r}{meant}")
-    if words and words[0].startswith("-") and words[0] not in _WITHOUT_COMMAND:
-        if VERBS.keys().isdisjoint(words):
-            parser.error(f"unrecognized arguments: {words[0]}{did_you_mean(words[0], _WITHOUT_COMMAND)}")
-        import shlex
-
-        at = next(place for place, word in enumerate(words) if word in VERBS)
-        line = [words[at], *words[:at], *words[at + 1 :]]
-        parser.error(f"write the command first: {shlex.join(['cachectl', *line])}")
-    options, unknown = parser.parse_known_args(words)
-    if isinstance(getattr(options, "layers", None), list) and not any(word.startswith("-") for word in unknown):
-        # argparse takes the layers to be complete at the first option after FILE: push FILE --force LAYER.
-        options.layers = [*options.layers, *unknown]
-        unknown = []
-    if unknown:
-        # The verb's own parser names the verb's help.
-        of_verb = getattr(options, "parser", parser)
-        likely = did_you_mean(unknown[0].partition("=")[0], of_verb._option_string_actions)  # noqa: SLF001 - no other list
-        of_verb.error(f"unrecognized arguments: {' '.join(unknown)}{likely}")
-    return options
+    output.show_bytes(b"")
+    return done if isinstance(done, int) else int(bool(getattr(done, "failed", False)))
 
 
 def _open_streams() -> None:
@@ -130,41 +134,29 @@ def _open_streams() -> None:
     A closed one is opened so that using it fails: otherwise the next file that is opened, a database for instance,
     would get its number and be printed into.
     """
-    closed = {0: os.O_WRONLY, 1: os.O_RDONLY, 2: os.O_WRONLY}
-    for number, flags in closed.items():
-        if not _is_open(number):
+    for number, flags in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)):
+        try:
+            os.fstat(number)
+        except OSError:  # noqa: PERF203 - three streams, each by itself
             os.open(os.devnull, flags)
-    if sys.stdin is None:
-        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
-    for name, number in (("stdout", 1), ("stderr", 2)):
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):
+        if number and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-
-
-def _is_open(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:
-        return False
-    return True
 
 
 def _explained(error: Exception) -> tuple[int, str] | None:
     """Return status and line of an error that is no fault of this program, else ``None``."""
-    from cachectl.layers.base.errors import BadRequest, CachectlError, printable
-
-    if isinstance(error, CachectlError):
+    if isinstance(error, errors.CachectlError):
         # A command that cannot be started has the status of a shell.
-        return 2 if isinstance(error, BadRequest) else getattr(error, "status", 1), str(error)
+        return 2 if isinstance(error, errors.BadRequest) else getattr(error, "status", 1), str(error)
     if isinstance(error, OSError):
         words = error.strerror or str(error)
         return 1, f"{words}: {os.fsdecode(error.filename)}" if isinstance(error.filename, (str, bytes)) else words
     if isinstance(error, UnicodeError):
-        what = error.object if isinstance(error, UnicodeEncodeError) else ""
-        return 1, f"not valid UTF-8, so it cannot be stored as a name: {printable(what)}"
+        return 1, f"not valid UTF-8, so it cannot be stored as a name: {getattr(error, 'object', '')!r}"
     if isinstance(error, (RecursionError, MemoryError)):
         return 1, f"the input is nested too deeply, or too large for the memory ({type(error).__name__})"
     return None
@@ -177,3 +169,97 @@ def _discard_output() -> None:
             stream.flush()
         except OSError:  # noqa: PERF203 - two streams, each by itself
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+# ---------------------------------------------------------------------- the grammar
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error and end the program with status 2."""
+        from cachectl.cli.output import warn
+
+        warn(message if message.endswith("?") else f"{message}; try {self.prog} --help", self.prog)
+        raise SystemExit(2)
+
+    #: Without a width, every option that is added makes argparse import shutil to find it.
+    _width = 78
+
+    def print_help(self, file: Any = None) -> None:  # noqa: ANN401 - argparse's
+        """Print the help in the width of the terminal."""
+        import shutil
+
+        self._width = shutil.get_terminal_size().columns - 2
+        super().print_help(file)
+
+    def _get_formatter(self) -> argparse.HelpFormatter:
+        return argparse.HelpFormatter(self.prog, width=self._width)
+
+
+def verb_module(verb: str) -> Any:  # noqa: ANN401 - a module
+    """Import the file of a verb."""
+    # Completion reads the grammar.
+    return import_module(f"cachectl.{'cli' if verb == 'completion' else 'verbs'}.{verb}")
+
+
+def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """Return the parser of the verb among some words, or one with every summary if there is none.
+
+    Without ``words`` it has every verb with all its options, for the reference in the documentation.
+    """
+    parser = Parser(
+        prog="cachectl",
+        allow_abbrev=False,
+        description="See, clear, switch and prove every kernel cache of the OpenCL stack.",
+        epilog="LAYER is one of those that 'cachectl layers' lists.",
+    )
+    parser.add_argument("--version", action="version", version=f"cachectl {__version__}")
+    # Without prog, argparse formats a usage to find it, for which it imports shutil.
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="verb", prog=parser.prog)
+    typed = VERBS.keys() if words is None else VERBS.keys() & set(words)
+    for name, summary in VERBS.items():
+        if typed and name not in typed:
+            continue
+        description = summary[0].upper() + summary[1:] + "."
+        verb = verbs.add_parser(name, help=summary, description=description, allow_abbrev=False, add_help=bool(typed))
+        if typed:
+            verb.set_defaults(parser=verb)
+            module = verb_module(name)
+            _add_to(verb, module.OPTIONS)
+            verb.usage, verb.epilog = getattr(module, "USAGE", None), getattr(module, "EPILOG", None)
+    return parser
+
+
+def _add_to(container: argparse._ActionsContainer, options: Iterable[Option | OneOf | Group]) -> None:
+    for option in options:
+        if isinstance(option, OneOf):
+            _add_to(container.add_mutually_exclusive_group(), option)
+        elif isinstance(option, Group):
+            _add_to(container.add_argument_group(option.title), option)
+        else:
+            container.add_argument(*option.names, **option.settings)
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    parser, verb = build_parser(words[:1]), words[0] if words else ""
+    if verb not in VERBS and not verb.startswith("-"):
+        meant = f"; did you mean {MEANT[verb]}?" if verb in MEANT else errors.did_you_mean(verb, VERBS)
+        parser.error(f"unknown command {verb!r}{meant}")
+    if verb.startswith("-") and verb not in _WITHOUT_VERB:
+        parser.error(f"write the command first, not {verb}{errors.did_you_mean(verb, _WITHOUT_VERB)}")
+    # argparse would take the next word for the folder of a bare --isolated.
+    bare = verb == "run"
+    words = [f"{word}={_NO_FOLDER}" if bare and word == "--isolated" else word for word in words]
+    options, unknown = parser.parse_known_args(words)
+    if isinstance(getattr(options, "layers", None), list) and not any(word.startswith("-") for word in unknown):
+        # argparse takes the layers to be complete at the first option after FILE: push FILE --force LAYER.
+        options.layers = [*options.layers, *unknown]
+        unknown = []
+    if unknown:
+        # The verb's own parser names the verb's help.
+        of_verb = getattr(options, "parser", parser)
+        likely = errors.did_you_mean(unknown[0].partition("=")[0], of_verb._option_string_actions)  # noqa: SLF001 - no other list
+        of_verb.error(f"unrecognized arguments: {' '.join(unknown)}{likely}")
+    return options

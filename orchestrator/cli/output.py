@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
-from itertools import chain, cycle, repeat
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from cachectl.layers.base.environment import process_variable
 from cachectl.layers.base.errors import printable
 from cachectl.table import DASH, Raw, Table, Whole
 
@@ -28,12 +28,6 @@ _ENDLESS: Final = 1 << 30
 _PADDED: Final = 60
 #: Characters of a shortened word that are still readable.
 _READABLE: Final = 8
-#: By how much the further lines of a row are indented.
-_INDENT: Final = 2
-#: Seconds until a spinner appears.
-_DELAY: Final = 0.5
-#: Seconds between two looks at what it says.
-_TICK: Final = 0.1
 #: The width of a progress bar.
 _BAR: Final = 20
 #: How many of a kind text names; JSON lists them all.
@@ -77,51 +71,28 @@ def json_bytes(fact: object) -> bytes:
 
 def show_json(fact: object) -> None:
     """Print a fact as a JSON document."""
-    with _output():
-        print(json_bytes(fact).decode(), end="")
-
-
-# ---------------------------------------------------------------------- words
-
-
-def shorten(text: str, width: int) -> str:
-    """Shorten a text in the middle."""
-    if len(text) <= width:
-        return text
-    mark = _ellipsis()[:width]
-    room = width - len(mark)
-    tail = (room + 1) // 2
-    return text[: room - tail] + mark + text[len(text) - tail :]
-
-
-def _ellipsis() -> str:
-    try:
-        "…".encode(sys.stdout.encoding or "ascii")
-    except (UnicodeError, LookupError):
-        return "..."
-    return "…"
-
-
-def width(stream: TextIO) -> int:
-    """Return the width of a line: that of the terminal, and without end elsewhere, so that nothing is cut."""
-    if not stream.isatty():
-        return _ENDLESS
-    from cachectl.layers.base.environment import process_variable
-
-    named = process_variable("COLUMNS") or ""
-    with suppress(OSError):
-        return (int(named) if named.isdecimal() else 0) or os.get_terminal_size(stream.fileno()).columns or 80
-    return 80
+    _write(json_bytes(fact).decode())
 
 
 # ---------------------------------------------------------------------- lines
 
 
-@contextmanager
-def _output() -> Iterator[None]:
-    """Name standard output in an error of writing to it; the error itself names nothing."""
+def _write(text: str) -> None:
+    """Write to standard output, and name it in an error, which by itself names nothing."""
     try:
-        yield
+        sys.stdout.write(text)
+    except OSError as error:
+        error.filename = "standard output"
+        raise
+
+
+def show_bytes(data: bytes) -> None:
+    """Write bytes to standard output, and flush it, so that a failure is noticed."""
+    try:
+        sys.stdout.flush()
+        if data:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
     except OSError as error:
         error.filename = "standard output"
         raise
@@ -129,46 +100,8 @@ def _output() -> Iterator[None]:
 
 def show_lines(lines: Iterable[str]) -> None:
     """Print lines of text."""
-    with _output():
-        for line in lines:
-            print(printable(line))
-
-
-def say(parts: Iterable[object]) -> None:
-    """Print what a verb shows: tables, lines, and lines that stay whole; on a terminal other lines are wrapped."""
-    for part in parts:
-        if isinstance(part, Table):
-            _show_table(part)
-        elif isinstance(part, Raw):
-            show_raw(part)
-        elif isinstance(part, Whole) or not sys.stdout.isatty():
-            show_lines([str(part)])
-        else:
-            line = printable(str(part))
-            show_lines(_wrapped(line, " " * (len(line) - len(line.lstrip()) + 2)))
-
-
-def _wrapped(line: str, indent: str) -> list[str]:
-    """Divide a line into several of the width of the terminal, all but the first indented; a long word stays whole."""
-    import textwrap
-
-    wrap = textwrap.TextWrapper(
-        max(20, width(sys.stdout)), subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
-    )
-    return wrap.wrap(line) or [""]
-
-
-def tell(parts: Iterable[object]) -> None:
-    """Print tables and lines on standard error, and bytes as they are; a stream that is closed is no failure."""
-    for part in parts:
-        if isinstance(part, Table):
-            show_errors(plain_table(part, width(sys.stderr)))
-        elif isinstance(part, bytes):
-            with suppress(OSError):
-                sys.stderr.flush()
-                os.write(2, part)
-        else:
-            show_errors([str(part)])
+    for line in lines:
+        _write(f"{printable(line)}\n")
 
 
 def show_raw(lines: Iterable[str]) -> None:
@@ -179,30 +112,48 @@ def show_raw(lines: Iterable[str]) -> None:
         show_bytes(b"".join(os.fsencode(line) + b"\n" for line in lines))
 
 
-def show_bytes(data: bytes) -> None:
-    """Write bytes to standard output."""
-    with _output():
-        sys.stdout.flush()
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+def say(parts: Iterable[object]) -> None:
+    """Print what a verb shows: tables, lines, and lines that stay whole; on a terminal other lines are wrapped."""
+    for part in parts:
+        if isinstance(part, Table):
+            titles, rows = _lines(part, width(sys.stdout))
+            if sys.stdout.isatty() and not process_variable("NO_COLOR") and process_variable("TERM") != "dumb":
+                _write("".join(f"\x1b[1m{printable(title)}\x1b[0m\n" for title in titles))
+                titles = []
+            show_lines([*titles, *rows])
+        elif isinstance(part, Raw):
+            show_raw(part)
+        elif isinstance(part, Whole) or not sys.stdout.isatty():
+            show_lines([str(part)])
+        else:
+            show_lines(_wrapped(printable(str(part))))
 
 
-def finish() -> None:
-    """Flush standard output, so that a failure is noticed."""
-    with _output():
-        sys.stdout.flush()
+def _wrapped(line: str) -> list[str]:
+    """Divide a line into several of the width of the terminal, all but the first indented; a long word stays whole."""
+    import textwrap
+
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    most = max(20, width(sys.stdout))
+    wrapped = textwrap.wrap(line, most, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    return wrapped or [""]
+
+
+def tell(parts: Iterable[object]) -> None:
+    """Print tables and lines on standard error, and bytes as they are; a stream that is closed is no failure."""
+    with suppress(OSError):
+        for part in parts:
+            if isinstance(part, bytes):
+                sys.stderr.flush()
+                os.write(2, part)
+                continue
+            for line in plain_table(part, width(sys.stderr)) if isinstance(part, Table) else [str(part)]:
+                print(printable(line), file=sys.stderr)
 
 
 def warn(line: str, speaker: str = "cachectl") -> None:
     """Print one line on standard error."""
-    show_errors([f"{speaker}: {line}"])
-
-
-def show_errors(lines: Iterable[str]) -> None:
-    """Print lines on standard error; one that is closed is no failure."""
-    with suppress(OSError):
-        for line in lines:
-            print(printable(line), file=sys.stderr)
+    tell([f"{speaker}: {line}"])
 
 
 def warn_notes(about: str, notes: Sequence[Note]) -> None:
@@ -216,30 +167,43 @@ def warn_notes(about: str, notes: Sequence[Note]) -> None:
 # ---------------------------------------------------------------------- tables
 
 
+def width(stream: TextIO) -> int:
+    """Return the width of a line: that of the terminal, and without end elsewhere, so that nothing is cut."""
+    if not stream.isatty():
+        return _ENDLESS
+    named = process_variable("COLUMNS") or ""
+    with suppress(OSError):
+        return (int(named) if named.isdecimal() else 0) or os.get_terminal_size(stream.fileno()).columns or 80
+    return 80
+
+
+def shorten(text: str, width: int) -> str:
+    """Shorten a text in the middle."""
+    if len(text) <= width:
+        return text
+    mark = "…"
+    try:
+        mark.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeError, LookupError):
+        mark = "..."
+    room = max(0, width - len(mark))
+    tail = (room + 1) // 2
+    return text[: room - tail] + mark[:width] + text[len(text) - tail :]
+
+
 def show_csv(table: Table[Any]) -> None:
     """Print a table as CSV: sizes in bytes, ages in seconds, and nothing for what is unknown."""
     import csv
+    import io
 
-    def cell(value: object) -> object:
-        return printable(value) if isinstance(value, str) and value != DASH else None if value == DASH else value
-
-    with _output():
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow([column.name for column in table.columns])
-        writer.writerows([cell(column.raw(thing)) for column in table.columns] for thing in table.rows)
-
-
-def _show_table(table: Table[Any]) -> None:
-    """Print a table; titles are bold on a terminal, unless NO_COLOR is set."""
-    from cachectl.layers.base.environment import process_variable
-
-    titles, rows = _lines(table, width(sys.stdout))
-    if sys.stdout.isatty() and not process_variable("NO_COLOR") and process_variable("TERM") != "dumb":
-        with _output():
-            for title in titles:
-                print(f"\x1b[1m{printable(title)}\x1b[0m")
-        titles = []
-    show_lines([*titles, *rows])
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([column.name for column in table.columns])
+    for thing in table.rows:
+        cells = [column.raw(thing) for column in table.columns]
+        cells = [None if cell == DASH else cell for cell in cells]
+        writer.writerow([printable(cell) if isinstance(cell, str) else cell for cell in cells])
+    _write(text.getvalue())
 
 
 def plain_table(table: Table[Any], width: int = _ENDLESS) -> list[str]:
@@ -251,32 +215,6 @@ def plain_table(table: Table[Any], width: int = _ENDLESS) -> list[str]:
     """
     titles, rows = _lines(table, width)
     return [*titles, *rows]
-
-
-def _lines(table: Table[Any], width: int) -> tuple[list[str], list[str]]:
-    """Return the lines of the titles, and those of the rows."""
-    columns = table.columns
-    rows = [[column.title for column in columns]]
-    rows += [[printable(column.value(thing)) for column in columns] for thing in table.rows]
-    rows += [] if table.last is None else [list(table.last)]
-    texts = [list(cells) for cells in zip(*rows, strict=True)]
-    shown = [
-        _Shown(cells, right=column.right, first=column is columns[0])
-        for column, cells in zip(columns, texts, strict=True)
-        if any(cells)
-    ]
-    for gap in (2, 1):
-        if sum(one.least for one in shown) + gap * (len(shown) - 1) <= width:
-            lines = _beside(shown, width, gap)
-            return lines[:1], lines[1:]
-    # There is room for whole names.
-    shown[0].least = min(shown[0].width, width)
-    parts = [
-        [" " * indent + line for line in _beside(group, width - indent)]
-        for group, indent in zip(_groups(shown, width), chain((0,), repeat(_INDENT)), strict=False)
-    ]
-    lines = [line for row in zip(*parts, strict=True) for line in row]
-    return lines[: len(parts)], lines[len(parts) :]
 
 
 class _Shown:
@@ -292,92 +230,73 @@ class _Shown:
             self.least += 1
 
 
-def _groups(shown: Sequence[_Shown], width: int) -> list[list[_Shown]]:
-    """Divide columns into lines; a column that is too wide has a line of its own."""
+def _lines(table: Table[Any], width: int) -> tuple[list[str], list[str]]:
+    """Return the lines of the titles, and those of the rows."""
+    shown = []
+    for number, column in enumerate(table.columns):
+        cells = [column.title, *(printable(column.value(thing)) for thing in table.rows)]
+        cells += () if table.last is None else (table.last[number],)
+        if any(cells):
+            shown.append(_Shown(cells, right=column.right, first=not number))
+    for gap in (2, 1):
+        if sum(one.least + gap for one in shown) - gap <= width:
+            lines = _side_by_side(shown, width, gap)
+            return lines[:1], lines[1:]
+    # There is room for whole names.
+    shown[0].least = min(shown[0].width, width)
     groups: list[list[_Shown]] = [[]]
     for one in shown:
-        room = width - _INDENT * (len(groups) > 1)
+        room = width - 2 * (len(groups) > 1)
         if groups[-1] and sum(other.least + 2 for other in groups[-1]) + one.least > room:
             groups.append([])
         groups[-1].append(one)
-    return groups
+    parts = [_side_by_side(groups[0], width, 2)]
+    parts += [[f"  {line}" for line in _side_by_side(group, width - 2, 2)] for group in groups[1:]]
+    lines = [line for row in zip(*parts, strict=True) for line in row]
+    return lines[: len(parts)], lines[len(parts) :]
 
 
-def _beside(shown: Sequence[_Shown], width: int, gap: int = 2) -> list[str]:
-    """Return columns beside each other, a line for each row."""
-    widths = [one.width if width < _ENDLESS else min(one.width, _PADDED) for one in shown]
-    room = width - gap * (len(shown) - 1)
-    while sum(widths) > room:
+def _side_by_side(shown: Sequence[_Shown], width: int, gap: int) -> list[str]:
+    """Return a line for each row of some columns, with the widest columns shortened to the width."""
+    cut = width < _ENDLESS // 2
+    widths = [one.width if cut else min(one.width, _PADDED) for one in shown]
+    while sum(widths) + gap * (len(shown) - 1) > width:
         longer = [place for place, one in enumerate(shown) if widths[place] > one.least]
         # A column on a line of its own is shortened to the line.
         place = max(longer or range(len(widths)), key=widths.__getitem__)
         widths[place] -= 1
-    fitted = (_fitted(one, most, cut=width < _ENDLESS) for one, most in zip(shown, widths, strict=True))
-    return [(" " * gap).join(row).rstrip() for row in zip(*fitted, strict=True)]
-
-
-def _fitted(shown: _Shown, width: int, *, cut: bool) -> list[str]:
-    """Return the cells of a column, padded to a width and, if they are to be ``cut``, none longer."""
-    cells = [shorten(cell, width) for cell in shown.cells] if cut else shown.cells
-    return [cell.rjust(width) if shown.right else cell.ljust(width) for cell in cells]
+    lines = []
+    for row in zip(*(one.cells for one in shown), strict=True):
+        cells = []
+        for one, cell, most in zip(shown, row, widths, strict=True):
+            text = shorten(cell, most) if cut else cell
+            cells.append(text.rjust(most) if one.right else text.ljust(most))
+        lines.append((" " * gap).join(cells).rstrip())
+    return lines
 
 
 # ---------------------------------------------------------------------- progress
 
 
 @contextmanager
-def working(what: str) -> Iterator[Callable[[str], None]]:
-    """Show a spinner on a terminal, from the first half second on; yield a function to call with other words."""
-    words = [what]
-    if not _shows_progress():
+def progress() -> Iterator[Callable[[str | Step], None]]:
+    """Yield a function to call with what is done now, or with a step of long work, which has a bar; for terminals."""
+    if not sys.stderr.isatty() or process_variable("TERM") == "dumb":
         yield lambda _: None
         return
-    import threading
-
-    finished = threading.Event()
-
-    def spin() -> None:
-        if finished.wait(_DELAY):
-            return
-        for frame in cycle("|/-\\"):
-            _show_line(f"{frame} {words[0]}")
-            if finished.wait(_TICK):
-                break
-        _show_line("")
-
-    spinner = threading.Thread(target=spin, daemon=True)
-    spinner.start()
     try:
-        yield lambda now: words.__setitem__(0, now)
+        yield _show_progress
     finally:
-        finished.set()
-        spinner.join()
+        _show_progress("")
 
 
-@contextmanager
-def progress() -> Iterator[Callable[[Step], None]]:
-    """Yield a function to call with each step of long work; on a terminal it shows a bar."""
-    if not _shows_progress():
-        yield lambda _: None
-        return
-
-    def show(step: Step) -> None:
-        full = _BAR * step.done // (step.total or 1)
-        _show_line(f"{step.doing} [{'#' * full}{'.' * (_BAR - full)}] {step.done}/{step.total}")
-
-    try:
-        yield show
-    finally:
-        _show_line("")
-
-
-def _shows_progress() -> bool:
-    from cachectl.layers.base.environment import process_variable
-
-    return sys.stderr.isatty() and process_variable("TERM") != "dumb"
-
-
-def _show_line(line: str) -> None:
+def _show_progress(now: str | Step) -> None:
     """Replace the last line of a terminal."""
+    line = printable(now if isinstance(now, str) else _bar(now))
     with suppress(OSError):
-        print(f"\r\x1b[K{shorten(printable(line), width(sys.stderr) - 1)}", end="", file=sys.stderr, flush=True)
+        print(f"\r\x1b[K{shorten(line, width(sys.stderr) - 1)}", end="", file=sys.stderr, flush=True)
+
+
+def _bar(step: Step) -> str:
+    full = _BAR * step.done // (step.total or 1)
+    return f"{step.doing} [{'#' * full}{'.' * (_BAR - full)}] {step.done}/{step.total}"

@@ -20,24 +20,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from cachectl import table
 from cachectl.cli import output
 from cachectl.layers.base.errors import BadRequest, printable
-from cachectl.table import DASH, Column, Table, count, counts, size, sizes
 
 if TYPE_CHECKING:
     from pwd import struct_passwd
 
     from cachectl.options import Request
 
-#: Bytes that a child may write, and seconds that it may take.
+#: Bytes that a child may write, seconds that it may take, and lines of its standard error that are shown.
 _MOST_OUTPUT: Final = 32 << 20
 _SECONDS: Final = 60
+_MOST_NOTES: Final = 3
 #: How deep an answer may be nested, and how long a text in a table may be.
 _DEEPEST: Final = 12
 _LONGEST: Final = 200
-#: Lines of a child's standard error that are shown.
-_MOST_NOTES: Final = 3
-_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 _LOGIN_DEFS: Final = Path("/etc/login.defs")
 
 #: The list in the document of each verb, and the texts and numbers of its items that the table shows.
@@ -54,25 +52,13 @@ _SHOWN: Final[Mapping[str, tuple[str, Sequence[str], Sequence[str]]]] = {
 
 
 class _Answer(NamedTuple):
-    """What a child said: the document of its verb, or the error. Both are the word of its user."""
+    """What a child said: its status, the document of its verb or the error, and other lines. Its user wrote them."""
 
     user: str
-    home: str
     status: int
     document: Mapping[str, Any]
     error: str | None
     notes: Sequence[str]
-
-    @property
-    def complete(self) -> bool:
-        """Return whether everything could be counted."""
-        total = self.document.get("total")
-        return self.error is None and (not isinstance(total, dict) or total.get("complete", True) is True)
-
-
-def _text(item: Mapping[str, Any], name: str) -> str:
-    value = item.get(name)
-    return value[:_LONGEST] if isinstance(value, str) else DASH
 
 
 def _number(item: Mapping[str, Any], name: str) -> int | None:
@@ -82,10 +68,10 @@ def _number(item: Mapping[str, Any], name: str) -> int | None:
     return number if type(number) is int and 0 <= number < 1 << 62 else None
 
 
-def _column(name: str, titles: Mapping[str, str]) -> Column[Mapping[str, Any]]:
-    if name in ("user", *(text for _, texts, _ in _SHOWN.values() for text in texts)):
-        return Column(name, lambda item: _text(item, name))
-    return (sizes if "bytes" in name else counts)(titles.get(name, name), lambda item: _number(item, name))
+def _column(name: str, title: str, *, is_text: bool) -> table.Column[Mapping[str, Any]]:
+    if is_text:
+        return table.Column(title, lambda item: str(item.get(name) or table.DASH)[:_LONGEST])
+    return (table.sizes if "bytes" in name else table.counts)(title, lambda item: _number(item, name))
 
 
 def run(request: Request) -> int:
@@ -95,7 +81,7 @@ def run(request: Request) -> int:
         if options.get(name):
             request.misuse(f"--{name} is for the caches of one user")
     words, answers = list(_words(request.words)), []
-    with output.working("reading") as show:
+    with request.progress() as show:
         for user in _users(options["user"]):
             show(f"reading the caches of {user.pw_name}")
             answers.append(_ask(user, words))
@@ -105,26 +91,31 @@ def run(request: Request) -> int:
     rows = [{**item, "user": answer.user} for answer in answers for item in answer.document.get(items, ())]
     rows = [row for row in rows if not numbers or any(_number(row, name) for name in numbers)]
     total = {name: sum(_number(row, name) or 0 for row in rows) for name in numbers}
-    complete = all(answer.complete for answer in answers)
+    complete = all(answer.error is None and _is_complete(answer.document) for answer in answers)
     # A dry run has removed nothing.
     titles = {"removed": "would go"} if options.get("dry_run") else {}
-    columns = [_column(name, titles) for name in ("user", *texts, *numbers)]
+    columns = [_column(name, name, is_text=True) for name in ("user", *texts)]
+    columns += [_column(name, titles.get(name, name), is_text=False) for name in numbers]
     if request.form == "json":
-        users = [
-            {**answer.document, "user": answer.user, "home": answer.home, "error": answer.error} for answer in answers
-        ]
-        output.show_json({"schema": "cachectl/users/1", "users": users, "total": total, "complete": complete})
+        users = [{**answer.document, "user": answer.user, "error": answer.error} for answer in answers]
+        output.show_json({"users": users, "total": total, "complete": complete})
     elif request.form == "csv":
-        output.show_csv(Table(columns, rows))
+        output.show_csv(table.Table(columns, rows))
     else:
-        cells = ((size if "bytes" in name else count)(number) for name, number in total.items())
+        cells = ((table.size if "bytes" in name else table.count)(number) for name, number in total.items())
         last = ["total", *("" for _ in texts), *(cell if complete else f"{cell}+" for cell in cells)]
-        output.say([Table(columns, rows, last)])
+        output.say([table.Table(columns, rows, last)])
     for answer in answers:
         for line in (answer.error, *answer.notes):
             if line:
                 output.warn(f"{answer.user}: {line}")
     return 1 if any(answer.error or answer.status for answer in answers) else 0
+
+
+def _is_complete(document: Mapping[str, Any]) -> bool:
+    """Return whether everything could be counted."""
+    total = document.get("total")
+    return not isinstance(total, dict) or total.get("complete", True) is True
 
 
 def _words(typed: Sequence[str]) -> Iterator[str]:
@@ -143,8 +134,11 @@ def _users(names: Sequence[str]) -> list[struct_passwd]:
     """Return the accounts of these names, or of all people: ``UID_MIN`` to ``UID_MAX`` of login.defs(5)."""
     import pwd
 
-    if names:
-        return [_account(name) for name in dict.fromkeys(names)]
+    try:
+        if names:
+            return [pwd.getpwnam(name) for name in dict.fromkeys(names)]
+    except KeyError as error:
+        raise BadRequest(f"unknown user: {error.args[0]}; getent passwd lists accounts") from error
     text = _LOGIN_DEFS.read_text(errors="replace") if _LOGIN_DEFS.exists() else ""
     bounds = dict(re.findall(r"(?m)^(UID_M(?:IN|AX))\s+(\d{1,10})\b", text))
     people = range(int(bounds.get("UID_MIN", 1000)), int(bounds.get("UID_MAX", 60000)) + 1)
@@ -153,19 +147,10 @@ def _users(names: Sequence[str]) -> list[struct_passwd]:
     return [user for user in reversed(found.values()) if os.path.isdir(user.pw_dir)]
 
 
-def _account(name: str) -> struct_passwd:
-    import pwd
-
-    try:
-        return pwd.getpwnam(name)
-    except KeyError as error:
-        raise BadRequest(f"unknown user {name!r}; getent passwd lists accounts") from error
-
-
 def _ask(user: struct_passwd, words: Sequence[str]) -> _Answer:
     """Run a verb as a user, and return what it wrote."""
     status, data, errors, error = _run(user, words)
-    document: Mapping[str, Any] = {}
+    document: dict[str, Any] = {}
     lines = errors.decode(errors="replace").splitlines()
     notes = [printable(re.sub(r"^cachectl(?: \w+)?: ", "", line))[:1000] for line in lines if line.strip()]
     if error is None and status < 0:
@@ -176,22 +161,12 @@ def _ask(user: struct_passwd, words: Sequence[str]) -> _Answer:
             error += "; install cachectl where every user can read it"
     elif error is None:
         try:
-            document = _document(data, words[0])
-        except (ValueError, RecursionError):
-            error = f"wrote no valid document of {words[0]}"
-    return _Answer(user.pw_name, user.pw_dir, status, document, error, [] if error else notes[:_MOST_NOTES])
-
-
-def _document(data: bytes, verb: str) -> Mapping[str, Any]:
-    """Return the document that a child wrote, with control characters escaped.
-
-    Raises :class:`ValueError` and :class:`RecursionError`.
-    """
-    document: dict[str, Any] = _escaped(json.loads(data), _DEEPEST)
-    items = document.get(_SHOWN[verb][0]) if isinstance(document, dict) else None
-    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise ValueError(verb)
-    return document
+            document = _escaped(json.loads(data), _DEEPEST)
+            # A TypeError means that it is not a list of objects.
+            document[_SHOWN[words[0]][0]] = [{**item} for item in document[_SHOWN[words[0]][0]]]
+        except (ValueError, RecursionError, KeyError, TypeError):
+            document, error = {}, f"wrote no valid document of {words[0]}"
+    return _Answer(user.pw_name, status, document, error, [] if error else notes[:_MOST_NOTES])
 
 
 def _escaped(value: Any, depth: int) -> Any:  # noqa: ANN401 - JSON
@@ -208,11 +183,11 @@ def _escaped(value: Any, depth: int) -> Any:  # noqa: ANN401 - JSON
 
 def _run(user: struct_passwd, words: Sequence[str]) -> tuple[int, bytes, bytes, str | None]:
     """Return the status of a child, its output and its errors, and why it could not be heard to its end."""
+    own = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
     try:
-        own = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
         child = subprocess.Popen(  # noqa: S603 - our own program
             (sys.executable, "-I", "-X", "utf8", "-m", "cachectl", *words),
-            env={**own, "PATH": _PATH, "LC_ALL": "C.UTF-8"},
+            env={**own, "PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -237,9 +212,9 @@ def _run(user: struct_passwd, words: Sequence[str]) -> tuple[int, bytes, bytes, 
                     key.data.extend(piece)
                     if not piece:
                         pipes.unregister(key.fileobj)
-                if any(len(data) > _MOST_OUTPUT for data in written.values()):
-                    problem = f"wrote more than {_MOST_OUTPUT >> 20} MiB; select fewer entries"
-                elif time.monotonic() > deadline:
+                    if len(key.data) > _MOST_OUTPUT:
+                        problem = f"wrote more than {_MOST_OUTPUT >> 20} MiB; select fewer entries"
+                if time.monotonic() > deadline:
                     problem = f"took longer than {_SECONDS} s"
         _wait(child, 0 if problem else 5)
     finally:
@@ -249,8 +224,7 @@ def _run(user: struct_passwd, words: Sequence[str]) -> tuple[int, bytes, bytes, 
             _wait(child, 5)
         for stream in written:
             stream.close()
-    answer, errors = (bytes(data) for data in written.values())
-    return child.returncode or 0, answer, errors, problem
+    return child.returncode or 0, bytes(written[child.stdout]), bytes(written[child.stderr]), problem
 
 
 def _wait(child: subprocess.Popen[bytes], seconds: float) -> None:

@@ -1,14 +1,13 @@
-// The page of a report: a map of areas by size, distributions, findings, and a table of every entry.
+// The page of a report: a map of areas by size, ages, findings, and a table of every entry.
 
 const HEADING = 17; // The name of an area that shows what is inside it.
 const SMALLEST = 24; // Square pixels of an area that is drawn by itself.
 const HUES = 8; // The colours of layers.
 const DAY = 86400;
-const KIB = 1024;
 
-const entries = data.entries.map(([layer, place, kernel, key, bytes, changed, used, stale, damage]) => {
+const entries = data.entries.map(([layer, place, kernel, key, bytes, changed, used, stale]) => {
   const words = { layer: word(layer), place: word(place), kernel: word(kernel), stale: word(stale) };
-  return { ...words, damage: word(damage), key, bytes, changed, used };
+  return { ...words, key, bytes, changed, used };
 });
 const ageOf = (time) => (time === null ? null : data.generated - time);
 
@@ -27,7 +26,7 @@ function makeTree() {
     }
   }
   arrange(top);
-  const order = data.layers.map(([name]) => name).filter((name) => top.inside.has(name));
+  const order = data.layers.filter((name) => top.inside.has(name));
   order.forEach((name, place) => (top.inside.get(name).hue = place % HUES));
   return top;
 }
@@ -85,7 +84,7 @@ function hatching() {
 }
 
 function drawNow() {
-  const width = canvas.parentElement.clientWidth - padding(canvas.parentElement);
+  const width = canvas.parentElement.clientWidth;
   const height = clamp(width * 0.45, 240, 480);
   const context = fitCanvas(canvas, width, height);
   context.font = FONT;
@@ -102,11 +101,6 @@ function drawNow() {
     context.lineWidth = 3;
     context.strokeRect(area.x + 1.5, area.y + 1.5, Math.max(area.width - 4, 1), Math.max(area.height - 4, 1));
   }
-}
-
-function padding(box) {
-  const style = getComputedStyle(box);
-  return parseFloat(style.paddingLeft) + parseFloat(style.paddingRight);
 }
 
 /** Draw what is inside an area; an area with room for its name and its inside shows both. */
@@ -215,9 +209,7 @@ function showPath() {
   const path = [];
   for (let node = shown; node; node = node.outer) path.unshift(node);
   const steps = path.map((node) => {
-    const here = node === shown ? "true" : undefined;
-    const button = { type: "button", disabled: node === shown, onclick: () => enter(node), "aria-current": here };
-    return element("button", button, node.name);
+    return element("button", { type: "button", disabled: node === shown, onclick: () => enter(node) }, node.name);
   });
   byId("path").replaceChildren(...steps.flatMap((button, place) => (place ? [" › ", button] : [button])));
 }
@@ -293,32 +285,22 @@ canvas.addEventListener("click", (event) => {
 });
 canvas.addEventListener("blur", tip.hide);
 
-const DIRECTIONS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+const STEPS = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -1, ArrowDown: 1 };
 
 canvas.addEventListener("keydown", (event) => {
   if (isShortcut(event)) return;
-  const direction = DIRECTIONS[event.key];
-  if (direction) choose(nextArea(direction));
+  if (STEPS[event.key]) choose(nextArea(STEPS[event.key]));
   else if (event.key === "Enter" && chosen) open(chosen);
   else if (event.key === "Escape" && shown.outer) enter(shown.outer);
   else return;
   event.preventDefault();
 });
 
-/** Return the outermost area that lies next in a direction; the largest if none is chosen. */
-function nextArea([right, down]) {
+/** Return the next or previous one of the outermost areas, which are in the order of their sizes. */
+function nextArea(step) {
   const level = areas.filter((area) => area.depth === 0);
-  const from = level.find((area) => area.node === chosen);
-  if (!from) return level[0] ?? null;
-  const middle = (area) => [area.x + area.width / 2, area.y + area.height / 2];
-  const [x, y] = middle(from);
-  const distance = (area) => {
-    const [acrossX, acrossY] = [middle(area)[0] - x, middle(area)[1] - y];
-    const ahead = acrossX * right + acrossY * down;
-    return ahead > 1 ? ahead + 2 * Math.abs(acrossX * down + acrossY * right) : Infinity;
-  };
-  const nearest = level.reduce((best, area) => (distance(area) < distance(best) ? area : best));
-  return distance(nearest) < Infinity ? nearest : from;
+  const at = level.findIndex((area) => area.node === chosen);
+  return level[clamp(at + step, 0, level.length - 1)] ?? null;
 }
 
 document.addEventListener("keydown", (event) => {
@@ -327,28 +309,27 @@ document.addEventListener("keydown", (event) => {
   search.focus();
 });
 
-// ---------------------------------------------------------------- distributions
+// ---------------------------------------------------------------- ages
 
-/** Show how many entries fall between limits, and their bytes; the first group has all below the first limit. */
-function showDistribution(host, caption, limits, value) {
-  const titles = [...limits.map(([, title]) => title), "unknown"];
+/** Show how many entries were used or changed how long ago, and their bytes. */
+function showAges() {
+  const titles = [...AGES.map(([, title]) => title), "unknown"];
   const groups = titles.map((title) => ({ title, fresh: 0, stale: 0, bytes: 0 }));
   for (const entry of entries) {
-    const number = value(entry);
-    const group = groups[number === null ? limits.length : limits.findIndex(([limit]) => number < limit)];
+    const age = ageOf(entry.used ?? entry.changed);
+    const group = groups[age === null ? AGES.length : AGES.findIndex(([limit]) => age < limit)];
     group[entry.stale === null ? "fresh" : "stale"] += 1;
     group.bytes += entry.bytes;
   }
   const most = Math.max(...groups.map((group) => group.fresh + group.stale), 1);
   const parts = (group) => [[group.fresh / most, "var(--bar)"], [group.stale / most, "var(--stale)"]];
   const columns = [
-    { title: caption, value: (group) => group.title },
+    { title: "age", value: (group) => group.title },
     { title: "share", cell: (group) => bar(parts(group)), kind: "wide" },
     number("entries", (group) => group.fresh + group.stale, formatCount),
     number("size", (group) => group.bytes, formatBytes),
   ];
-  const { fresh, stale } = groups.at(-1);
-  new DataTable(host, { columns, caption, cards: false }).show(fresh + stale ? groups : groups.slice(0, -1));
+  new DataTable(byId("ages"), { columns, caption: "Ages" }).show(groups.filter((group) => group.bytes));
 }
 
 const AGES = [
@@ -359,15 +340,6 @@ const AGES = [
   [180 * DAY, "30 to 180 days"],
   [Infinity, "180 days and more"],
 ];
-const SIZES = [
-  [KIB, "less than 1 KiB"],
-  [16 * KIB, "1 to 16 KiB"],
-  [128 * KIB, "16 to 128 KiB"],
-  [KIB * KIB, "128 KiB to 1 MiB"],
-  [16 * KIB * KIB, "1 to 16 MiB"],
-  [Infinity, "16 MiB and more"],
-];
-
 // ---------------------------------------------------------------- tables
 
 const text = (title, place, kind) => ({ title, value: (row) => row[place], cell: (row) => row[place] ?? DASH, kind });
@@ -380,26 +352,10 @@ function showFindings() {
   new DataTable(byId("findings"), table).show(data.findings);
 }
 
-function showLayers() {
-  const places = { title: "places", value: (row) => row[9].join(", "), kind: "name" };
-  const columns = [
-    text("layer", 0),
-    text("state", 2),
-    number("entries", (row) => row[4], formatCount),
-    number("size", (row) => row[5], formatBytes),
-    number("stale", (row) => row[7], formatBytes),
-    number("orphans", (row) => row[8], formatBytes),
-    places,
-  ];
-  // A layer that is not on this machine and keeps nothing would only be in the way.
-  const known = data.layers.filter((row) => row[2] !== "absent" || row[5]);
-  new DataTable(byId("layers"), { columns, caption: "Layers", sorted: 3, descending: true }).show(known);
-}
-
 // ---------------------------------------------------------------- entries
 
 const search = byId("search");
-const only = { stale: false, damaged: false };
+const onlyStale = byId("only-stale");
 
 const ENTRIES = [
   { title: "kernel", value: (entry) => entry.kernel, cell: (entry) => entry.kernel ?? DASH, kind: "name" },
@@ -408,28 +364,19 @@ const ENTRIES = [
   number("size", (entry) => entry.bytes, formatBytes),
   number("changed", (entry) => ageOf(entry.changed), formatAge),
   number("used", (entry) => ageOf(entry.used), formatAge),
-  { title: "state", value: (entry) => entry.damage ?? entry.stale, cell: stateOf, kind: "long" },
+  { title: "stale", value: (entry) => entry.stale, cell: (entry) => entry.stale ?? "", kind: "long stale" },
   { title: "key", value: (entry) => entry.key, kind: "name key" },
 ];
 const listed = new DataTable(byId("entries"), { columns: ENTRIES, caption: "Entries", sorted: 3, descending: true });
 // What is searched in, made at the first search.
 let texts = null;
 
-function stateOf(entry) {
-  if (entry.damage !== null) return element("span", { className: "damaged" }, `damaged: ${entry.damage}`);
-  return entry.stale === null ? "" : element("span", { className: "stale" }, `stale: ${entry.stale}`);
-}
-
 function find() {
   const wanted = search.value.trim().toLowerCase();
   const parts = (entry) => `${entry.kernel ?? ""}\n${entry.layer}\n${entry.place}\n${entry.key}`;
   if (wanted) texts ??= entries.map((entry) => parts(entry).toLowerCase());
-  const found = entries.filter(
-    (entry, place) =>
-      (!wanted || texts[place].includes(wanted)) &&
-      (!only.stale || entry.stale !== null) &&
-      (!only.damaged || entry.damage !== null),
-  );
+  const isWanted = (entry, place) => !wanted || texts[place].includes(wanted);
+  const found = entries.filter((entry, place) => isWanted(entry, place) && (!onlyStale.checked || entry.stale !== null));
   const bytes = formatBytes(sum(found, (entry) => entry.bytes));
   byId("matches").textContent = `${plural(found.length, "entry", "entries")}, ${bytes}`;
   listed.show(found);
@@ -441,14 +388,7 @@ function searchFor(wanted) {
   byId("entries-title").scrollIntoView({ block: "start" });
 }
 
-for (const name of Object.keys(only)) {
-  const button = byId(`only-${name}`);
-  button.addEventListener("click", () => {
-    only[name] = !only[name];
-    button.setAttribute("aria-pressed", only[name]);
-    find();
-  });
-}
+onlyStale.addEventListener("change", find);
 search.addEventListener("input", onNextFrame(find));
 
 // ---------------------------------------------------------------- the page
@@ -461,7 +401,6 @@ function showHead() {
     ["size", formatBytes(bytes) + more],
     ["entries", formatCount(count) + more],
     ["stale", formatBytes(tree.staleBytes)],
-    ["damaged", formatCount(entries.filter((entry) => entry.damage !== null).length)],
     ["findings", formatCount(data.findings.length)],
   ]);
   byId("missing").hidden = !data.missing.length;
@@ -474,9 +413,7 @@ onScheme(() => {
   draw();
 });
 enter(tree);
-showDistribution(byId("ages"), "age", AGES, (entry) => ageOf(entry.used ?? entry.changed));
-showDistribution(byId("sizes"), "size", SIZES, (entry) => entry.bytes);
+showAges();
 showFindings();
-showLayers();
 find();
 new ResizeObserver(draw).observe(canvas.parentElement);

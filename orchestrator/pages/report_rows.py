@@ -10,18 +10,13 @@ from cachectl.listing import Listing
 from cachectl.pages.skeleton import Words, build_page
 
 
-def report_page(
-    generated: float, total: Mapping[str, object], layers: list[object], listing: Listing, findings: Iterable[Finding]
-) -> bytes:
-    """Return the page of a report: its ``total`` and the rows of its ``layers``, its entries and its findings."""
-    words, findings = Words(), tuple(findings)
-    damage = {(one.layer, str(one.root), one.key): one.message for one in findings if one.thing is not None}
+def report_page(report: Mapping[str, object], listing: Listing, findings: Iterable[Finding]) -> bytes:
+    """Return the page of a report: its sums and the names of its layers, its entries and its findings."""
+    words = Words()
     data = {
-        "generated": generated,
-        **total,
-        "layers": layers,
+        **report,
         # Entries that only share a folder are in no total.
-        "entries": [_entry_row(entry, words, damage) for entry in listing.entries if entry.guest is None],
+        "entries": [_entry_row(entry, words) for entry in listing.entries if entry.guest is None],
         "missing": [f"{trouble.layer}: {printable(trouble.message)}" for trouble in listing.problems if trouble.failed],
         "findings": [_finding_row(finding) for finding in findings],
         "words": list(words),
@@ -29,9 +24,8 @@ def report_page(
     return build_page("report", "cachectl report", data)
 
 
-def _entry_row(entry: Entry, words: Words, damage: Mapping[tuple[str, str, str | None], str]) -> list[object]:
+def _entry_row(entry: Entry, words: Words) -> list[object]:
     """Return an entry as the script reads it: texts that repeat by their numbers among the words."""
-    wrong = damage.get((entry.layer, str(entry.root), entry.key))
     # A row has no time of its own: its file bounds it.
     changed = entry.written_before if entry.modified is None else entry.modified
     return [
@@ -43,7 +37,6 @@ def _entry_row(entry: Entry, words: Words, damage: Mapping[tuple[str, str, str |
         None if changed is None else round(changed),
         None if entry.used is None else round(entry.used),
         None if not entry.stale else words[printable(entry.stale_because or "no known Python or driver can hit it")],
-        None if wrong is None else words[printable(wrong)],
     ]
 
 

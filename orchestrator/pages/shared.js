@@ -42,7 +42,6 @@ function colour(name) {
 }
 
 const sum = (items, value) => items.reduce((total, item) => total + value(item), 0);
-const isNarrow = () => matchMedia("(max-width: 44rem)").matches;
 /** Return whether a key belongs to the browser. */
 const isShortcut = (event) => event.ctrlKey || event.altKey || event.metaKey;
 
@@ -135,11 +134,10 @@ const number = (title, value, format) => ({ title, value, cell: (row) => format(
  *
  * A column has a `title`, a `value` of a row to sort by, and a `cell`: what is shown, by default the value. `kind` is
  * the class of its cells. A table without `sorted` keeps the order of its rows and has no buttons. `size` is the number
- * of rows of a page, `empty` stands below a table without rows. On small screens rows become `cards`.
+ * of rows of a page, `empty` stands below a table without rows.
  */
 class DataTable {
-  constructor(host, { columns, caption, sorted = null, descending = false, ...more }) {
-    const { size = isNarrow() ? 10 : 25, empty = "None.", cards = true } = more;
+  constructor(host, { columns, caption, sorted = null, descending = false, size = 25, empty = "None." }) {
     this.empty = empty;
     this.columns = columns;
     this.size = size;
@@ -149,22 +147,19 @@ class DataTable {
     this.rows = [];
     this.first = 0;
     this.titles = columns.map((column, place) => this.title(column, place));
-    this.body = element("tbody", { role: "rowgroup" });
+    this.body = element("tbody");
     this.count = element("span");
     this.back = element("button", { type: "button", onclick: () => this.turn(-1) }, "Previous");
     this.on = element("button", { type: "button", onclick: () => this.turn(1) }, "Next");
     this.pager = element("div", { className: "pager" }, this.back, this.on, this.count);
-    const head = element("thead", { role: "rowgroup" }, element("tr", { role: "row" }, ...this.titles));
-    // Small screens show rows as blocks, which would take the roles away.
-    const className = `${cards ? "cards" : ""} ${this.sortable ? "" : "plain"}`;
-    const table = element("table", { role: "table", className, "aria-label": caption }, head, this.body);
-    host.replaceChildren(table, this.pager);
+    const head = element("thead", {}, element("tr", {}, ...this.titles));
+    const table = element("table", { "aria-label": caption }, head, this.body);
+    host.replaceChildren(element("div", { className: "table" }, table), this.pager);
   }
 
   title(column, place) {
     const sorting = () => element("button", { type: "button", onclick: () => this.sortBy(place) }, column.title);
-    const properties = { scope: "col", role: "columnheader", className: column.kind };
-    return element("th", properties, this.sortable ? sorting() : column.title);
+    return element("th", { scope: "col", className: column.kind }, this.sortable ? sorting() : column.title);
   }
 
   sortBy(place) {
@@ -217,13 +212,7 @@ class DataTable {
   }
 
   row(row) {
-    const cells = this.columns.map(({ title, value, cell = value, kind }) => {
-      const shown = cell(row);
-      const made = element("td", { role: "cell", className: kind, "data-title": title });
-      if (shown !== null && shown !== "") made.append(shown);
-      return made;
-    });
-    return element("tr", { role: "row" }, ...cells);
+    return element("tr", {}, ...this.columns.map(({ value, cell = value, kind }) => element("td", { className: kind }, cell(row))));
   }
 }
 

@@ -78,7 +78,6 @@ let visible = 0; // The height of the canvas.
 let colours = {};
 let matches = null; // The spans that the search found, or null without a search.
 let chosen = null;
-let hovered = null;
 
 const draw = onNextFrame(drawNow);
 const xOf = (time) => ((time - view.start) / view.seconds) * width;
@@ -114,8 +113,7 @@ function drawNow() {
     drawHeading(row, y);
     row.lanes.forEach((lane, depth) => drawLane(lane, y + HEADING + depth * ROW));
   }
-  if (chosen) outline(chosen, colours.accent, top);
-  if (hovered && hovered !== chosen) outline(hovered, colours.ink, top);
+  if (chosen) outline(chosen, top);
   drawAxis(ticks);
 }
 
@@ -206,9 +204,9 @@ function drawBar(span, x, size, y, found) {
 
 const yOf = (span) => span.row.y + HEADING + span.depth * ROW;
 
-function outline(span, stroke, top) {
+function outline(span, top) {
   const x = xOf(span.start);
-  context.strokeStyle = stroke;
+  context.strokeStyle = colours.accent;
   context.lineWidth = 2;
   context.strokeRect(x, yOf(span) - top, Math.max(xOf(span.end) - x, 2), ROW - 3);
 }
@@ -287,47 +285,36 @@ function spanAt(x, y) {
   return span && span.start <= timeAt(x + 1) ? span : null;
 }
 
-// ---------------------------------------------------------------- mouse and fingers
+// ---------------------------------------------------------------- mouse
 
-const pointers = new Map();
+let held = null; // Where the mouse was, while a button is held.
 let dragged = 0;
 
 canvas.addEventListener("pointerdown", (event) => {
   canvas.setPointerCapture(event.pointerId);
-  pointers.set(event.pointerId, { x: event.offsetX, y: event.offsetY });
+  held = { x: event.offsetX, y: event.offsetY };
   dragged = 0;
 });
 
 canvas.addEventListener("pointermove", (event) => {
-  const before = pointers.get(event.pointerId);
   const { offsetX: x, offsetY: y } = event;
-  if (!before) {
-    hover(spanAt(x, y), x, y);
-    return;
-  }
-  const other = [...pointers].find(([id]) => id !== event.pointerId)?.[1];
-  if (other) {
-    const apart = (point) => Math.max(Math.abs(point.x - other.x), 10);
-    zoom(apart(before) / apart({ x }), (x + other.x) / 2);
-  } else {
-    move((before.x - x) / width);
-    viewport.scrollTop += before.y - y;
-  }
-  dragged += Math.abs(x - before.x) + Math.abs(y - before.y);
-  pointers.set(event.pointerId, { x, y });
+  if (!held) return hover(spanAt(x, y), x, y);
+  move((held.x - x) / width);
+  viewport.scrollTop += held.y - y;
+  dragged += Math.abs(x - held.x) + Math.abs(y - held.y);
+  held = { x, y };
   tip.hide();
 });
 
 for (const end of ["pointerup", "pointercancel"]) {
   canvas.addEventListener(end, (event) => {
-    pointers.delete(event.pointerId);
+    held = null;
     // A click, not the end of a drag.
     if (end === "pointerup" && dragged < 4) choose(spanAt(event.offsetX, event.offsetY));
   });
 }
 
 canvas.addEventListener("pointerleave", () => hover(null));
-canvas.addEventListener("dblclick", () => chosen && choose(chosen, true));
 canvas.addEventListener(
   "wheel",
   (event) => {
@@ -342,10 +329,6 @@ canvas.addEventListener(
 );
 
 function hover(span, x, y) {
-  if (span !== hovered) {
-    hovered = span;
-    draw();
-  }
   if (span) showTip(span, x, y);
   else tip.hide();
 }
@@ -399,11 +382,11 @@ const LISTED = [
   number("takes", (span) => span.seconds, formatSeconds),
   { title: "span", value: (span) => span.name, cell: (span) => choosing(span.name, span), kind: "name" },
   { title: "kernel", value: (span) => span.of, cell: (span) => span.of ?? "", kind: "name" },
-  { title: "stage", value: (span) => span.stage, cell: (span) => staged(span.stage), kind: "short" },
+  { title: "stage", value: (span) => span.stage, cell: (span) => staged(span.stage) },
   { title: "layer", value: (span) => span.layer, cell: (span) => span.layer ?? "" },
   { title: "outcome", value: (span) => span.outcome, cell: (span) => outcome(span.outcome) },
   number("size", (span) => span.bytes, sized),
-  { title: "in", value: (span) => rows.indexOf(span.row), cell: (span) => span.row.who, kind: "short" },
+  { title: "in", value: (span) => rows.indexOf(span.row), cell: (span) => span.row.who },
 ];
 const listed = new DataTable(byId("spans"), { columns: LISTED, caption: "Spans", sorted: 0 });
 
@@ -433,7 +416,6 @@ function find() {
   const counts = `${plural(found.length, "span")} of ${plural(kernels, "kernel")}`;
   byId("matches").textContent = matches === null ? "" : counts;
   byId("listed").textContent = matches === null ? "All spans of the run." : `Spans of kernels with “${wanted}”.`;
-  byId("previous").disabled = byId("next").disabled = !found.length;
   if (chosen && matches && !matches.has(chosen)) choose(null);
   listed.show(found);
   draw();
@@ -441,10 +423,6 @@ function find() {
 
 search.addEventListener("input", find);
 search.addEventListener("keydown", (event) => event.key === "Enter" && step(event.shiftKey ? -1 : 1));
-byId("previous").addEventListener("click", () => step(-1));
-byId("next").addEventListener("click", () => step(1));
-byId("zoom-in").addEventListener("click", () => zoom(1 / 1.5));
-byId("zoom-out").addEventListener("click", () => zoom(1.5));
 byId("fit").addEventListener("click", () => showPart(0, whole));
 
 // ---------------------------------------------------------------- summary

@@ -16,15 +16,13 @@ OPTIONS: Final = (FORM,)
 
 def run(request: Request) -> Config:
     """Carry out ``cachectl config``. Raises :class:`BadConfig` and :class:`ConfigRefused`."""
-    request.config.limits(request.now, request.stack, request.notice)
     return request.config
 
 
 def _text(setting: ConfigEntry) -> str:
-    value = setting.value
-    if isinstance(value, tuple):
-        return " ".join(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(setting.value, tuple):
+        return " ".join(setting.value)
+    return str(setting.value).lower() if isinstance(setting.value, bool) else str(setting.value)
 
 
 _COLUMNS: Final[tuple[Column[ConfigEntry], ...]] = (
@@ -41,10 +39,7 @@ def table(done: Config, _request: Request) -> Table[ConfigEntry]:
 
 def show(done: Config, request: Request) -> Iterator[object]:
     """Yield the settings, and where files are looked for."""
-    if done.settings:
-        yield table(done, request)
-    else:
-        yield "nothing is set"
+    yield table(done, request) if done.settings else "nothing is set"
     yield ""
     for place in done.files:
         yield Whole(f"{place.origin}: {place.path}{'' if place.exists else ' (missing)'}")

@@ -1,8 +1,8 @@
 """``cachectl doctor``: find problems of this set-up, each with the command that fixes it.
 
-Each layer reports its own problems (:meth:`Layer.diagnose`) and damage. This module checks what holds for every layer:
-full file systems, who may write a root, network file systems, roots that ranks share, stale entries and leaked files.
-It only reads.
+Each layer reports its own problems (:meth:`Layer.diagnose`). This module checks what holds for every layer: full file
+systems, who may write a root, network file systems, roots that ranks share, stale entries and leaked files. It only
+reads; damage is the affair of ``verify``.
 """
 
 from __future__ import annotations
@@ -14,20 +14,17 @@ import shlex
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cachectl.findings import Findings, damage, failure, lines, table
+from cachectl import options
+from cachectl.findings import Findings, failure, lines, table
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.errors import FAILURES, LayerError, plural
 from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Root, Scope, Severity, Usage
-from cachectl.layers.disk.presence import nearest
-from cachectl.layers.disk.room import room_at
-from cachectl.layers.disk.trust import closed_by_another, open_to_others
-from cachectl.layers.host.launcher import RANKS, number_of
+from cachectl.layers.disk import presence, room, trust
+from cachectl.layers.host import launcher
 from cachectl.layers.host.mounts import network_file_system
-from cachectl.options import FORM, LAYERS, PLACES, PYTHON, Request
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
@@ -37,48 +34,28 @@ if TYPE_CHECKING:
 
 __all__ = ["OPTIONS", "diagnosis", "doctor", "job_of", "run", "show", "table"]
 
-OPTIONS: Final = (LAYERS, PYTHON, PLACES, FORM)
+OPTIONS: Final = (options.LAYERS, options.PLACES, options.FORM)
 
-_WORST_FIRST: Final = (
-    Severity.UNSAFE,
-    Severity.FAILS,
-    Severity.RISKS,
-    Severity.RECOMPILES,
-    Severity.HEALS,
-    Severity.WASTES,
-    Severity.HARMLESS,
-)
+_WORST_FIRST: Final = tuple(Severity)
 #: Free bytes and files: below the first nothing can be stored, below the second the next program may run out of space.
 _FULL: Final = (1 << 20, 10)
 _NEARLY_FULL: Final = (16 << 20, 100)
 #: This many empty files have no bytes, but they use up a quota of files.
 _MANY_FILES: Final = 1000
-#: Ranks within a node: these distinguish roots if each node has its own disk.
+#: Ranks within a node.
 _LOCAL_RANKS: Final = (
     *("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID", "SLURM_LOCALID"),
     *("FLUX_TASK_LOCAL_ID", "MPI_LOCALRANKID"),
 )
+#: Shell words for folders of this user.
+_OWN: Final = '"$HOME/.cachectl"'
+_TEMPORARY: Final = '"$(mktemp -d)"'
 
 #: A finding, and the place that it is about; of several layers with the same problem of a place, one reports it.
 Placed = tuple[object, Finding]
 
 
-@dataclass(frozen=True, slots=True)
-class RankOfJob:
-    """The parallel job of the environment: the number of ranks if known, and the variable with the rank."""
-
-    ranks: int | None
-    variable: str
-
-    @property
-    def own_folder(self) -> str:
-        """Return a shell word for a folder of each rank; the shell stops with an error if the variable is not set."""
-        node = "$(hostname)-" if self.variable in _LOCAL_RANKS else ""
-        return f'"$HOME/.cachectl/rank{node}${{{self.variable}:?}}"'
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
+class _Held(NamedTuple):
     """A root of a layer, whether it is the layer's first, and what it holds, or the error of counting it."""
 
     layer: Layer
@@ -93,6 +70,16 @@ class _Held:
         if self.first or not self.exists or not isinstance(self.usage, Usage):
             return self.first or self.exists
         return bool(self.usage.entries or self.usage.files or self.usage.orphan_files)
+
+    def finding(self, severity: Severity, code: str, message: str, fix: str) -> Finding:
+        """Return a finding about this root."""
+        return Finding(self.layer.name, self.root.path, None, severity, code, message, fix)
+
+    def elsewhere(self, folder: str) -> str:
+        """Return the shell command that moves the layer to ``folder``, which is already quoted."""
+        if (reason := self.layer.abilities()[Ability.RELOCATE]) is not None:
+            return f"nothing moves it: {reason}"
+        return f'eval "$(cachectl env --root {folder} --layer {self.layer.name} --shell sh)"'
 
 
 def doctor(stack: LayerSet, layers: Iterable[str] = ()) -> Findings:
@@ -112,19 +99,15 @@ def diagnosis(layers: Iterable[Layer], broken: Iterable[Broken] = ()) -> Finding
     for layer, held in roots.items():
         of_layer: list[Finding] = []
         for place, finding in _everything(layer, held):
-            # Several attempts to read one thing fail with messages of their own.
-            message = None if finding.code == "unreadable" else finding.message
-            identity = (finding.code, place) if place else (finding.layer, finding.root, finding.key, message)
-            if identity not in said:
-                said.add(identity)
+            if (finding.code, place) not in said:
+                said.add((finding.code, place))
                 of_layer.append(finding)
         found += sorted(of_layer, key=lambda finding: _WORST_FIRST.index(finding.severity))
-    return Findings(tuple(found), any(finding.severity is not Severity.HARMLESS for finding in found))
+    return Findings(tuple(found))
 
 
 def _held(layer: Layer) -> Iterator[_Held]:
     """Yield the roots of a layer; one that cannot be asked whether it exists is read, which reports the error."""
-    # `verify` reports the error of a layer whose roots are unknown.
     with suppress(*FAILURES):
         for number, root in enumerate(layer.roots()):
             exists = True
@@ -137,46 +120,58 @@ def _held(layer: Layer) -> Iterator[_Held]:
             yield _Held(layer, root, not number, exists, usage)
 
 
-def _everything(layer: Layer, roots: Iterable[_Held]) -> Iterator[Placed]:
-    found: list[Placed] = []
-    unknown: Exception | None = None
-    try:
-        # Layers that share a variable report its problem once.
-        found.extend(((finding.message, finding.fix), finding) for finding in layer.diagnose())
-    except FAILURES as error:
-        unknown = error
-    # First, since those of `verify` name the command that fixes them.
-    found += ((None, finding) for finding in damage((layer,)).findings)
+def _everything(layer: Layer, roots: list[_Held]) -> Iterator[Placed]:
+    """Yield the findings of a layer; of an error that several questions met, one finding."""
     for held in roots:
         if held.exists:
-            found += _of_root(held)
+            yield from _of_root(held)
         elif held.first:
             # The library will make this root at its first use.
-            found += _of_surroundings(layer, held.root, reachable=True)
-    # The finding of a root that cannot be read names it.
-    named = any(finding.code == "unreadable" for _, finding in found) and isinstance(unknown, (LayerError, OSError))
-    if unknown is not None and not named:
-        found.append((None, failure(layer, Path("*"), unknown)))
-    yield from found
+            yield from _of_surroundings(held, reachable=True)
+    try:
+        layer.roots()
+    except FAILURES as error:
+        yield (layer, "*"), failure(layer, Path("*"), error)
+    try:
+        # Layers that share a variable report its problem once.
+        yield from (((finding.message, finding.fix), finding) for finding in layer.diagnose())
+    except FAILURES as error:
+        # The finding of a root that cannot be read names it.
+        if not isinstance(error, (LayerError, OSError)) or all(isinstance(held.usage, Usage) for held in roots):
+            yield (layer, "*"), failure(layer, Path("*"), error)
 
 
 def _of_root(held: _Held) -> Iterator[Placed]:
     layer, root, usage = held.layer, held.root, held.usage
-    counted = isinstance(usage, Usage)
     if isinstance(usage, Usage):
-        # `verify` may not meet this error.
-        yield from ((None, layer.store.to_finding(root, one)) for one in usage.problems if one.code == "unreadable")
+        for problem in usage.problems:
+            if problem.code == "unreadable":
+                yield (layer, problem.path), layer.store.to_finding(root, problem)
     else:
-        yield None, failure(layer, root.path, usage)
+        yield (layer, root.path), failure(layer, root.path, usage)
     if held.in_use:
         try:
             if hasattr(os, "geteuid"):
-                yield from _of_writers(layer, root)
+                yield from _of_writers(held)
         except FAILURES as error:
-            yield None, failure(layer, root.path, error)
-        yield from _of_surroundings(layer, root, reachable=held.first and counted)
+            yield (layer, root.path), failure(layer, root.path, error)
+        yield from _of_surroundings(held, reachable=held.first and isinstance(usage, Usage))
     if isinstance(usage, Usage) and layer.abilities()[Ability.CLEAR] is None:
-        yield from ((None, finding) for finding in _of_content(layer, root, usage))
+        yield from ((root, finding) for finding in _of_content(held, usage))
+
+
+def _of_content(held: _Held, usage: Usage) -> Iterator[Finding]:
+    """Report stale entries and orphans."""
+    fix = f"cachectl prune --stale {held.layer.name}"
+    if usage.stale_entries:
+        amount = plural(usage.stale_entries, "stale entry", "stale entries")
+        message = f"{amount} of {usage.stale_bytes or 0:,} bytes, which no known Python or driver can hit"
+        yield held.finding(Severity.WASTES, "stale", message, fix)
+    if usage.orphan_files:
+        wastes = usage.orphan_bytes or usage.orphan_files >= _MANY_FILES
+        amount = plural(usage.orphan_files, "leaked file")
+        message = f"{amount} of {usage.orphan_bytes or 0:,} bytes, which nothing reads"
+        yield held.finding(Severity.WASTES if wastes else Severity.HARMLESS, "leaked", message, fix)
 
 
 # ---------------------------------------------------------------------- full file systems
@@ -188,135 +183,92 @@ def _of_space(roots: Iterable[_Held]) -> Iterator[Finding]:
     for held in roots:
         if held.root.scope is Scope.USER and held.in_use:
             with suppress(OSError):
-                devices.setdefault(nearest(held.root.path).stat().st_dev, []).append(held)
+                devices.setdefault(presence.nearest(held.root.path).stat().st_dev, []).append(held)
     for there in devices.values():
         with suppress(OSError):
-            for room in room_at(there[0].root.path):
-                yield from _shortage(there, room.source, (room.bytes, room.files))
+            for free in room.room_at(there[0].root.path):
+                yield from _shortage(there, free)
 
 
-def _shortage(roots: Iterable[_Held], source: str, free: tuple[int | None, int | None]) -> Iterator[Finding]:
+def _shortage(roots: list[_Held], free: room.Room) -> Iterator[Finding]:
     grades = [
         sum(amount is not None and amount < limits[unit] for limits in (_FULL, _NEARLY_FULL))
-        for unit, amount in enumerate(free)
+        for unit, amount in enumerate((free.bytes, free.files))
     ]
     if not any(grades):
         return
-    unit = grades[1] > grades[0]
-    short = [
-        f"{amount:,} more {word}" for amount, word, grade in zip(free, ("bytes", "files"), grades, strict=True) if grade
-    ]
-    sizes: dict[str, int] = {}
+    short = [f"{free.bytes:,} more bytes"] if grades[0] else []
+    short += [f"{free.files:,} more files"] if grades[1] else []
+    by_files = grades[1] > grades[0]
+    largest, most = roots[0], 0
     for held in roots:
-        layer, usage = held.layer, held.usage
-        if isinstance(usage, Usage) and not layer.about.precious and layer.abilities()[Ability.CLEAR] is None:
-            held_there = (usage.files, usage.orphan_files) if unit else (usage.bytes, usage.orphan_bytes)
-            sizes[layer.name] = sizes.get(layer.name, 0) + sum(amount or 0 for amount in held_there)
-    message = f"{source} has room for {' and '.join(short)}"
-    largest = max(sizes, key=sizes.__getitem__, default="")
-    if sizes.get(largest):
-        fix = f"cachectl purge {largest}"
-        most = f"{sizes[largest]:,} {'files' if unit else 'bytes'}"
-        message += f"; {largest} holds most of what can be cleared there, {most}"
-    else:
-        fix = "remove other files there"
-        message += "; no layer holds anything there that can be cleared"
-    place = next((held for held in roots if held.layer.name == largest), next(iter(roots)))
-    severity = Severity.FAILS if max(grades) > 1 else Severity.RISKS
-    yield Finding(place.layer.name, place.root.path, None, severity, "full", message, fix)
-
-
-# ---------------------------------------------------------------------- stale entries and orphans
-
-
-def _of_content(layer: Layer, root: Root, usage: Usage) -> Iterator[Finding]:
-    fix = f"cachectl prune --stale {layer.name}"
-    if usage.stale_entries:
-        amount = plural(usage.stale_entries, "stale entry", "stale entries")
-        message = f"{amount} of {usage.stale_bytes or 0:,} bytes, which no known Python or driver can hit"
-        yield Finding(layer.name, root.path, None, Severity.WASTES, "stale", message, fix)
-    if usage.orphan_files:
-        orphan_bytes = usage.orphan_bytes or 0
-        harm = orphan_bytes or usage.orphan_files >= _MANY_FILES
-        severity = Severity.WASTES if harm else Severity.HARMLESS
-        amount = plural(usage.orphan_files, "leaked file")
-        message = f"{amount} of {orphan_bytes:,} bytes, which nothing reads"
-        yield Finding(layer.name, root.path, None, severity, "leaked", message, fix)
+        usage = held.usage
+        if isinstance(usage, Usage) and not held.layer.about.precious and held.layer.abilities()[Ability.CLEAR] is None:
+            held_there = (usage.files, usage.orphan_files) if by_files else (usage.bytes, usage.orphan_bytes)
+            amount = sum(number or 0 for number in held_there)
+            largest, most = (held, amount) if amount > most else (largest, most)
+    message = f"{free.source} has room for {' and '.join(short)}; no layer holds anything there that can be cleared"
+    fix = "remove other files there"
+    if most:
+        held_most = f"{largest.layer.name} holds most of what can be cleared there, {most:,}"
+        message = f"{message.partition(';')[0]}; {held_most} {'files' if by_files else 'bytes'}"
+        fix = f"cachectl purge {largest.layer.name}"
+    yield largest.finding(Severity.FAILS if max(grades) > 1 else Severity.RISKS, "full", message, fix)
 
 
 # ---------------------------------------------------------------------- network file systems and shared roots
 
 
-def _of_surroundings(layer: Layer, root: Root, *, reachable: bool) -> Iterator[Placed]:
+def _of_surroundings(held: _Held, *, reachable: bool) -> Iterator[Placed]:
     """Report problems with the place of an active layer's root, whether or not the root exists yet."""
-    if not _takes_part(layer):
-        return
+    layer, root = held.layer, held.root
+    with suppress(*FAILURES):
+        if layer.state().condition not in (Condition.ENABLED, Condition.UNKNOWN):
+            return
     try:
         if reachable and root.scope is Scope.USER and layer.about.when_closed is not None:
-            yield from _of_use(layer, root, layer.about.when_closed)
-        yield from _of_network(layer, root)
-        yield from _of_ranks(layer, root)
+            yield from _of_use(held, layer.about.when_closed)
+        kind = network_file_system(root.path, mounts=layer.environment.mounts)
+        if kind is not None and (hazard := layer.about.on_network) is not None:
+            message = f"lies on a network file system ({kind}): {hazard.message}"
+            yield root.path, held.finding(hazard.severity, "network", message, held.elsewhere(_TEMPORARY))
+        yield from _of_ranks(held)
     except FAILURES as error:
-        yield None, failure(layer, root.path, error)
+        yield (layer, root.path), failure(layer, root.path, error)
 
 
-def _takes_part(layer: Layer) -> bool:
-    try:
-        return layer.state().condition in (Condition.ENABLED, Condition.UNKNOWN)
-    except FAILURES:
-        return True
-
-
-def _of_network(layer: Layer, root: Root) -> Iterator[Placed]:
-    kind = network_file_system(root.path, mounts=layer.environment.mounts)
-    hazard = layer.about.on_network
-    if kind is not None and hazard is not None:
-        message = f"lies on a network file system ({kind}): {hazard.message}"
-        fix = _elsewhere(layer, '"$(mktemp -d)"')
-        yield root.path, Finding(layer.name, root.path, None, hazard.severity, "network", message, fix)
-
-
-def _of_ranks(layer: Layer, root: Root) -> Iterator[Placed]:
-    job, hazard = job_of(layer.environment), layer.about.among_ranks
-    if job is None or hazard is None or _apart(layer.environment, root.path):
+def _of_ranks(held: _Held) -> Iterator[Placed]:
+    layer, environment = held.layer, held.layer.environment
+    job, hazard = job_of(environment), layer.about.among_ranks
+    if job is None or hazard is None or _apart(environment, held.root.path):
         return
-    several = "the ranks" if job.ranks is None else f"the {job.ranks} ranks"
+    ranks, variable = job
+    several = "the ranks" if ranks is None else f"the {ranks} ranks"
     message = f"{several} of this job share it: {hazard.message}"
     if layer.abilities()[Ability.RELOCATE] is None:
         message += "; fix it in the script that each rank runs"
-    fix = _elsewhere(layer, job.own_folder)
-    yield root.path, Finding(layer.name, root.path, None, hazard.severity, "ranks", message, fix)
+    node = "$(hostname)-" if variable in _LOCAL_RANKS else ""
+    # The shell stops with an error if the variable is not set.
+    fix = held.elsewhere(f'"$HOME/.cachectl/rank{node}${{{variable}:?}}"')
+    yield held.root.path, held.finding(hazard.severity, "ranks", message, fix)
 
 
-def _elsewhere(layer: Layer, folder: str) -> str:
-    """Return the shell command that moves a layer to ``folder``, which is already quoted."""
-    if (reason := layer.abilities()[Ability.RELOCATE]) is not None:
-        return f"nothing moves it: {reason}"
-    return f'eval "$(cachectl env --root {folder} --layer {layer.name} --shell sh)"'
-
-
-def job_of(environment: Environment) -> RankOfJob | None:
-    """Return the job of several ranks that the variables describe; ``None`` outside of one."""
-    for size, rank in RANKS:
-        ranks, own = number_of(environment, size), number_of(environment, rank)
+def job_of(environment: Environment) -> tuple[int | None, str] | None:
+    """Return the ranks, if known, of the parallel job that variables describe, and the variable with the rank."""
+    for size, rank in launcher.RANKS:
+        ranks, own = launcher.number_of(environment, size), launcher.number_of(environment, rank)
         if (ranks or 0) > 1 or (own or 0) > 0:
-            return RankOfJob(ranks, rank)
+            return ranks, rank
     return None
 
 
 def _apart(environment: Environment, path: Path) -> bool:
-    """Return whether a root is this rank's own: whether a folder's name, the home's path apart, ends with the rank.
-
-    The rank within the node counts on a local disk, and elsewhere only if the path also names the node.
-    """
-    local = network_file_system(path, mounts=environment.mounts) is None
-    home = environment.home_folder
+    """Return whether a root is this rank's own: whether a folder's name ends with the rank, or names the node."""
+    home, node = environment.home_folder, platform.node()
+    ranks = {launcher.number_of(environment, name) for name in (*(rank for _, rank in launcher.RANKS), *_LOCAL_RANKS)}
     for part in path.relative_to(home).parts if path.is_relative_to(home) else path.parts:
         end = re.search(r"[0-9]{1,12}$", part)
-        variables = {rank for _, rank in RANKS} - set(_LOCAL_RANKS)
-        if local or platform.node() in part:
-            variables |= set(_LOCAL_RANKS)
-        if end is not None and int(end[0]) in {number_of(environment, name) for name in variables}:
+        if (node and node in part) or (end is not None and int(end[0]) in ranks):
             return True
     return False
 
@@ -324,77 +276,61 @@ def _apart(environment: Environment, path: Path) -> bool:
 # ---------------------------------------------------------------------- unusable roots
 
 
-def _of_use(layer: Layer, root: Root, hazard: Hazard) -> Iterator[Placed]:
+def _of_use(held: _Held, hazard: Hazard) -> Iterator[Placed]:
     """Report why nothing can be stored in a root: its path is blocked by something else, or is not writable."""
-    place = nearest(root.path, follow=False)
+    root, environment = held.root, held.layer.environment
+    place = presence.nearest(root.path, follow=False)
+    quoted, itself = shlex.quote(str(place)), place == root.path
     if not place.is_dir():
-        which = "there" if place == root.path else f"at {place}"
+        fix = f"mv {quoted} {shlex.quote(f'{place}.aside')}"
+        if place.is_symlink() and not place.exists() and (target := os.path.realpath(place)) != str(place):
+            fix = f"mkdir -p {shlex.quote(target)}"
+        elif environment.get(root.source) is not None:
+            fix = f"unset {root.source}"
+        which = "there" if itself else f"at {place}"
         message = f"something that is not a directory is {which}, so {hazard.message}"
-        fix = _make_way(layer, root, place)
-        yield place, Finding(layer.name, root.path, None, hazard.severity, "no-folder", message, fix)
+        yield place, held.finding(hazard.severity, "no-folder", message, fix)
     elif not _writable_for_us(place):
-        state = "is" if place == root.path else f"cannot be made, because {place} is"
-        home = layer.environment.home_folder
-        closed = closed_by_another(place, home)
-        owned = f"; it belongs to {closed.owner}" if closed else ""
-        message = f"{state} not writable for you, so {hazard.message}{owned}"
-        fix = f"chmod u+w {shlex.quote(str(place))}"
+        closed, status = trust.closed_by_another(place, environment.home_folder), place.stat()
+        state = "is" if itself else f"cannot be made, because {place} is"
+        message = f"{state} not writable for you, so {hazard.message}"
+        message += f"; it belongs to {closed.owner}" if closed else ""
+        fix = held.elsewhere(_OWN if _writable_for_us(environment.home_folder) else _TEMPORARY)
         if closed and closed.command:
             fix = closed.command
-        elif not _forbidden_by_mode(place):
-            fix = _elsewhere(layer, '"$HOME/.cachectl"' if _writable_for_us(home) else '"$(mktemp -d)"')
-        yield place, Finding(layer.name, root.path, None, hazard.severity, "closed", message, fix)
-
-
-def _make_way(layer: Layer, root: Root, place: Path) -> str:
-    """Return the command that fixes a root whose path leads to, or through, something other than a folder."""
-    quoted = shlex.quote(str(place))
-    if place.is_symlink() and not place.exists() and (target := os.path.realpath(place)) != str(place):
-        return f"mkdir -p {shlex.quote(target)}"
-    if layer.environment.get(root.source) is not None:
-        return f"unset {root.source}"
-    return f"mv {quoted} {shlex.quote(f'{place}.aside')}"
+        elif hasattr(os, "geteuid") and status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWUSR:
+            fix = f"chmod u+w {quoted}"
+        yield place, held.finding(hazard.severity, "closed", message, fix)
 
 
 def _writable_for_us(place: Path) -> bool:
     return os.access(place, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
-def _forbidden_by_mode(place: Path) -> bool:
-    """Return whether the mode of a folder of this user denies its owner to write."""
-    status = place.stat()
-    return hasattr(os, "geteuid") and status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWUSR
-
-
 # ---------------------------------------------------------------------- other writers
 
 
-def _of_writers(layer: Layer, root: Root) -> Iterator[Placed]:
+def _of_writers(held: _Held) -> Iterator[Placed]:
     """Report who else may write or replace a root: a cache is code, which runs as its user."""
+    root = held.root
     real = Path(os.path.realpath(root.path))
     owner = real.stat().st_uid
     if root.scope is Scope.USER and owner not in (0, os.geteuid()):
         message = f"belongs to {user_name(owner)}, whose code runs as you"
-        fix = _elsewhere(layer, '"$HOME/.cachectl"')
-        yield root.path, Finding(layer.name, root.path, None, Severity.UNSAFE, "owner", message, fix)
-    for folder in open_to_others(root.path):
+        yield root.path, held.finding(Severity.UNSAFE, "owner", message, held.elsewhere(_OWN))
+    for folder in trust.open_to_others(root.path):
         status = folder.stat()
-        yield (status.st_dev, status.st_ino), _writable(layer, root, folder, itself=folder == real)
-
-
-def _writable(layer: Layer, root: Root, folder: Path, *, itself: bool) -> Finding:
-    status = folder.stat()
-    whose = "everybody" if status.st_mode & stat.S_IWOTH else f"the group {_group_name(status.st_gid)}"
-    does = "is" if itself else f"lies below {folder}, which is"
-    can = "put code there that runs as you" if itself else "put another folder in its place, whose code runs as you"
-    message = f"{does} writable by {whose}, who can {can}"
-    fix = f"chmod go-w {shlex.quote(str(folder))}"
-    if status.st_mode & stat.S_ISVTX:
-        # Writable by everybody on purpose.
-        fix = _elsewhere(layer, '"$HOME/.cachectl"')
-    elif os.geteuid() not in (0, status.st_uid):
-        fix = f"as {user_name(status.st_uid)}: {fix}"
-    return Finding(layer.name, root.path, None, Severity.UNSAFE, "writable", message, fix)
+        whose = "everybody" if status.st_mode & stat.S_IWOTH else f"the group {_group_name(status.st_gid)}"
+        message = f"is writable by {whose}, who can put code there that runs as you"
+        if folder != real:
+            message = f"lies below {folder}, which is writable by {whose}, who can put another folder in its place"
+        fix = f"chmod go-w {shlex.quote(str(folder))}"
+        if status.st_mode & stat.S_ISVTX:
+            # Writable by everybody on purpose.
+            fix = held.elsewhere(_OWN)
+        elif os.geteuid() not in (0, status.st_uid):
+            fix = f"as {user_name(status.st_uid)}: {fix}"
+        yield (status.st_dev, status.st_ino), held.finding(Severity.UNSAFE, "writable", message, fix)
 
 
 def _group_name(number: int) -> str:
@@ -409,12 +345,12 @@ def _group_name(number: int) -> str:
 # ---------------------------------------------------------------------- the command line
 
 
-def run(request: Request) -> Findings:
+def run(request: options.Request) -> Findings:
     """Carry out ``cachectl doctor``."""
     with request.working("examining"):
         return doctor(request.stack, request.options.layers)
 
 
-def show(result: Findings, _request: Request) -> Iterator[object]:
+def show(result: Findings, _request: options.Request) -> Iterator[object]:
     """Yield each finding."""
-    return lines(result, "nothing is wrong")
+    return lines(result, "nothing is wrong with this set-up; cachectl verify checks the entries")

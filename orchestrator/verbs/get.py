@@ -37,7 +37,7 @@ def run(request: Request) -> bytes | int:
     layer = request.stack[options.layer]
     file = request.output_file(options.output, ARTIFACT)
     file.demand()
-    data = get_artifact(layer, request.key(options.key, (layer,)))
+    data = get_artifact(layer, options.key)
     if options.output == "-":
         return data
     file.write((data,))

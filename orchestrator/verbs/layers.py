@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.base.facts import Ability, AsJson, Scope
+from cachectl.layers.base.facts import Ability, Scope
 from cachectl.layers.base.registry import Broken
 from cachectl.options import FORM, LAYERS, Request
 from cachectl.table import Column, Table
@@ -35,7 +35,6 @@ class Layers:
 
     layers: tuple[LayerAbilities, ...]
     broken: tuple[Broken, ...]
-    as_json: ClassVar[AsJson] = AsJson("cachectl/layers/1")
 
 
 def layers(stack: LayerSet, names: Iterable[str] = ()) -> Layers:
@@ -71,5 +70,3 @@ def show(done: Layers, request: Request) -> Iterator[object]:
         for ability, reason in layer.abilities.items():
             if reason is not None:
                 yield f"{layer.layer}: no {ability}: {reason}"
-    for plugin in done.broken:
-        request.notice(f"plug-in {plugin.name}: {plugin.why}")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import heapq
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from cachectl import options
+from cachectl import table as tables
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.selection import ALL
 from cachectl.listing import Listing, Trouble, listed
-from cachectl.options import CSV, JSON, LAYERS, PLACES, PYTHON, SELECTION, WAIT, OneOf, Option, Request
-from cachectl.table import DASH, Column, Raw, Table, ages, sizes
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
@@ -27,14 +26,16 @@ _ORDERS: Final[dict[str, Callable[[Entry], float]]] = {
     "used": lambda entry: _UNKNOWN if entry.used is None else entry.used,
 }
 OPTIONS: Final = (
-    LAYERS,
-    SELECTION,
-    Option("--sort", choices=tuple(_ORDERS), help="largest, oldest, or longest unused first"),
-    Option("--limit", type=int, metavar="N", help="show no more than N entries"),
-    PYTHON,
-    WAIT,
-    PLACES,
-    OneOf((JSON, CSV, Option("-q", "--quiet", action="store_true", help="print nothing but keys"))),
+    options.LAYERS,
+    options.SELECTION,
+    options.Option("--sort", choices=tuple(_ORDERS), help="largest, oldest, or longest unused first"),
+    options.Option("--limit", type=int, metavar="N", help="show no more than N entries"),
+    options.PYTHON,
+    options.WAIT,
+    options.PLACES,
+    options.OneOf(
+        (options.JSON, options.CSV, options.Option("-q", "--quiet", action="store_true", help="print nothing but keys"))
+    ),
 )
 EPILOG: Final = "On a terminal the table shortens names and keys to fit; elsewhere they are whole."
 
@@ -49,20 +50,19 @@ def ls(
 ) -> Listing:
     """Return the selected entries, sorted by ``size``, ``age`` or ``used``, no more than ``limit``.
 
-    At most ``limit`` entries are kept at any time. Raises :class:`BadRequest` for a negative limit.
+    Raises :class:`BadRequest` for a negative limit.
     """
     if limit is not None and limit < 0:
         raise BadRequest(f"--limit {limit} is negative")
-    most = None if limit is None else min(limit, sys.maxsize)
     troubles: list[Trouble] = []
     entries: Iterable[Entry] = listed(stack.named(layers), selection, troubles.append)
     if sort is not None:
-        order = _ORDERS[sort]
-        entries = sorted(entries, key=order) if most is None else heapq.nsmallest(most, entries, key=order)
+        entries = sorted(entries, key=_ORDERS[sort])
+    most = None if limit is None else min(limit, sys.maxsize)
     return Listing(tuple(islice(entries, most)), tuple(troubles))
 
 
-def run(request: Request) -> Listing:
+def run(request: options.Request) -> Listing:
     """Carry out ``cachectl ls``."""
     options, selected = request.options, request.selection()
     with request.working("listing"):
@@ -73,23 +73,23 @@ def run(request: Request) -> Listing:
     return listing
 
 
-def columns(now: float) -> tuple[Column[Entry], ...]:
+def columns(now: float) -> tuple[tables.Column[Entry], ...]:
     """Return the columns of a listing; ``now`` is the time that ages refer to."""
     return (
-        Column("layer", lambda entry: entry.layer),
-        Column("kernels", lambda entry: " ".join(entry.kernels or (DASH,))),
-        sizes("size", lambda entry: entry.bytes),
-        ages("age", lambda entry: entry.modified if entry.used is None else entry.used, now),
-        Column("", lambda entry: "stale" if entry.stale else "", raw=lambda entry: entry.stale, name="stale"),
-        Column("key", lambda entry: entry.key),
+        tables.Column("layer", lambda entry: entry.layer),
+        tables.Column("kernels", lambda entry: " ".join(entry.kernels or (tables.DASH,))),
+        tables.sizes("size", lambda entry: entry.bytes),
+        tables.ages("age", lambda entry: entry.modified if entry.used is None else entry.used, now),
+        tables.Column("", lambda entry: "stale" if entry.stale else "", raw=lambda entry: entry.stale, name="stale"),
+        tables.Column("key", lambda entry: entry.key),
     )
 
 
-def table(listing: Listing, request: Request) -> Table[Entry]:
+def table(listing: Listing, request: options.Request) -> tables.Table[Entry]:
     """Return the entries."""
-    return Table(columns(request.now), listing.entries)
+    return tables.Table(columns(request.now), listing.entries)
 
 
-def show(listing: Listing, request: Request) -> Iterator[object]:
+def show(listing: Listing, request: options.Request) -> Iterator[object]:
     """Yield the table of entries, or with ``-q`` their keys."""
-    yield Raw(entry.key for entry in listing.entries) if request.options.quiet else table(listing, request)
+    yield tables.Raw(entry.key for entry in listing.entries) if request.options.quiet else table(listing, request)

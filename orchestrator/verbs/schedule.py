@@ -89,18 +89,19 @@ def schedule(layers: LayerSet, kind: str, *, all_users: bool = False) -> str:
     """
     if kind == "slurm-epilog" and all_users:
         raise BadRequest("slurm-epilog prunes the caches of the job's user; drop --all-users")
-    command = [*_program(), "prune", *(["--all-users"] if all_users else [])]
+    # Python started by a relative path keeps dots in it.
+    command = [os.path.abspath(sys.executable), "-m", "cachectl", "prune", *(["--all-users"] if all_users else [])]
     words = " --all-users" if all_users else ""
-    _require_printable("the path of cachectl", command[0])
+    _require_printable("the path of Python", command[0])
     # Each user has caches and settings of his own.
     variables = {} if all_users or kind == "slurm-epilog" else _needed_variables(layers)
     if kind == "systemd":
         folder = "/etc/systemd/system" if all_users else '"${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user"'
         systemctl = "systemctl" if all_users else "systemctl --user"
         lines = "".join(f"Environment={_unit_word(f'{name}={value}')}\n" for name, value in variables.items())
-        # systemd takes no path of a program with these characters.
-        through = ("/bin/sh", "-c", 'exec "$0" "$@"') if re.search(r"""["'\\$]""", command[0]) else ()
-        start = " ".join(_unit_word(word).replace("$", "$$") for word in (*through, *command))
+        # systemd takes no path of a program with quotes, backslashes and dollars.
+        started = ("/bin/sh", "-c", 'exec "$0" "$@"', *command)
+        start = " ".join(_unit_word(word).replace("$", "$$") for word in started)
         return _SYSTEMD.format(words=words, folder=folder, variables=lines, command=start, systemctl=systemctl)
     if kind == "cron":
         # Users of one machine start at different times, and one user always at the same time.
@@ -112,16 +113,6 @@ def schedule(layers: LayerSet, kind: str, *, all_users: bool = False) -> str:
     if kind == "slurm-epilog":
         return _EPILOG.format(command=shlex.join(command))
     raise BadRequest(f"unknown schedule {kind!r}; there are {', '.join(KINDS)}")
-
-
-def _program() -> tuple[str, ...]:
-    """Return the words that start this cachectl from any folder, without a search path."""
-    # Python started by a relative path keeps dots in it.
-    python = os.path.abspath(sys.executable)
-    for script in (os.path.abspath(sys.argv[0]), os.path.join(os.path.dirname(python), "cachectl")):
-        if os.path.basename(script) == "cachectl" and os.path.isfile(script) and os.access(script, os.X_OK):
-            return (script,)
-    return (python, "-m", "cachectl")
 
 
 def _needed_variables(layers: LayerSet) -> Mapping[str, str]:
@@ -166,6 +157,6 @@ def run(request: Request) -> int:
     request.say([Raw(schedule(request.stack, options.kind, all_users=options.everybody).splitlines())])
     # The settings of other users set their limits.
     own = options.kind != "slurm-epilog" and not options.everybody
-    if own and request.config.limits(request.now, request.stack, request.notice).none:
+    if own and request.config.limits(request.now).none:
         request.notice("prune has no limit yet, so it would fail; cachectl config shows where to set one")
     return 0

@@ -76,7 +76,7 @@ def test_each_schedule_is_printed_and_changes_nothing(home: Home) -> None:
     )
     folder = str(home.path / "odd %% folder" / "kcache")
     assert f'Environment="POCL_CACHE_DIR={folder}"' in unit.stdout
-    assert re.search(r'ExecStart="/[^"]+cachectl" "prune"\n', unit.stdout)
+    assert re.search(r'ExecStart="/bin/sh" .* "/[^"]+" "-m" "cachectl" "prune"\n', unit.stdout)
     assert re.search(r"(?m)^\d+ 4 \* \* \* cd / && .* prune >/dev/null # cachectl schedule$", line.stdout)
     assert "odd \\% folder" in line.stdout
     assert 'prune --user "$SLURM_JOB_USER"' in script.stdout
@@ -141,7 +141,7 @@ def test_systemd_starts_a_program_of_any_path(home: Home, name: str, monkeypatch
     program.parent.mkdir()
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    monkeypatch.setattr("sys.argv", [str(program)])
+    monkeypatch.setattr("sys.executable", str(program))
     script = schedule(Stack(home.environment(POCL_CACHE_DIR=str(home.path / name))), "systemd")
     home.run("sh", "-c", script, XDG_RUNTIME_DIR="/none", DBUS_SESSION_BUS_ADDRESS="", check=False)
     units = map(str, (home.path / ".config" / "systemd" / "user").glob("cachectl-prune.*"))

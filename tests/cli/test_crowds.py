@@ -25,33 +25,6 @@ if TYPE_CHECKING:
     from homes import Home
 
 
-@pytest.mark.thorough
-def test_a_hundred_thousand_entries_are_counted_listed_and_cleared(home: Home, tmp_path: Path) -> None:
-    crowd, files = 100_000, 30_000
-    file = dictionary(home.path / ".cache" / "pytools" / FILE, crowd, b"N.")
-    folder = home.path / ".cache" / "pocl" / "kcache"
-    folder.mkdir(parents=True)
-    mask = os.umask(0o077)
-    handle = os.open(folder, os.O_RDONLY)
-    for number in range(files):
-        os.close(os.open(f"tempfile_A{number:05d}", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=handle))
-    os.close(handle)
-    os.umask(mask)
-    started = sum(os.times()[:4])
-    stack = Stack(environment(home.path, tmp_path / "aside"), plugins=False)
-    report = {layer.layer: layer for layer in stack.report().layers}
-    assert report["pytools"].total.entries == crowd
-    assert report["pocl"].total.files == files
-    assert sum(1 for _ in stack.entries(ALL)) == crowd
-    outcomes = {outcome.layer: outcome for outcome in stack.plan_clear().apply().layers}
-    assert outcomes["pytools"].removed == crowd
-    assert [outcome for outcome in outcomes.values() if outcome.failed or outcome.skipped] == []
-    assert os.listdir(folder) == []
-    assert file.stat().st_size < 1 << 16
-    # Ten times what it takes on a slow machine: what would be caught is work that grows with the square.
-    assert sum(os.times()[:4]) - started < 60
-
-
 def small_home(home: Path) -> Path:
     for place, make in (
         ("pytools", put_dictionary),
@@ -121,16 +94,12 @@ def test_files_that_vanish_at_any_moment_cause_no_traceback(
         assert not home.exists()
 
 
-def test_a_root_that_is_a_link_is_resolved_once_and_said(home: Home) -> None:
-    real = dictionary(home.path / "scratch" / FILE, 3)
+def test_a_root_that_is_a_link_is_followed_and_stays(home: Home) -> None:
+    dictionary(home.path / "scratch" / FILE, 3)
     root = home.path / ".cache" / "pytools"
     root.parent.mkdir()
     root.symlink_to(home.path / "scratch")
-    said = home.cachectl("report", "pytools").stdout
-    assert "~/.cache/pytools  (default; a link to ~/scratch)" in said
-    (layer,) = home.json("report", "pytools")["layers"]
-    assert (layer["roots"][0]["path"], layer["roots"][0]["link_to"]) == (str(root), str(real.parent))
-    assert layer["entries"] == 3
+    assert home.json("report", "pytools")["total"]["entries"] == 3
     assert home.run(sys.executable, "-m", "cachectl", "purge", "pytools").returncode == 0
     assert root.is_symlink()
     assert home.json("report", "pytools")["total"]["entries"] == 0
@@ -162,5 +131,4 @@ def test_a_root_that_is_a_link_to_itself_is_a_problem_of_its_layer_alone(home: H
     done = home.cachectl("report", "pocl", "cuda", "--json", check=False)
     pocl, cuda = json.loads(done.stdout)["layers"]
     assert (done.returncode, pocl["entries"], cuda["entries"]) == (1, None, 0)
-    assert pocl["roots"][0]["link_to"] == str(root)
     assert "Too many levels of symbolic links" in pocl["roots"][0]["problems"][0]["message"]

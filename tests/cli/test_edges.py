@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from tiers import thorough
 
-from cachectl.cli.parser import MEANT, VERBS
+from cachectl.cli.main import MEANT, VERBS
 from cachectl.findings import damage
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Entry
 from cachectl.listing import Trouble
 from cachectl.stack import Stack
-from cachectl.verbs import ls
 from cachectl.verbs.env import format_changes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from homes import Home
@@ -44,7 +41,7 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
         (["get", "pocl", "--", "-KEY"], 1, "no entry has the key '-KEY'"),
         (["purge", "--all", "--dry"], 2, "cachectl purge: unrecognized arguments: --dry; did you mean --dry-run?"),
         (["ls", "--foo"], 2, "cachectl ls: unrecognized arguments: --foo; try cachectl ls --help"),
-        (["--vers"], 2, "unrecognized arguments: --vers; did you mean --version?"),
+        (["--vers"], 2, "write the command first, not --vers; did you mean --version?"),
         (["report", "POCL"], 2, "unknown layer 'POCL'; did you mean pocl?"),
         (["push"], 2, "cachectl push: the following arguments are required: TARGET; try"),
         (["purge"], 2, "cachectl purge: name the layers to purge, or use --all; try cachectl purge --help"),
@@ -80,7 +77,7 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
         (["run", "--isolated="], 2, "--isolated: no folder after =; write --isolated=DIR, or --isolated alone"),
         (["trace"], 2, "end the line with -- and the command to run"),
         (["reprot"], 2, "unknown command 'reprot'; did you mean report?"),
-        (["--json", "report"], 2, "write the command first: cachectl report --json"),
+        (["--json", "report"], 2, "write the command first, not --json"),
         *(
             ([word], 2, f"unknown command {word!r}; did you mean {verb}?")
             for word, verb in MEANT.items()
@@ -99,33 +96,6 @@ def test_misuse_is_one_line(cuda: Home, arguments: list[str], status: int, words
 def test_a_key_of_undecodable_bytes_is_one_that_nobody_has(cuda: Home, layer: str) -> None:
     assert cuda.cachectl("get", layer, os.fsdecode(b"\xff"), check=False).returncode == 1
     assert "Traceback" not in cuda.cachectl("ls", layer, "--key", os.fsdecode(b"\xff")).stderr
-
-
-@pytest.mark.parametrize("sort", ["size", "age", "used", None])
-def test_a_limit_keeps_no_more_than_that_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sort: str | None
-) -> None:
-    alive = 0
-    most = 0
-
-    class Counted(Entry):
-        def __del__(self) -> None:
-            nonlocal alive
-            alive -= 1
-
-    def entries() -> Iterator[Entry]:
-        nonlocal alive, most
-        for number in range(1000):
-            alive += 1
-            most = max(most, alive)
-            yield Counted("x", str(number), tmp_path, bytes=number, files=1, modified=number, used=None)
-
-    monkeypatch.setattr(ls, "listed", lambda *_: entries())
-    listed = ls.ls(Stack(Environment({}, home=tmp_path), plugins=False), sort=sort, limit=3).entries
-    expected = {"size": ["999", "998", "997"]}.get(sort or "", ["0", "1", "2"])
-    assert [entry.key for entry in listed] == expected
-    assert most < 10
-    assert len(ls.ls(Stack(Environment({}, home=tmp_path), plugins=False), sort=sort, limit=10**30).entries) == 1000
 
 
 def test_a_deleted_working_folder_is_named(home: Home) -> None:

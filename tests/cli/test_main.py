@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cachectl import Stack
 from cachectl.layers.base.registry import BUILT_IN
 
 if TYPE_CHECKING:
@@ -78,13 +77,6 @@ def test_json_has_the_keys_of_the_contract(cuda: Home) -> None:
     keys = {"layer", "removed", "orphans_removed", "bytes_freed", "skipped", "failed"}
     assert purged["layers"][0].keys() == keys | {"entries"}
     assert cuda.json("purge", "cuda")["layers"][0].keys() == keys
-
-
-def test_a_report_names_the_limit(cuda: Home) -> None:
-    (cuda.path / "limits.toml").write_text("[prune]\nmax-size = '5G'\n")
-    limited = cuda.cachectl("report", CACHECTL_CONFIG=str(cuda.path / "limits.toml")).stdout
-    summary = cuda.cachectl("report").stdout.splitlines()[0]
-    assert limited.splitlines()[0] == f"{summary}; limit 5.0 GiB"
 
 
 def test_dir_prints_places_alone(cuda: Home) -> None:
@@ -196,32 +188,3 @@ def test_without_a_command_the_help_is_printed(home: Home) -> None:
     done = home.cachectl(check=False)
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout == home.cachectl("--help").stdout
-
-
-def test_the_beginning_of_a_key_is_enough_if_it_is_the_only_one(cuda: Home) -> None:
-    whole = cuda.cachectl("get", "cuda", KEY, "-o", "entry", check=False)
-    assert whole.stderr == ""
-    for beginning in (KEY[:6], KEY.rpartition("/")[2][:4]):
-        done = cuda.cachectl("get", "cuda", beginning, "-o", "same")
-        assert done.stderr == f"cachectl: {beginning}: the key {KEY}\n"
-        assert (cuda.path / "same").read_bytes() == (cuda.path / "entry").read_bytes()
-        assert [entry["key"] for entry in cuda.json("ls", "--key", beginning)["entries"]] == [KEY]
-    assert cuda.cachectl("ls", "--key", KEY[:3], "-q").stdout == ""
-    entry = cuda.path / ".nv" / "ComputeCache" / KEY
-    entry.with_name(entry.name[:-1] + "8").write_bytes(entry.read_bytes())
-    done = cuda.cachectl("purge", "cuda", "--key", KEY[:8], check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"2 keys begin with '{KEY[:8]}': {KEY}, {KEY[:-1]}8; write more of it" in done.stderr
-    assert cuda.json("purge", "cuda", "--key", KEY)["total"]["removed"] == 1
-    # A key of that form is never taken for the beginning of another one.
-    assert cuda.cachectl("purge", "cuda", "--key", KEY, check=False).returncode == 1
-
-
-def test_a_verb_that_reads_announces_the_layer_that_it_has_come_to(home: Home) -> None:
-    stack = Stack(home.environment(), plugins=False)
-    seen: list[str] = []
-    stack.announce = seen.append
-    stack.verify(layers=["cuda", "pocl"])
-    assert seen == ["cuda", "pocl", ""]
-    stack.report()
-    assert seen[3:] == [*BUILT_IN, ""]

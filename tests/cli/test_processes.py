@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tiers import thorough
 
-from cachectl.cli.parser import VERBS
+from cachectl.cli.main import VERBS
 
 if TYPE_CHECKING:
     from homes import Home

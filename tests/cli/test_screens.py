@@ -24,8 +24,7 @@ import pytest
 from homes import Home, make_home
 from tiers import thorough
 
-from cachectl.cli.main import main
-from cachectl.cli.parser import VERBS, verb_module
+from cachectl.cli.main import VERBS, main, verb_module
 from cachectl.layers.base.environment import Environment
 
 SCREENS = Path(__file__).parent / "screens"

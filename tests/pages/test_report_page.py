@@ -34,8 +34,6 @@ def data_of(text: str) -> Any:  # noqa: ANN401 - JSON
 
 @pytest.mark.real
 def test_the_page_has_what_report_and_ls_and_doctor_print(warm: Home) -> None:
-    library = next((warm.path / ".cache" / "pocl").rglob("*.so"))
-    library.write_bytes(library.read_bytes()[:100])
     printed = warm.cachectl("report", "--html", "page.html")
     data = data_of((warm.path / "page.html").read_text())
     report, listed = warm.json("report"), warm.json("ls")
@@ -44,9 +42,7 @@ def test_the_page_has_what_report_and_ls_and_doctor_print(warm: Home) -> None:
     words = data["words"]
     assert sorted(row[3] for row in data["entries"]) == sorted(entry["key"] for entry in listed["entries"])
     assert {words[row[2]] for row in data["entries"] if row[2] is not None} >= {"lk0"}
-    damaged = [words[row[8]] for row in data["entries"] if row[8] is not None]
     findings = warm.json("doctor", check=False)["findings"]
-    assert damaged == [one["message"] for one in findings if one["key"]]
     assert [row[4] for row in data["findings"]] == [one["fix"] for one in findings]
 
 
@@ -137,10 +133,6 @@ def test_entries_are_searched_sorted_and_filtered(browser: Browser, tmp_path: Pa
     browser.find("only-stale").click()
     stale = sum(entry.stale is True for entry in listing.entries)
     assert browser.find("matches").text.startswith(f"{stale:,} entries")
-    browser.find("only-stale").click()
-    browser.find("only-damaged").click()
-    assert browser.find("matches").text.startswith("1 entry")
-    assert "cut short" in browser.find("entries").text
 
 
 def test_hostile_names_are_only_shown(browser: Browser, tmp_path: Path) -> None:

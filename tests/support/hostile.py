@@ -239,7 +239,8 @@ def status_due(answer: Mapping[str, Any]) -> int:
     if schema == "cachectl/purge/1":
         return int(answer["total"]["failed"] > 0)
     if schema == "cachectl/findings/1":
-        return int(bool(answer["findings"]))
+        damaged = any("--damaged" in finding["fix"] for finding in answer["findings"])
+        return int(damaged or any(finding["severity"] != "harmless" for finding in answer["findings"]))
     if schema == "cachectl/ls/1":
         return int(any(problem["failed"] for problem in answer["problems"]))
     assert schema == "cachectl/report/1"

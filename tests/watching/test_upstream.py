@@ -1,6 +1,6 @@
 """Tests of pytools and PyOpenCL end under ``cachectl run`` as they do without.
 
-A quick part of both suites; ``tests/upstream/run_upstream.py`` runs them whole.
+A quick part of both suites. A test that ends differently in two plain runs says nothing about cachectl.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -25,8 +24,6 @@ def upstream() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses look for their module there.
-    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
@@ -51,10 +48,8 @@ def test_upstream_tests_end_as_they_do_without(
 ) -> None:
     only = QUICK if suite == "pytools" else ()
     plain, *others = (
-        upstream.run_suite(suite, suites[suite], mode, tmp_path, only=only)
+        upstream.run_suite(suites[suite], mode, tmp_path, only=only)
         for mode in ("plain", "run --no-cache", "run --isolated", "trace")
     )
-    assert list(plain.outcomes.values()).count("passed") > 20
-    for other in others:
-        assert other.outcomes.keys() == plain.outcomes.keys()
-        assert upstream.differences([plain], [other]) == {}
+    assert list(plain.values()).count("passed") > 20
+    assert others == [plain] * len(others)

@@ -1,4 +1,4 @@
-"""Every check of bytes, on what real compilers and drivers wrote: it never raises, and it finds every truncation."""
+"""Every check of bytes, on what real compilers and drivers wrote: it finds every truncation."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cachectl.layers.formats import bitcode, comgr_entries, compute_cache, device_binaries, elf, neo_binaries
 from cachectl.layers.mesa import entries as mesa_entries
@@ -55,16 +53,6 @@ def test_every_truncation_is_found(kind: str) -> None:
         # ocloc fills files up with zeros.
         end = len(data.rstrip(b"\0")) if kind == "programs of ocloc" else len(data)
         assert [length for length in range(4, end) if check(data[:length]) is None] == []
-
-
-@KINDS
-@given(chance=st.data())
-def test_no_damage_makes_a_check_raise(kind: str, chance: st.DataObject) -> None:
-    data = bytearray(chance.draw(st.sampled_from(samples(kind))))
-    for at, byte in chance.draw(st.lists(st.tuples(st.integers(0, len(data) - 1), st.integers(0, 255)), max_size=8)):
-        data[at] = byte
-    CHECKS[kind][0](bytes(data))
-    CHECKS[kind][0](bytes(data[: len(data) // 2]) + bytes(len(data) - len(data) // 2))
 
 
 def test_modules_of_spirv_end_with_a_function() -> None:

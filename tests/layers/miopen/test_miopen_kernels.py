@@ -45,7 +45,6 @@ from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenSystemTuning, MIOpenTuning, kernel_db
 from cachectl.layers.miopen.kernel_db import kernel_key, split_kernel_key
-from cachectl.removal import recover
 
 OBJECT = "2.2.1/0123456789abcdef0123456789abcdef/MIOpenPooling.cl.o"
 OTHER = ("Conv_Winograd_v21_1_3.s.o", " -mcpu=gfx90a")
@@ -227,7 +226,7 @@ def test_a_clear_beside_a_running_program_deletes_rows_and_never_the_file(tmp_pa
     path = store(user_file(tmp_path), {(NAME, ARGS): packed(CODE)}, wal=True)
     inode = path.stat().st_ino
     with pending(path):
-        recover([layer])
+        layer.store.recover(layer.roots()[0])
         outcome = layer.clear(layer.plan_clear())
     assert (outcome.removed, outcome.skipped, outcome.failed) == (2, (), ())
     assert (path.stat().st_ino, stored(path)) == (inode, [])

@@ -106,7 +106,7 @@ def test_many_records_are_placed_where_their_keys_are_free(tmp_path: Path) -> No
     keys = [f"{FIND}::{key}" for key in ("a", "b", "cut", "none")]
     read = dict(MIOpenTuning(environment_of(tmp_path / "one")).get_many(keys))
     assert isinstance(read.pop(f"{FIND}::cut"), Damaged)
-    artifacts = [one for one in read.values() if isinstance(one, Artifact)]
+    artifacts = [one for _, one in sorted(read.items()) if isinstance(one, Artifact)]
     assert [one.data for one in artifacts] == [b"a=S:1.5,0,A", b"b=S:2,0,A"]
     other = MIOpenTuning(environment_of(tmp_path / "two"))
     different, stray = changed(artifacts[0], data=b"a=S:9,0,A"), changed(artifacts[1], data=b"mine=S:1,0,A")

@@ -1,0 +1,525 @@
+"""The doctor: variables, places and ranks; roots that cannot be used or read, or that others can write."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from homes import run_as
+from support.accounts import install_for_all
+from support.doctor import (
+    HOMELY,
+    ROOT,
+    after,
+    coded,
+    environment_of,
+    examine,
+    make,
+    on_file_system,
+    only,
+    shell,
+    with_miopen,
+)
+from support.drivers import register_driver
+from tiers import thorough
+
+from cachectl.findings import damage
+from cachectl.layers import cuda as cuda_compute_cache
+from cachectl.layers.base.environment import user_name
+from cachectl.layers.base.facts import Severity
+from cachectl.stack import Stack
+from cachectl.verbs.doctor import job_of
+
+
+@pytest.mark.parametrize(
+    ("layer", "variable", "value", "code", "severity"),
+    [
+        ("loopy", "XDG_CACHE_HOME", "relative", "variable", Severity.HARMLESS),
+        ("pyopencl-invoker", "PYOPENCL_NO_CACHE", "1", "off", Severity.RECOMPILES),
+        ("pyopencl-invoker", "PYOPENCL_NO_CACHE", "", "variable", Severity.FAILS),
+        ("pyopencl", "PYOPENCL_NO_CACHE", "true", "off", Severity.RECOMPILES),
+        ("pyopencl", "PYOPENCL_NO_CACHE", "2", "variable", Severity.FAILS),
+        ("pytools", "SUMPY_NO_CACHE", "1", "off", Severity.RECOMPILES),
+        ("pytools", "SUMPY_NO_CACHE", "0", "variable", Severity.RECOMPILES),
+        ("pytools", "SUMPY_NO_CACHE", "", "variable", Severity.RECOMPILES),
+        ("miopen", "MIOPEN_DISABLE_CACHE", "1", "off", Severity.RECOMPILES),
+        ("miopen-system", "MIOPEN_DISABLE_CACHE", "yes", "off", Severity.RECOMPILES),
+        ("miopen", "MIOPEN_DISABLE_CACHE", "on", "off", Severity.RECOMPILES),
+        ("miopen", "MIOPEN_DISABLE_CACHE", "", "variable", Severity.FAILS),
+        ("miopen", "MIOPEN_DISABLE_CACHE", "banana", "variable", Severity.FAILS),
+        ("miopen-tuning", "MIOPEN_DEBUG_DISABLE_FIND_DB", "1", "off", Severity.RECOMPILES),
+        ("miopen-system-tuning", "MIOPEN_DEBUG_DISABLE_FIND_DB", "", "variable", Severity.FAILS),
+        ("miopen-tuning", "MIOPEN_FIND_ENFORCE", "5", "tuning", Severity.RECOMPILES),
+        ("miopen-tuning", "MIOPEN_FIND_ENFORCE", "db_clean", "tuning", Severity.RECOMPILES),
+        ("miopen-tuning", "MIOPEN_FIND_ENFORCE", "4", "tuning", Severity.RECOMPILES),
+        ("miopen-tuning", "MIOPEN_FIND_ENFORCE", "SEARCH", "tuning", Severity.HARMLESS),
+        ("miopen-tuning", "MIOPEN_FIND_ENFORCE", "9", "variable", Severity.FAILS),
+        ("miopen-tuning", "MIOPEN_FIND_ENFORCE", "often", "variable", Severity.FAILS),
+        ("miopen-tuning", "MIOPEN_DEBUG_FIND_ONLY_SOLVER", "ConvAsm1x1U", "tuning", Severity.HARMLESS),
+    ],
+)
+def test_a_variable_is_found_and_fixed(  # noqa: PLR0917 - a table
+    tmp_path: Path, layer: str, variable: str, value: str, code: str, severity: Severity
+) -> None:
+    libraries = {"pocl": "libpocl.so.2", "cuda": "libnvidia-opencl.so.1"}
+    icd = {"OCL_ICD_VENDORS": register_driver(tmp_path, libraries[layer])} if layer in libraries else {}
+    found = only(examine(environment_of(tmp_path, **icd, **{variable: value}), layer), code)
+    assert found.severity is severity
+    assert found.message.startswith((f"{variable}={value} ", f"{variable}={value!r} "))
+    assert found.layer == layer
+    assert found.fix.startswith((f"unset {variable}", f"export {variable}="))
+    # The command, run by a shell, leaves variables in which nothing is wrong.
+    printed = shell(tmp_path, f"{found.fix}\nenv -0", **{variable: value}).stdout
+    variables = dict(item.partition("=")[::2] for item in printed.split("\0") if item)
+    fixed = {name: text for name, text in variables.items() if name in (variable, "HOME")}
+    assert examine(replace(environment_of(tmp_path), variables=fixed), layer) == []
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("LOOPY_NO_CACHE=0", "PYOPENCL_NO_CACHE=false", "POCL_KERNEL_CACHE=1", "CUDA_CACHE_DISABLE=0"),
+        *("CUDA_CACHE_MAXSIZE=4294967296", "CUDA_CACHE_MAXSIZE= 1000000", "CUDA_CACHE_MAXSIZE=-1"),
+        *("MIOPEN_DISABLE_CACHE=off", "MIOPEN_FIND_ENFORCE=1", "MIOPEN_FIND_ENFORCE="),
+    ],
+)
+def test_correct_settings_give_no_finding(tmp_path: Path, setting: str) -> None:
+    variable, value = setting.split("=")
+    assert examine(environment_of(tmp_path, **{variable: value})) == []
+
+
+def test_an_empty_place_is_none_to_mesa_alone(tmp_path: Path) -> None:
+    """Every other library passes over an empty ``XDG_CACHE_HOME``; Mesa counts where a driver of it is here."""
+    assert {finding.layer for finding in examine(environment_of(tmp_path, XDG_CACHE_HOME=""))} <= {"mesa"}
+
+
+def test_one_variable_of_several_layers_fails_once_and_switches_each_off(tmp_path: Path) -> None:
+    assert only(examine(environment_of(tmp_path, PYOPENCL_NO_CACHE="")), "variable").layer == "pyopencl-invoker"
+    off = coded(examine(environment_of(tmp_path, PYOPENCL_NO_CACHE="1")), "off")
+    assert [finding.layer for finding in off] == ["pyopencl-invoker", "pyopencl"]
+
+
+def test_sumpy_reads_another_libraries_variable_where_it_is_installed(tmp_path: Path) -> None:
+    environment = environment_of(tmp_path, CG_NO_CACHE="0")
+    assert examine(environment, "pytools") == []
+    sumpy = replace(environment, installed=lambda name: "2026.1" if name == "sumpy" else None)
+    assert "asks only whether it is set" in only(examine(sumpy, "pytools"), "variable").message
+
+
+def test_a_home_that_is_none_leaves_cuda_without_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_compute_cache, "_KERNEL_MODULE", tmp_path)
+    found = only(examine(replace(environment_of(tmp_path), variables={"HOME": "here"}), "cuda"), "variable")
+    assert (found.severity, found.fix) == (Severity.RECOMPILES, f"export HOME={tmp_path}")
+    assert found.root == Path("*")
+
+
+@pytest.mark.parametrize(
+    ("folder", "library", "value", "code", "severity"),
+    [
+        ("rocm-6.0.2", "libMIOpen.so.1", "on", "variable", Severity.HARMLESS),
+        ("rocm", "libMIOpen.so.1.0.60002", "TRUE", "variable", Severity.HARMLESS),
+        ("rocm-6.2.0", "libMIOpen.so.1.0.60200", "on", "off", Severity.RECOMPILES),
+        ("rocm-7.0.0", "libMIOpen.so.1", "", "variable", Severity.FAILS),
+        ("torch", "libMIOpen.so", "on", "off", Severity.RECOMPILES),
+    ],
+)
+def test_a_value_means_what_the_miopen_that_is_here_makes_of_it(  # noqa: PLR0917 - a table
+    tmp_path: Path, folder: str, library: str, value: str, code: str, severity: Severity
+) -> None:
+    found = only(examine(with_miopen(tmp_path, folder, library, MIOPEN_DISABLE_CACHE=value), "miopen"), code)
+    assert found.severity is severity
+    assert found.fix in ("unset MIOPEN_DISABLE_CACHE", "export MIOPEN_DISABLE_CACHE=1")
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "lustre"])
+def test_roots_on_the_network_are_reported_once_with_their_hazards(tmp_path: Path, kind: str) -> None:
+    cache = tmp_path / ".cache"
+    make(cache / "pytools", cache / "pyopencl", cache / "pocl" / "kcache", tmp_path / ".nv" / "ComputeCache")
+    make(cache / "miopen", tmp_path / ".config" / "miopen")
+    environment = on_file_system(environment_of(tmp_path), kind, tmp_path)
+    # An AMD driver: PyOpenCL's own cache is used on it.
+    variables = {**environment.variables, "OCL_ICD_VENDORS": register_driver(tmp_path, "libamdocl64.so")}
+    environment = replace(environment, variables=variables, installed=lambda _: "2026.1")
+    found = {finding.layer: finding for finding in coded(examine(environment), "network")}
+    # Three layers keep their entries in the folder of the first.
+    assert list(found) == ["loopy", "pyopencl", "pocl", "cuda", "comgr", "miopen", "miopen-tuning"]
+    assert all(f"({kind})" in finding.message for finding in found.values())
+    severities = {name: finding.severity for name, finding in found.items()}
+    assert {name for name, severity in severities.items() if severity is Severity.HARMLESS} == {"pocl"}
+    assert set(severities.values()) == {Severity.RISKS, Severity.HARMLESS}
+    assert "sqlite" in found["loopy"].message
+    assert "lock is a file" in found["pyopencl"].message
+
+
+def test_caches_that_are_off_or_local_are_safe_on_the_network(tmp_path: Path) -> None:
+    make(tmp_path / ".cache" / "pocl" / "kcache")
+    local = on_file_system(environment_of(tmp_path), "ext4", tmp_path)
+    assert examine(local, "pocl") == []
+    off = on_file_system(environment_of(tmp_path, POCL_KERNEL_CACHE="0"), "nfs", tmp_path)
+    assert [finding.code for finding in examine(off, "pocl")] == ["off"]
+
+
+def test_moving_fixes_a_root_on_the_network(tmp_path: Path) -> None:
+    make(tmp_path / ".cache" / "pocl" / "kcache")
+    found = only(examine(on_file_system(environment_of(tmp_path), "nfs", tmp_path), "pocl"), "network")
+    assert found.fix == 'eval "$(cachectl env --root "$(mktemp -d)" --layer pocl --shell sh)"'
+    moved = shell(tmp_path, f'{found.fix}\nprintf %s "$POCL_CACHE_DIR"', TMPDIR=tempfile.gettempdir()).stdout
+    try:
+        assert Path(moved).parent.stat().st_mode & 0o777 == 0o700
+        make(Path(moved))
+        environment = environment_of(tmp_path, POCL_CACHE_DIR=moved)
+        assert examine(on_file_system(environment, "nfs", tmp_path / ".cache"), "pocl") == []
+    finally:
+        shutil.rmtree(Path(moved).parent)
+
+
+def test_miopen_falls_back_to_everybodys_folder_where_the_home_is_on_the_network(tmp_path: Path) -> None:
+    environment = on_file_system(with_miopen(tmp_path), "nfs", tmp_path)
+    make(environment.temporary)
+    assert coded(examine(environment, "miopen"), "fallback") == []
+    environment.temporary.chmod(0o1777)
+    found = only(examine(environment, "miopen"), "fallback")
+    assert (found.severity, found.root) == (Severity.UNSAFE, environment.temporary)
+    assert found.fix == 'export MIOPEN_CUSTOM_CACHE_DIR="$(mktemp -d)"'
+    named = {**environment.variables, "MIOPEN_CUSTOM_CACHE_DIR": str(tmp_path / "own")}
+    assert coded(examine(replace(environment, variables=named), "miopen"), "fallback") == []
+
+
+@pytest.mark.parametrize(
+    ("variables", "ranks", "variable"),
+    [
+        ({"SLURM_NTASKS": "64", "SLURM_PROCID": "0"}, 64, "SLURM_PROCID"),
+        *thorough(
+            ({"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "0"}, 8, "OMPI_COMM_WORLD_RANK"),
+            ({"PMI_SIZE": "2", "PMI_RANK": "1"}, 2, "PMI_RANK"),
+            ({"PMIX_RANK": "3"}, None, "PMIX_RANK"),
+            ({"PALS_RANKID": "3"}, None, "PALS_RANKID"),
+            ({"MPI_LOCALNRANKS": "4", "MPI_LOCALRANKID": "0"}, 4, "MPI_LOCALRANKID"),
+        ),
+    ],
+)
+def test_ranks_that_share_a_root_are_reported(
+    tmp_path: Path, variables: Mapping[str, str], ranks: int | None, variable: str
+) -> None:
+    cache = tmp_path / ".cache"
+    make(cache / "pytools", cache / "pocl" / "kcache", tmp_path / ".nv" / "ComputeCache")
+    environment = environment_of(tmp_path, OCL_ICD_VENDORS=register_driver(tmp_path, "libpocl.so.2"), **variables)
+    assert job_of(environment) == (ranks, variable)
+    found = coded(examine(replace(environment, installed=lambda _: "2026.1")), "ranks")
+    severities = {finding.layer: finding.severity for finding in found}
+    assert severities.pop("loopy") is Severity.HARMLESS
+    assert severities == {"pocl": Severity.RISKS, "cuda": Severity.RISKS}
+    own = f"rank$(hostname)-${{{variable}:?}}" if variable == "MPI_LOCALRANKID" else f"rank${{{variable}:?}}"
+    fix = f'eval "$(cachectl env --root "$HOME/.cachectl/{own}" --layer pocl --shell sh)"'
+    of_pocl = only([finding for finding in found if finding.layer == "pocl"], "ranks")
+    assert of_pocl.fix == fix
+    assert of_pocl.message.endswith("; fix it in the script that each rank runs")
+    left = after(tmp_path, f'{fix}\nmkdir -p "$POCL_CACHE_DIR"', "pocl", **{variable: "0", **variables})
+    assert left == []
+    # Without a rank all would get one folder: nothing is moved, and the shell prints the reason.
+    unset = {name: value for name, value in variables.items() if name != variable}
+    alone = shell(tmp_path, f'{fix}\nprintf %s "${{POCL_CACHE_DIR-unmoved}}"', **unset)
+    assert alone.stdout == "unmoved"
+    assert variable in alone.stderr
+
+
+def test_a_rank_of_a_node_has_a_root_of_its_own_where_the_name_of_its_folder_says_so(tmp_path: Path) -> None:
+    slurm = {"SLURM_NTASKS": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1"}
+    local = {"MPI_LOCALNRANKS": "4", "MPI_LOCALRANKID": "1"}
+    for variables, name, kind, shared in (
+        (slurm, "rank-1", "ext4", False),
+        (slurm, "rank-3", "ext4", True),
+        (local, f"{platform.node()}-roots", "nfs", False),
+    ):
+        make(tmp_path / name)
+        environment = environment_of(tmp_path, POCL_CACHE_DIR=str(tmp_path / name), **variables)
+        found = coded(examine(on_file_system(environment, kind, tmp_path), "pocl"), "ranks")
+        assert bool(found) is shared, name
+
+
+def test_a_folder_is_judged_before_it_is_made(tmp_path: Path) -> None:
+    """The first run on a cluster is the one that matters: no root is there yet."""
+    quiet = environment_of(tmp_path, OCL_ICD_VENDORS=register_driver(tmp_path, "libpocl.so.2"))
+    assert examine(quiet, *HOMELY) == []
+    ranks = {**quiet.variables, "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}
+    job = replace(on_file_system(quiet, "nfs", tmp_path), variables=ranks)
+    found = examine(job, "pocl")
+    assert sorted(finding.code for finding in found) == ["network", "ranks"]
+    assert {finding.root for finding in found} == {tmp_path / ".cache" / "pocl" / "kcache"}
+    assert examine(replace(job, variables={**ranks, "POCL_KERNEL_CACHE": "0"}), "pocl")[0].code == "off"
+
+
+NOBODY = 65534
+
+
+def test_a_root_that_is_not_a_folder_is_reported_and_fixed(tmp_path: Path) -> None:
+    file = tmp_path / "a file"
+    file.write_text("something")
+    found = only(examine(environment_of(tmp_path, POCL_CACHE_DIR=str(file)), "pocl"), "no-folder")
+    assert (found.severity, found.fix) == (Severity.FAILS, "unset POCL_CACHE_DIR")
+    assert found.message == "something that is not a directory is there, so PoCL can build no program"
+    icd = {"OCL_ICD_VENDORS": register_driver(tmp_path, "libpocl.so.2")}
+    below = only(examine(environment_of(tmp_path, POCL_CACHE_DIR=str(file / "below"), **icd), "pocl"), "no-folder")
+    assert f"something that is not a directory is at {file}" in below.message
+    assert after(tmp_path, below.fix, "pocl", POCL_CACHE_DIR=str(file / "below"), **icd) == []
+    assert file.read_text() == "something"
+
+
+@pytest.mark.parametrize("how", ["file", "link"])
+def test_a_default_place_that_is_no_folder_is_cleared_or_made(tmp_path: Path, how: str) -> None:
+    place = tmp_path / ".cache" / "pytools"
+    make(place.parent)
+    if how == "file":
+        place.write_text("something")
+    else:
+        place.symlink_to(tmp_path / "gone" / "with the scratch disk")
+    environment = replace(environment_of(tmp_path), installed=lambda _: "2026.1")
+    # Three layers share it: it is said once.
+    found = only(examine(environment), "no-folder")
+    assert (found.layer, found.severity, found.root) == ("loopy", Severity.FAILS, place)
+    shell(tmp_path, found.fix)
+    assert coded(examine(environment), "no-folder") == []
+    assert how == "link" or (place.parent / "pytools.aside").read_text() == "something"
+
+
+@pytest.fixture(scope="module")
+def nobody() -> Iterator[tuple[str, ...]]:
+    """Return how to start cachectl as another user, who may not reach the interpreter that runs the tests."""
+    with tempfile.TemporaryDirectory(prefix="for-all-") as folder:
+        Path(folder).chmod(0o755)
+        user = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+        yield (*user, *install_for_all(Path(folder)))
+
+
+def asked(home: Path, by: tuple[str, ...], *arguments: str, **variables: str) -> list[dict[str, str]]:
+    """Ask as a user whom the modes of files bind: one who is started with cachectl, or a way to start a program."""
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    words, given = (*arguments, "--json"), {**kept, "HOME": str(home), **variables}
+    if by[-1:] == ("cachectl",):
+        done = subprocess.run((*by, *words), env=given, cwd="/", capture_output=True, text=True, check=False)
+    else:
+        done = run_as(by, words, given)
+    assert done.stderr == ""
+    found: list[dict[str, str]] = json.loads(done.stdout)["findings"]
+    assert done.returncode == any(finding["severity"] != "harmless" for finding in found)
+    return found
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_root_that_is_closed_to_its_owner_is_reported_and_opened(
+    tmp_path: Path, held_to_modes: tuple[str, ...], *, made: bool
+) -> None:
+    root = tmp_path / "above" / "pocl"
+    closed = root if made else root.parent
+    make(closed)
+    variables = {"POCL_CACHE_DIR": str(root), "OCL_ICD_VENDORS": register_driver(tmp_path, "libpocl.so.2")}
+    closed.chmod(0o500)
+    (found,) = asked(tmp_path, held_to_modes, "doctor", "pocl", **variables)
+    assert (found["code"], found["severity"]) == ("closed", "fails every run")
+    assert found["fix"] == f"chmod u+w {closed}"
+    shell(tmp_path, found["fix"])
+    assert asked(tmp_path, held_to_modes, "doctor", "pocl", **variables) == []
+
+
+@pytest.mark.skipif(not ROOT, reason="only the superuser gives files away")
+@pytest.mark.parametrize(("mode", "code"), [(0o700, "unreadable"), (0o755, "closed")])
+@pytest.mark.parametrize("inside", ["", "kcache"])
+def test_folders_of_a_slip_of_sudo_are_given_back(
+    open_folder: Path, mode: int, code: str, inside: str, nobody: tuple[str, ...]
+) -> None:
+    """Folders of the superuser in the home of a user, who can change no mode of theirs."""
+    cache = open_folder / ".cache" / "pocl"
+    make(cache / "kcache" / "AB")
+    for folder in (open_folder, open_folder / ".cache"):
+        os.chown(folder, NOBODY, NOBODY)
+    if inside:
+        os.chown(cache, NOBODY, NOBODY)
+    slipped = cache / inside
+    slipped.chmod(mode)
+    variables = {"OCL_ICD_VENDORS": register_driver(open_folder, "libpocl.so.2")}
+    found = asked(open_folder, nobody, "doctor", "pocl", **variables)
+    assert {one["code"] for one in found} == {code}
+    assert {one["fix"] for one in found} == {f"sudo chown -R {user_name(NOBODY)} {slipped}"}
+    assert all("; it belongs to root" in one["message"] for one in found)
+    shell(open_folder, found[0]["fix"].removeprefix("sudo "))
+    assert asked(open_folder, nobody, "doctor", "pocl", **variables) == []
+
+
+@pytest.mark.skipif(not ROOT, reason="only the superuser gives files away")
+def test_a_root_below_a_closed_folder_is_named_once(open_folder: Path, nobody: tuple[str, ...]) -> None:
+    make(open_folder / ".cache")
+    os.chown(open_folder, NOBODY, NOBODY)
+    (open_folder / ".cache").chmod(0o700)
+    found = [
+        one for one in asked(open_folder, nobody, "doctor", "pyopencl", "mesa", "neo") if one["code"] == "unreadable"
+    ]
+    assert {one["fix"] for one in found} == {f"sudo chown -R {user_name(NOBODY)} {open_folder / '.cache'}"}
+    assert len({one["root"] for one in found}) == len(found) >= 3
+
+
+@pytest.mark.skipif(not ROOT, reason="only the superuser gives files away")
+def test_what_another_user_closes_outside_the_home_is_left_to_him(open_folder: Path, nobody: tuple[str, ...]) -> None:
+    root = open_folder / "theirs" / "pocl"
+    make(root / "AB", open_folder / "mine")
+    os.chown(open_folder / "mine", NOBODY, NOBODY)
+    (root / "AB").chmod(0o700)
+    found = asked(open_folder / "mine", nobody, "doctor", "pocl", POCL_CACHE_DIR=str(root))
+    fixes = {one["code"]: one["fix"] for one in found if one["code"] in ("closed", "unreadable")}
+    assert fixes["unreadable"] == f"as root: chmod -R go+rX {root / 'AB'}"
+    assert fixes["closed"].startswith('eval "$(cachectl env --root "$HOME/.cachectl"')
+
+
+def test_a_root_that_no_mode_opens_is_left_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a read-only mount."""
+    root = tmp_path / "mounted"
+    make(root)
+    monkeypatch.setattr(os, "access", lambda path, *_, **__: Path(path) != root)
+    monkeypatch.setattr(os, "supports_effective_ids", {os.access})
+    found = only(examine(environment_of(tmp_path, POCL_CACHE_DIR=str(root)), "pocl"), "closed")
+    assert found.fix.startswith('eval "$(cachectl env --root "$HOME/.cachectl" --layer pocl')
+
+
+_ENTRY = "pyopencl-compiler-cache-v2-py3.11.0.final.0"
+#: A folder below a home that a layer would have to look into, and what it is to that layer.
+CLOSED = {
+    "pocl": ".cache/pocl/kcache/AB",
+    "cuda": ".nv/ComputeCache/a",
+    "pyopencl": f".cache/pyopencl/{_ENTRY}",
+    "pytools": ".cache/pytools/pdict-v4-mine-py3.11.0.final.0",
+    "neo": ".cache/neo_compiler_cache/a",
+    "miopen": ".cache/miopen/3.3.0.a85ca8a54",
+    "miopen-tuning": ".config/miopen",
+}
+
+
+@pytest.mark.parametrize("layer", ["pocl", *thorough(*(layer for layer in CLOSED if layer != "pocl"))])
+def test_a_folder_that_cannot_be_read_is_no_clean_bill(
+    tmp_path: Path, held_to_modes: tuple[str, ...], layer: str
+) -> None:
+    closed = tmp_path / CLOSED[layer]
+    make(closed)
+    closed.chmod(0)
+    (found,) = asked(tmp_path, held_to_modes, "verify", layer)
+    assert (found["code"], found["severity"]) == ("unreadable", "fails every run")
+    assert found["fix"] == f"chmod u+rwx {closed}"
+    assert "Permission denied" in found["message"]
+    shell(tmp_path, found["fix"])
+    assert closed.stat().st_mode & 0o777 == 0o700
+    assert asked(tmp_path, held_to_modes, "verify", layer) == []
+
+
+@pytest.mark.parametrize("layer", [layer for layer in CLOSED if layer != "miopen-tuning"])
+def test_a_link_inside_a_root_is_reported_and_harmless(tmp_path: Path, layer: str) -> None:
+    link = tmp_path / CLOSED[layer]
+    make(link.parent, tmp_path / "elsewhere")
+    link.symlink_to(tmp_path / "elsewhere")
+    (found,) = damage((Stack(environment_of(tmp_path), plugins=False)[layer],)).findings
+    assert (found.code, found.severity, found.thing) == ("link", Severity.HARMLESS, None)
+    assert found.root / (found.key or "") == link
+
+
+def test_files_that_do_not_belong_in_an_entry_are_reported_and_harmless(tmp_path: Path) -> None:
+    program = tmp_path / ".cache" / "pocl" / "kcache" / "AB" / "ABCDEFGHIJKLMNOPABCDEFGHIJKLMNOPABCDE"
+    make(program)
+    (program / "thesis.tex").write_text("mine")
+    (found,) = damage((Stack(environment_of(tmp_path), plugins=False)["pocl"],)).findings
+    assert (found.code, found.severity) == ("unrecognised", Severity.HARMLESS)
+    assert "thesis.tex" in found.message
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        *({}, {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, {"PMI_SIZE": "many"}, {"PMIX_RANK": "0"}),
+        {"SLURM_NTASKS": "9" * 5000, "PMI_SIZE": "\u00b2"},
+    ],
+)
+def test_one_rank_shares_with_nobody(tmp_path: Path, variables: Mapping[str, str]) -> None:
+    make(tmp_path / ".cache" / "pocl" / "kcache")
+    assert job_of(environment_of(tmp_path, **variables)) is None
+    assert examine(environment_of(tmp_path, **variables), "pocl") == []
+
+
+@pytest.mark.parametrize(
+    ("way", "mode", "words", "fix"),
+    [
+        ("root", 0o777, "is writable by everybody", "chmod go-w '{}'"),
+        ("above", 0o777, "in its place", "chmod go-w '{}'"),
+        ("link", 0o777, "is writable by everybody", "chmod go-w '{}'"),
+        ("root", 0o1777, "is writable by everybody", 'eval "$(cachectl env --root "$HOME/.cachectl" --layer pocl'),
+        # Sticky: others cannot rename what is not theirs.
+        ("above", 0o1777, "", ""),
+        ("private", 0o777, "", ""),
+    ],
+)
+def test_a_root_that_others_can_write_is_unsafe_until_the_command_is_run(
+    open_folder: Path, way: str, mode: int, words: str, fix: str
+) -> None:
+    root = open_folder / "a folder" / "pocl"
+    make(root)
+    place = root.parent if way == "above" else root
+    if way == "link":
+        place = root.rename(open_folder / "else where")
+        root.symlink_to(place)
+    place.chmod(mode)
+    if way == "private":
+        assert coded(examine(environment_of(open_folder, POCL_CACHE_DIR=str(root)), "pocl"), "writable") != []
+        root.parent.chmod(0o700)
+    findings = examine(environment_of(open_folder, POCL_CACHE_DIR=str(root)), "pocl")
+    if not words:
+        assert findings == []
+        return
+    found = only(findings, "writable")
+    assert (found.severity, found.root) == (Severity.UNSAFE, root)
+    assert words in found.message
+    assert found.fix.startswith(fix.format(place))
+    assert after(open_folder, found.fix + '\nmkdir -p "$POCL_CACHE_DIR"', "pocl", POCL_CACHE_DIR=str(root)) == []
+
+
+def test_a_place_of_several_layers_is_named_once(open_folder: Path) -> None:
+    root = open_folder / ".cache" / "pytools"
+    make(root)
+    root.chmod(0o777)
+    assert only(examine(environment_of(open_folder)), "writable").layer == "loopy"
+
+
+@pytest.mark.skipif(not ROOT, reason="only the superuser gives files away")
+def test_a_group_of_others_is_somebody_and_a_private_one_is_not(open_folder: Path) -> None:
+    root = open_folder / ".cache" / "pocl" / "kcache"
+    make(root)
+    root.chmod(0o775)
+    assert examine(environment_of(open_folder), "pocl") == []
+    os.chown(root, -1, 54321)
+    found = only(examine(environment_of(open_folder), "pocl"), "writable")
+    assert "the group 54321" in found.message
+    assert after(open_folder, found.fix, "pocl") == []
+
+
+@pytest.mark.skipif(not ROOT, reason="only the superuser gives files away")
+def test_a_root_of_somebody_else_is_unsafe_and_left_for_an_own(open_folder: Path) -> None:
+    root = open_folder / ".cache" / "pocl" / "kcache"
+    make(root)
+    os.chown(root, 54321, -1)
+    found = only(examine(environment_of(open_folder), "pocl"), "owner")
+    assert (found.severity, found.root) == (Severity.UNSAFE, root)
+    assert "belongs to user 54321" in found.message
+    assert after(open_folder, found.fix + '\nmkdir -p "$POCL_CACHE_DIR"', "pocl") == []
+
+
+def test_a_root_that_is_not_mine_is_unsafe(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For testers who are not the superuser: the files stay, the user changes."""
+    if ROOT:
+        pytest.skip("the superuser's files are trusted")
+    root = open_folder / ".cache" / "pocl" / "kcache"
+    make(root)
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    assert only(examine(environment_of(open_folder), "pocl"), "owner").severity is Severity.UNSAFE
