@@ -19,7 +19,7 @@ TIERS: Final = {
 ELSEWHERE: Final = frozenset(
     {
         *("debian_pocl", "built_pocl", "newer_pocl", "intel_driver", "open_mpi", "rusticl_device", "installers"),
-        *("rusticl_library", "debian_loader", "khronos_loader", "prefix_loader", "conda_loader", "debian_pyopencl"),
+        *("rusticl_library", "debian_loader", "khronos_loader", "prefix_loader", "debian_pyopencl"),
         *("schedulers", "browser", "real_registry", "container_tools"),
     }
 )

@@ -24,7 +24,6 @@ _OVERFLOW: Final = Path("/proc/sys/kernel/overflowuid")
 _MAPPED: Final = Path("/proc/self/uid_map")
 #: Limit on links in a path, as in the kernel.
 _LINKS: Final = 40
-_ACL: Final = "system.posix_acl_access"
 
 
 class _Step(NamedTuple):
@@ -39,24 +38,18 @@ class _Step(NamedTuple):
     def is_writable(self) -> bool:
         """Return whether other users can add files to the last folder, or replace the next part in another one."""
         mode = self.status.st_mode
-        if not self.entered or stat.S_ISLNK(mode) or (mode & stat.S_ISVTX and not self.last):
-            return False
-        return self.is_open_to_others(stat.S_IWOTH)
+        is_fixed = stat.S_ISLNK(mode) or (mode & stat.S_ISVTX and not self.last)
+        return not is_fixed and self.permits(stat.S_IWOTH)
 
-    @property
-    def lets_enter(self) -> bool:
-        """Return whether other users can enter the folder."""
-        return self.entered and self.is_open_to_others(stat.S_IXOTH)
-
-    def is_open_to_others(self, bit: int) -> bool:
+    def permits(self, bit: int) -> bool:
         """Return whether users other than the owner and root have a permission, given as the mode bit of others."""
-        if self.status.st_mode & bit:
-            return True
+        if not self.entered or self.status.st_mode & bit:
+            return self.entered
         if not self.status.st_mode & bit << 3:
             return False
         with suppress(OSError, AttributeError):
             # With an access control list the group's bits bound the permissions of every user or group named there.
-            if os.getxattr(self.place, _ACL, follow_symlinks=False):
+            if os.getxattr(self.place, "system.posix_acl_access", follow_symlinks=False):
                 return True
         return not _is_private(self.status)
 
@@ -85,7 +78,7 @@ def shared_because(folder: Path, names: tuple[str, ...] = (), *, sticky: bool = 
             return reason
     for file in (step.place / name for name in names):
         with suppress(FileNotFoundError):
-            if (reason := _Step(file, file.lstat(), step.lets_enter).reason(trusted)) is not None:
+            if (reason := _Step(file, file.lstat(), step.permits(stat.S_IXOTH)).reason(trusted)) is not None:
                 return reason
     return None
 
@@ -101,7 +94,7 @@ def shared_within(folder: Path) -> str | None:
     *_, last = _way(folder)
     trusted, steps = _trusted(), {str(last.place): last}
     for above, folders, files in os.walk(last.place):
-        entered = steps.pop(above, last).lets_enter
+        entered = steps.pop(above, last).permits(stat.S_IXOTH)
         for name in (*folders, *files):
             with suppress(FileNotFoundError):
                 path = os.path.join(above, name)
@@ -218,7 +211,7 @@ def _way(folder: Path) -> Iterator[_Step]:
         place = way[-1].place / part if way else Path(part)
         status = place.lstat()
         is_link = stat.S_ISLNK(status.st_mode)
-        step = _Step(place, status, not way or way[-1].lets_enter, not todo and not is_link)
+        step = _Step(place, status, not way or way[-1].permits(stat.S_IXOTH), not todo and not is_link)
         yield step
         if not is_link:
             way.append(step)

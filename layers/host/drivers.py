@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
@@ -143,7 +144,7 @@ def _found_by(loader: Loader, environment: Environment) -> Iterator[Driver]:
     if loader.driver is not None:
         yield Driver(loader.driver, str(loader.file), str(loader.file))
         return
-    for name, file in (_by_ocl_icd if loader.is_ocl_icd else _by_khronos)(loader, str(loader.vendors), environment):
+    for name, file in _registered(loader, environment):
         library = find_library(name, environment, loader.linked)
         if library is not None:
             # A folder in the path may have another maker's name, such as a conda environment called "pocl".
@@ -156,52 +157,48 @@ def _found_by(loader: Loader, environment: Environment) -> Iterator[Driver]:
 _Named = tuple[str, str | None]
 
 
-def _by_khronos(loader: Loader, vendors: str, environment: Environment) -> Iterator[_Named]:
-    """Yield the libraries that ``OCL_ICD_FILENAMES`` lists, then those of a folder: ``OCL_ICD_VENDORS`` if set."""
-    separator = ";" if environment.platform == "win32" else ":"
-    for name in (_get(loader, environment, "OCL_ICD_FILENAMES") or "").split(separator):
-        yield name, None
-    named = _get(loader, environment, "OCL_ICD_VENDORS")
-    # An empty value names no folder.
-    if named != "":
-        yield from _in_folder(loader, vendors if named is None else str(environment.absolute(named)))
+def _registered(loader: Loader, environment: Environment) -> Iterator[_Named]:
+    """Yield the libraries that variables name, then those of the ICD files in a folder.
 
-
-def _by_ocl_icd(loader: Loader, vendors: str, environment: Environment) -> Iterator[_Named]:
-    """Yield the drivers of a folder: ``OCL_ICD_VENDORS``, else ``OPENCL_VENDOR_PATH``, empty values ignored.
-
-    If ``OCL_ICD_VENDORS`` is no folder, it names an ICD file or a library, and that driver is the only one.
+    By ocl-icd, empty values are ignored, and an ``OCL_ICD_VENDORS`` that is no folder names an ICD file or a library:
+    that driver is the only one. By Khronos, an empty value names no folder.
     """
-    if path := _get(loader, environment, "OPENCL_VENDOR_PATH"):
+    named, path, listed = (environment.get(name) if name in loader.variables else None for name in _VARIABLES)
+    vendors = str(loader.vendors)
+    if not loader.is_ocl_icd:
+        for name in (listed or "").split(";" if environment.platform == "win32" else ":"):
+            yield name, None
+        if named == "":
+            return
+    elif path:
         vendors = str(environment.absolute(path))
-    if named := _get(loader, environment, "OCL_ICD_VENDORS"):
+    if named:
         place = str(environment.absolute(named))
-        if os.path.isdir(place):
-            vendors = place
-        elif named.endswith(_SUFFIX) and named != _SUFFIX:
+        if loader.is_ocl_icd and not os.path.isdir(place):
+            if not named.endswith(_SUFFIX) or named == _SUFFIX:
+                yield named, None
+                return
             files = (place,) if "/" in named else (f"{vendors}/{named}", place)
             drivers = (driver for file in files for driver in _in_file(loader, file))
             known = (driver for driver in drivers if find_library(driver[0], environment, loader.linked))
             yield from islice(known, 1)
             return
-        else:
-            yield named, None
-            return
-    yield from _in_folder(loader, vendors, nested=loader.nested)
+        vendors = place
+    yield from _in_folder(loader, vendors)
     if loader.also is not None:
         yield from _in_folder(loader, loader.also)
 
 
-def _in_folder(loader: Loader, folder: str, *, nested: bool = False, above: tuple[str, ...] = ()) -> Iterator[_Named]:
-    """Yield the drivers of a folder, sorted; if ``nested``, also those of folders in it, which may be links."""
+def _in_folder(loader: Loader, folder: str, above: tuple[str, ...] = ()) -> Iterator[_Named]:
+    """Yield the drivers of a folder, sorted; by some loaders also those of folders in it, which may be links."""
     target = os.path.realpath(folder)
     for name in names_in(folder) if target not in above else ():
         path = f"{folder}/{name}"
-        if nested and not name.endswith(_SUFFIX) and os.path.isdir(path):
-            yield from _in_folder(loader, path, nested=True, above=(*above, target))
         # Only the Khronos loader takes a file without a name before its suffix.
-        elif name.endswith(_SUFFIX) and not (loader.is_ocl_icd and name == _SUFFIX):
+        if name.endswith(_SUFFIX) and not (loader.is_ocl_icd and name == _SUFFIX):
             yield from _in_file(loader, path)
+        elif loader.nested and os.path.isdir(path):
+            yield from _in_folder(loader, path, (*above, target))
 
 
 def _in_file(loader: Loader, file: str) -> Iterator[_Named]:
@@ -210,10 +207,6 @@ def _in_file(loader: Loader, file: str) -> Iterator[_Named]:
         # The name is the first line, or by Khronos the whole file but for one line end.
         name = content.partition(b"\n")[0] if loader.is_ocl_icd else content.removesuffix(b"\n")
         yield os.fsdecode(name.partition(b"\0")[0]), file
-
-
-def _get(loader: Loader, environment: Environment, variable: str) -> str | None:
-    return environment.get(variable) if variable in loader.variables else None
 
 
 # ---------------------------------------------------------------------- loaders
@@ -293,17 +286,14 @@ def _read_loader(file: str, prefix: Path | None, near: tuple[str, ...] = ()) -> 
         return Loader(file, None, driver="PoCL" if is_pocl else os.path.basename(file))
     is_ocl_icd = b"OCL_ICD_DEFAULT_PLATFORM\0" in content
     # A patch of conda-forge's, for the package ocl-icd-system, which links the system's folder into the prefix.
-    nested = is_ocl_icd and vendors not in (None, _SYSTEM) and bool(_conda_libraries(prefix))
+    nested = is_ocl_icd and vendors != _SYSTEM and bool(_conda_libraries(prefix))
     return Loader(file, vendors or _SYSTEM, variables, is_ocl_icd, linked, nested=nested)
 
 
 def _ending(content: bytes, end: str) -> Iterator[str]:
     """Yield the absolute paths in a file's strings that end with ``end``."""
-    wanted, at = os.fsencode(end) + b"\0", -1
-    while (at := content.find(wanted, at + 1)) >= 0:
-        text = content[content.rfind(b"\0", 0, at) + 1 : at + len(wanted) - 1]
-        if text.startswith(b"/"):
-            yield os.fsdecode(text)
+    pattern = rb"(?<=\0)/[^\0]*" + re.escape(os.fsencode(end)) + rb"(?=\0)"
+    return map(os.fsdecode, re.findall(pattern, content))
 
 
 # ---------------------------------------------------------------------- the dynamic linker

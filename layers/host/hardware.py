@@ -12,12 +12,12 @@ from typing import Final, NamedTuple
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.host.launcher import number_of
 
 #: From this generation on the runtime counts pairs of compute units or single ones; both occur.
 _PAIRED: Final = 10
 #: Up to this number compute units are written in decimal.
 _DECIMAL: Final = 64
+_COUNT: Final = regex(r"[1-9][0-9]{0,11}")
 #: A property, whose number has a limited length.
 _PROPERTY: Final = regex(r"(?m)^(\w+) ([0-9]{1,12})$")
 _NVIDIA: Final = regex(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
@@ -55,8 +55,9 @@ def _gpu(environment: Environment, properties: str) -> Gpu | None:
     named = environment.get("MIOPEN_DEBUG_ENFORCE_DEVICE") or environment.get("MIOPEN_DEVICE_ARCH")
     units = simds // per_unit
     counts = (units // 2, units) if major >= _PAIRED else (units,)
-    if counted := number_of(environment, "MIOPEN_DEVICE_CU"):
-        counts = (counted,)
+    counted = environment.get("MIOPEN_DEVICE_CU") or ""
+    if _COUNT.fullmatch(counted):
+        counts = (int(counted),)
     return Gpu(named or f"gfx{major}{minor:x}{step:x}", counts)
 
 

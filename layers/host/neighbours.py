@@ -15,7 +15,6 @@ from cachectl.layers.disk.presence import means_absent, status_at
 #: Limit on the files counted in one place.
 MOST: Final = 200_000
 _TSFC: Final = "FIREDRAKE_TSFC_KERNEL_CACHE_DIR"
-_LOGINS: Final = ("LOGNAME", "USER", "LNAME", "USERNAME")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ def _default(text: str, environment: Environment) -> tuple[Path, str] | None:
         start, _, below = place.partition("/")
         if start[0] != "$":
             user = os.getuid() if hasattr(os, "getuid") else 0
-            login = next(filter(None, map(environment.get, _LOGINS)), None) or user_name(user)
+            login = environment.get("LOGNAME") or environment.get("USER") or user_name(user)
             folder = environment.home_folder if start == "~" else environment.temporary
             return folder / below.format(uid=user, login=re.sub(r'[\\/:*?"<>|]', "_", login)), "default"
         if value := environment.get(start[1:]):

@@ -43,8 +43,9 @@ def using(libraries: tuple[str, ...], *, processes: Path = _PROC) -> tuple[int, 
     """Return the ids of processes that map a library whose file name has one of these prefixes; ``None`` if unknown."""
     if (folders := _concerned(processes)) is None:
         return None
-    maps = ((int(process.name), libraries_here(process.name, processes=processes)) for process in folders)
-    return tuple(pid for pid, loaded in maps if loaded.has(libraries))
+    return tuple(
+        int(folder.name) for folder in folders if libraries_here(folder.name, processes=processes).has(libraries)
+    )
 
 
 def open_elsewhere(environment: Environment, path: Path) -> str | None:
@@ -68,10 +69,7 @@ def open_elsewhere(environment: Environment, path: Path) -> str | None:
 
 
 def mentioning(folder: Path, *, processes: Path = _PROC) -> bool | None:
-    """Return whether a process was started with a folder's path in its environment, or has a file in it open.
-
-    ``None`` if unknown.
-    """
+    """Return whether a process was started with a folder's path in its environment, or has a file in it open."""
     mark = os.fsencode(folder)
 
     def is_in(link: Path) -> bool:

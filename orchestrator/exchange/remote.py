@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from cachectl.exchange.place import Stored, StorePlace, TransferFailed, redacted, without_secrets
+from cachectl.exchange.place import Missing, Stored, StorePlace, TransferFailed, redacted, without_secrets
 from cachectl.layers.base.errors import BadRequest, CachectlError, printable
 from cachectl.layers.disk.atomic import remove_remote
 from cachectl.layers.disk.plain import own_name
@@ -56,23 +56,15 @@ class RemotePlace(StorePlace):
                 # Another writer may have added to what is known.
                 self._system.invalidate_cache()
                 found = self._system.ls(f"{self._root}/{folder}", detail=True)
-        except TransferFailed as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                return []
-            raise
+        except Missing:
+            return []
         files = [(str(file["name"]).rpartition("/")[2], file) for file in found if file.get("type") == "file"]
         return [Stored(f"{folder}/{name}", file.get("size"), _moment(file)) for name, file in files if name]
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
-        try:
-            with self._reached("read", name):
-                data = self._read(f"{self._root}/{name}", most + 1)
-        except TransferFailed as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise self.lacks(name) from error
-            raise
-        return self.bounded(name, data, most)
+        with self._reached("read", name):
+            return self.bounded(name, self._read(f"{self._root}/{name}", most + 1), most)
 
     def write(self, name: str, data: bytes) -> None:
         """Upload a file."""
@@ -132,8 +124,13 @@ class RemotePlace(StorePlace):
 
     @contextmanager
     def _reached(self, verb: str, name: str = "") -> Iterator[None]:
-        with _translated(verb, f"{self._url}/{name}" if name else self._url):
-            yield
+        try:
+            with _translated(verb, f"{self._url}/{name}" if name else self._url):
+                yield
+        except TransferFailed as error:
+            if verb in ("list", "read") and isinstance(error.__cause__, FileNotFoundError):
+                raise self.lacks(name) from error
+            raise
 
 
 def _moment(info: Mapping[str, Any]) -> float | None:

@@ -12,7 +12,7 @@ import pytest
 from support.drivers import register_driver
 
 from cachectl.layers.base.facts import Finding, Severity
-from cachectl.layers.formats import bitcode, elf
+from cachectl.layers.formats import bitcode
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pyopencl import PyOpenCLBinaries
 
@@ -61,16 +61,6 @@ def test_a_damaged_program_is_found(warm: Home, kind: str) -> None:
         assert [(one.key, one.severity) for one in found] == ([(key, Severity.FAILS)] if message else [])
         assert all(one.message.startswith(f"{path.relative_to(folder)}: {message}") for one in found)
         path.write_bytes(whole)
-
-
-@pytest.mark.real
-def test_every_truncation_of_a_program_is_found(warm: Home) -> None:
-    _, folder = launched(PoclKernels(warm.environment()))
-    checks = {"program.bc": bitcode.complaint, "*/*/*.so": elf.complaint}
-    for pattern, check in checks.items():
-        data = next(folder.glob(pattern)).read_bytes()
-        assert check(data) is None
-        assert [length for length in range(len(data)) if check(data[:length]) is None] == []
 
 
 @pytest.mark.real

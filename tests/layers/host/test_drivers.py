@@ -15,6 +15,7 @@ from support.drivers import register_driver
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.drivers import driver_files, driver_libraries, only_library, opencl_drivers
+from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pyopencl import BinaryPortability
 
 if TYPE_CHECKING:
@@ -95,22 +96,18 @@ def test_pyopencl_of_another_python_counts(tmp_path: Path, how: str) -> None:
     assert driver_files(environment, ("PoCL",)) == (str(packages / "pyopencl" / ".libs" / "pocl.icd"),)
 
 
-@pytest.fixture
-def both(debian_pocl: Driver, tmp_path: Path) -> dict[str, str]:
-    """Return the variables with which the wheel's loader finds Debian's PoCL beside its own."""
-    library = Path(debian_pocl.variables["OCL_ICD_VENDORS"]).read_text()
-    (tmp_path / "vendors").mkdir()
-    (tmp_path / "vendors" / "pocl.icd").write_text(library)
-    return {"OCL_ICD_VENDORS": str(tmp_path / "vendors")}
-
-
 @pytest.mark.real
 @pytest.mark.environment
 def test_entries_are_not_labelled_with_one_of_several_drivers(
-    home: Home, debian_pocl: Driver, both: dict[str, Any], tmp_path: Path, new_home: Callable[[Path], Home]
+    home: Home, debian_pocl: Driver, tmp_path: Path, new_home: Callable[[Path], Home]
 ) -> None:
     """Nor with the version of the wheel, which is installed, if another driver is the only one that is registered."""
     home.python("kernels.py", "2", **debian_pocl.variables)
+    library = Path(Path(debian_pocl.variables["OCL_ICD_VENDORS"]).read_text().strip()).resolve()
+    # So the wheel's loader finds Debian's PoCL beside its own.
+    both: dict[str, Any] = {"OCL_ICD_VENDORS": str(tmp_path / "vendors")}
+    (tmp_path / "vendors").mkdir()
+    (tmp_path / "vendors" / "pocl.icd").write_text(f"{library}\n")
     there: dict[str, dict[str, Any]] = {"one": dict(debian_pocl.variables), "several": both}
     other = new_home(tmp_path / "other")
     for name, variables in there.items():
@@ -118,7 +115,6 @@ def test_entries_are_not_labelled_with_one_of_several_drivers(
         home.cachectl("push", store, "pocl", **variables)
         (key,) = home.json("store", "ls", store)["keys"]
         label = {fact: key["fingerprint"][fact] for fact in ("PoCL", "PoCL library")}
-        library = Path(Path(debian_pocl.variables["OCL_ICD_VENDORS"]).read_text().strip()).resolve()
         assert label == {"PoCL": None, "PoCL library": library.name if name == "one" else None}
         for here in ({}, both):
             (pulled,) = other.json("pull", store, "pocl", "--trust", "--dry-run", **here)["layers"]
@@ -133,47 +129,27 @@ def test_entries_are_not_labelled_with_one_of_several_drivers(
     assert {path: path.stat().st_mtime_ns for path in programs} == programs
 
 
-@pytest.mark.real
-@pytest.mark.environment
-def test_doctor_names_several_drivers_of_one_maker(home: Home, both: dict[str, Any]) -> None:
-    done = home.json("doctor", "pocl", **both)
-    (finding,) = [one for one in done["findings"] if one["code"] == "drivers"]
-    own = next(wheel().glob(".libs/libpocl*"))
-    assert finding["severity"] == "harmless"
-    assert finding["message"].startswith("2 drivers of PoCL are registered (")
-    assert str(own) in finding["message"]
-    assert Path(both["OCL_ICD_VENDORS"], "pocl.icd").read_text().strip() in finding["message"]
-    assert "drivers" not in {one["code"] for one in home.json("doctor", "pocl", OCL_ICD_VENDORS=str(own))["findings"]}
-
-
-def test_copies_and_links_of_a_library_are_one_driver(tmp_path: Path) -> None:
-    """So are the drivers of two environments with the same wheel."""
-    content = Path(sys.executable).read_bytes()
-    for name, size in (("one", 0), ("copy", 0), ("another", 1)):
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "libpocl.so.2.10.0").write_bytes(content + bytes(size))
-        (folder / "libpocl.so.2").symlink_to("libpocl.so.2.10.0")
-        vendors = tmp_path / "vendors"
-        vendors.mkdir(exist_ok=True)
-        (vendors / f"{name}.icd").write_text(f"{folder}/libpocl.so.2\n")
-        (vendors / f"{name}-2.icd").write_text(f"{folder}/libpocl.so.2.10.0\n")
+@pytest.mark.parametrize(("name", "maker"), [("libpocl.so.2", "PoCL"), ("libamdocl64.so", "AMD")])
+def test_several_drivers_of_one_maker_are_told_from_copies_and_links(tmp_path: Path, name: str, maker: str) -> None:
+    """Two environments with the same wheel have one driver. PyOpenCL keeps no binaries of PoCL."""
+    vendors = tmp_path / "vendors"
+    vendors.mkdir()
+    for folder, size in (("one", 0), ("copy", 0), ("another", 1)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{name}.1.0").write_bytes(Path(sys.executable).read_bytes() + bytes(size))
+        (tmp_path / folder / name).symlink_to(f"{name}.1.0")
+        (vendors / f"{folder}.icd").write_text(f"{tmp_path}/{folder}/{name}\n")
+        (vendors / f"{folder}-2.icd").write_text(f"{tmp_path}/{folder}/{name}.1.0\n")
         environment = Environment({"OCL_ICD_VENDORS": str(vendors)}, home=tmp_path)
-        libraries = driver_libraries(environment, "PoCL")
-        assert len(libraries) == (2 if name == "another" else 1)
-        assert only_library(environment, "PoCL") == (None if name == "another" else libraries[0])
-
-
-@pytest.mark.parametrize(("library", "known"), [("libpocl.so", True), ("libamdocl64.so", False)])
-def test_drivers_that_pyopencl_keeps_no_binaries_of_do_not_hide_the_others(
-    tmp_path: Path, library: str, *, known: bool
-) -> None:
-    for number in (1, 2):
-        (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / library).write_bytes(Path(sys.executable).read_bytes() + bytes(number))
-        (tmp_path / f"{number}.icd").write_text(f"{tmp_path / str(number) / library}\n")
-    environment = Environment({"OCL_ICD_VENDORS": str(tmp_path)}, home=tmp_path)
-    assert (BinaryPortability().facts(environment)["OpenCL drivers"] is not None) is known
+        libraries = driver_libraries(environment, maker)
+        several = folder == "another"
+        assert len(libraries) == 1 + several
+        assert only_library(environment, maker) == (None if several else libraries[0])
+        is_unknown = BinaryPortability().facts(environment)["OpenCL drivers"] is None
+        assert is_unknown is (several and maker == "AMD")
+        findings = [finding for finding in PoclKernels(environment).diagnose() if finding.code == "drivers"]
+        assert len(findings) == (several and maker == "PoCL")
+        assert all(library in finding.message for finding in findings for library in libraries)
 
 
 @pytest.mark.real

@@ -100,30 +100,23 @@ def staleness(environment: Environment) -> dict[str, tuple[bool | None, str | No
     return {str(entry.versions["loopy"]): (entry.stale, entry.stale_because) for entry in entries}
 
 
-def test_an_interpreter_is_asked_once_for_its_version_and_packages(prefix: Prefix) -> None:
+def test_an_interpreter_is_asked_once_for_its_version_and_packages_and_remembered(prefix: Prefix) -> None:
     records: dict[str, PythonRecord] = {}
     for _ in range(2):
         python = asked(prefix.counting, records)
-        assert (python.version, python.installed("loopy")) == (VERSION, "2024.1")
-    assert prefix.starts == 1
+        assert (python.version, python.installed("loopy"), prefix.starts) == (VERSION, "2024.1", 1)
     # Packages are read again without it.
     installs(prefix.folder, loopy="2025.2")
     python = asked(prefix.counting, records)
     assert (python.installed("loopy"), python.installed("pytools"), prefix.starts) == ("2025.2", None, 1)
     assert python.has_had("loopy", "2024.1")
     os.utime(prefix.counting, (1, 1))
-    look(prefix.counting, records, named=True)
-    assert prefix.starts == 2
-
-
-def test_a_python_that_is_not_asked_or_does_not_answer_now_is_remembered(prefix: Prefix) -> None:
-    records: dict[str, PythonRecord] = {}
-    look(prefix.counting, records, named=True)
-    before = dict(records)
     # Without a user who names it, it is a script that another user could replace.
-    os.utime(prefix.counting, (1, 1))
     python = asked(prefix.counting, records, named=False)
     assert (python.present, prefix.starts) == (None, 1)
+    asked(prefix.counting, records)
+    assert prefix.starts == 2
+    before = dict(records)
     prefix.counting.write_text("#!/bin/sh\nexit 1\n")
     python = asked(prefix.counting, records)
     assert (python.present, python.version, records) == (None, VERSION, before)
@@ -218,37 +211,27 @@ def test_what_others_can_replace_and_scripts_are_not_started(
         assert list(candidates({variable: str(named)})) == ([program] if planted is None else [])
 
 
-def test_a_program_that_is_no_python_is_left_out(tmp_path: Path) -> None:
-    broken = tmp_path / "python3"
-    broken.write_text("#!/bin/sh\necho hello\n")
+@pytest.mark.parametrize(
+    "script", ["exec yes", "exec head -c 10000000 /dev/zero", "sleep 100 & echo x", "kill -STOP $$", "echo hello"]
+)
+def test_a_program_that_is_no_python_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """It may print without end, or hang."""
+    monkeypatch.setattr("cachectl.layers.host.pythons._SECONDS", 0.3)
+    broken, records, started = tmp_path / "python3", dict[str, PythonRecord](), time.monotonic()
+    broken.write_text(f"#!/bin/sh\n{script}\n")
     broken.chmod(0o755)
-    records: dict[str, PythonRecord] = {}
     assert look(broken, records, named=True) is None
-    assert look(tmp_path / "missing", records) is None
+    assert time.monotonic() - started < 5
     # It is not started again.
-    broken.write_text("#!/bin/sh\necho again > started; exit")
+    broken.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
     os.utime(broken, ns=(0, records[str(broken)].time))
     records[str(broken)] = records[str(broken)]._replace(size=broken.stat().st_size)
     assert look(broken, records) is None
     assert not (tmp_path / "started").exists()
     # Only the user may know that it answers now.
+    monkeypatch.undo()
     broken.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     assert look(broken, records, named=True) is not None
-
-
-@pytest.mark.parametrize(
-    "script", ["exec yes", "exec head -c 10000000 /dev/zero", "sleep 100 & echo x", "kill -STOP $$"]
-)
-def test_a_program_that_prints_without_end_or_hangs_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
-) -> None:
-    monkeypatch.setattr("cachectl.layers.host.pythons._SECONDS", 0.3)
-    broken = tmp_path / "python3"
-    broken.write_text(f"#!/bin/sh\n{script}\n")
-    broken.chmod(0o755)
-    started = time.monotonic()
-    assert look(broken, {}, named=True) is None
-    assert time.monotonic() - started < 5
 
 
 #: What happens to a Python that was looked for, and whether its rows are stale then, with words of the reason.

@@ -1,4 +1,4 @@
-"""Two interpreters with different versions of Python and loopy fill one home, and cachectl is a tool of a third."""
+"""Two interpreters with different versions of Python and loopy fill one home."""
 
 from __future__ import annotations
 
@@ -19,28 +19,21 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.real, pytest.mark.environment]
 
-PROJECT = Path(__file__).parents[3]
 #: Not the newest one, and what it needs.
 LOOPY = ("loopy==2025.1", "islpy<2026", "setuptools", "numpy")
-
-
-def another_python() -> str | None:
-    """Return an interpreter of another version than this one."""
-    names = [shutil.which(f"python3.{minor}") for minor in range(10, 15)]
-    installed = sorted(Path(sys.base_prefix).parent.glob("3.1*/bin/python"))
-    for path in ("/usr/bin/python3", *map(str, installed), *filter(None, names)):
-        ask = "import sys; print(sys.version_info >= (3, 10), *sys.version_info)"
-        done = subprocess.run([path, "-c", ask], capture_output=True, text=True, check=False)
-        if done.stdout.startswith("True") and done.stdout.split()[1:4] != [*map(str, sys.version_info[:3])]:
-            return path
-    return None
 
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the interpreter of a virtual environment with another Python and another loopy."""
-    python = another_python()
-    if python is None:
+    names = [shutil.which(f"python3.{minor}") for minor in range(10, 15)]
+    installed = sorted(Path(sys.base_prefix).parent.glob("3.1*/bin/python"))
+    ask = "import sys; print(sys.version_info >= (3, 10), *sys.version_info)"
+    for python in ("/usr/bin/python3", *map(str, installed), *filter(None, names)):
+        answer = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=False).stdout.split()
+        if answer[:1] == ["True"] and answer[1:4] != [*map(str, sys.version_info[:3])]:
+            break
+    else:
         absent("needs a second Python, of another version and not before 3.10")
     prefix = tmp_path_factory.mktemp("other") / "venv"
     subprocess.run([python, "-m", "venv", "--without-pip", prefix], check=True)
@@ -49,35 +42,17 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prefix / "bin" / "python"
 
 
-@pytest.fixture(scope="module")
-def tool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a cachectl that is installed apart from every loopy."""
-    source = tmp_path_factory.mktemp("tool") / "source"
-    kept = shutil.ignore_patterns("__pycache__", ".*", "build", "tests", "docs", "*.egg-info")
-    shutil.copytree(PROJECT, source, ignore=kept)
-    prefix = source.parent / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", prefix], check=True)
-    pip = [sys.executable, "-m", "pip", "--python", str(prefix / "bin" / "python"), "install", "--quiet"]
-    subprocess.run([*pip, str(source)], check=True)
-    return prefix / "bin" / "cachectl"
-
-
-@pytest.mark.parametrize("apart", [False, True])
-def test_only_rows_of_a_removed_python_are_stale(
-    home: Home, other: Path, request: pytest.FixtureRequest, *, apart: bool
-) -> None:
+def test_only_rows_of_a_removed_python_are_stale(home: Home, other: Path) -> None:
     prefix = home.path / "other"
     shutil.copytree(other.parent.parent, prefix, symlinks=True)
     moved = prefix / "bin" / "python"
     for python in (Path(sys.executable), moved):
         home.run(str(python), str(PROGRAMS / "generating.py"))
-    command = [str(request.getfixturevalue("tool"))] if apart else [sys.executable, "-m", "cachectl"]
     searched = os.pathsep.join(str(python.parent) for python in (Path(sys.executable), moved))
 
     def rows(path: str = searched) -> dict[str, set[bool | None]]:
-        done = home.run(*command, "ls", "loopy", "--json", PATH=path)
         found: dict[str, set[bool | None]] = {}
-        for entry in json.loads(done.stdout)["entries"]:
+        for entry in home.json("ls", "loopy", PATH=path)["entries"]:
             found.setdefault(entry["versions"]["python"].rpartition(".final")[0], set()).add(entry["stale"])
         return found
 
@@ -90,7 +65,7 @@ def test_only_rows_of_a_removed_python_are_stale(
     shutil.rmtree(prefix)
     gone = {version: {version != own} for version in known}
     assert rows() == gone
-    home.run(*command, "prune", "--stale", "loopy", PATH="/nowhere")
+    home.cachectl("prune", "--stale", "loopy", PATH="/nowhere")
     assert rows() == {own: {False}}
 
 
