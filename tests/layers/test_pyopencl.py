@@ -110,7 +110,8 @@ def test_a_lock_that_pyopencl_holds_is_waited_for_and_never_broken(layer: PyOpen
         assert lock.exists()
         # A purge that has begun to wait ends once the holder lets go.
         patient = PyOpenCLBinaries(replace(layer.environment, lock_timeout=120))
-        Timer(0.5, holder.communicate, (b"\n",)).start()
+        assert holder.stdin is not None
+        Timer(0.5, holder.stdin.close).start()
         assert patient.clear(plan).removed == 3
         assert holder.wait() == 0
     assert not lock.exists()
