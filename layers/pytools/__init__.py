@@ -156,7 +156,7 @@ class PytoolsDictionaries(Layer):
         yield from switches.diagnosed(self, self.about.distributions[0], self.variables)
         if not self.variables:
             known = 1 if self.environment.installed("sumpy") is None else 2
-            yield from switches.diagnosed_settings(self, _SETTINGS[:known])
+            yield from (finding for _, finding in switches.setting_faults(self, _SETTINGS[:known]))
         yield from switches.relative_cache_home(self)
 
     def switched(self, *, on: bool) -> facts.Switch:
