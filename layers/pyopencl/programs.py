@@ -57,7 +57,6 @@ class ProgramFolders(Folders):
     forms = ("pyopencl-binary/2",)
     # PyOpenCL's lock is a file.
     clearing_needs_room = True
-    unchecked = "machine code, the records of LLVM bitcode, and binaries whose format only their driver knows"
 
     def stale_locks(self, root: facts.Root, *, consulted: bool) -> Iterator[facts.Finding]:
         """Yield a finding for each lock that was held too long; ``consulted`` says whether programs wait for it."""
