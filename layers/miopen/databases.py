@@ -177,9 +177,12 @@ class MIOpenDatabases(Rows):
 
     def _version_folders(self, root: Root) -> list[str]:
         """Return the folders of MIOpen's versions, none of a missing root. Raises :class:`OSError`."""
-        if not self.folders or status_at(root.path, follow=True) is None:
-            return []
-        found = sorted(filter(names.VERSION_FOLDER.fullmatch, os.listdir(root.path)))
+        try:
+            found = sorted(filter(names.VERSION_FOLDER.fullmatch, os.listdir(root.path) if self.folders else ()))
+        except OSError as error:
+            if means_absent(error):
+                return []
+            raise
         statuses = ((name, status_at(root.path / name)) for name in found)
         return [name for name, status in statuses if status is not None and stat.S_ISDIR(status.st_mode)]
 
