@@ -21,7 +21,7 @@ from benchmarks.growth import CURVES, SIZES, Curve
 from benchmarks.races import Figure, Line, Result, run
 from benchmarks.table import lines
 from cachectl.layers.base.environment import Environment
-from cachectl.watching.machine import machine
+from cachectl.verbs.bench import machine
 
 _WIDTHS = (15, 69, 30, 15, 16, 26, 12, 12, 4)
 _HEAD = ("name", "what", "against", "target", "measured", "lowest to highest", "ours", "other", "held")

@@ -10,18 +10,16 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cachectl.layers.base import declarations, facts, switches
 from cachectl.layers.base.facts import Condition, Severity, State
-from cachectl.layers.base.lazy import module, regex
+from cachectl.layers.base.lazy import later, module, regex
 from cachectl.layers.base.parts import About, EntryFiles, Lookups
-from cachectl.layers.base.store import Codec, Damage
+from cachectl.layers.base.store import Codec, Damage, Store
 from cachectl.layers.formats.details import Details
 from cachectl.layers.host.driver_layers import DriverLayer
 from cachectl.layers.host.mounts import network_file_system
-from cachectl.layers.stores.files import Files, Index
-from cachectl.layers.stores.tree import OrphanRule, Shape
 
 if TYPE_CHECKING:
     from cachectl.layers.formats import comgr_entries
@@ -30,11 +28,6 @@ else:
 
 LIBRARIES: Final = ("libamd_comgr.so",)
 TIMESTAMP: Final = "llvmcache.timestamp"
-_TEMPORARY: Final = OrphanRule(
-    regex(r"amdgpu-compiler-[0-9a-f]{6}\.tmp\.o"), "left by a program that was killed", private=True
-)
-_SHAPE: Final = Shape((regex("llvmcache-[0-9a-f]{64}"),), folders=False, orphans=(_TEMPORARY,))
-
 _NOT_WHOLE: Final = (
     "is not exactly an output and a log of the stated lengths; comgr compiles it again at every run, and never "
     "replaces it"
@@ -57,12 +50,6 @@ class ComgrCodec(Codec):
             return Damage(Severity.RECOMPILES, _NOT_WHOLE)
         wrong = comgr_entries.complaint(output)
         return None if wrong is None else Damage(Severity.FAILS, f"{wrong}; comgr hands it on as it is")
-
-
-class ComgrIndex(Index):
-    """The file that records when entries were last dropped."""
-
-    shapes = (Shape((regex(re.escape(TIMESTAMP)),), folders=False),)
 
 
 class ComgrLookups(Lookups):
@@ -104,7 +91,7 @@ class ComgrCache(DriverLayer):
         macos=(),
     )
     # LLVM sets the access time of an entry that it reads.
-    store = Files(_SHAPE, codec=ComgrCodec(), index=ComgrIndex(), writers=LIBRARIES)
+    store: Any = later(__name__, "outputs")
     about = About(
         on_network=facts.Hazard(
             Severity.RISKS,
@@ -143,3 +130,16 @@ class ComgrCache(DriverLayer):
         if self.environment.get(self.places.variable) == "":
             outcome = "is empty: older releases keep nothing then, newer ones use the default place"
             yield None, switches.misread(self, self.places.variable, Severity.RECOMPILES, outcome)
+
+
+def outputs() -> Store:
+    """Return the store of the entries, and of the file that records when some were last dropped."""
+    from cachectl.layers.stores.files import Files, Index
+    from cachectl.layers.stores.tree import OrphanRule, Shape
+
+    temporary = regex(r"amdgpu-compiler-[0-9a-f]{6}\.tmp\.o")
+    left = OrphanRule(temporary, "left by a program that was killed", private=True)
+    shape = Shape((regex("llvmcache-[0-9a-f]{64}"),), folders=False, orphans=(left,))
+    index = Index()
+    index.shapes = (Shape((regex(re.escape(TIMESTAMP)),), folders=False),)
+    return Files(shape, codec=ComgrCodec(), index=index, writers=LIBRARIES)

@@ -41,9 +41,8 @@ class LoopyDictionaries(PytoolsDictionaries):
     name = "loopy"
     title = "loopy code generation"
     store: Any = dictionary_store("loopy", _owns)
-    about = PytoolsDictionaries.about._replace(
-        distributions=("loopy",), reveals="source text of your kernels", lookups=LoopyLookups(_owns)
-    )
+    about = PytoolsDictionaries.about._replace(reveals="source text of your kernels", lookups=LoopyLookups(_owns))
+    library = "loopy"
     variables = _VARIABLES
     opened_by = ("loopy",)
 

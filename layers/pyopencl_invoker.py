@@ -64,9 +64,8 @@ class PyOpenCLInvoker(PytoolsDictionaries):
     name = "pyopencl-invoker"
     title = "PyOpenCL kernel invokers"
     store: Any = dictionary_store("pyopencl-invoker", _owns)
-    about = PytoolsDictionaries.about._replace(
-        distributions=("pyopencl",), reveals="source text of your kernels", lookups=DictionaryLookups(_owns)
-    )
+    about = PytoolsDictionaries.about._replace(reveals="source text of your kernels", lookups=DictionaryLookups(_owns))
+    library = "pyopencl"
     variables = (VARIABLE,)
     opened_by = ("pyopencl.invoker", "pyopencl.scan")
 

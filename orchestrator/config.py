@@ -58,7 +58,7 @@ class ConfigEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ConfigFile:
     """Where a config file is looked for, whose it is (``user``, ``site`` or ``named``), and whether it exists."""
 
     path: Path
@@ -70,7 +70,7 @@ class Place:
 class Config:
     """The settings of one environment, and where files are looked for, the one that counts most first."""
 
-    files: tuple[Place, ...]
+    files: tuple[ConfigFile, ...]
     settings: tuple[ConfigEntry, ...]
     failed: ClassVar[bool] = False
 
@@ -100,7 +100,7 @@ def load(environment: Environment) -> Config:
     places, found = [], dict[str, ConfigEntry]()
     for origin, path in environments.config_paths(environment):
         content = _read(path, needed=origin == "named")
-        places.append(Place(path, origin, content is not None))
+        places.append(ConfigFile(path, origin, content is not None))
         for setting in () if content is None else _settings(path, content):
             found.setdefault(setting.key, setting)
     return Config(tuple(places), tuple(found.values()))

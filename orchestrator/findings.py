@@ -44,8 +44,8 @@ def damage(layers: Iterable[Layer]) -> Findings:
         for root in roots:
             try:
                 findings += layer.store.verify(root)
-                if layer.store.unchecked and root.exists:
-                    not_checked[layer.name] = layer.store.unchecked
+                if layer.about.unchecked and root.exists:
+                    not_checked[layer.name] = layer.about.unchecked
             except FAILURES as error:  # noqa: PERF203 - one must not end the rest
                 findings.append(failure(layer, root.path, error))
     return Findings(tuple(findings), not_checked)

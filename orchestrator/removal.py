@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -96,6 +96,17 @@ def planned(layer: Layer, plan: Callable[[], Plan]) -> tuple[Layer, Plan]:
         return layer, Plan(layer.name, failed=(Note("*", reason_of(error)),))
 
 
+def recover(layers: Iterable[Layer]) -> None:
+    """Finish or roll back interrupted writes; planning handles those of less than 1 GiB without that."""
+    for layer in layers:
+        # The plan of a layer names its failure.
+        with suppress(*FAILURES):
+            for root in layer.roots() if layer.abilities()[Ability.CLEAR] is None else ():
+                with suppress(*FAILURES):
+                    require_changeable(layer, root)
+                    layer.store.recover(root)
+
+
 def carry_out(
     stack: LayerSet,
     layers: tuple[Layer, ...],
@@ -104,19 +115,10 @@ def carry_out(
     *,
     dry_run: bool,
 ) -> PurgeResult:
-    """Return the plan of a removal from some layers (``dry_run``), or apply it; then remove what killed commands left.
-
-    Before that, interrupted writes are finished or rolled back: planning handles those of less than 1 GiB without.
-    """
+    """Return the plan of a removal (``dry_run``), or apply it and remove what killed commands left."""
     if dry_run:
         return plan().result
-    for layer in layers:
-        # The plan of a layer names its failure.
-        with suppress(*FAILURES):
-            for root in layer.roots() if layer.abilities()[Ability.CLEAR] is None else ():
-                with suppress(*FAILURES):
-                    require_changeable(layer, root)
-                    layer.store.recover(root)
+    recover(layers)
     result = plan().apply()
     from cachectl.switching.isolated import remove_abandoned
 

@@ -35,7 +35,7 @@ from cachectl.layers.disk.handles import probe_room
 from cachectl.layers.disk.private_folders import NotPrivate, private_folder
 from cachectl.layers.host.launcher import Launch, launched
 from cachectl.switching import isolated
-from cachectl.switching.overlay import PROCESS, Variable
+from cachectl.switching.overlay import PROCESS, Slot
 from cachectl.switching.run import variables_isolated
 
 if TYPE_CHECKING:
@@ -536,7 +536,7 @@ def staged(
             ranks.close(wait=True)
 
     atexit.register(close)
-    hold = PROCESS.push({Variable(name): value for name, value in variables.items()}, {})
+    hold = PROCESS.push({Slot(name): value for name, value in variables.items()}, {})
     ok = False
     try:
         # Only after all ranks have passed: a warning may be an error.

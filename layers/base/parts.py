@@ -232,8 +232,8 @@ class About(NamedTuple):
     among_ranks: Hazard | None = Hazard(Severity.HARMLESS, "they may wait for each other")
     #: The problem with a root that this user cannot write to or make, ``None`` if there is none.
     when_closed: Hazard | None = Hazard(Severity.RISKS, "nothing that is new can be stored")
-    #: Distributions whose versions belong to a measurement of the cache.
-    distributions: tuple[str, ...] = ()
+    #: What ``verify`` does not look at.
+    unchecked: str = ""
     #: What a pushed entry reveals about its user, in words; ``None`` if that is not known.
     reveals: str | None = None
     #: The facts that decide whether a program elsewhere can hit an entry.

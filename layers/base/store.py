@@ -65,8 +65,6 @@ class Store(ABC):
     environment: Environment
     #: Artifact forms that :meth:`write` takes; :meth:`read` gives the first.
     forms: tuple[str, ...]
-    #: What :meth:`verify` does not look at.
-    unchecked: str = ""
     #: Whether removing entries needs free disk space. Layers whose stores need none are cleared first.
     clearing_needs_room: ClassVar[bool] = False
 

@@ -131,11 +131,6 @@ def setting_faults(layer: Layer, settings: Iterable[Setting]) -> Iterator[Fault]
             yield Condition.DISABLED if setting.disables else None, found
 
 
-def diagnosed_settings(layer: Layer, settings: Iterable[Setting]) -> Iterator[facts.Finding]:
-    """Yield what is wrong with variables that are set."""
-    yield from (finding for _, finding in setting_faults(layer, settings))
-
-
 def leading_number(value: str) -> int:
     """Read a number as ``atoll`` does: ``1G`` is one, and a text without a leading number is 0."""
     return int(match[0]) if (match := _NUMBER.match(value)) else 0

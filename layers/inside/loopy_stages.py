@@ -1,7 +1,7 @@
 """Times the stages of loopy inside the program that uses it: kernels made, preprocessed, scheduled, code generated.
 
 A trace copies this file beside its observer: it imports the standard library alone, and runs on Python 3.8. ``notes``
-is the ``Notes`` of :mod:`cachectl.layers.inside.observer`, and ``call`` its ``Call``.
+is the ``Notes`` of :mod:`cachectl.layers.inside.observer`, and ``call`` its ``Invocation``.
 """
 
 from __future__ import annotations

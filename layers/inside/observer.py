@@ -37,7 +37,7 @@ def _quietly(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         return None
 
 
-class Call:
+class Invocation:
     """One call of a watched function: its arguments, when it began, and what came of it.
 
     ``error`` is the class of the exception that it raised, because the exception itself would live longer. ``before``
@@ -108,19 +108,26 @@ class Notes:
         setattr(owner, name, value)
 
     def wrap(
-        self, owner: Any, name: str, after: Callable[[Call], object], before: Callable[[Call], Any] | None = None
+        self,
+        owner: Any,
+        name: str,
+        after: Callable[[Invocation], object],
+        before: Callable[[Invocation], Any] | None = None,
     ) -> None:
         """Replace a function until :meth:`stop`, as by :meth:`around`."""
         self.put(owner, name, self.around(vars(owner)[name], after, before))
 
     def around(
-        self, function: Callable[..., Any], after: Callable[[Call], object], before: Callable[[Call], Any] | None = None
+        self,
+        function: Callable[..., Any],
+        after: Callable[[Invocation], object],
+        before: Callable[[Invocation], Any] | None = None,
     ) -> Callable[..., Any]:
         """Return a function that does the same, and calls ``before`` and ``after`` with each of its calls."""
 
         @functools.wraps(function)
         def call_and_note(*arguments: Any, **options: Any) -> Any:
-            call = Call(arguments, options)
+            call = Invocation(arguments, options)
             if before is not None:
                 call.before = _quietly(before, call)
             call.start = self.now()
@@ -140,7 +147,7 @@ class Notes:
         self,
         function: Callable[..., Any],
         stage: str,
-        about: Callable[[Call], dict[str, Any]] | None = None,
+        about: Callable[[Invocation], dict[str, Any]] | None = None,
         *,
         outermost: bool = False,
     ) -> Callable[..., Any]:
@@ -150,14 +157,14 @@ class Notes:
         event.
         """
 
-        def before(_: Call) -> bool:
+        def before(_: Invocation) -> bool:
             stages = vars(self.here).setdefault("stages", set())
             if stage in stages or (outermost and stages):
                 return False
             stages.add(stage)
             return True
 
-        def after(call: Call) -> None:
+        def after(call: Invocation) -> None:
             if call.before:
                 self.here.stages.discard(stage)
                 more = _quietly(about, call) if about else None
@@ -239,11 +246,11 @@ class ImportWatcher:
         return open_here
 
     def _wait_for(self, spec: Any, begun: int | None) -> None:
-        def before(_: Call) -> None:
+        def before(_: Invocation) -> None:
             if begun is not None:
                 self._open().add(spec.name)
 
-        def after(call: Call) -> None:
+        def after(call: Invocation) -> None:
             if begun is not None:
                 self._open().discard(spec.name)
                 self.notes.span("import", begun, name=spec.name)
@@ -291,7 +298,7 @@ def _watch_call(row: dict[str, Any], module: Any, notes: Notes) -> None:
     owner, _, name = row["function"].rpartition(".")
     absent = getattr(module, row["absent"]) if row["absent"] else ()
 
-    def after(call: Call) -> None:
+    def after(call: Invocation) -> None:
         if call.error is not None and not (absent and issubclass(call.error, absent)):
             return
         found = "miss" if call.error is not None or (call.value is None and not absent) else "hit"

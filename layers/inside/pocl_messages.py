@@ -89,24 +89,28 @@ class Listener:
     def heard(self, kind: str, *, failed: bool) -> tuple[bool | None, bool]:
         """End listening to one build. Return whether PoCL compiled it, ``None`` if unknown, and whether PoCL was heard.
 
-        Of builds at the same time it is unknown. Messages are switched off, and noted, when the last one has ended.
+        If builds ran at the same time and PoCL compiled one of them, it is unknown which. Messages are switched off,
+        and noted, when the last one has ended.
         """
         with self._lock:
             self._inside -= 1
             self._kinds.append(kind)
             self._failed += failed
-            if self._inside or not self._listening:
-                return None, self._listening
-            self._notes.quietly(self._turn_off)
+            if not self._listening:
+                return None, False
+            if not self._inside:
+                self._notes.quietly(self._turn_off)
             messages = Messages(self._said())
-            self._note(messages)
-            alone, listened = len(self._kinds) == 1, self._listening
-        if messages.others:
+            # A hit prints no message: it needs proof that PoCL was heard in each build.
+            is_hit = not messages.wrote and messages.clear and messages.devices >= len(self._kinds)
+            is_miss = bool(messages.wrote) and not self._inside and len(self._kinds) == 1
+            if not self._inside:
+                self._note(messages)
+            ended, listened = not self._inside, self._listening
+        if ended and messages.others:
             # Not under the lock: the reader may be slow.
             self._notes.quietly(os.write, 2, messages.others)
-        # A hit prints no message: it needs proof that PoCL was heard in this build.
-        known = alone and (messages.wrote or (messages.devices and messages.clear))
-        return (bool(messages.wrote) if known else None), listened
+        return (is_miss if is_hit or is_miss else None), listened
 
     def _note(self, messages: Messages) -> None:
         """Note what PoCL did since the first of these builds began."""

@@ -8,16 +8,16 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from cachectl.layers.base import facts, switches
 from cachectl.layers.base.declarations import Odd, Rule, Rules
 from cachectl.layers.base.facts import Condition, Severity, State
-from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import later, regex
 from cachectl.layers.base.parts import About, EntryFiles, Lookups
-from cachectl.layers.host.drivers import driver_files
+from cachectl.layers.host.driver_layers import DriverLayer
 
 #: What every process maps that has one of the stores open, whichever driver it uses.
 OPENED: Final = ("mesa_shader_cache",)
@@ -29,7 +29,6 @@ FOLDERS: Final = {
     SINGLE_FILE: "mesa_shader_cache_sf",
     DATABASE: "mesa_shader_cache_db",
 }
-_DRIVERS: Final = ("Rusticl", "Mesa Clover")
 _SELECTORS: Final = {SINGLE_FILE: "MESA_DISK_CACHE_SINGLE_FILE", DATABASE: "MESA_DISK_CACHE_DATABASE"}
 #: Of each group the first variable that is set counts, even if it is empty; the second names are old.
 _PLACES: Final = ("MESA_SHADER_CACHE_DIR", "MESA_GLSL_CACHE_DIR", "XDG_CACHE_HOME")
@@ -45,7 +44,6 @@ _TRUE: Final = "1|t|true|y|yes"
 _FALSE: Final = "0|f|false|n|no"
 _ALSO_READ: Final = "names files that programs also take entries from: they are neither listed nor purged"
 _IGNORED: Final = "is not a boolean that Mesa knows, so it does nothing"
-_SETTINGS: Final = tuple(switches.Setting(name, _TRUE, _FALSE, Severity.HARMLESS, _IGNORED) for name in _SWITCHES)
 #: Settings with an effect that few expect. The first two name read-only files of a single-file store beside its own
 #: (``src/util/fossilize_db.c``).
 _SURPRISES: Final = (
@@ -71,7 +69,7 @@ class MesaLookups(Lookups):
     mapped = OPENED
 
 
-class MesaShaderCache(Layer):
+class MesaShaderCache(DriverLayer):
     """Kernels, and their machine code, in the shader cache of Mesa."""
 
     name = "mesa"
@@ -88,6 +86,9 @@ class MesaShaderCache(Layer):
         lookups=MesaLookups(),
     )
     store: Any = later("cachectl.layers.mesa.store", "ShaderCache")
+    makers = ("Rusticl", "Mesa Clover")
+    settings = tuple(switches.Setting(name, _TRUE, _FALSE, Severity.HARMLESS, _IGNORED) for name in _SWITCHES)
+    placeless = facts.Hazard(Severity.RECOMPILES, "is empty: Mesa finds no place and keeps nothing")
     places = Rules(
         _PLACES[0],
         linux=(
@@ -124,21 +125,11 @@ class MesaShaderCache(Layer):
         return next(((variable, value) for variable, value in values if value is not None), (None, ""))
 
     def state(self) -> State:
-        """Read the variables: a value that Mesa takes for true switches the cache off, and so does an empty place."""
-        environment, (switch, value), (place, folder) = self.environment, self._first(_SWITCHES), self._first(_PLACES)
-        if environment.platform == "win32":
-            return State(Condition.ABSENT, "Mesa keeps no cache on Windows")
-        if _is_true(value):
-            return State(Condition.DISABLED, f"{switch}={value}")
-        if place is not None and not folder:
-            return State(Condition.DISABLED, f"{place} is set but empty: Mesa finds no place for a cache; unset it")
-        drivers = driver_files(environment, _DRIVERS)
-        if not drivers and not any(root.exists for root in self.roots()):
-            return State(Condition.ABSENT, "no OpenCL driver of Mesa is registered here, and none has left a cache")
-        hint = "" if drivers else "; no OpenCL driver of Mesa is registered here"
-        if drivers and not environment.get("RUSTICL_ENABLE"):
-            hint = "; RUSTICL_ENABLE names no device, so there may be none"
-        return State(Condition.ENABLED, f"on by default{hint}", drivers)
+        """Return the state; without a variable Rusticl has no device."""
+        state = super().state()
+        if state.condition is not Condition.ENABLED or not state.drivers or self.environment.get("RUSTICL_ENABLE"):
+            return state
+        return replace(state, why=f"{state.why}; RUSTICL_ENABLE names no device, so there may be none")
 
     def switched(self, *, on: bool) -> facts.Switch:
         """Return the variable, which Mesa reads when a device is first opened, and unset its old name."""
@@ -149,45 +140,34 @@ class MesaShaderCache(Layer):
         """Return the place itself: older releases append their folder to it, and make only that one."""
         return facts.Switch(self.name, {_PLACES[0]: str(folder)}, read_at_load=OPENED)
 
-    # ------------------------------------------------------------------ diagnose
-
-    def diagnose(self) -> Iterator[facts.Finding]:
-        """Yield problems with the variables and the place, and a cache that is nearly full."""
+    def faults(self) -> Iterator[switches.Fault]:
+        """Yield problems with the first switch that is set, with the place, and with surprising variables."""
         switch, _ = self._first(_SWITCHES)
-        yield from switches.diagnosed_settings(self, (setting for setting in _SETTINGS if setting.variable == switch))
-        yield from self._placed()
-        yield from self._limited()
-        yield from switches.diagnosed_settings(self, _SURPRISES)
+        yield from switches.setting_faults(self, (setting for setting in self.settings if setting.variable == switch))
+        yield from self._place_faults()
+        yield from self._more_of_places()
+        variable, value = self._first(_SIZES)
+        if variable is not None and not read_limit(value)[1]:
+            outcome = f"is taken for {read_limit(value)[0]:,} bytes: any unit but K or M counts as gigabytes"
+            yield None, switches.misread(self, variable, Severity.HARMLESS, outcome, f"export {variable}=1G")
+        yield from switches.setting_faults(self, _SURPRISES)
 
-    def _placed(self) -> Iterator[facts.Finding]:
-        environment, (variable, value) = self.environment, self._first(_PLACES)
-        if environment.platform == "win32" or not driver_files(environment, _DRIVERS):
-            return
-        bases, severity, fix = self._bases(), Severity.RECOMPILES, None
-        if variable is None and len(bases) == 1:
-            return
-        if variable is None:
-            outcome = f"is not the home of the account, {environment.home}, which releases before 2025 use instead"
-            variable, severity, place = "HOME", Severity.HARMLESS, shlex.quote(str(bases[0][0]))
-            fix = f"export MESA_SHADER_CACHE_DIR={place}"
-        elif not value:
-            outcome = "is empty: Mesa finds no place and keeps nothing"
-        elif not Path(value).is_absolute():
-            outcome = "is not absolute: Mesa makes a cache of its own in every folder it is started from"
-            fix = f"export {variable}={shlex.quote(str(environment.absolute(value)))}"
-        elif not Path(value).parent.is_dir():
+    def _more_of_places(self) -> Iterator[switches.Fault]:
+        (variable, value), bases = self._first(_PLACES), self._bases()
+        if len(bases) > 1:
+            account = self.environment.home
+            outcome = f"is not the home of the account, {account}, which releases before 2025 use instead"
+            fix = f"export {_PLACES[0]}={shlex.quote(str(bases[0][0]))}"
+            yield None, switches.misread(self, "HOME", Severity.HARMLESS, outcome, fix)
+        elif variable is not None and Path(value).is_absolute() and not Path(value).parent.is_dir():
             outcome = "has no parent folder, and releases before 2024 make only the last one: they keep nothing"
             fix = f"mkdir -p {shlex.quote(value)}"
-        else:
-            return
-        yield switches.misread(self, variable, severity, outcome, fix)
+            yield None, switches.misread(self, variable, Severity.RECOMPILES, outcome, fix)
 
-    def _limited(self) -> Iterator[facts.Finding]:
-        variable, value = self._first(_SIZES)
-        limit, plain = (_DEFAULT_CAP, True) if variable is None else read_limit(value)
-        if variable is not None and not plain:
-            outcome = f"is taken for {limit:,} bytes: any unit but K or M counts as gigabytes"
-            yield switches.misread(self, variable, Severity.HARMLESS, outcome, f"export {variable}=1G")
+    def diagnose(self) -> Iterator[facts.Finding]:
+        """Add a cache that is nearly full."""
+        yield from super().diagnose()
+        limit = read_limit(self._first(_SIZES)[1])[0]
         for root in self.roots():
             counted = (self.store.indexed_bytes(root) if root.role == MULTI_FILE else None) or 0
             message = f"counts {counted:,} of at most {limit:,} bytes: Mesa drops entries to make room"

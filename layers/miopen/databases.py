@@ -138,7 +138,12 @@ class MIOpenDatabases(Rows):
 
     def files(self, root: Root) -> Iterator[DatabaseFile | Problem]:
         """Yield each file, and a problem for each link and each unreadable file or folder."""
-        for folder in ("", *self._version_folders(root)):
+        try:
+            folders = ["", *self._version_folders(root)]
+        except OSError as error:
+            yield Problem(root.path, "unreadable", f"cannot be read: {error.strerror}")
+            return
+        for folder in folders:
             place = root.path / folder
             try:
                 paths = [os.path.join(folder, name) for name in sorted(os.listdir(place))]
@@ -164,15 +169,22 @@ class MIOpenDatabases(Rows):
     def newest(self, root: Root) -> str | None:
         """Return the newest version with a folder, or files, in the root."""
         if self.folders:
-            return names.newest(self._version_folders(root))
+            # An unreadable root has a problem of its own; which version is the newest is then unknown.
+            with suppress(OSError):
+                return names.newest(self._version_folders(root))
+            return None
         return names.newest(file.version for file in self.present(root) if file.version is not None)
 
     def _version_folders(self, root: Root) -> list[str]:
-        with suppress(OSError):
-            found = os.listdir(root.path) if self.folders else ()
-            folders = [name for name in sorted(found) if names.VERSION_FOLDER.fullmatch(name)]
-            return [name for name in folders if os.path.isdir(root.path / name) and not _is_link(root.path / name)]
-        return []
+        """Return the folders of MIOpen's versions, none of a missing root. Raises :class:`OSError`."""
+        try:
+            found = sorted(filter(names.VERSION_FOLDER.fullmatch, os.listdir(root.path) if self.folders else ()))
+        except OSError as error:
+            if means_absent(error):
+                return []
+            raise
+        statuses = ((name, status_at(root.path / name)) for name in found)
+        return [name for name, status in statuses if status is not None and stat.S_ISDIR(status.st_mode)]
 
     def writable(self, root: Root, key: str) -> DatabaseFile:
         """Return the file of a key. Raises :class:`LayerError` where there can be none."""

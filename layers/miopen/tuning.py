@@ -70,7 +70,6 @@ class TuningDatabases(MIOpenDatabases):
     parts = 1
     # If MIOpen cannot open its database, it tunes again in every run.
     when_blocked = Severity.RECOMPILES
-    unchecked = "perf-dbs in sqlite"
 
     def refusals(self) -> Mapping[facts.Ability, str]:
         """Refuse kernels, too."""

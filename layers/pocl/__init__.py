@@ -59,12 +59,6 @@ def roots_in(environment: Environment) -> tuple[facts.Root, ...]:
     return tuple(facts.Root(path / leaf, facts.Scope.USER, source, leaf) for leaf in ("kcache", "uncached"))
 
 
-def switched_on(environment: Environment) -> bool | None:
-    """Return whether the variable switches the cache on: only a value that begins with 1 does; ``None`` if unset."""
-    value = environment.get("POCL_KERNEL_CACHE")
-    return None if value is None else value.startswith("1")
-
-
 class PoclPortability(parts.Portability):
     """PoCL hashes options with its version, LLVM and the processor (``lib/CL/pocl_cache.c``)."""
 
@@ -179,7 +173,7 @@ class PoclKernels(DriverLayer):
             "PoCL before 6.0 removes a program before it replaces it, so those that build it at once may not find it",
         ),
         when_closed=facts.Hazard(Severity.FAILS, "PoCL can build no program"),
-        distributions=("pocl-binary-distribution",),
+        unchecked="machine code, and the records of LLVM bitcode",
         reveals="paths of your home, in bitcode",
         portability=PoclPortability(),
         lookups=PoclLookups(),

@@ -76,7 +76,6 @@ class Programs(Folders):
     shape = NAMED
     beside = NO_PROGRAM
     forms = ("pocl-entry/1",)
-    unchecked = "machine code, and the records of LLVM bitcode"
 
     def shape_of(self, root: facts.Root) -> Shape:
         """Return the shape of a root: the less certain it is that PoCL alone uses it, the fewer temporaries it has."""

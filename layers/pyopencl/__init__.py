@@ -133,7 +133,7 @@ class PyOpenCLBinaries(Layer):
             "fail",
         ),
         when_closed=facts.Hazard(Severity.FAILS, "every build fails, after a minute where its lock cannot be made"),
-        distributions=("pyopencl",),
+        unchecked="machine code, the records of LLVM bitcode, and binaries whose format only their driver knows",
         reveals="source text of your kernels, paths of included headers",
         portability=BinaryPortability(),
         lookups=BinaryLookups(),

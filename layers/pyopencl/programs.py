@@ -20,7 +20,7 @@ from cachectl.layers.base.errors import LayerError
 from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.store import Damage, Part, each_part, unreadable
 from cachectl.layers.disk.handles import blocks_of, opened
-from cachectl.layers.disk.locks import is_abandoned, presence_lock, remove_abandoned
+from cachectl.layers.disk.locks import is_abandoned, node, presence_lock, remove_abandoned
 from cachectl.layers.disk.plain import read_plain
 from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats import source_info
@@ -57,7 +57,6 @@ class ProgramFolders(Folders):
     forms = ("pyopencl-binary/2",)
     # PyOpenCL's lock is a file.
     clearing_needs_room = True
-    unchecked = "machine code, the records of LLVM bitcode, and binaries whose format only their driver knows"
 
     def stale_locks(self, root: facts.Root, *, consulted: bool) -> Iterator[facts.Finding]:
         """Yield a finding for each lock that was held too long; ``consulted`` says whether programs wait for it."""
@@ -70,12 +69,20 @@ class ProgramFolders(Folders):
                 severity, fix = facts.Severity.FAILS, f"rm {shlex.quote(str(lock))}"
                 message = f"an abandoned lock, {age:.0f} s old; PyOpenCL holds it for milliseconds"
                 if not is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
-                    users = using(_EXTENSION, processes=self.environment.processes)
-                    holder = process_names(users) if users != () else "a program of another machine"
+                    holder = self._holder(lock)
                     message = f"a lock has been held for {age:.0f} s, perhaps by {holder} (stopped?)"
                     severity, fix = facts.Severity.RISKS, f"end {holder}, then: {fix}"
                 key, severity = str(lock.relative_to(root.path)), severity if consulted else facts.Severity.HARMLESS
                 yield facts.Finding(self.name, root.path, key, severity, "lock", f"{message}: {outcome}", fix)
+
+    def _holder(self, lock: Path) -> str:
+        """Return the words for who may hold a lock: the cachectl that it names, else those who use PyOpenCL."""
+        with suppress(OSError):
+            match = re.fullmatch(rb"cachectl (\d+) (.*)\n", read_plain(lock, limit=300))
+            if match is not None and match[2] == os.fsencode(node()):
+                return f"process {int(match[1])}"
+        users = using(_EXTENSION, processes=self.environment.processes)
+        return process_names(users) if users != () else "a program of another machine"
 
     # ------------------------------------------------------------------ listing
 

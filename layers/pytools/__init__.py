@@ -124,7 +124,6 @@ class PytoolsDictionaries(Layer):
         ),
         among_ranks=facts.Hazard(Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait"),
         when_closed=facts.Hazard(Severity.FAILS, "no dictionary can be made or extended, and programs that try fail"),
-        distributions=("pytools",),
         reveals="whatever the programs keep in their dictionaries",
         portability=DictionaryPortability(),
         lookups=DictionaryLookups(_owns),
@@ -132,6 +131,8 @@ class PytoolsDictionaries(Layer):
     store: Any = dictionary_store("pytools", _owns)
     #: Modules that open the layer's dictionaries when they are imported.
     opened_by: ClassVar[tuple[str, ...]] = ()
+    #: The distribution that opens them.
+    library: ClassVar[str] = "pytools"
     #: Variables that switch the dictionaries off when the library is imported.
     variables: ClassVar[tuple[str, ...]] = ()
 
@@ -141,7 +142,7 @@ class PytoolsDictionaries(Layer):
 
     def state(self) -> State:
         """Read the variables as the library does when it is imported; pytools has none, but sumpy has one."""
-        library, root = self.about.distributions[0], self.roots()[0]
+        library, root = self.library, self.roots()[0]
         for finding in switches.diagnosed(self, library, self.variables):
             return State(Condition.DISABLED, finding.message)
         if not self.variables and self.environment.get("SUMPY_NO_CACHE") is not None:
@@ -153,10 +154,10 @@ class PytoolsDictionaries(Layer):
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables, those of sumpy for pytools."""
-        yield from switches.diagnosed(self, self.about.distributions[0], self.variables)
+        yield from switches.diagnosed(self, self.library, self.variables)
         if not self.variables:
             known = 1 if self.environment.installed("sumpy") is None else 2
-            yield from switches.diagnosed_settings(self, _SETTINGS[:known])
+            yield from (finding for _, finding in switches.setting_faults(self, _SETTINGS[:known]))
         yield from switches.relative_cache_home(self)
 
     def switched(self, *, on: bool) -> facts.Switch:

@@ -268,15 +268,15 @@ def _warn_of(still_on: Mapping[str, str]) -> None:
 def _settings(switches: Sequence[facts.Switch], salts: Iterable[facts.Patch] = ()) -> dict[overlay.Slot, object]:
     settings: dict[overlay.Slot, object] = {}
     for switch in switches:
-        settings.update({overlay.Variable(name): value for name, value in switch.set.items()})
-        settings.update({overlay.Variable(name): None for name in switch.unset})
+        settings.update({overlay.Slot(name): value for name, value in switch.set.items()})
+        settings.update({overlay.Slot(name): None for name in switch.unset})
         settings.update(_flags(switch))
     patches = [patch for switch in switches for patch in dict.fromkeys((*switch.patches, *switch.memo_patches))]
     for patch in (*patches, *salts):
         # A wrapper goes around the method, or around an earlier wrapper of it. A library that is not loaded gets none.
         module = sys.modules.get(patch.module)
         owner = module if patch.owner is None else getattr(module, patch.owner, None)
-        slot = overlay.Attribute(patch.module, patch.owner, patch.method)
+        slot = overlay.Slot(patch.method, patch.module, patch.owner)
         method = settings.get(slot, getattr(owner, patch.method, None))
         if callable(method):
             settings[slot] = patch.replacement(method)
@@ -284,7 +284,7 @@ def _settings(switches: Sequence[facts.Switch], salts: Iterable[facts.Patch] = (
 
 
 def _flags(switch: facts.Switch) -> dict[overlay.Slot, object]:
-    return {overlay.Attribute(flag.module, None, flag.attribute): flag.value for flag in switch.flags}
+    return {overlay.Slot(flag.attribute, flag.module): flag.value for flag in switch.flags}
 
 
 def _flags_left_behind(layers: Iterable[Layer]) -> dict[overlay.Slot, object]:
@@ -309,5 +309,5 @@ def _reload_modules(switch: facts.Switch) -> None:
         return
     for module, attribute in switch.reloads:
         loaded = sys.modules.get(module)
-        if loaded is not None and isinstance(overlay.Attribute(module, None, attribute).read(), overlay.NoValue):
+        if loaded is not None and isinstance(overlay.Slot(attribute, module).read(), overlay.NoValue):
             reload(loaded)

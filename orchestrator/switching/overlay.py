@@ -23,34 +23,28 @@ MISSING: Final = NoValue()
 UNLOADED: Final = NoValue()
 
 
-class Variable(NamedTuple):
-    """An environment variable of this process; its value is ``None`` where it is not set."""
+class Slot(NamedTuple):
+    """An environment variable of this process (no module), or an attribute of a module, or of a class in it.
+
+    The value of a variable that is not set is ``None``.
+    """
 
     name: str
+    module: str | None = None
+    owner: str | None = None
 
     def read(self) -> object:
-        """Return the value now."""
-        return process_variable(self.name)
-
-    def write(self, value: object) -> None:
-        """Set the value, or remove the variable."""
-        set_process_variable(self.name, None if value is None else str(value))
-
-
-class Attribute(NamedTuple):
-    """An attribute of a module, or of a class in it, if the module is loaded."""
-
-    module: str
-    owner: str | None
-    name: str
-
-    def read(self) -> object:
-        """Return the value now, :data:`UNLOADED` or :data:`MISSING` if there is none."""
+        """Return the value now, :data:`UNLOADED` or :data:`MISSING` if an attribute has none."""
+        if self.module is None:
+            return process_variable(self.name)
         target = self._target()
         return UNLOADED if target is None else vars(target).get(self.name, MISSING)
 
     def write(self, value: object) -> None:
         """Set the value; :data:`MISSING` removes it. Does nothing if the module is, or was, not loaded."""
+        if self.module is None:
+            set_process_variable(self.name, None if value is None else str(value))
+            return
         target = self._target()
         if target is None or value is UNLOADED:
             return
@@ -60,11 +54,8 @@ class Attribute(NamedTuple):
             delattr(target, self.name)
 
     def _target(self) -> object | None:
-        module = sys.modules.get(self.module)
+        module = sys.modules.get(self.module or "")
         return module if module is None or self.owner is None else getattr(module, self.owner, None)
-
-
-Slot = Variable | Attribute
 
 
 class Overlay:
@@ -83,9 +74,10 @@ class Overlay:
         # A copy, because equal holds are distinguished by identity.
         hold = dict(settings)
         with self._lock:
-            for slot in hold.keys() - self._ground.keys():
-                value = slot.read()
-                self._ground[slot] = absent.get(slot, value) if value is UNLOADED else value
+            for slot in hold:
+                if slot not in self._ground:
+                    value = slot.read()
+                    self._ground[slot] = absent.get(slot, value) if value is UNLOADED else value
             self._holds.append(hold)
             self._lay(hold)
         return hold

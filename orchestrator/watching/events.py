@@ -163,7 +163,7 @@ class FileEvents:
 
 
 @dataclass(eq=False)
-class Place:
+class WatchedPlace:
     """A folder with links resolved, and the layers that keep entries in it, each with its root.
 
     ``everybodys`` says that files of others lie there too, as in the home and temporary folders.
@@ -202,9 +202,9 @@ def _owns(layer: Layer, root: Root, parts: tuple[str, ...]) -> bool | None:
         return None
 
 
-def places_of(layers: Iterable[Layer]) -> tuple[list[Place], dict[str, str]]:
+def places_of(layers: Iterable[Layer]) -> tuple[list[WatchedPlace], dict[str, str]]:
     """Return the folders in which layers keep entries, and the layers whose folders are not known, with the reason."""
-    places: dict[Path, Place] = {}
+    places: dict[Path, WatchedPlace] = {}
     common: set[Path] = set()
     unknown: dict[str, str] = {}
     for layer in layers:
@@ -218,7 +218,7 @@ def places_of(layers: Iterable[Layer]) -> tuple[list[Place], dict[str, str]]:
             continue
         for root in roots:
             path = Path(os.path.realpath(root.path))
-            places.setdefault(path, Place(path)).claims.append((layer, root))
+            places.setdefault(path, WatchedPlace(path)).claims.append((layer, root))
     for path, place in places.items():
         inside = (other for other in places.values() if path in other.path.parents)
         place.everybodys = (
@@ -375,7 +375,7 @@ class EntryEvents:
                     self._doubt(place, f"{folder} could not be watched: {why}")
         return why is None
 
-    def _doubt(self, place: Place, why: str) -> None:
+    def _doubt(self, place: WatchedPlace, why: str) -> None:
         for name in place.layers:
             self._seen[name].doubts[why] = None
 
@@ -429,7 +429,7 @@ class EntryEvents:
                     self._assign(layer, root, key or "", history)
         return self._seen
 
-    def _limits(self, place: Place) -> Iterator[str]:
+    def _limits(self, place: WatchedPlace) -> Iterator[str]:
         if self._events is None or self._events.lost or self._recorded > _MOST:
             yield LOST
         if any(place.is_unclear(name) for name in place.layers):

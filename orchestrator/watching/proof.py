@@ -190,7 +190,7 @@ class Watch:
 class _Folder:
     """One folder in which layers keep entries, before and after the run."""
 
-    def __init__(self, place: events.Place) -> None:
+    def __init__(self, place: events.WatchedPlace) -> None:
         self.place = place
         self.path = place.path
         self.shown = place.claims[0][1].path

@@ -155,11 +155,10 @@ def synthetic_world(folder: Path) -> World:
     """Fill a home with what no library here can make: CUDA, NEO, comgr, Mesa, MIOpen."""
     home = folder / "home"
     home.mkdir(parents=True)
-    neo, comgr = module("layers/test_neo.py"), module("layers/test_comgr.py")
-    mesa = module("support/mesa.py")
+    files, mesa = module("layers/test_files.py"), module("support/mesa.py")
     kernels, tuning = module("layers/miopen/test_miopen_kernels.py"), module("layers/miopen/test_miopen_tuning.py")
-    neo.unpack(home / ".cache" / "neo_compiler_cache")
-    comgr.fill(home / ".cache" / "comgr")
+    files.fill_neo(home / ".cache" / "neo_compiler_cache")
+    files.fill_comgr(home / ".cache" / "comgr")
     mesa.fill(home / ".cache", "multi-file", mesa.contents())
     kernels.fill(home)
     tuning.fill(home)

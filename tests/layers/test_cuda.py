@@ -98,26 +98,21 @@ def test_a_flipped_byte_is_named_and_not_put(layer: CudaComputeCache, at: int, w
     assert words in finding.message
 
 
-def test_clearing_one_kernel_takes_it_out_of_the_index(layer: CudaComputeCache) -> None:
-    outcome = layer.clear(layer.plan_clear(Selection(kernel="ka3")))
-    assert outcome.removed == 2
+def test_a_purge_and_a_put_keep_the_index_right(layer: CudaComputeCache) -> None:
+    entry, root = next(layer.entries(Selection(kernel="ka3"))), layer.roots()[0]
+    artifact = got(layer, entry.key)
+    assert layer.clear(layer.plan_clear(Selection(kernel="ka3"))).removed == 2
     left = index(folder(layer))
     assert {identifier for identifier, _ in left} == {form.identifier_of(entry.key) for entry in layer.entries()}
     assert len(left) == 38
-    assert list(layer.store.verify(layer.roots()[0])) == []
-    assert layer.clear(layer.plan_clear()).removed == 38
-    assert [path.name for path in folder(layer).rglob("*") if path.is_file()] == ["index"]
-    assert index(folder(layer)) == ()
-
-
-def test_put_counts_an_entry_in_the_index(layer: CudaComputeCache) -> None:
-    entry = next(layer.entries())
-    artifact = got(layer, entry.key)
-    layer.clear(layer.plan_clear(Selection(key=entry.key)))
+    assert list(layer.store.verify(root)) == []
     layer.put(entry.key, artifact)
     assert index(folder(layer))[-1] == (form.identifier_of(entry.key), len(artifact.data) - 28)
     assert (entry.root / entry.key).stat().st_mode & 0o777 == 0o644
-    assert list(layer.store.verify(layer.roots()[0])) == []
+    assert list(layer.store.verify(root)) == []
+    assert layer.clear(layer.plan_clear()).removed == 39
+    assert [path.name for path in folder(layer).rglob("*") if path.is_file()] == ["index"]
+    assert index(folder(layer)) == ()
 
 
 @pytest.fixture
@@ -189,19 +184,10 @@ def test_an_index_of_another_version_is_left_alone(layer: CudaComputeCache, cont
     path = folder(layer) / "index"
     path.write_bytes(content)
     assert layer.clear(layer.plan_clear(Selection(kernel="ka3"))).removed == 2
+    (found,) = layer.store.verify(layer.roots()[0])
+    assert ("drops every entry" in found.message, found.thing) == (True, None)
+    assert layer.plan_clear(damaged=True).entries == ()
     assert path.read_bytes() == content
-    assert "drops every entry" in next(layer.store.verify(layer.roots()[0])).message
-
-
-def test_files_of_others_and_of_other_versions_are_not_removed_as_damaged(layer: CudaComputeCache) -> None:
-    """The variable may name the home of the user, who has files with such names."""
-    shutil.rmtree(folder(layer))
-    for name, content in {"index": b"my own index", "a/b/0123456789abcd": b"my notes, longer than a header"}.items():
-        (folder(layer) / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder(layer) / name).write_bytes(content)
-    plan = layer.plan_clear(damaged=True)
-    assert plan.entries == ()
-    assert {finding.thing for finding in layer.store.verify(layer.roots()[0])} == {None}
 
 
 def test_an_entry_of_another_version_is_not_damaged_and_one_of_zeros_is(layer: CudaComputeCache) -> None:
@@ -258,10 +244,13 @@ def test_an_unknown_format_is_opaque_where_its_index_vouches_for_it(layer: CudaC
 
 
 def test_a_stranger_with_an_entrys_name_is_left_alone(layer: CudaComputeCache) -> None:
+    """The variable may name the home of the user, who has files with such names."""
     stranger = folder(layer) / "0" / "0" / "0123456789abcd"
     stranger.parent.mkdir(parents=True, exist_ok=True)
     stranger.write_bytes(b"somebody else's own file, longer than a header")
-    assert [problem.code for problem in layer.store.usage(layer.roots()[0]).problems] == ["unrecognised"]
+    root = layer.roots()[0]
+    assert [problem.code for problem in layer.store.usage(root).problems] == ["unrecognised"]
+    assert {finding.thing for finding in layer.store.verify(root)} == {None}
     assert layer.clear(layer.plan_clear()).removed == 40
     assert stranger.exists()
 

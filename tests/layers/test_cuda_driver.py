@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from support.layers import got
 
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.cuda import CudaComputeCache
@@ -52,43 +53,34 @@ def test_the_drivers_own_entries_are_read(layer: CudaComputeCache) -> None:
     assert layer.store.usage(layer.roots()[0]).problems == ()
 
 
-def test_the_driver_hits_what_put_wrote_and_misses_what_clear_removed(home: Home, layer: CudaComputeCache) -> None:
-    kept = [layer.get(entry.key) for entry in layer.entries(Selection(kernel="nv[012]"))]
-    everything = len(files(layer))
+def test_the_driver_hits_what_put_wrote_misses_what_clear_removed_and_replaces_damage(
+    home: Home, layer: CudaComputeCache
+) -> None:
+    kept = [got(layer, entry.key) for entry in layer.entries(Selection(kernel="nv[012]"))]
+    everything = files(layer)
     layer.clear(layer.plan_clear())
     assert files(layer) == {}
     for artifact in kept:
-        assert artifact is not None
         layer.put(artifact.key, artifact)
     placed = files(layer)
     assert len(placed) == 6
     home.python("nvidia.py", str(COUNT))
     after = files(layer)
-    assert len(after) == everything
+    assert after.keys() == everything.keys()
     # What was placed was hit, and so was not written again.
     assert {path: after[path] for path in placed} == placed
     assert list(layer.store.verify(layer.roots()[0])) == []
-
-
-def test_one_kernel_is_cleared_and_compiled_again_alone(home: Home, layer: CudaComputeCache) -> None:
-    before = files(layer)
     assert layer.clear(layer.plan_clear(Selection(kernel="nv3"))).removed == 2
-    left = files(layer)
+    path = layer.roots()[0].path / kept[0].key
+    path.write_bytes(kept[0].data[:-1] + bytes([kept[0].data[-1] ^ 1]))
+    assert [finding.key for finding in layer.store.verify(layer.roots()[0])] == [kept[0].key]
+    left = {key: entry for key, entry in files(layer).items() if key != kept[0].key}
     home.python("nvidia.py", str(COUNT))
     after = files(layer)
-    assert after.keys() == before.keys()
+    assert after.keys() == everything.keys()
     assert {path: after[path] for path in left} == left
+    assert path.read_bytes() == kept[0].data
     assert list(layer.store.verify(layer.roots()[0])) == []
-
-
-def test_a_damaged_entry_is_found_and_the_driver_replaces_it(home: Home, layer: CudaComputeCache) -> None:
-    entry = next(layer.entries(Selection(kernel="nv1")))
-    path = entry.root / entry.key
-    content = path.read_bytes()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert [finding.key for finding in layer.store.verify(layer.roots()[0])] == [entry.key]
-    home.python("nvidia.py", str(COUNT))
-    assert path.read_bytes() == content
 
 
 def test_purging_beside_a_compiling_program_costs_it_nothing(home: Home, layer: CudaComputeCache) -> None:

@@ -136,92 +136,55 @@ sys.stdin.read()
 """
 
 
-@contextmanager
-def mapping(variables: Mapping[str, str], *files: Path, inside: tuple[str, ...] = ()) -> Iterator[int]:
-    """Have a program run that maps files, as one with a driver does; yield its id."""
-    with running((*inside, sys.executable, "-c", MAPPING, *map(str, files)), "mapped\n", variables) as program:
-        yield program.pid
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the variables of a process")
-@pytest.mark.parametrize(
-    ("variables", "maps", "spares"),
-    [
-        pytest.param({"HOME": "{}/other"}, "", False, id="another root"),
-        pytest.param({"HOME": "{}", "POCL_CACHE_DIR": "{}/pocl"}, "", False, id="another root by its variable"),
-        pytest.param({"HOME": "{}"}, "", True, id="this root"),
-        pytest.param({"HOME": "{}/other", "XDG_CACHE_HOME": "{}/.cache"}, "", True, id="this root by its variable"),
-        pytest.param({"HOME": "{}/link"}, "", True, id="this root through a link"),
-        pytest.param({"HOME": "{}/other"}, PROGRAM, True, id="another root, but a file of this one"),
-        pytest.param({"HOME": "{}", "POCL_CACHE_DIR": "pocl"}, "", True, id="a root in an unknown folder"),
-        pytest.param({"PATH": "/bin"}, "", True, id="no home"),
-        pytest.param({}, "", True, id="no variables"),
-    ],
-)
-def test_a_program_spares_the_entries_of_its_own_root(
-    home: Home, variables: Mapping[str, str], maps: str, *, spares: bool
-) -> None:
-    require_spared(home, variables, maps, spares=spares)
-
-
 #: Mounts the first argument over the second, and starts a program.
 MOUNTED = 'mount --bind "$0" "$1" && shift && exec "$@"'
+INSIDE = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+#: What a program is started with and maps, whether in a container, and whether its entries are spared.
+PROGRAMS: list[tuple[str, dict[str, str], str, bool, bool]] = [
+    ("another root", {"HOME": "{}/other"}, "", False, False),
+    ("another root by its variable", {"HOME": "{}", "POCL_CACHE_DIR": "{}/pocl"}, "", False, False),
+    ("this root", {"HOME": "{}"}, "", False, True),
+    ("this root by its variable", {"HOME": "{}/other", "XDG_CACHE_HOME": "{}/.cache"}, "", False, True),
+    ("this root through a link", {"HOME": "{}/link"}, "", False, True),
+    ("another root, but a file of this one", {"HOME": "{}/other"}, PROGRAM, False, True),
+    ("a root in an unknown folder", {"HOME": "{}", "POCL_CACHE_DIR": "pocl"}, "", False, True),
+    ("no home", {"PATH": "/bin"}, "", False, True),
+    ("no variables", {}, "", False, True),
+    ("inside, another root", {"HOME": "{}/other"}, "", True, False),
+    ("inside, another folder under its name", {"HOME": "{}/empty"}, "", True, False),
+    ("inside, this root", {"HOME": "{}"}, "", True, True),
+    ("inside, this root under another name", {"HOME": "/", "XDG_CACHE_HOME": "{}/there"}, "", True, True),
+    ("inside, a link", {"HOME": "{}/link"}, "", True, True),
+    ("inside, above one that may be a link", {"HOME": "{}/other/../other"}, "", True, True),
+    ("inside, a file of this root", {"HOME": "{}/other"}, PROGRAM.replace(".cache", "there"), True, True),
+]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has mount namespaces")
-@pytest.mark.parametrize(
-    ("variables", "maps", "spares"),
-    [
-        pytest.param({"HOME": "{}/other"}, "", False, id="another root"),
-        pytest.param({"HOME": "{}/empty"}, "", False, id="another folder under its name"),
-        pytest.param({"HOME": "{}"}, "", True, id="this root"),
-        pytest.param({"HOME": "/", "XDG_CACHE_HOME": "{}/there"}, "", True, id="this root under another name"),
-        pytest.param({"HOME": "{}/link"}, "", True, id="a link"),
-        pytest.param({"HOME": "{}/other/../other"}, "", True, id="a folder above one that may be a link"),
-        pytest.param({"HOME": "{}/other"}, PROGRAM.replace(".cache", "there"), True, id="a file of this root"),
-    ],
-)
-def test_a_program_in_a_container_spares_what_it_can_reach(
-    home: Home, variables: Mapping[str, str], maps: str, *, spares: bool
-) -> None:
-    inside = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
-    if subprocess.run((*inside, "mount -t tmpfs none /mnt"), capture_output=True, check=False).returncode:
-        pytest.skip("user namespaces are closed here")
-    for name in ("there", "other", "empty/.cache/pocl/kcache"):
-        (home.path / name).mkdir(parents=True)
-    mounted = (*inside, MOUNTED, str(home.path / ".cache"), str(home.path / "there"))
-    require_spared(home, {**variables, "PATH": os.defpath}, maps, spares=spares, inside=mounted)
-
-
-def require_spared(
-    home: Home, variables: Mapping[str, str], maps: str, *, spares: bool, inside: tuple[str, ...] = ()
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the variables and the mounts of a process")
+@pytest.mark.parametrize(("kind", "variables", "maps", "inside", "spares"), PROGRAMS, ids=[row[0] for row in PROGRAMS])
+def test_a_program_spares_what_it_can_reach(
+    home: Home, kind: str, variables: dict[str, str], maps: str, *, inside: bool, spares: bool
 ) -> None:
     """Purge while a program with these variables runs, which maps a file of the home and a driver."""
-    layer, library = layer_of(home), home.path / "libpocl.so.2"
-    program = home.path / PROGRAM
-    program.parent.mkdir(parents=True)
+    del kind
+    if inside and subprocess.run((*INSIDE, "mount -t tmpfs none /mnt"), capture_output=True, check=False).returncode:
+        pytest.skip("user namespaces are closed here")
+    layer, library, program = layer_of(home), home.path / "libpocl.so.2", home.path / PROGRAM
+    for folder in (program.parent, *(home.path / name for name in ("there", "other", "empty/.cache/pocl/kcache"))):
+        folder.mkdir(parents=True)
     program.write_bytes(b"BC\xc0\xde")
     library.write_bytes(b"a driver")
     (home.path / "link").symlink_to(home.path)
-    set_to = {name: value.format(home.path) for name, value in variables.items()}
-    with mapping(set_to, *([home.path / maps] if maps else ()), library, inside=inside) as number:
+    set_to = {name: value.format(home.path) for name, value in variables.items()} | (
+        {"PATH": os.defpath} if inside else {}
+    )
+    before = (*INSIDE, MOUNTED, str(home.path / ".cache"), str(home.path / "there")) if inside else ()
+    files = [*([home.path / maps] if maps else ()), library]
+    with running((*before, sys.executable, "-c", MAPPING, *map(str, files)), "mapped\n", set_to) as process:
         plan = layer.plan_clear()
-        spared = [note.key for note in plan.skipped if f"process {number} " in note.because]
+        spared = [note.key for note in plan.skipped if f"process {process.pid} " in note.because]
         assert spared == (["AB/" + "C" * 37] if spares else [])
         assert layer.clear(plan).removed == (not spares)
-
-
-@pytest.mark.thorough
-@pytest.mark.real
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the variables of a process")
-def test_the_demo_works_beside_a_program_whose_root_is_unknown(home: Home) -> None:
-    """What the purge leaves is named."""
-    library = home.path / "libpocl.so.2"
-    library.write_bytes(b"a driver")
-    with mapping({"HOME": str(home.path), "POCL_CACHE_DIR": "pocl"}, library) as number:
-        done = home.cachectl("demo", "--kernels", "1")
-    assert f"{number} (" in done.stderr
-    assert "pocl: skipped " in done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows when a process was started")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from tiers import needing
 
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.formats import pocl_programs
@@ -28,36 +29,29 @@ SHORTENED = {
 }
 
 
-@pytest.mark.parametrize("name", SHORTENED)
-def test_a_candidate_is_taken_for_its_own_folder_alone(name: str) -> None:
-    others = [other for other in NAMES if other != name]
-    assert pocl_programs.whole_name(SHORTENED[name], [*others, name]) == name
-    assert pocl_programs.whole_name(SHORTENED[name], others) is None
-    assert pocl_programs.whole_name(SHORTENED[name].replace(".", " "), NAMES) == name
-    assert pocl_programs.SHORTENED.fullmatch(SHORTENED[name])
-
-
-def test_every_version_cuts_at_its_own_length() -> None:
-    """PoCL 6.0 keeps 23 characters of a folder's name of 64, 4.0 and 5.0 keep 214 of 255."""
+def test_a_candidate_is_taken_for_its_own_folder_alone() -> None:
+    """Versions cut at their own lengths: 6.0 keeps 23 characters of a folder's name of 64, 4.0 and 5.0 214 of 255."""
+    for name, folder in SHORTENED.items():
+        others = [other for other in NAMES if other != name]
+        assert pocl_programs.SHORTENED.fullmatch(folder)
+        assert pocl_programs.whole_name(folder, [*others, name]) == name
+        assert pocl_programs.whole_name(folder, others) is None
+        assert pocl_programs.whole_name(folder.replace(".", " "), NAMES) == name
     letters = SHORTENED[LONG].rpartition(".")[2]
-    assert pocl_programs.whole_name(f"{LONG[:23]}.{letters}", NAMES) == LONG
-    assert pocl_programs.whole_name(f"{LONG[:22]}.{letters}", NAMES) is None
-    # A name of 75 characters is whole there.
-    assert pocl_programs.whole_name(f"{LONG[:34]}.{letters}", NAMES) is None
+    # A name of 75 characters is whole where 255 are kept.
+    kept = {23: LONG, 22: None, 34: None}
+    assert {cut: pocl_programs.whole_name(f"{LONG[:cut]}.{letters}", NAMES) for cut in kept} == kept
     assert pocl_programs.whole_name("k" * 60, NAMES) == "k" * 60
 
 
 @pytest.mark.real
-def test_a_shortened_name_is_read_from_the_program(home: Home, built_pocl: Driver) -> None:
-    home.python("named.py", *NAMES, **built_pocl.variables)
-    _expect_names(home)
-
-
-@pytest.mark.real
-def test_a_shortened_name_is_read_from_the_program_of_another_version(home: Home, debian_pocl: Driver) -> None:
-    """The bitcode and the native files are those of PoCL 3.1; only the folders have the names of later versions."""
-    home.python("named.py", *NAMES, **debian_pocl.variables)
-    _shorten(home)
+@pytest.mark.parametrize("driver", needing("built_pocl", "debian_pocl"))
+def test_a_shortened_name_is_read_from_the_program(home: Home, driver: str, request: pytest.FixtureRequest) -> None:
+    """The files of Debian's are those of PoCL 3.1; only the folders have names of later versions."""
+    pocl: Driver = request.getfixturevalue(driver)
+    home.python("named.py", *NAMES, **pocl.variables)
+    if driver == "debian_pocl":
+        _shorten(home)
     _expect_names(home)
 
 

@@ -7,7 +7,8 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from threading import Timer
+from typing import TYPE_CHECKING
 
 import pytest
 from support.layers import got, orphans
@@ -16,7 +17,6 @@ from cachectl.layers import pyopencl as pyopencl_cache
 from cachectl.layers.base.errors import Busy, Damaged
 from cachectl.layers.base.facts import Condition, Orphan
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.disk import locks
 from cachectl.layers.host.drivers import Driver
 from cachectl.layers.pyopencl import PyOpenCLBinaries
 from cachectl.layers.pyopencl import programs as pyopencl_programs
@@ -46,12 +46,9 @@ def old_lock(layer: PyOpenCLBinaries) -> Path:
     return lock
 
 
-def test_the_kernels_are_read_from_the_source(layer: PyOpenCLBinaries) -> None:
+def test_kernels_are_read_and_whether_another_python_can_hit_is_unknown(layer: PyOpenCLBinaries) -> None:
     assert sorted(entry.kernels or () for entry in layer.entries()) == [("pk0",), ("pk1",), ("pk2",)]
     assert all(entry.stale is False for entry in layer.entries())
-
-
-def test_whether_another_python_can_hit_its_entries_is_unknown(layer: PyOpenCLBinaries) -> None:
     base(layer).rename(base(layer).with_name("pyopencl-compiler-cache-v2-py3.8.1.final.0"))
     entries = list(layer.entries())
     assert {entry.stale for entry in entries} == {None}
@@ -83,23 +80,40 @@ def test_a_changed_header_makes_an_entry_stale(home: Home) -> None:
     assert [entry.stale_because for entry in layer.entries()] == [f"includes {header}, which is gone"]
 
 
-def test_a_held_lock_is_waited_for_and_never_broken(layer: PyOpenCLBinaries) -> None:
-    lock = base(layer) / "lock"
-    lock.write_bytes(b"")
-    entry = next(layer.entries())
+HOLDER = """
+import sys
+from pyopencl.cache import CacheLockManager, CleanupManager
+
+cleanups = CleanupManager()
+CacheLockManager(cleanups, sys.argv[1])
+print(flush=True)
+sys.stdin.readline()
+cleanups.clean_up()
+"""
+
+
+def test_a_lock_that_pyopencl_holds_is_waited_for_and_never_broken(layer: PyOpenCLBinaries) -> None:
+    lock, entry, plan = base(layer) / "lock", next(layer.entries()), layer.plan_clear()
     artifact = got(layer, entry.key)
-    plan = layer.plan_clear()
-    outcome = layer.clear(plan)
-    assert outcome.removed == 0
-    assert "locked" in outcome.failed[0].because
     members = unpack(artifact.data)
     without_source = replace(artifact, data=pack({name: members[name] for name in ("binary", "info")}))
-    with pytest.raises(Busy):
-        layer.put(entry.key, without_source, replace=True)
-    assert layer.get(entry.key) == artifact
-    assert lock.exists()
-    lock.unlink()
-    assert layer.clear(plan).removed == 3
+    command = [sys.executable, "-c", HOLDER, str(lock.parent)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        outcome = layer.clear(plan)
+        assert outcome.removed == 0
+        assert "locked" in outcome.failed[0].because
+        with pytest.raises(Busy):
+            layer.put(entry.key, without_source, replace=True)
+        assert layer.get(entry.key) == artifact
+        assert lock.exists()
+        # A purge that has begun to wait ends once the holder lets go.
+        patient = PyOpenCLBinaries(replace(layer.environment, lock_timeout=120))
+        assert holder.stdin is not None
+        Timer(0.5, holder.stdin.close).start()
+        assert patient.clear(plan).removed == 3
+        assert holder.wait() == 0
     assert not lock.exists()
 
 
@@ -161,41 +175,30 @@ def test_the_oldest_release_asks_only_whether_its_variable_is_set(layer: PyOpenC
     assert there.state().why == found.message == f"PYOPENCL_NO_CACHE={value!r} {outcome}"
 
 
-def test_an_old_lock_is_taken_over_only_where_nobody_can_hold_it(
-    layer: PyOpenCLBinaries, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock = old_lock(layer)
-    monkeypatch.setattr(pyopencl_programs, "using", lambda _libraries, **_: (4711,))
-    assert layer.clear(layer.plan_clear()).removed == 0
-    assert lock.exists()
-    monkeypatch.setattr(pyopencl_programs, "using", lambda _libraries, **_: ())
-    assert layer.clear(layer.plan_clear()).removed == 3
-
-
 def test_a_lock_that_nobody_holds_is_an_orphan_and_goes(
     warm: Home, layer: PyOpenCLBinaries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where no entry is left: a program killed under PyOpenCL's lock leaves it, and every build waits for it."""
-    layer.clear(layer.plan_clear())
+    root, plan = layer.roots()[0], layer.plan_clear()
     lock = base(layer) / "lock"
     program = "import os, sys; from pyopencl.cache import CacheLockManager, CleanupManager\n"
     program += "CacheLockManager(CleanupManager(), sys.argv[1]); os.kill(os.getpid(), 9)"
     warm.run(sys.executable, "-c", program, str(lock.parent), check=False)
-    assert lock.exists()
-    root = layer.roots()[0]
     # It may be held by a program that is only slow.
-    assert layer.store.usage(root).orphan_files == 0
+    assert (lock.exists(), list(orphans(layer)), layer.clear(plan).removed) == (True, [], 0)
     os.utime(lock, (1, 1))
-    assert layer.store.usage(root).orphan_files == 1
     assert list(orphans(layer)) == [f"{lock.parent.name}/lock"]
     monkeypatch.setattr(pyopencl_programs, "using", lambda _libraries, **_: (4711,))
-    assert layer.store.usage(root).orphan_files == 0
+    assert (layer.store.usage(root).orphan_files, layer.clear(plan).removed) == (0, 0)
+    assert lock.exists()
     monkeypatch.setattr(pyopencl_programs, "using", lambda _libraries, **_: ())
-    plan = layer.plan_clear()
-    outcome = layer.clear(plan)
-    assert (outcome.removed, outcome.skipped, outcome.failed) == (0, (), ())
+    # A purge takes it over.
+    assert layer.clear(plan).removed == 3
     assert not lock.exists()
-    assert lock.parent.is_dir()
+    old_lock(layer)
+    outcome = layer.clear(layer.plan_clear())
+    assert (outcome.removed, outcome.skipped, outcome.failed) == (0, (), ())
+    assert (lock.exists(), lock.parent.is_dir()) == (False, True)
 
 
 def test_a_lock_that_is_taken_after_the_plan_stays(layer: PyOpenCLBinaries) -> None:
@@ -293,43 +296,3 @@ def test_one_of_many_processes_takes_over_a_dead_lock(tmp_path: Path) -> None:
     contenders = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
     errors = [contender.communicate()[1] for contender in contenders]
     assert {contender.returncode for contender in contenders} == {0}, "\n".join(errors)
-
-
-HOLDER = """
-import sys
-from pyopencl.cache import CacheLockManager, CleanupManager
-
-cleanups = CleanupManager()
-CacheLockManager(cleanups, sys.argv[1])
-print(flush=True)
-sys.stdin.readline()
-cleanups.clean_up()
-"""
-
-
-def test_a_purge_waits_for_a_lock_that_pyopencl_holds(warm: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyOpenCL's own lock manager keeps a purge out, and does not find its lock removed under it."""
-    layer = PyOpenCLBinaries(replace(warm.environment(), lock_timeout=120))
-    plan = layer.plan_clear()
-    command = [sys.executable, "-c", HOLDER, str(base(layer))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdin is not None
-        assert holder.stdout is not None
-        holder.stdout.readline()
-        judge, judged = locks._take_over, 0
-
-        def judge_and_end(*arguments: Any) -> bool:  # noqa: ANN401 - as what it stands in for
-            nonlocal judged
-            assert len(list(layer.entries())) == 3
-            taken = judge(*arguments)
-            judged += 1
-            if judged == 3:
-                # It has waited, and looked again: only now does the holder let go.
-                holder.communicate(b"\n")
-            return taken
-
-        monkeypatch.setattr(locks, "_take_over", judge_and_end)
-        assert layer.clear(plan).removed == 3
-        assert judged >= 3
-        assert holder.wait() == 0
-    assert not (base(layer) / "lock").exists()

@@ -1,24 +1,26 @@
-"""The persistent dictionaries of pytools: names, generations, and purges beside running programs."""
+"""The persistent dictionaries of pytools: names, generations, staleness, damage, links, and purges beside programs."""
 
 from __future__ import annotations
 
 import os
 import pickle
+import shlex
 import sqlite3
-import subprocess
-import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from support.dictionaries import NONE, dictionary, mine
-from support.layers import got
+from support.layers import got, orphans
+from tiers import thorough
 
-from cachectl.layers.base.errors import Busy
-from cachectl.layers.base.facts import Artifact
+from cachectl.layers.base.conformance import snapshot
+from cachectl.layers.base.errors import Busy, Damaged, LayerError
+from cachectl.layers.base.facts import Artifact, Problem
 from cachectl.layers.base.selection import Selection
+from cachectl.layers.disk.plain import read_locked
 from cachectl.layers.formats import pdict
 from cachectl.layers.formats.pickles import walk
 from cachectl.layers.loopy import LoopyDictionaries
@@ -29,27 +31,30 @@ if TYPE_CHECKING:
     from homes import Home
 
 PYTHON = "3.11.7.final.0"
+LAYERS = (LoopyDictionaries, PyOpenCLInvoker, PytoolsDictionaries)
+
+
+def folder_of(home: Home) -> Path:
+    return home.path / ".cache" / "pytools"
+
+
+# ---------------------------------------------------------------------- names and staleness
 
 
 @pytest.mark.parametrize(
-    ("file", "generation", "identifier", "python", "dash"),
+    ("file", "parts"),
     [
-        (f"pdict-v5-loopy-x-v2-{PYTHON}.sqlite", "v5", "loopy-x-v2", PYTHON, True),
-        (f"pdict-v5-loopy-x-v2{PYTHON}.sqlite", "v5", "loopy-x-v2", PYTHON, False),
-        ("pdict-v5-mine3.8.1.final.0.sqlite", "v5", "mine", "3.8.1.final.0", False),
-        ("pdict-v5-mine-3.13.0.candidate.2.sqlite", "v5", "mine", "3.13.0.candidate.2", True),
-        ("pdict-v4-loopy-y-py3.9.2.final.0", "v4", "loopy-y", "3.9.2.final.0", True),
-        ("pdict-v5-two\nlines-3.8.1.final.0.sqlite", "v5", "two\nlines", "3.8.1.final.0", True),
+        (f"pdict-v5-loopy-x-v2-{PYTHON}.sqlite", ("v5", "loopy-x-v2", PYTHON, True)),
+        (f"pdict-v5-loopy-x-v2{PYTHON}.sqlite", ("v5", "loopy-x-v2", PYTHON, False)),
+        ("pdict-v5-mine3.8.1.final.0.sqlite", ("v5", "mine", "3.8.1.final.0", False)),
+        ("pdict-v5-mine-3.13.0.candidate.2.sqlite", ("v5", "mine", "3.13.0.candidate.2", True)),
+        ("pdict-v4-loopy-y-py3.9.2.final.0", ("v4", "loopy-y", "3.9.2.final.0", True)),
+        ("pdict-v5-two\nlines-3.8.1.final.0.sqlite", ("v5", "two\nlines", "3.8.1.final.0", True)),
+        *((name, None) for name in ("pdict-v5-.sqlite", f"pdict-v9-x-{PYTHON}.sqlite", "notes.sqlite", "pdict-v5-x")),
     ],
 )
-def test_names_of_every_generation(file: str, generation: str, identifier: str, python: str, *, dash: bool) -> None:
-    name = pdict.parse_name(file, PYTHON)
-    assert name == pdict.DictionaryName(file, generation, identifier, python, dash)
-
-
-@pytest.mark.parametrize("file", ["pdict-v5-.sqlite", "pdict-v9-x-3.11.7.final.0.sqlite", "notes.sqlite", "pdict-v5-x"])
-def test_other_names_are_no_dictionaries(file: str) -> None:
-    assert pdict.parse_name(file, PYTHON) is None
+def test_names_of_every_generation(file: str, parts: tuple[str, str, str, bool] | None) -> None:
+    assert pdict.parse_name(file, PYTHON) == (None if parts is None else pdict.DictionaryName(file, *parts))
 
 
 def test_a_planted_pickle_is_read_and_not_run(tmp_path: Path) -> None:
@@ -66,7 +71,7 @@ def test_a_planted_pickle_is_read_and_not_run(tmp_path: Path) -> None:
 def test_names_at_known_places_are_those_of_a_walk(filled: Home) -> None:
     """In every row that loopy itself has stored; no row has to be walked."""
     seen = 0
-    for path in (filled.path / ".cache" / "pytools").glob("pdict-v5-loopy-*.sqlite"):
+    for path in folder_of(filled).glob("pdict-v5-loopy-*.sqlite"):
         with closing(sqlite3.connect(path)) as connection:
             for (data,) in connection.execute("select key_value from dict"):
                 walked = sorted(set(pdict._names_in(walk(data)[0])))
@@ -76,16 +81,21 @@ def test_names_at_known_places_are_those_of_a_walk(filled: Home) -> None:
     assert seen >= 5
 
 
-def test_each_dictionary_has_one_layer(home: Home) -> None:
+def test_each_dictionary_and_what_cachectl_left_has_one_layer(home: Home) -> None:
     environment = home.environment()
-    folder = home.path / ".cache" / "pytools"
+    left = folder_of(home) / (".cachectl-stage-" + "0" * 32)
     for identifier in ("loopy-a", "pyopencl-b", "sumpy-c", "mine"):
-        dictionary(folder, f"pdict-v5-{identifier}-{environment.python}.sqlite", {"0" * 16: pickle.dumps((1, 2))})
-    listed = {
-        layer.name: [entry.detail["dictionary"] for entry in layer(environment).entries()]
-        for layer in (LoopyDictionaries, PyOpenCLInvoker, PytoolsDictionaries)
+        dictionary(folder_of(home), f"pdict-v5-{identifier}-{environment.python}.sqlite", {"0" * 16: NONE})
+    left.mkdir()
+    layers = [layer(environment) for layer in LAYERS]
+    assert {layer.name: [entry.detail["dictionary"] for entry in layer.entries()] for layer in layers} == {
+        "loopy": ["loopy-a"],
+        "pyopencl-invoker": ["pyopencl-b"],
+        "pytools": ["mine", "sumpy-c"],
     }
-    assert listed == {"loopy": ["loopy-a"], "pyopencl-invoker": ["pyopencl-b"], "pytools": ["mine", "sumpy-c"]}
+    assert [list(orphans(layer)) for layer in layers] == [[], [], [left.name]]
+    layers[2].clear(layers[2].plan_clear())
+    assert not left.exists()
 
 
 UNKNOWN = "unknown: written by Python 3.8.1, which was not looked for; --python PATH names it"
@@ -110,7 +120,7 @@ def test_rows_that_nothing_opens_are_stale_and_those_of_other_pythons_unknown(
     versions = {"pytools": "2026.1.1", "loopy": "2025.2", "islpy": "2026.2.2", "cgen": "2025.1"}
     environment = replace(home.environment(), installed=versions.get)
     name = f"pdict-v5-loopy-{file.format(python=environment.python)}.sqlite"
-    dictionary(home.path / ".cache" / "pytools", name, {"0" * 16: pickle.dumps((1, 2))})
+    dictionary(folder_of(home), name, {"0" * 16: pickle.dumps((1, 2))})
     layer = LoopyDictionaries(environment)
     (entry,) = layer.entries()
     assert (entry.stale, entry.stale_because) == (stale, because)
@@ -122,61 +132,37 @@ def test_rows_that_nothing_opens_are_stale_and_those_of_other_pythons_unknown(
 
 
 def test_folders_of_old_generations_are_entries(home: Home) -> None:
-    folder = home.path / ".cache" / "pytools"
-    for path in (
-        "pdict-v4-loopy-x-py3.8.1.final.0/abc/def/0123456789",
-        "pdict-v3-loopy-x-py3.8.1.final.0/abc/def/" + "0" * 58,
-    ):
-        (folder / path).mkdir(parents=True)
-        (folder / path / "key").write_bytes(pickle.dumps("key"))
-        (folder / path / "contents").write_bytes(pickle.dumps("contents"))
+    for path in ("v4-loopy-x-py3.8.1.final.0/abc/def/0123456789", "v3-loopy-x-py3.8.1.final.0/abc/def/" + "0" * 58):
+        folder = folder_of(home) / f"pdict-{path}"
+        folder.mkdir(parents=True)
+        (folder / "key").write_bytes(pickle.dumps("key"))
+        (folder / "contents").write_bytes(pickle.dumps("contents"))
     layer = LoopyDictionaries(home.environment())
     entries = list(layer.entries())
-    assert len(entries) == 2
-    assert all(entry.stale is None and entry.files == 2 for entry in entries)
+    assert [(entry.stale, entry.files) for entry in entries] == [(None, 2)] * 2
     artifact = got(layer, entries[0].key)
     assert artifact.form == "loopy-pdict/4"
     assert layer.clear(layer.plan_clear()).removed == 2
     # A program makes its locks in them.
-    assert len(list(folder.iterdir())) == 2
+    assert len(list(folder_of(home).iterdir())) == 2
     layer.put(entries[0].key, artifact)
     assert layer.get(entries[0].key) == artifact
 
 
-@pytest.mark.real
-def test_a_live_program_goes_on_after_a_purge(home: Home) -> None:
-    program = (
-        "import sys\n"
-        "from pytools.persistent_dict import WriteOncePersistentDict\n"
-        "mine = WriteOncePersistentDict('mine', safe_sync=False, in_mem_cache_size=0)\n"
-        "for n in range(50): mine.store_if_not_present(n, n)\n"
-        "print('ready', flush=True); sys.stdin.readline()\n"
-        "assert not any(n in mine for n in range(50))\n"
-        "for n in range(20): mine.store_if_not_present(n, n)\n"
-        "assert all(mine[n] == n for n in range(20))\n"
-        "print('went on')\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], env=home.variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-        layer = PytoolsDictionaries(home.environment())
-        assert layer.clear(layer.plan_clear()).removed == 50
-        child.stdin.write("\n")
-        child.stdin.flush()
-        assert child.stdout.readline() == "went on\n"
-    assert len(list(layer.entries())) == 20
+# ---------------------------------------------------------------------- purges and locks
 
 
-def test_rows_that_came_after_the_plan_stay(home: Home) -> None:
+@pytest.mark.parametrize("first", [False, True])
+def test_rows_that_came_after_the_plan_stay(home: Home, first: bool) -> None:
+    """Also one that took the number of a deleted one."""
     layer, path = mine(home, {"a" * 16: NONE})
     plan = layer.plan_clear()
+    if first:
+        layer.clear(layer.plan_clear())
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("insert into dict values (?, ?)", ("b" * 16, NONE))
+        connection.execute("insert into dict values (?, ?)", ("b" * 16, b"\x80\x04K\x01."))
         connection.commit()
-    assert layer.clear(plan).removed == 1
+    assert layer.clear(plan).removed == (not first)
     assert [entry.key.rpartition("/")[2] for entry in layer.entries()] == ["b" * 16]
 
 
@@ -189,34 +175,152 @@ def test_a_purge_gives_the_space_back_and_keeps_the_file(home: Home) -> None:
     assert outcome.bytes_freed == size - path.stat().st_size > 200 * 4096
 
 
-def test_a_locked_dictionary_fails_alone_and_in_finite_time(home: Home) -> None:
+def test_a_locked_dictionary_fails_alone_once_and_in_finite_time(home: Home) -> None:
     environment = replace(home.environment(), lock_timeout=0.2)
-    folder = home.path / ".cache" / "pytools"
-    for name in ("free", "held"):
-        dictionary(folder, f"pdict-v5-{name}-{environment.python}.sqlite", {"a" * 16: NONE})
+    free, held = (f"pdict-v5-{name}-{environment.python}.sqlite" for name in ("free", "held"))
+    dictionary(folder_of(home), free, {"a" * 16: NONE})
+    keys = [f"{held}/{number:064}" for number in range(300)]
+    path = dictionary(folder_of(home), held, {key.partition("/")[2]: pickle.dumps(key) for key in keys})
     layer = PytoolsDictionaries(environment)
     plan = layer.plan_clear()
-    with closing(sqlite3.connect(folder / f"pdict-v5-held-{environment.python}.sqlite", isolation_level=None)) as other:
+    artifacts = [Artifact("pytools", f"{key}0", "pytools-pdict/5", pickle.dumps(1)) for key in keys]
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("begin exclusive")
         outcome = layer.clear(plan)
         assert outcome.removed == 1
         assert ["locked by another process" in note.because for note in outcome.failed] == [True]
         assert [problem.code for problem in layer.store.usage(layer.roots()[0]).problems] == ["busy"]
-    assert layer.clear(plan).removed == 1
-
-
-def test_rows_of_a_locked_dictionary_wait_once_and_not_each(home: Home) -> None:
-    layer = PytoolsDictionaries(replace(home.environment(), lock_timeout=0.1))
-    root = layer.roots()[0]
-    file = "pdict-v5-mine-3.12.1.final.0.sqlite"
-    path = dictionary(root.path, file, {f"{number:064}": pickle.dumps(number) for number in range(300)})
-    keys = [f"{file}/{number:064}" for number in range(300)]
-    artifacts = [Artifact("pytools", f"{key}0", "pytools-pdict/5", pickle.dumps(1)) for key in keys]
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("begin exclusive")
         read, placed = layer.get_many(keys), layer.put_new(artifacts)
     assert (len(read), len(placed)) == (300, 300)
     # One and the same error: it was met once.
     for errors in (set(read.values()), set(placed)):
         assert [type(error) for error in errors] == [Busy]
     assert {type(one) for one in layer.get_many(keys).values()} == {Artifact}
+    assert layer.clear(plan).removed == 300
+
+
+# ---------------------------------------------------------------------- damage and foreign files
+
+
+def test_a_file_that_was_just_made_is_no_damage(home: Home) -> None:
+    """It is empty until its program makes the table in it."""
+    layer, path = mine(home, {})
+    path.write_bytes(b"")
+    root = layer.roots()[0]
+    assert [thing for thing in layer.store.scan(root) if isinstance(thing, Problem)] == []
+    assert list(layer.store.verify(root)) == []
+    assert not layer.plan_clear().failed
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["purge", "--all"], *thorough(["purge", "pytools", "--older-than", "0s"], ["prune", "--max-size", "1B"])],
+)
+def test_a_purge_names_the_cure_of_a_broken_dictionary_and_clears_the_others(home: Home, arguments: list[str]) -> None:
+    python = home.environment().python
+    rows = {f"{n:016x}": pickle.dumps((n, bytes(9000))) for n in range(30)}
+    header, inside, _ = (
+        dictionary(folder_of(home), f"pdict-v5-{name}-{python}.sqlite", rows)
+        for name in ("a-header", "b-inside", "c-whole")
+    )
+    header.write_bytes(b"no database at all" * 99)
+    # Counting reads the tree down to its leaves, and not what hangs on them.
+    with inside.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 4096)
+    done = home.cachectl(*arguments, check=False)
+    assert done.returncode == 1
+    said = done.stderr.splitlines()
+    assert len(said) == 2, said
+    cure = "cachectl purge --damaged pytools"
+    assert all(line.startswith("cachectl: pytools: ") and cure in line for line in said)
+    assert home.json("ls", "pytools", check=False)["entries"] == []
+    layer = PytoolsDictionaries(home.environment())
+    damaged = [finding.thing for finding in layer.store.verify(layer.roots()[0]) if finding.thing is not None]
+    assert [thing.key for thing in damaged] == [header.name, inside.name]
+    outcome = layer.clear(layer.plan_removal(damaged))
+    assert (outcome.skipped, outcome.failed, header.exists(), inside.exists()) == ((), (), False, False)
+    assert home.cachectl(*arguments).stderr == ""
+
+
+@pytest.mark.parametrize("data", [b"", b"junk", b"\x80\x04N", b"\x80\x04N.trailing"])
+def test_a_broken_pickle_is_found_and_not_put(home: Home, data: bytes) -> None:
+    """One of a later protocol is not removed as damaged; advice is safe to paste."""
+    later = bytes([0x80, pickle.HIGHEST_PROTOCOL + 1]) + b"\xfe."
+    layer, path = mine(home, {"a" * 16: later, "x'; touch pwned; '": data})
+    foreign, damaged = layer.store.verify(layer.roots()[0])
+    assert (foreign.code, damaged.code) == ("foreign", "pickle")
+    assert shlex.split(damaged.fix)[-1] == damaged.key
+    assert [entry.key for entry in layer.plan_clear(damaged=True).entries] == [damaged.key]
+    key = f"{path.name}/{'b' * 16}"
+    with pytest.raises(Damaged):
+        layer.put(key, Artifact("pytools", key, "pytools-pdict/5", data))
+
+
+def test_nothing_is_read_or_written_through_a_link(home: Home) -> None:
+    """Nor is what a link points at that took the dictionary's place after the plan."""
+    innocent = dictionary(home.path / "elsewhere", "innocent.db", {"a" * 16: NONE})
+    layer, path = mine(home, {"a" * 16: NONE})
+    plan = layer.plan_clear()
+    path.unlink()
+    path.symlink_to(innocent)
+    before = innocent.read_bytes()
+    key = f"{path.name}/{'a' * 16}"
+    with pytest.raises(LayerError, match="link"):
+        layer.get(key)
+    with pytest.raises(LayerError, match="link"):
+        layer.put(key, Artifact("pytools", key, "pytools-pdict/5", NONE), replace=True)
+    assert len(list(layer.store.verify(layer.roots()[0]))) == 1
+    assert [problem.code for problem in layer.store.usage(layer.roots()[0]).problems] == ["link"]
+    layer.clear(layer.plan_clear())
+    outcome = layer.clear(plan)
+    assert (outcome.removed, len(outcome.failed)) == (0, 1)
+    assert innocent.read_bytes() == before
+
+
+@pytest.mark.parametrize("size", [0, 100, 8192])
+def test_looking_at_a_file_with_a_stray_log_writes_nothing(home: Home, size: int) -> None:
+    """Sqlite makes a shared-memory file, or deletes the log, wherever it finds one beside a database, even empty."""
+    layer, path = mine(home, {"b" * 16: NONE})
+    os.truncate(path, size)
+    Path(f"{path}-wal").write_bytes(b"no log at all" * 100)
+    before = snapshot(home.path, times=True)
+    root = layer.roots()[0]
+    assert [list(look(root)) for look in (layer.store.scan, layer.store.verify)]
+    layer.plan_clear()
+    assert snapshot(home.path, times=True) == before
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="descriptors cannot be counted here")
+def test_looking_often_beside_an_open_dictionary_costs_one_descriptor(tmp_path: Path) -> None:
+    """A descriptor that cannot be closed without dropping a lock of this process is reused."""
+    path = tmp_path / "pdict-v5-mine-1.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("create table dict (keyhash text not null primary key, key_value text not null)")
+        connection.commit()
+        read_locked(path)
+        before = descriptors_of(path)
+        for _ in range(50):
+            assert read_locked(path, limit=6) == b"SQLite"
+            assert read_locked(path).startswith(b"SQLite format 3")
+        assert descriptors_of(path) == before == 2
+    read_locked(path)
+    assert descriptors_of(path) == 0
+
+
+def descriptors_of(path: Path) -> int:
+    """Count this process's descriptors of one file: what else is open comes and goes, with the garbage for one."""
+    found = 0
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found += os.readlink(f"/proc/self/fd/{number}") == str(path.resolve())
+    return found
+
+
+@pytest.mark.parametrize("glob", ["foo*", "[!]]oo_bar", "[!]x]oo_bar", "[]f]oo_bar", "*o_b?r", "foo_bar", "[a-z]*_bar"])
+def test_no_kernel_is_missed_by_looking_for_a_part_of_its_name(glob: str) -> None:
+    """Every name that a pattern selects contains the literal part, also with brackets."""
+    selection = Selection(kernel=glob)
+    assert selection.kernel_pattern is not None
+    assert selection.kernel_pattern.fullmatch("foo_bar")
+    assert selection.kernel_part in "foo_bar"

@@ -14,7 +14,6 @@ from support.dictionaries import dictionary
 from cachectl.layers.base.conformance import nobody
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Condition, Finding, Severity
-from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.registry import built_in_layer
 from cachectl.stack import Stack
 from cachectl.verbs.doctor import diagnosis
@@ -44,12 +43,10 @@ def environment_of(folder: Path, **variables: str) -> Environment:
     )
 
 
-def driver(folder: Path, layer: str, release: str = "none") -> str:
-    """Register a layer's driver, whose library contains its release as Intel's does; return the ICD file."""
-    folder.mkdir(exist_ok=True)
+def driver(folder: Path, layer: str) -> str:
+    """Register a layer's driver; return the ICD file."""
     library = folder / DRIVERS[layer]
-    head = Path(sys.executable).read_bytes()[:64]
-    library.write_bytes(head + bytes(100) + b"NEO \x00" + release.encode() + b"\x00unk\x00")
+    library.write_bytes(Path(sys.executable).read_bytes()[:64])
     (folder / "driver.icd").write_text(str(library))
     return str(folder / "driver.icd")
 
@@ -112,73 +109,109 @@ def test_places_without_a_home_and_on_other_platforms(name: str, platform: str, 
     assert [str(root.path) for root in built_in_layer(name, environment).roots()] == paths
 
 
-# ---------------------------------------------------------------------- states
+# ---------------------------------------------------------------------- values
 
-ON, OFF = Condition.ENABLED, Condition.DISABLED
+ON, OFF, UNKNOWN = Condition.ENABLED, Condition.DISABLED, Condition.UNKNOWN
+FAILS, RECOMPILES, RISKS, HARMLESS = Severity.FAILS, Severity.RECOMPILES, Severity.RISKS, Severity.HARMLESS
+SHIPPED = "MESA_DISK_CACHE_READ_ONLY_FOZ_DBS"
 MESA_OFF = ("true", "1", "yes", "y", "t", "TRUE")
-MESA_ON = ("false", "0", "no", "n", "f", "", "on", "2", "ye\N{LATIN SMALL LETTER LONG S}")
-STATES = [
-    ("neo", {}, ON, "default"),
-    ("neo", {"NEO_CACHE_PERSISTENT": "1"}, ON, "=1"),
-    ("neo", {"NEO_CACHE_PERSISTENT": "0"}, OFF, "NEO_CACHE_PERSISTENT=0"),
-    ("neo", {"NEO_CACHE_PERSISTENT": "true"}, OFF, "takes it for 0"),
-    ("neo", {"NEO_CACHE_PERSISTENT": ""}, OFF, "takes it for 0"),
-    ("neo", {"NEO_CACHE_DIR": "{tmp}/nowhere"}, OFF, "nowhere is not there (NEO_CACHE_DIR)"),
-    ("neo", {"XDG_CACHE_HOME": "{tmp}/nowhere"}, OFF, "nowhere is not there (XDG_CACHE_HOME)"),
-    ("neo", {"HOME": ""}, OFF, "HOME is not set"),
-    ("neo", {"IGC_Dump": "1"}, Condition.UNKNOWN, "IGC_Dump='1' switches the cache off in"),
-    ("neo 25.31.34666", {"IGC_Dump": "1"}, OFF, "in compute-runtime 25.31 to 26.31"),
-    ("neo 26.31.39395", {"IGC_Dump": "1"}, OFF, "in compute-runtime 25.31 to 26.31"),
-    ("neo 25.27.34303", {"IGC_Dump": "1"}, ON, "not in the keys"),
-    ("neo 26.35.40000", {"IGC_Dump": "1"}, ON, "on by default"),
-    ("neo 25.31.34666", {"MIGC_": "1"}, ON, "default"),
-    ("comgr", {}, ON, "default"),
-    ("comgr", {"AMD_COMGR_CACHE": "0"}, OFF, "AMD_COMGR_CACHE=0"),
-    ("comgr", {"AMD_COMGR_CACHE": "false"}, ON, "'false' is not 0"),
-    ("comgr", {"AMD_COMGR_CACHE": "00"}, ON, "is not 0"),
-    ("comgr", {"AMD_COMGR_CACHE_POLICY": "keep=all"}, OFF, "it knows no 'keep'"),
-    ("comgr", {"AMD_COMGR_CACHE_POLICY": "prune_after=1h"}, ON, "default"),
-    *(("mesa", {"MESA_SHADER_CACHE_DISABLE": value}, OFF, f"={value}") for value in MESA_OFF),
-    *(("mesa", {"MESA_SHADER_CACHE_DISABLE": value}, ON, "default") for value in MESA_ON),
-    ("mesa", {"MESA_GLSL_CACHE_DISABLE": "true"}, OFF, "MESA_GLSL_CACHE_DISABLE=true"),
-    ("mesa", {"MESA_GLSL_CACHE_DISABLE": "true", "MESA_SHADER_CACHE_DISABLE": "false"}, ON, "default"),
-    ("mesa", {"XDG_CACHE_HOME": ""}, OFF, "set but empty"),
-    ("mesa", {"MESA_SHADER_CACHE_DIR": ""}, OFF, "set but empty"),
-    ("cuda", {"CUDA_CACHE_DISABLE": "1"}, OFF, "CUDA_CACHE_DISABLE=1"),
-    ("cuda", {"CUDA_CACHE_DISABLE": "true"}, ON, "does nothing"),
-    ("cuda", {"CUDA_CACHE_DISABLE": ""}, ON, "does nothing"),
-    ("cuda", {"CUDA_CACHE_DISABLE": "0"}, ON, "CUDA_CACHE_DISABLE=0"),
-    ("cuda", {"CUDA_CACHE_MAXSIZE": "0"}, OFF, "CUDA_CACHE_MAXSIZE=0"),
-    ("cuda", {"CUDA_CACHE_PATH": "here"}, OFF, "not absolute"),
+MESA_ON = ("false", "0", "no", "n", "f")
+MESA_ODD = ("", "on", "2", "ye\N{LATIN SMALL LETTER LONG S}")
+#: A layer and variables; the condition, a part of the reason, and the one finding.
+Row = tuple[str, dict[str, str], Condition, str, str, Severity | None]
+VALUES: list[Row] = [
+    ("neo", {}, ON, "default", "", None),
+    ("neo", {"NEO_CACHE_PERSISTENT": "1"}, ON, "=1", "", None),
+    ("neo", {"NEO_CACHE_PERSISTENT": "0"}, OFF, "NEO_CACHE_PERSISTENT=0", "off", RECOMPILES),
+    ("neo", {"NEO_CACHE_PERSISTENT": "true"}, OFF, "takes it for 0", "variable", RECOMPILES),
+    ("neo", {"NEO_CACHE_PERSISTENT": ""}, OFF, "takes it for 0", "variable", RECOMPILES),
+    ("neo", {"NEO_CACHE_DIR": "{tmp}/new/er"}, OFF, "er is not there (NEO_CACHE_DIR)", "folder", RECOMPILES),
+    ("neo", {"XDG_CACHE_HOME": "{tmp}/new"}, OFF, "new is not there (XDG_CACHE_HOME)", "folder", RECOMPILES),
+    ("neo", {"HOME": ""}, OFF, "HOME is not set", "variable", RECOMPILES),
+    ("neo", {"NEO_CACHE_MAX_SIZE": "1G"}, ON, "takes it for 1", "variable", RECOMPILES),
+    ("neo", {"NEO_CACHE_MAX_SIZE": "big"}, ON, "takes it for 0", "variable", Severity.WASTES),
+    ("neo", {"NEO_CACHE_MAX_SIZE": "30000"}, ON, "default", "cap", RECOMPILES),
+    ("neo", {"IGC_Dump": "1"}, UNKNOWN, "in compute-runtime 25.31 to 26.31", "variable", RECOMPILES),
+    ("neo", {"MIGC_": "1"}, ON, "default", "", None),
+    ("comgr", {}, ON, "default", "", None),
+    ("comgr", {"AMD_COMGR_CACHE": "0"}, OFF, "AMD_COMGR_CACHE=0", "off", RECOMPILES),
+    ("comgr", {"AMD_COMGR_CACHE": "false"}, ON, "'false' is not 0", "variable", HARMLESS),
+    ("comgr", {"AMD_COMGR_CACHE": "00"}, ON, "is not 0", "variable", HARMLESS),
+    ("comgr", {"AMD_COMGR_CACHE_POLICY": "keep=all"}, OFF, "it knows no 'keep'", "variable", RECOMPILES),
+    ("comgr", {"AMD_COMGR_CACHE_POLICY": "prune_expiration=1h"}, OFF, "cannot be read", "variable", RECOMPILES),
+    ("comgr", {"AMD_COMGR_CACHE_POLICY": "prune_after=1h"}, ON, "default", "", None),
+    ("comgr", {"AMD_COMGR_CACHE_DIR": ""}, ON, "is empty", "variable", RECOMPILES),
+    ("comgr", {"AMD_COMGR_CACHE_DIR": "here"}, ON, "not absolute", "variable", RECOMPILES),
+    ("comgr", {"XDG_CACHE_HOME": ""}, ON, "not absolute", "variable", RECOMPILES),
+    ("comgr", {"XDG_CACHE_HOME": "here"}, ON, "not absolute", "variable", RECOMPILES),
+    ("comgr", {"HOME": "here"}, ON, "not absolute", "variable", RECOMPILES),
+    ("comgr", {"AMD_COMGR_EMIT_VERBOSE_LOGS": "1"}, ON, "part of every key", "variable", RECOMPILES),
+    *(("mesa", {"MESA_SHADER_CACHE_DISABLE": value}, OFF, f"={value}", "off", RECOMPILES) for value in MESA_OFF),
+    *(("mesa", {"MESA_SHADER_CACHE_DISABLE": value}, ON, f"={value}", "", None) for value in MESA_ON),
+    *(("mesa", {"MESA_SHADER_CACHE_DISABLE": value}, ON, "default", "variable", HARMLESS) for value in MESA_ODD),
+    ("mesa", {"MESA_GLSL_CACHE_DISABLE": "true"}, OFF, "MESA_GLSL_CACHE_DISABLE=true", "off", RECOMPILES),
+    ("mesa", {"MESA_GLSL_CACHE_DISABLE": "true", "MESA_SHADER_CACHE_DISABLE": "false"}, ON, "=false", "", None),
+    ("mesa", {"XDG_CACHE_HOME": ""}, OFF, "is empty", "variable", RECOMPILES),
+    ("mesa", {"XDG_CACHE_HOME": "rel"}, ON, "default", "variable", RECOMPILES),
+    ("mesa", {"MESA_SHADER_CACHE_DIR": ""}, OFF, "is empty", "variable", RECOMPILES),
+    ("mesa", {"MESA_SHADER_CACHE_DIR": "{tmp}/not/there"}, ON, "default", "variable", RECOMPILES),
+    ("mesa", {"MESA_SHADER_CACHE_MAX_SIZE": "500"}, ON, "default", "variable", HARMLESS),
+    ("mesa", {SHIPPED: "ship"}, ON, "default", "variable", HARMLESS),
+    ("mesa", {"MESA_GLSL_DISABLE_IO_OPT": "yes"}, ON, "default", "variable", RECOMPILES),
+    ("cuda", {"CUDA_CACHE_DISABLE": "1"}, OFF, "CUDA_CACHE_DISABLE=1", "off", RECOMPILES),
+    ("cuda", {"CUDA_CACHE_DISABLE": "true"}, ON, "does nothing", "variable", HARMLESS),
+    ("cuda", {"CUDA_CACHE_DISABLE": ""}, ON, "does nothing", "variable", HARMLESS),
+    ("cuda", {"CUDA_CACHE_DISABLE": "0"}, ON, "CUDA_CACHE_DISABLE=0", "", None),
+    ("cuda", {"CUDA_CACHE_MAXSIZE": "0"}, OFF, "CUDA_CACHE_MAXSIZE=0", "off", RECOMPILES),
+    ("cuda", {"CUDA_CACHE_MAXSIZE": "none"}, OFF, "takes it for 0", "variable", RECOMPILES),
+    ("cuda", {"CUDA_CACHE_MAXSIZE": ""}, OFF, "takes it for 0", "variable", RECOMPILES),
+    ("cuda", {"CUDA_CACHE_MAXSIZE": "30000k"}, ON, "takes it for 30000", "variable", RECOMPILES),
+    ("cuda", {"CUDA_CACHE_PATH": "here"}, OFF, "not absolute", "variable", RECOMPILES),
+    ("cuda", {"CUDA_CACHE_PATH": ""}, OFF, "not absolute", "variable", RECOMPILES),
     # Only a value that begins with 1 means on.
-    ("pocl", {"POCL_KERNEL_CACHE": "1"}, ON, "POCL_KERNEL_CACHE=1"),
-    ("pocl", {"POCL_KERNEL_CACHE": "10"}, ON, "POCL_KERNEL_CACHE=1"),
-    ("pocl", {"POCL_KERNEL_CACHE": "0"}, OFF, "POCL_KERNEL_CACHE=0"),
-    ("pocl", {"POCL_KERNEL_CACHE": "true"}, OFF, "begins with 1"),
-    ("pocl", {"POCL_KERNEL_CACHE": ""}, OFF, "begins with 1"),
-    ("loopy", {"LOOPY_NO_CACHE": "1"}, OFF, "LOOPY_NO_CACHE=1"),
-    ("loopy", {"CG_NO_CACHE": "ON"}, OFF, "CG_NO_CACHE=ON"),
-    ("loopy", {"LOOPY_NO_CACHE": "0"}, ON, "LOOPY_NO_CACHE"),
-    ("loopy", {"LOOPY_NO_CACHE": "banana"}, OFF, "import loopy raises ValueError"),
-    ("loopy", {"LOOPY_NO_CACHE": ""}, OFF, "import loopy raises ValueError"),
+    ("pocl", {"POCL_KERNEL_CACHE": "1"}, ON, "POCL_KERNEL_CACHE=1", "", None),
+    ("pocl", {"POCL_KERNEL_CACHE": "10"}, ON, "POCL_KERNEL_CACHE=1", "", None),
+    ("pocl", {"POCL_KERNEL_CACHE": "0"}, OFF, "POCL_KERNEL_CACHE=0", "off", RECOMPILES),
+    ("pocl", {"POCL_KERNEL_CACHE": "true"}, OFF, "begins with 1", "variable", RECOMPILES),
+    ("pocl", {"POCL_KERNEL_CACHE": ""}, OFF, "begins with 1", "variable", RECOMPILES),
+    ("pocl", {"POCL_CACHE_DIR": ""}, OFF, "no device", "variable", FAILS),
+    ("pocl", {"POCL_CACHE_DIR": "here"}, ON, "not absolute", "variable", RECOMPILES),
+    ("pocl", {"XDG_CACHE_HOME": "here"}, ON, "not absolute", "variable", RECOMPILES),
+    ("loopy", {"LOOPY_NO_CACHE": "1"}, OFF, "LOOPY_NO_CACHE=1", "off", RECOMPILES),
+    ("loopy", {"CG_NO_CACHE": "ON"}, OFF, "CG_NO_CACHE=ON", "off", RECOMPILES),
+    ("loopy", {"LOOPY_NO_CACHE": "0"}, ON, "LOOPY_NO_CACHE", "", None),
+    ("loopy", {"LOOPY_NO_CACHE": "banana"}, OFF, "import loopy raises ValueError", "variable", FAILS),
+    ("loopy", {"LOOPY_NO_CACHE": ""}, OFF, "import loopy raises ValueError", "variable", FAILS),
 ]
 
 
-def made(folder: Path, name: str, variables: dict[str, str]) -> Layer:
-    """Make a layer, with its driver or a dictionary: "neo 25.31" is a driver of that release."""
-    layer, _, release = name.partition(" ")
-    if layer in DRIVERS:
-        variables = {"OCL_ICD_VENDORS": driver(folder, layer, release or "none"), **variables}
+def examine(folder: Path, name: str, variables: dict[str, str]) -> list[Finding]:
     environment = environment_of(folder, **variables)
-    file = f"pdict-v5-loopy-x-{environment.python}.sqlite"
-    dictionary(folder / "home" / ".cache" / "pytools", file, {})
-    return built_in_layer(layer, environment)
+    return list(diagnosis(Stack(environment, plugins=False).named([name])).findings)
 
 
-@pytest.mark.parametrize(("name", "variables", "condition", "words"), STATES)
-def test_states(tmp_path: Path, name: str, variables: dict[str, str], condition: Condition, words: str) -> None:
-    state = made(tmp_path, name, variables).state()
+@pytest.mark.parametrize("row", VALUES, ids=[f"{row[0]} {row[1]}" for row in VALUES])
+def test_a_value_has_a_state_and_a_wrong_one_a_finding_whose_fix_works(tmp_path: Path, row: Row) -> None:
+    layer, variables, condition, words, code, severity = row
+    programs = tmp_path / "home" / ".cache" / "neo_compiler_cache"
+    programs.mkdir(parents=True)
+    (tmp_path / "cwd").mkdir()
+    if code == "cap":
+        (programs / "0123456789abcdef.cl_cache").write_bytes(b"!<arch>\n" + bytes(29_000))
+    set_to = {key: value.format(tmp=tmp_path) for key, value in variables.items()}
+    if layer in DRIVERS:
+        set_to["OCL_ICD_VENDORS"] = driver(tmp_path, layer)
+    environment = environment_of(tmp_path, **set_to)
+    dictionary(tmp_path / "home" / ".cache" / "pytools", f"pdict-v5-loopy-x-{environment.python}.sqlite", {})
+    state = built_in_layer(layer, environment).state()
     assert (state.condition, words in state.why) == (condition, True), state.why
+    found = examine(tmp_path, layer, set_to)
+    assert [(one.layer, one.code, one.severity) for one in found] == ([(layer, code, severity)] if code else [])
+    for finding in found:
+        script = f"{finding.fix}; env -0"
+        done = subprocess.run(["sh", "-c", script], env={"PATH": os.defpath, **set_to}, capture_output=True, check=True)
+        after = dict(pair.split("=", 1) for pair in done.stdout.decode().split("\0") if pair)
+        assert examine(tmp_path, layer, {name: after[name] for name in set_to if name in after}) == []
 
 
 @pytest.mark.parametrize("name", DRIVERS)
@@ -189,77 +222,6 @@ def test_absent_without_driver_gpu_and_cache(tmp_path: Path, name: str, monkeypa
     (tmp_path / "gpus").mkdir()
     has_gpu = built_in_layer(name, replace(environment, topology=tmp_path / "gpus")).state()
     assert has_gpu.condition is (Condition.ENABLED if name == "comgr" else Condition.ABSENT)
-
-
-def test_of_two_drivers_of_intel_neither_release_counts(tmp_path: Path) -> None:
-    for number, release in enumerate(("25.31.34666", "26.35.40000 ")):
-        (tmp_path / f"{number}.icd").symlink_to(driver(tmp_path / str(number), "neo", release))
-    layer = built_in_layer("neo", environment_of(tmp_path, OCL_ICD_VENDORS=str(tmp_path), IGC_Dump="1"))
-    assert layer.state().condition is Condition.UNKNOWN
-    assert [finding.code for finding in layer.diagnose()].count("drivers") == 1
-
-
-# ---------------------------------------------------------------------- findings
-
-
-def examine(folder: Path, name: str, variables: dict[str, str]) -> list[Finding]:
-    environment = environment_of(folder, **variables)
-    return list(diagnosis(Stack(environment, plugins=False).named([name])).findings)
-
-
-RECOMPILES, HARMLESS = Severity.RECOMPILES, Severity.HARMLESS
-SHIPPED = "MESA_DISK_CACHE_READ_ONLY_FOZ_DBS"
-FINDINGS = [
-    ("neo", {"NEO_CACHE_PERSISTENT": "0"}, "off", RECOMPILES),
-    ("neo", {"NEO_CACHE_PERSISTENT": "yes"}, "variable", RECOMPILES),
-    ("neo", {"NEO_CACHE_DIR": "{tmp}/new/er"}, "folder", RECOMPILES),
-    ("neo", {"XDG_CACHE_HOME": "{tmp}/new"}, "folder", RECOMPILES),
-    ("neo", {"NEO_CACHE_MAX_SIZE": "1G"}, "variable", RECOMPILES),
-    ("neo", {"NEO_CACHE_MAX_SIZE": "big"}, "variable", Severity.WASTES),
-    ("neo", {"NEO_CACHE_MAX_SIZE": "30000"}, "cap", RECOMPILES),
-    ("neo", {"IGC_OptDisable": "1"}, "variable", RECOMPILES),
-    ("neo 25.40.1234", {"IGC_OptDisable": "1"}, "variable", RECOMPILES),
-    ("neo 24.13.29138", {"IGC_OptDisable": "1"}, "variable", Severity.RISKS),
-    ("comgr", {"AMD_COMGR_CACHE": "0"}, "off", RECOMPILES),
-    ("comgr", {"AMD_COMGR_CACHE": "off"}, "variable", HARMLESS),
-    ("comgr", {"AMD_COMGR_CACHE_POLICY": "prune_expiration=1h"}, "variable", RECOMPILES),
-    ("comgr", {"AMD_COMGR_CACHE_POLICY": "big"}, "variable", RECOMPILES),
-    ("comgr", {"AMD_COMGR_CACHE_DIR": ""}, "variable", RECOMPILES),
-    ("comgr", {"AMD_COMGR_CACHE_DIR": "here"}, "variable", RECOMPILES),
-    ("comgr", {"XDG_CACHE_HOME": ""}, "variable", RECOMPILES),
-    ("comgr", {"XDG_CACHE_HOME": "here"}, "variable", RECOMPILES),
-    ("comgr", {"HOME": "here"}, "variable", RECOMPILES),
-    ("comgr", {"AMD_COMGR_EMIT_VERBOSE_LOGS": "1"}, "variable", RECOMPILES),
-    ("mesa", {"MESA_SHADER_CACHE_DISABLE": "true"}, "off", RECOMPILES),
-    ("mesa", {"MESA_SHADER_CACHE_DISABLE": "on"}, "variable", HARMLESS),
-    ("mesa", {"XDG_CACHE_HOME": ""}, "variable", RECOMPILES),
-    ("mesa", {"XDG_CACHE_HOME": "rel"}, "variable", RECOMPILES),
-    ("mesa", {"MESA_SHADER_CACHE_DIR": "{tmp}/not/there"}, "variable", RECOMPILES),
-    ("mesa", {"MESA_SHADER_CACHE_MAX_SIZE": "500"}, "variable", HARMLESS),
-    ("mesa", {SHIPPED: "ship"}, "variable", HARMLESS),
-    ("mesa", {"MESA_GLSL_DISABLE_IO_OPT": "yes"}, "variable", RECOMPILES),
-]
-
-
-@pytest.mark.parametrize(("name", "variables", "code", "severity"), FINDINGS)
-def test_each_wrong_value_is_reported_and_its_fix_works(
-    tmp_path: Path, name: str, variables: dict[str, str], code: str, severity: Severity
-) -> None:
-    layer, _, release = name.partition(" ")
-    if code == "cap":
-        program = tmp_path / "home" / ".cache" / "neo_compiler_cache" / "0123456789abcdef.cl_cache"
-        program.parent.mkdir(parents=True)
-        program.write_bytes(b"!<arch>\n" + bytes(29_000))
-    (tmp_path / "home" / ".cache").mkdir(parents=True, exist_ok=True)
-    (tmp_path / "cwd").mkdir()
-    set_to = {key: value.format(tmp=tmp_path) for key, value in variables.items()}
-    set_to["OCL_ICD_VENDORS"] = driver(tmp_path, layer, release or "none")
-    (found,) = examine(tmp_path, layer, set_to)
-    assert (found.layer, found.code, found.severity) == (layer, code, severity)
-    script = f"{found.fix}; env -0"
-    done = subprocess.run(["sh", "-c", script], env={"PATH": os.defpath, **set_to}, capture_output=True, check=True)
-    after = dict(pair.split("=", 1) for pair in done.stdout.decode().split("\0") if pair)
-    assert examine(tmp_path, layer, {name: after[name] for name in set_to if name in after}) == []
 
 
 @pytest.mark.parametrize(

@@ -380,10 +380,11 @@ def test_a_layer_that_takes_no_part_is_named_with_the_reason(home: Home, tmp_pat
     place = tmp_path / "file" / "pocl"
     variables: dict[str, Any] = {"LOOPY_NO_CACHE": "1", "POCL_CACHE_DIR": str(place)}
     document = trace(home, sys.executable, "-c", "import loopy", **variables)
-    named = {"loopy: disabled (LOOPY_NO_CACHE=1)", f"pocl: closed ({place.parent} is not a directory)"}
+    why = "LOOPY_NO_CACHE=1 switches loopy code generation off"
+    named = {f"loopy: disabled ({why})", f"pocl: closed ({place.parent} is not a directory)"}
     assert named <= set(document["said"].splitlines())
     layers = {layer["layer"]: (layer["state"], layer["state_why"]) for layer in document["layers"]}
-    assert (layers["loopy"], layers["pytools"]) == (("disabled", "LOOPY_NO_CACHE=1"), (None, None))
+    assert (layers["loopy"], layers["pytools"]) == (("disabled", why), (None, None))
     unused = sum(state == (None, None) for state in layers.values())
     assert f"{unused} layers: no use seen" in document["said"].replace("more layers", "layers")
     assert "and no lookup missed; loopy is disabled; pocl is closed" in document["said"]

@@ -51,7 +51,7 @@ function _shtab_cachectl_using
 end
 
 set -g _shtab_cachectl_commands report dir ls get put purge prune verify doctor run env trace bench push pull store stage config schedule layers completion demo
-set -g _shtab_cachectl_opts_with_value --allowed-signers --base --by --digest --grace --html --isolated --json --kernel --kernels --key --layer --limit --max-size --older-than --out --output --plot --python --root --rounds --scratch --shell --sign --sort --store --store-mode --store-wait --timeline --user --wait -n -o
+set -g _shtab_cachectl_opts_with_value --allowed-signers --base --by --digest --html --isolated --json --kernel --kernels --key --layer --limit --max-size --older-than --out --output --plot --python --root --rounds --scratch --shell --sign --sort --store --store-mode --store-wait --timeline --user --wait -n -o
 
 complete -c cachectl -e
 complete -c cachectl -f
@@ -81,7 +81,7 @@ complete -c cachectl -n '_shtab_cachectl_using ls' -s h -l help -d 'show this he
 complete -c cachectl -n '_shtab_cachectl_using ls' -l kernel -xka "(cachectl completion --words kernels 2>/dev/null)" -d 'entries of kernels whose name matches'
 complete -c cachectl -n '_shtab_cachectl_using ls' -l older-than -x -d 'not changed or used for 30d, 12h, 2w'
 complete -c cachectl -n '_shtab_cachectl_using ls' -l stale -d 'entries that no known Python or driver can hit any more'
-complete -c cachectl -n '_shtab_cachectl_using ls' -l key -xka "(cachectl completion --words keys 2>/dev/null)" -d 'the entry of this key, or of the only one that begins so (4 characters)'
+complete -c cachectl -n '_shtab_cachectl_using ls' -l key -xka "(cachectl completion --words keys 2>/dev/null)" -d 'the entry of this key'
 complete -c cachectl -n '_shtab_cachectl_using ls' -l sort -xka "size age used" -d 'largest, oldest, or longest unused first'
 complete -c cachectl -n '_shtab_cachectl_using ls' -l limit -x -d 'show no more than N entries'
 complete -c cachectl -n '_shtab_cachectl_using ls' -l python -xka "(__fish_complete_path (commandline -ct))" -d 'a Python whose entries are not stale; may be repeated. Without it, Pythons are looked for on PATH'
@@ -99,7 +99,7 @@ complete -c cachectl -n '_shtab_cachectl_using get' -s o -l output -xka "(__fish
 complete -c cachectl -n '_shtab_cachectl_using get' -l root -xka "(__fish_complete_directories)" -d 'the layers in the isolated root DIR (run --isolated=DIR)'
 complete -c cachectl -n '_shtab_cachectl_using get' -l force -d 'replace an existing FILE that cachectl did not write'
 complete -c cachectl -n '_shtab_cachectl_using get; and test $_shtab_cachectl_npos -eq 0' -ka "(cachectl completion --words layers 2>/dev/null)" -d 'the layer that keeps the entry'
-complete -c cachectl -n '_shtab_cachectl_using get; and test $_shtab_cachectl_npos -eq 1' -ka "(cachectl completion --words keys 2>/dev/null)" -d 'the entry'"'"'s key, as cachectl ls -q prints it; get takes the beginning of one'
+complete -c cachectl -n '_shtab_cachectl_using get; and test $_shtab_cachectl_npos -eq 1' -ka "(cachectl completion --words keys 2>/dev/null)" -d 'the entry'"'"'s key, as cachectl ls -q prints it'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a put -d 'Place an entry that get wrote, so that the library hits it.'
 complete -c cachectl -n '_shtab_cachectl_using put' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using put' -l replace -d 'replace a different entry of that key'
@@ -107,7 +107,7 @@ complete -c cachectl -n '_shtab_cachectl_using put' -l root -xka "(__fish_comple
 complete -c cachectl -n '_shtab_cachectl_using put' -l wait -x -d 'how long to wait for a lock of another process (default: 5)'
 complete -c cachectl -n '_shtab_cachectl_using put' -l shared -d 'also change a cache that other users can write: you trust them'
 complete -c cachectl -n '_shtab_cachectl_using put; and test $_shtab_cachectl_npos -eq 0' -ka "(cachectl completion --words layers 2>/dev/null)" -d 'the layer that keeps the entry'
-complete -c cachectl -n '_shtab_cachectl_using put; and test $_shtab_cachectl_npos -eq 1' -ka "(cachectl completion --words keys 2>/dev/null)" -d 'the entry'"'"'s key, as cachectl ls -q prints it; get takes the beginning of one'
+complete -c cachectl -n '_shtab_cachectl_using put; and test $_shtab_cachectl_npos -eq 1' -ka "(cachectl completion --words keys 2>/dev/null)" -d 'the entry'"'"'s key, as cachectl ls -q prints it'
 complete -c cachectl -n '_shtab_cachectl_using put; and test $_shtab_cachectl_npos -eq 2' -ka "(__fish_complete_path (commandline -ct))" -d 'a file that get wrote, or - for standard input'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a purge -d 'Remove entries; --all is every user layer but tuning results.'
 complete -c cachectl -n '_shtab_cachectl_using purge' -s h -l help -d 'show this help message and exit'
@@ -115,7 +115,7 @@ complete -c cachectl -n '_shtab_cachectl_using purge' -l all -d 'every user laye
 complete -c cachectl -n '_shtab_cachectl_using purge' -l kernel -xka "(cachectl completion --words kernels 2>/dev/null)" -d 'entries of kernels whose name matches'
 complete -c cachectl -n '_shtab_cachectl_using purge' -l older-than -x -d 'not changed or used for 30d, 12h, 2w'
 complete -c cachectl -n '_shtab_cachectl_using purge' -l stale -d 'entries that no known Python or driver can hit any more'
-complete -c cachectl -n '_shtab_cachectl_using purge' -l key -xka "(cachectl completion --words keys 2>/dev/null)" -d 'the entry of this key, or of the only one that begins so (4 characters)'
+complete -c cachectl -n '_shtab_cachectl_using purge' -l key -xka "(cachectl completion --words keys 2>/dev/null)" -d 'the entry of this key'
 complete -c cachectl -n '_shtab_cachectl_using purge' -l damaged -d 'only entries that verify finds damaged, which a run makes again; never results of tuning'
 complete -c cachectl -n '_shtab_cachectl_using purge' -s n -l dry-run -d 'list what would go, and touch nothing'
 complete -c cachectl -n '_shtab_cachectl_using purge' -s v -l verbose -d 'list every layer, and with --dry-run every entry'
@@ -142,7 +142,7 @@ complete -c cachectl -n '_shtab_cachectl_using prune' -l wait -x -d 'how long to
 complete -c cachectl -n '_shtab_cachectl_using prune' -l shared -d 'also change a cache that other users can write: you trust them'
 complete -c cachectl -n '_shtab_cachectl_using prune' -l json -d 'print JSON'
 complete -c cachectl -n '_shtab_cachectl_using prune' -l csv -d 'print CSV: bytes and seconds as numbers'
-complete -c cachectl -n '_shtab_cachectl_using prune; and test $_shtab_cachectl_npos -ge 0' -ka "(cachectl completion --words layers 2>/dev/null)" -d 'a layer that cachectl layers lists (default: every user layer but tuning results)'
+complete -c cachectl -n '_shtab_cachectl_using prune; and test $_shtab_cachectl_npos -ge 0' -ka "(cachectl completion --words layers 2>/dev/null)" -d 'a layer that cachectl layers lists (default: all but tuning results)'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a verify -d 'Look for damage, entry by entry.'
 complete -c cachectl -n '_shtab_cachectl_using verify' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using verify' -l root -xka "(__fish_complete_directories)" -d 'the layers in the isolated root DIR (run --isolated=DIR)'
@@ -154,7 +154,6 @@ complete -c cachectl -n '_shtab_cachectl_using verify' -l csv -d 'print CSV: byt
 complete -c cachectl -n '_shtab_cachectl_using verify; and test $_shtab_cachectl_npos -ge 0' -ka "(cachectl completion --words layers 2>/dev/null)" -d 'a layer that cachectl layers lists (default: all)'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a doctor -d 'Find problems of this set-up, each with the command that fixes it.'
 complete -c cachectl -n '_shtab_cachectl_using doctor' -s h -l help -d 'show this help message and exit'
-complete -c cachectl -n '_shtab_cachectl_using doctor' -l python -xka "(__fish_complete_path (commandline -ct))" -d 'a Python whose entries are not stale; may be repeated. Without it, Pythons are looked for on PATH'
 complete -c cachectl -n '_shtab_cachectl_using doctor' -l root -xka "(__fish_complete_directories)" -d 'the layers in the isolated root DIR (run --isolated=DIR)'
 complete -c cachectl -n '_shtab_cachectl_using doctor' -l user -x -d 'as root: this user'"'"'s caches; may be repeated'
 complete -c cachectl -n '_shtab_cachectl_using doctor' -l all-users -d 'as root: the caches of all users (UID_MIN to UID_MAX of login.defs)'
@@ -200,7 +199,7 @@ complete -c cachectl -n '_shtab_cachectl_using push' -s h -l help -d 'show this 
 complete -c cachectl -n '_shtab_cachectl_using push' -l kernel -xka "(cachectl completion --words kernels 2>/dev/null)" -d 'entries of kernels whose name matches'
 complete -c cachectl -n '_shtab_cachectl_using push' -l older-than -x -d 'not changed or used for 30d, 12h, 2w'
 complete -c cachectl -n '_shtab_cachectl_using push' -l stale -d 'entries that no known Python or driver can hit any more'
-complete -c cachectl -n '_shtab_cachectl_using push' -l key -xka "(cachectl completion --words keys 2>/dev/null)" -d 'the entry of this key, or of the only one that begins so (4 characters)'
+complete -c cachectl -n '_shtab_cachectl_using push' -l key -xka "(cachectl completion --words keys 2>/dev/null)" -d 'the entry of this key'
 complete -c cachectl -n '_shtab_cachectl_using push' -l root -xka "(__fish_complete_directories)" -d 'the layers in the isolated root DIR (run --isolated=DIR)'
 complete -c cachectl -n '_shtab_cachectl_using push' -l sign -xka "(__fish_complete_path (commandline -ct))" -d 'sign what is added with a key of OpenSSH'
 complete -c cachectl -n '_shtab_cachectl_using push' -l allowed-signers -xka "(__fish_complete_path (commandline -ct))" -d 'with --sign, what a signer of this list has pushed counts as present too'
@@ -213,7 +212,7 @@ complete -c cachectl -n '_shtab_cachectl_using pull' -s h -l help -d 'show this 
 complete -c cachectl -n '_shtab_cachectl_using pull' -l kernel -xka "(cachectl completion --words kernels 2>/dev/null)" -d 'entries of kernels whose name matches'
 complete -c cachectl -n '_shtab_cachectl_using pull' -l older-than -x -d 'not changed or used for 30d, 12h, 2w'
 complete -c cachectl -n '_shtab_cachectl_using pull' -l stale -d 'entries that no known Python or driver can hit any more'
-complete -c cachectl -n '_shtab_cachectl_using pull' -l key -xka "(cachectl completion --words keys 2>/dev/null)" -d 'the entry of this key, or of the only one that begins so (4 characters)'
+complete -c cachectl -n '_shtab_cachectl_using pull' -l key -xka "(cachectl completion --words keys 2>/dev/null)" -d 'the entry of this key'
 complete -c cachectl -n '_shtab_cachectl_using pull' -l root -xka "(__fish_complete_directories)" -d 'the layers in the isolated root DIR (run --isolated=DIR)'
 complete -c cachectl -n '_shtab_cachectl_using pull' -l allowed-signers -xka "(__fish_complete_path (commandline -ct))" -d 'take what a signer of this list has signed (ssh-keygen -Y)'
 complete -c cachectl -n '_shtab_cachectl_using pull' -l digest -x -d 'the SHA-256 of the bundle, or the digest of another store, as store ls prints it'
@@ -228,11 +227,10 @@ complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -
 complete -c cachectl -n '_shtab_cachectl_using store' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using store' -l older-than -x -d 'remove what was pushed more than 30d, 12h, 2w ago'
 complete -c cachectl -n '_shtab_cachectl_using store' -l max-size -x -d 'then remove the oldest until at most 500M, 2GiB stay'
-complete -c cachectl -n '_shtab_cachectl_using store' -l grace -x -d 'leave what nothing lists to readers for AGE before it is removed (default: 1d)'
 complete -c cachectl -n '_shtab_cachectl_using store' -s n -l dry-run -d 'list what would be removed, and touch nothing'
 complete -c cachectl -n '_shtab_cachectl_using store' -l allowed-signers -xka "(__fish_complete_path (commandline -ct))" -d 'verify: all must be signed by a signer of this list'
 complete -c cachectl -n '_shtab_cachectl_using store' -l json -d 'print JSON'
-complete -c cachectl -n '_shtab_cachectl_using store; and test $_shtab_cachectl_npos -eq 0' -ka "ls gc verify" -d 'ls: what it holds, and its digest; gc: remove old entries, and later what nothing lists; verify: check all'
+complete -c cachectl -n '_shtab_cachectl_using store; and test $_shtab_cachectl_npos -eq 0' -ka "ls gc verify" -d 'ls: what it holds, and its digest; gc: remove old entries, and what nothing lists; verify: check all'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a stage -d 'Carry warm caches to every node of an MPI job, and back.'
 complete -c cachectl -n '_shtab_cachectl_using stage' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using stage' -l allowed-signers -xka "(__fish_complete_path (commandline -ct))" -d 'take what a signer of this list has signed (ssh-keygen -Y)'

@@ -1,0 +1,103 @@
+"""The layer ``neo``: the places and variables of the program cache of Intel's compute-runtime (NEO) and ``ocloc``.
+
+Sources, in intel/compute-runtime: ``programmers-guide/COMPILER_CACHE.md`` and
+``shared/source/compiler_interface/{default_cache_config,compiler_cache,compiler_interface}.cpp`` with
+``linux/{compiler_cache_linux,os_compiler_cache_helper}.cpp``.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from cachectl.layers.base import declarations, facts, parts, switches
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.lazy import later
+from cachectl.layers.disk.plain import read_plain
+from cachectl.layers.host.driver_layers import DriverLayer, Limit
+
+#: The drivers of OpenCL and Level Zero, and the stand-alone compiler.
+LIBRARIES: Final = ("libigdrcl.so", "libze_intel_gpu.so", "libocloc.so")
+STATISTICS: Final = "stats"
+_LEAF: Final = "neo_compiler_cache"
+# An empty variable counts as not set.
+_PLACES: Final = declarations.Rules(
+    "NEO_CACHE_DIR",
+    linux=(
+        declarations.Rule("NEO_CACHE_DIR"),
+        declarations.Rule("XDG_CACHE_HOME", _LEAF),
+        declarations.Rule("HOME", f".cache/{_LEAF}", source="default (HOME)"),
+    ),
+    windows=(declarations.Rule("NEO_CACHE_DIR"), declarations.Rule("LOCALAPPDATA", f"NEO/{_LEAF}")),
+    macos=(),
+)
+
+
+class NeoLookups(parts.Lookups):
+    """The driver opens the file of an entry to read it, and renames a temporary to a new one.
+
+    From release 26.14 on, it also counts hits and misses in a file of the cache, if a variable says so.
+    """
+
+    files = parts.EntryFiles()
+    mapped = LIBRARIES
+    by = "the driver's own counters"
+    variables: Mapping[str, str] = {"NEO_CACHE_STATS": "1"}
+
+    def counters(self, environment: Environment) -> tuple[int, int] | None:
+        """Return the hits and misses of the cache, if it has the file."""
+        from cachectl.layers.formats import neo_binaries
+
+        for root in _PLACES.roots(environment):
+            with suppress(OSError):
+                return neo_binaries.read_statistics(read_plain(root.path / STATISTICS, limit=64))
+        return None
+
+
+class NeoCompilerCache(DriverLayer):
+    """Programs compiled by Intel's driver for OpenCL or Level Zero, one file each."""
+
+    name = "neo"
+    title = "Intel NEO compiler cache"
+    makers = ("Intel NEO",)
+    settings = (
+        switches.Setting(
+            "NEO_CACHE_PERSISTENT",
+            r"\s*0\s*",
+            r"\s*[+-]?0*[1-9].*",
+            facts.Severity.RECOMPILES,
+            "is no number: the driver takes it for 0, and keeps nothing",
+            "export NEO_CACHE_PERSISTENT=1",
+            disables=True,
+        ),
+    )
+    limit = Limit("NEO_CACHE_MAX_SIZE")
+    # The driver reads it once for each device.
+    switch = declarations.EnvSwitch("NEO_CACHE_PERSISTENT", off="0", read=declarations.at_load(*LIBRARIES))
+    places = _PLACES
+    store: Any = later("cachectl.layers.neo.entries", "programs")
+    about = parts.About(lookups=NeoLookups())
+
+    def faults(self) -> Iterator[switches.Fault]:
+        """Add a missing folder, and variables of the compiler."""
+        yield from super().faults()
+        for root in self.roots():
+            # The driver makes its own folder, and on Linux .cache above it, but none that a variable names.
+            above = {"NEO_CACHE_DIR": 0, "XDG_CACHE_HOME": 1}.get(root.source, 2)
+            folder = (root.path, *root.path.parents)[above]
+            if not folder.is_dir():
+                message = f"{folder} is not there ({root.source}): the driver keeps nothing, and every run compiles"
+                severity, fix = facts.Severity.RECOMPILES, f"mkdir -p {shlex.quote(str(folder))}"
+                found = facts.Finding(self.name, folder, None, severity, "folder", message, fix)
+                yield facts.Condition.DISABLED, found
+        for variable in sorted(name for name in self.environment.variables if name.startswith("IGC_"))[:1]:
+            outcome = "switches the cache off in compute-runtime 25.31 to 26.31, and is in no key of earlier ones"
+            yield facts.Condition.UNKNOWN, switches.misread(self, variable, facts.Severity.RECOMPILES, outcome)
+
+    def relocate(self, folder: Path) -> facts.Switch:
+        """Return the path, and the folder to make first: the driver keeps nothing in a missing folder."""
+        place = folder / "neo"
+        return facts.Switch(self.name, {"NEO_CACHE_DIR": str(place)}, read_at_load=LIBRARIES, makes=(place,))
