@@ -126,7 +126,8 @@ class BundlePlace(StorePlace):
     def __init__(
         self, path: Path | None, environment: Environment, *, writes: bool = False, force: bool = False
     ) -> None:
-        self._path = None if path is None else path.resolve()
+        # The name of a shell's pipe leads nowhere.
+        self._path = path.resolve() if path is not None and (writes or path.is_file()) else path
         self.shown = "-" if path is None else printable(path)
         self._environment = environment
         self._writes = writes

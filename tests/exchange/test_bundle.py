@@ -312,6 +312,17 @@ def test_what_is_no_plain_file_is_no_bundle(home: Home) -> None:
         assert (done.returncode, why in done.stderr) == (2, True)
 
 
+def test_a_bundle_is_read_from_a_pipe_of_a_shell(small: Path, home: Home) -> None:
+    reading, writing = os.pipe()
+    with open(writing, "wb") as file:
+        file.write(small.read_bytes())
+    try:
+        done = Stack(home.environment()).pull(f"/dev/fd/{reading}", TRUSTED, dry_run=True)
+    finally:
+        os.close(reading)
+    assert done.total.placed == 3
+
+
 def test_a_registry_that_answers_nonsense_is_no_empty_one(home: Home) -> None:
     class Answers(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
