@@ -126,6 +126,8 @@ class MesaShaderCache(DriverLayer):
 
     def state(self) -> State:
         """Return the state; without a variable Rusticl has no device."""
+        if self.environment.platform == "win32":
+            return State(Condition.ABSENT, "Mesa keeps no cache on Windows")
         state = super().state()
         if state.condition is not Condition.ENABLED or not state.drivers or self.environment.get("RUSTICL_ENABLE"):
             return state

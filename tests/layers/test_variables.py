@@ -236,6 +236,12 @@ def test_no_finding_without_such_a_driver(tmp_path: Path, name: str, variables: 
     assert examine(tmp_path, name, {"OCL_ICD_VENDORS": str(tmp_path / "none.icd"), **variables}) == []
 
 
+def test_mesa_keeps_no_cache_on_windows(tmp_path: Path) -> None:
+    environment = environment_of(tmp_path, OCL_ICD_VENDORS=driver(tmp_path, "mesa"), RUSTICL_ENABLE="llvmpipe")
+    state = built_in_layer("mesa", replace(environment, platform="win32")).state()
+    assert (state.condition, state.why) == (Condition.ABSENT, "Mesa keeps no cache on Windows")
+
+
 def test_another_home_than_the_accounts_is_said_to_matter_to_older_mesa(tmp_path: Path) -> None:
     environment = environment_of(tmp_path, HOME="/else", OCL_ICD_VENDORS=driver(tmp_path, "mesa"))
     (found,) = built_in_layer("mesa", environment).diagnose()
