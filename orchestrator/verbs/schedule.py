@@ -99,9 +99,10 @@ def schedule(layers: LayerSet, kind: str, *, all_users: bool = False) -> str:
         folder = "/etc/systemd/system" if all_users else '"${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user"'
         systemctl = "systemctl" if all_users else "systemctl --user"
         lines = "".join(f"Environment={_unit_word(f'{name}={value}')}\n" for name, value in variables.items())
-        # systemd takes no path of a program with quotes, backslashes and dollars.
-        started = ("/bin/sh", "-c", 'exec "$0" "$@"', *command)
-        start = " ".join(_unit_word(word).replace("$", "$$") for word in started)
+        if re.search(r"""["'\\$]""", command[0]):
+            why = "systemd starts no program whose path has quotes, backslashes or dollars"
+            raise BadRequest(f"{why}: {command[0]}; run: cachectl schedule cron{words}")
+        start = " ".join(map(_unit_word, command))
         return _SYSTEMD.format(words=words, folder=folder, variables=lines, command=start, systemctl=systemctl)
     if kind == "cron":
         # Users of one machine start at different times, and one user always at the same time.
@@ -143,12 +144,13 @@ def _places(layers: LayerSet) -> set[Path]:
 
 
 def _unit_word(text: str) -> str:
-    """Quote a word of a unit file. Raises :class:`BadRequest` for bytes that no unit file can hold."""
+    """Return a word of a unit file, quoted if it must be. Raises :class:`BadRequest` for what no such file holds."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise BadRequest("systemd reads UTF-8 only; run: cachectl schedule cron") from error
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") + '"'
+    word = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return word if re.fullmatch(r"[\w%+=:,./-]+", word, re.ASCII) else f'"{word}"'
 
 
 def run(request: Request) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from cachectl.layers.base.conformance import snapshot
+from cachectl.layers.base.errors import BadRequest
 from cachectl.stack import Stack
 from cachectl.verbs.schedule import schedule
 
@@ -76,7 +77,7 @@ def test_each_schedule_is_printed_and_changes_nothing(home: Home) -> None:
     )
     folder = str(home.path / "odd %% folder" / "kcache")
     assert f'Environment="POCL_CACHE_DIR={folder}"' in unit.stdout
-    assert re.search(r'ExecStart="/bin/sh" .* "/[^"]+" "-m" "cachectl" "prune"\n', unit.stdout)
+    assert f"ExecStart={sys.executable} -m cachectl prune\n" in unit.stdout
     assert re.search(r"(?m)^\d+ 4 \* \* \* cd / && .* prune >/dev/null # cachectl schedule$", line.stdout)
     assert "odd \\% folder" in line.stdout
     assert 'prune --user "$SLURM_JOB_USER"' in script.stdout
@@ -135,8 +136,8 @@ def test_the_manager_of_systemd_takes_and_runs_the_timer(home: Home) -> None:
 
 
 @pytest.mark.usefixtures("schedulers")
-@pytest.mark.parametrize("name", ["a b", "$HOME", 'quo"te', "apo'strophe", "back\\slash", "per%cent"])
-def test_systemd_starts_a_program_of_any_path(home: Home, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["a b", "plain", "per%cent", "caf\xe9"])
+def test_systemd_starts_a_program_of_such_a_path(home: Home, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = home.path / name / "cachectl"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\n")
@@ -147,6 +148,14 @@ def test_systemd_starts_a_program_of_any_path(home: Home, name: str, monkeypatch
     units = map(str, (home.path / ".config" / "systemd" / "user").glob("cachectl-prune.*"))
     done = home.run("systemd-analyze", "verify", "--user", *units, XDG_RUNTIME_DIR=str(home.path))
     assert complaints(done) == []
+
+
+@pytest.mark.parametrize("name", ["$HOME", 'quo"te', "apo'strophe", "back\\slash"])
+def test_a_path_that_systemd_does_not_start_is_refused(home: Home, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", f"/{name}/python")
+    with pytest.raises(BadRequest, match=r"quotes, backslashes or dollars.*run: cachectl schedule cron$"):
+        schedule(Stack(home.environment()), "systemd")
+    assert "/python" in schedule(Stack(home.environment()), "cron")
 
 
 @pytest.mark.usefixtures("schedulers")
