@@ -17,7 +17,6 @@ import pytest
 from support.bundles import TRUSTED, count, files, keys, programs
 from support.kernels import add_kernels
 
-from cachectl.exchange import folder
 from cachectl.exchange.around import StoreUse
 from cachectl.exchange.folder import FolderPlace
 from cachectl.exchange.format import Item, StoreKey
@@ -28,6 +27,7 @@ from cachectl.exchange.push import Writer, push
 from cachectl.exchange.trust import Trust
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import CachectlError
+from cachectl.layers.disk.atomic import replace_file
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def test_gc_sees_the_clock_of_a_store_whose_files_are_of_others(
     cheap: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a sticky folder, nobody replaces a file of another user."""
-    store, now, replace_file = tmp_path / "store", time.time(), folder.replace_file
+    store, now = tmp_path / "store", time.time()
     at(cheap, now - 9 * 86400).push(str(store), layers=["miopen"])
 
     def refuse(name: str, chunks: Sequence[bytes], folder: int, mode: int) -> None:
@@ -187,7 +187,7 @@ def test_gc_sees_the_clock_of_a_store_whose_files_are_of_others(
             raise PermissionError(name)
         replace_file(name, chunks, folder=folder, mode=mode)
 
-    monkeypatch.setattr(folder, "replace_file", refuse)
+    monkeypatch.setattr("cachectl.exchange.folder.replace_file", refuse)
     for path in store.rglob("*"):
         os.utime(path, (now - 9 * 86400,) * 2)
     assert at(cheap, now).store(str(store)).gc(older_than=86400).removed == 3
