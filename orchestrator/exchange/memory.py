@@ -11,12 +11,14 @@ import errno
 import hashlib
 import json
 import os
+import platform
 import stat
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 from cachectl.exchange.format import INDEX, is_name
+from cachectl.exchange.place import is_url
 from cachectl.layers.base.environment import Environment, user_state_folder
 from cachectl.layers.disk.atomic import remove_file, replace_file
 from cachectl.layers.disk.handles import opened, status_of
@@ -45,7 +47,9 @@ class StoreMemory:
     """What is kept of the store at an address."""
 
     def __init__(self, environment: Environment, address: str) -> None:
-        name = hashlib.sha256(address.encode(errors="replace")).hexdigest()[:32]
+        # Machines that share a home may have different stores at one path.
+        place = address if is_url(address) else f"{platform.node()}:{address}"
+        name = hashlib.sha256(place.encode(errors="replace")).hexdigest()[:32]
         self._folder = user_state_folder(environment) / "stores" / name
         self._new: dict[str, bytes] = {}
         self._before: list[str] = []

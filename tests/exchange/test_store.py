@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import stat
 import sys
 import time
@@ -337,7 +338,7 @@ def test_entries_of_a_base_are_neither_pulled_nor_pushed(cheap: Home, other: Hom
 
 def kept_of(home: Home, store: Path) -> Path:
     """Return the folder with what is kept of a store."""
-    name = hashlib.sha256(str(store).encode()).hexdigest()[:32]
+    name = hashlib.sha256(f"{platform.node()}:{store}".encode()).hexdigest()[:32]
     return home.path / ".local" / "state" / "cachectl" / "stores" / name
 
 
