@@ -30,6 +30,8 @@ _PADDED: Final = 60
 _READABLE: Final = 8
 #: The width of a progress bar.
 _BAR: Final = 20
+#: The line of progress that stands on the terminal, if there is one.
+_PROGRESS: Final[list[str]] = []
 #: How many of a kind text names; JSON lists them all.
 _MANY: Final = 3
 
@@ -143,6 +145,8 @@ def tell(parts: Iterable[object]) -> None:
     """Print tables and lines on standard error, and bytes as they are; a stream that is closed is no failure."""
     with suppress(OSError):
         for part in parts:
+            if _PROGRESS:
+                _show_progress("")
             if isinstance(part, bytes):
                 sys.stderr.flush()
                 os.write(2, part)
@@ -293,6 +297,7 @@ def progress() -> Iterator[Callable[[str | Step], None]]:
 def _show_progress(now: str | Step) -> None:
     """Replace the last line of a terminal."""
     line = printable(now if isinstance(now, str) else _bar(now))
+    _PROGRESS[:] = [line] if line else []
     with suppress(OSError):
         print(f"\r\x1b[K{shorten(line, width(sys.stderr) - 1)}", end="", file=sys.stderr, flush=True)
 

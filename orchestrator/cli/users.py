@@ -134,17 +134,23 @@ def _users(names: Sequence[str]) -> list[struct_passwd]:
     """Return the accounts of these names, or of all people: ``UID_MIN`` to ``UID_MAX`` of login.defs(5)."""
     import pwd
 
-    try:
-        if names:
-            return [pwd.getpwnam(name) for name in dict.fromkeys(names)]
-    except KeyError as error:
-        raise BadRequest(f"unknown user: {error.args[0]}; getent passwd lists accounts") from error
+    if names:
+        return [_account(name) for name in dict.fromkeys(names)]
     text = _LOGIN_DEFS.read_text(errors="replace") if _LOGIN_DEFS.exists() else ""
     bounds = dict(re.findall(r"(?m)^(UID_M(?:IN|AX))\s+(\d{1,10})\b", text))
     people = range(int(bounds.get("UID_MIN", 1000)), int(bounds.get("UID_MAX", 60000)) + 1)
     # Several names may share one user id and home.
     found = {(user.pw_uid, user.pw_dir): user for user in reversed(pwd.getpwall()) if user.pw_uid in people}
     return [user for user in reversed(found.values()) if os.path.isdir(user.pw_dir)]
+
+
+def _account(name: str) -> struct_passwd:
+    import pwd
+
+    try:
+        return pwd.getpwnam(name)
+    except KeyError as error:
+        raise BadRequest(f"unknown user {name!r}; getent passwd lists accounts") from error
 
 
 def _ask(user: struct_passwd, words: Sequence[str]) -> _Answer:

@@ -263,12 +263,17 @@ def job_of(environment: Environment) -> tuple[int | None, str] | None:
 
 
 def _apart(environment: Environment, path: Path) -> bool:
-    """Return whether a root is this rank's own: whether a folder's name ends with the rank, or names the node."""
+    """Return whether a root is this rank's own: whether a folder's name, the home's path apart, ends with the rank.
+
+    The rank within the node counts on a local disk, and elsewhere only if the name has the node too.
+    """
     home, node = environment.home_folder, platform.node()
-    ranks = {launcher.number_of(environment, name) for name in (*(rank for _, rank in launcher.RANKS), *_LOCAL_RANKS)}
+    local = network_file_system(path, mounts=environment.mounts) is None
     for part in path.relative_to(home).parts if path.is_relative_to(home) else path.parts:
         end = re.search(r"[0-9]{1,12}$", part)
-        if (node and node in part) or (end is not None and int(end[0]) in ranks):
+        within = {*_LOCAL_RANKS} if local or node in part else set()
+        variables = {rank for _, rank in launcher.RANKS} - {*_LOCAL_RANKS} | within
+        if end is not None and int(end[0]) in {launcher.number_of(environment, name) for name in variables}:
             return True
     return False
 

@@ -231,3 +231,9 @@ def test_a_value_of_any_bytes_reaches_the_shell(home: Home) -> None:
 def test_a_terminal_need_not_obey_what_a_key_holds(home: Home) -> None:
     program = "from cachectl.cli import output; output.show_raw(['a\\x1b[31mb'])"
     assert home.terminal(sys.executable, "-c", program).stdout == "a\\x1b[31mb\n"
+
+
+def test_a_warning_stands_on_a_line_without_the_progress(home: Home) -> None:
+    program = "from cachectl.cli import output\nwith output.progress() as show: show('purging'); output.warn('w')"
+    shown = home.terminal(sys.executable, "-c", program).stdout
+    assert "purging\r\x1b[Kcachectl: w\n" in shown

@@ -236,8 +236,11 @@ def test_a_rank_of_a_node_has_a_root_of_its_own_where_the_name_of_its_folder_say
     local = {"MPI_LOCALNRANKS": "4", "MPI_LOCALRANKID": "1"}
     for variables, name, kind, shared in (
         (slurm, "rank-1", "ext4", False),
+        (slurm, "rank-1", "nfs", True),
         (slurm, "rank-3", "ext4", True),
-        (local, f"{platform.node()}-roots", "nfs", False),
+        (local, "rank1", "nfs", True),
+        (local, f"rank{platform.node()}-1", "nfs", False),
+        (local, f"rank{platform.node()}-2", "nfs", True),
     ):
         make(tmp_path / name)
         environment = environment_of(tmp_path, POCL_CACHE_DIR=str(tmp_path / name), **variables)
