@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -23,7 +23,7 @@ from cachectl.layers.formats.details import Details
 from cachectl.layers.miopen import kernel_db, names, places
 from cachectl.layers.miopen.databases import SEPARATOR, DatabaseFile, MIOpenDatabases, stale_because
 from cachectl.layers.stores.database import is_wal
-from cachectl.layers.stores.files import Files
+from cachectl.layers.stores.files import Files, Index
 from cachectl.layers.stores.rows import Row, RowFile, Values
 from cachectl.layers.stores.tree import Shape
 
@@ -162,6 +162,15 @@ class ObjectCodec(Codec):
         return None if whole else Damage(Severity.FAILS, "is no code object")
 
 
+class Folders(Index):
+    """MIOpen makes the folders again that it needs, so those that become empty are removed."""
+
+    def changing(self, store: Files, root: Root) -> AbstractContextManager[bool]:
+        """Yield that no program needs a folder that is there now."""
+        del store, root
+        return nullcontext(enter_result=True)
+
+
 class UserKernelDatabases(KernelDatabases):
     """The user's rows, and the files of single kernels of old versions."""
 
@@ -172,7 +181,7 @@ class UserKernelDatabases(KernelDatabases):
     shape = Shape((names.VERSION_FOLDER, regex("[0-9a-f]{32}"), regex(r".+\.o(?:bj)?")), folders=False)
 
     def _objects(self) -> Files:
-        store = Files(self.shape, codec=ObjectCodec())
+        store = Files(self.shape, codec=ObjectCodec(), index=Folders())
         store.__dict__.update(name=self.name, environment=self.environment)
         return store
 

@@ -178,6 +178,7 @@ def test_an_old_object_file_comes_and_goes_as_it_stands(tmp_path: Path, layer: M
     assert layer.clear(layer.plan_clear(Selection(key=OBJECT))).removed == 1
     path = tmp_path / ".cache" / "miopen" / OBJECT
     assert not path.exists()
+    assert not path.parent.parent.exists(), "the empty folders above it stay"
     layer.put(OBJECT, read)
     assert path.read_bytes() == CODE
     with pytest.raises(LayerError, match="is not a key"):
