@@ -399,9 +399,11 @@ class RowFile:
 
     @contextmanager
     def _connected(self, mode: str) -> Iterator[sqlite3.Connection]:
-        for suffix in ("", *database.COMPANIONS):
-            # Sqlite must not open a link, a pipe or so.
-            if not suffix or os.path.lexists(database.companion(self.path, suffix)):
+        # Sqlite must not open a link, a pipe or so.
+        plain.plain_status(self.path)
+        for suffix in database.COMPANIONS:
+            # Another program may remove its journal at any moment.
+            with suppress(FileNotFoundError):
                 plain.plain_status(database.companion(self.path, suffix))
         location = f"file:{quote(os.fsencode(self.path))}?{mode}"
         opened = sqlite3.connect(

@@ -133,6 +133,14 @@ def test_every_truncation_is_found_and_none_ends_in_an_error(home: Home) -> None
         assert not path.exists()
 
 
+def test_a_journal_that_vanishes_while_a_database_is_opened_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = dictionary(tmp_path / FILE, 1)
+    monkeypatch.setattr(os.path, "lexists", lambda _: True)
+    assert len(RowFile("loopy", path, SCHEMA).rows()) == 1
+
+
 def test_a_damaged_file_goes_only_whole_unchanged_and_used_by_nobody(tmp_path: Path) -> None:
     path = dictionary(tmp_path / FILE)
     rows = rows_in(path, lock_timeout=0.1)
