@@ -275,11 +275,15 @@ class Layer:
         return owner_of(root, self.store.file_of(root, key)) if self.environment.superuser else None
 
     def _plan_damaged(self, root: Root, selection: Selection) -> Plan:
-        damaged = [(finding, finding.thing) for finding in self.store.verify(root) if finding.thing is not None]
+        findings = list(self.store.verify(root))
+        damaged = [(finding, finding.thing) for finding in findings if finding.thing is not None]
         if self.about.precious:
             notes = tuple(Note(finding.key or "*", f"{_TUNING}; {finding.message}") for finding, _ in damaged)
             return Plan(self.name, skipped=notes)
-        return self.plan_removal(thing for _, thing in damaged if selection.matches(thing))
+        plan = self.plan_removal(thing for _, thing in damaged if selection.matches(thing))
+        # Whether these are damaged is unknown.
+        unread = (finding for finding in findings if finding.code == "unreadable")
+        return replace(plan, failed=tuple(Note(finding.key or str(root.path), finding.message) for finding in unread))
 
     def _plan_root(self, root: Root, selection: Selection) -> Plan:
         chosen: list[Removable] = []

@@ -234,7 +234,6 @@ class MIOpenTuning(MIOpenLayer):
     switched_part = "MIOpen's find-db"
     about = MIOpenLayer.about._replace(
         precious=True,
-        unchecked="perf-dbs in sqlite",
         on_network=Hazard(
             Severity.RISKS,
             "the locks of MIOpen up to 3.3 lie in each node's temporary folder, so nodes write over each other's "
@@ -280,7 +279,7 @@ class MIOpenSystemTuning(MIOpenTuning):
     name = "miopen-system-tuning"
     title = "MIOpen system tuning results"
     places = where.SYSTEM_TUNING
-    about = _PACKAGED._replace(unchecked="perf-dbs in sqlite")
+    about = _PACKAGED
     store: Any = later("cachectl.layers.miopen.tuning", "SystemTuningDatabases")
 
     def diagnose(self) -> Iterator[facts.Finding]:

@@ -242,6 +242,8 @@ class History:
 
     uses: list[tuple[float, bool]] = field(default_factory=list)
     doubts: set[str] = field(default_factory=set)
+    #: How often it was opened, or made.
+    openings: int = 0
     #: How often it is open now; ``None`` if its openings began before its events.
     _open: int | None = 0
     #: The next opening is that of the program that creates the file.
@@ -288,6 +290,7 @@ class History:
     def _appear(self, at: float) -> None:
         if not self._listed:
             self.uses.append((at, True))
+            self.openings += 1
         self._gone = False
         self._open = None
 
@@ -297,6 +300,7 @@ class History:
         self._open = (self._open or 0) + 1
         if not self._creating:
             self.uses.append((at, False))
+            self.openings += 1
             self._dirty = False
         self._creating = False
 
@@ -308,6 +312,7 @@ class History:
             if self._listed:
                 # It was opened by the program that made it.
                 self.uses.pop()
+                self.openings -= 1
             elif not self._writing:
                 # It was perhaps found broken by who read it right before, which was no hit.
                 broken = len(self.uses) > 1 and not self.uses[-2][1]
@@ -446,7 +451,7 @@ class EntryEvents:
         if layer.store.is_key(key):
             seen.entries.append((root, key, history))
         elif shared is not None and shared.fullmatch(key.rpartition("/")[2]):
-            seen.shared[root.path / key] = len(history.uses)
+            seen.shared[root.path / key] = history.openings
         else:
             return
         seen.doubts |= dict.fromkeys(sorted(history.doubts))
