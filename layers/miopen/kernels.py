@@ -162,7 +162,7 @@ class ObjectCodec(Codec):
         return None if whole else Damage(Severity.FAILS, "is no code object")
 
 
-class Folders(Index):
+class ObjectFolders(Index):
     """MIOpen makes the folders again that it needs, so those that become empty are removed."""
 
     def changing(self, store: Files, root: Root) -> AbstractContextManager[bool]:
@@ -181,7 +181,7 @@ class UserKernelDatabases(KernelDatabases):
     shape = Shape((names.VERSION_FOLDER, regex("[0-9a-f]{32}"), regex(r".+\.o(?:bj)?")), folders=False)
 
     def _objects(self) -> Files:
-        store = Files(self.shape, codec=ObjectCodec(), index=Folders())
+        store = Files(self.shape, codec=ObjectCodec(), index=ObjectFolders())
         store.__dict__.update(name=self.name, environment=self.environment)
         return store
 
