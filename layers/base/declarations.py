@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -14,20 +15,15 @@ from cachectl.layers.base.environment import Environment, user_cache_folder
 from cachectl.layers.base.facts import Condition, Root, Scope, State, When
 
 
-class Places:
-    """The places where a library keeps entries: one folder, unless :meth:`roots` is overridden."""
+class Places(ABC):
+    """The places where a library keeps entries."""
 
     #: Moves the cache to a folder.
     variable: str
 
-    def place(self, environment: Environment) -> tuple[Path, str] | None:
-        """Return the folder and the reason for it; ``None`` if there is none."""
-        raise NotImplementedError
-
+    @abstractmethod
     def roots(self, environment: Environment) -> tuple[Root, ...]:
         """Return every place, existing or not; the one the library writes to comes first."""
-        place = self.place(environment)
-        return () if place is None else (Root(place[0], Scope.USER, place[1]),)
 
     def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
         """Return the variables that make the library keep everything under another folder."""
@@ -42,10 +38,11 @@ class EnvPath(Places):
     #: Returns the folder and the reason for it.
     default: Callable[[Environment], tuple[Path, str]]
 
-    def place(self, environment: Environment) -> tuple[Path, str]:
-        """Return the folder and the reason for it."""
+    def roots(self, environment: Environment) -> tuple[Root, ...]:
+        """Return the one folder."""
         named = environment.get(self.variable)
-        return (environment.absolute(named), self.variable) if named else self.default(environment)
+        path, source = (environment.absolute(named), self.variable) if named else self.default(environment)
+        return (Root(path, Scope.USER, source),)
 
 
 def user_cache(application: str) -> Callable[[Environment], tuple[Path, str]]:
@@ -155,6 +152,11 @@ class Rules(Places):
                 if odd is not Odd.UNSET or is_absolute(value).is_absolute():
                     return rule, value, None if is_absolute(value).is_absolute() else odd
         return None
+
+    def roots(self, environment: Environment) -> tuple[Root, ...]:
+        """Return the one folder, if there is one."""
+        place = self.place(environment)
+        return () if place is None else (Root(place[0], Scope.USER, place[1]),)
 
     def place(self, environment: Environment) -> tuple[Path, str] | None:
         """Return the folder and the reason for it; ``None`` if there is none."""

@@ -107,7 +107,8 @@ class Layer:
         try:
             refusals = dict(self.refusals())
             if Ability.DISABLE not in refusals:
-                self.switched(on=False), self.switched(on=True)
+                self.switched(on=False)
+                self.switched(on=True)
             if Ability.RELOCATE not in refusals:
                 self.relocate(self.environment.temporary)
         except FAILURES as error:
