@@ -34,9 +34,9 @@ class Request:
     """What a verb is given by the command line: the options that were typed, and the command after ``--``.
 
     ``words`` is the whole line. ``output`` is the module that prints: ``say`` prints tables and lines for people,
-    ``notice`` a line on standard error, ``tell`` tables, lines and bytes there, ``warn_notes`` the first notes;
-    ``progress`` yields a function to call with what is done, or with each :class:`Step`. ``environment`` is the one
-    that :func:`~cachectl.cli.main.main` was given, by default this process's.
+    ``notice`` a line on standard error, ``say_on_stderr`` tables, lines and bytes there, ``warn_notes`` the first
+    notes; ``progress`` yields a function to call with what is done, or with each :class:`Step`. ``environment`` is the
+    one that :func:`~cachectl.cli.main.main` was given, by default this process's.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Request:
         self._output = output
         self.notice: Callable[[str], None] = output.warn
         self.say: Callable[[Iterable[object]], None] = output.say
-        self.tell: Callable[[Iterable[object]], None] = output.tell
+        self.say_on_stderr: Callable[[Iterable[object]], None] = output.say_on_stderr
         self.warn_notes: Callable[[str, Sequence[Note]], None] = output.warn_notes
         self.progress: Callable[[], AbstractContextManager[Callable[[str | Step], None]]] = output.progress
 

@@ -125,8 +125,8 @@ class Job:
 # ---------------------------------------------------------------------- one node
 
 
-class _Told(NamedTuple):
-    """What the leader of a node tells rank 0."""
+class _NodeReport(NamedTuple):
+    """What the leader of a node reports to rank 0."""
 
     node: str
     placed: int
@@ -229,10 +229,10 @@ class NodeRoot:
             return None
         return parcel.file
 
-    def told(self, node: str) -> _Told:
-        """Return what there is to tell, and forget the notes."""
+    def report(self, node: str) -> _NodeReport:
+        """Return the state of the node, and forget the notes."""
         notes, self.notes = tuple(self.notes), []
-        return _Told(node, self.placed, self.usable, self.trusted, notes)
+        return _NodeReport(node, self.placed, self.usable, self.trusted, notes)
 
     def remove(self) -> None:
         """Remove the folder and everything in it."""
@@ -318,28 +318,28 @@ class Ranks:
             self._here = NodeRoot(self.environment, job.scratch or self.environment.temporary)
             if job.source is not None:
                 self._here.fill(job.source, job.trust)
-            self._report(self._leaders, self._leaders.gather(self._here.told(self._name)) or [])
+            self._report(self._leaders, self._leaders.gather(self._here.report(self._name)) or [])
         _rest(self._node)
         result = (None, {}) if self._here is None else (self._here.root, dict(self._here.variables))
         self.root, variables = self._node.bcast(result)
         return cast("Mapping[str, str | None]", variables)
 
-    def _report(self, leaders: Intracomm, told: list[_Told]) -> None:
+    def _report(self, leaders: Intracomm, reports: list[_NodeReport]) -> None:
         """Say what was staged. Nothing is written over a source that a node could not use."""
-        if self._writes and self._job.is_same and not leaders.bcast(all(node.usable for node in told)):
+        if self._writes and self._job.is_same and not leaders.bcast(all(node.usable for node in reports)):
             self._writes = False
             note = f"nothing will be written to {self._job.out}, which stays as it is"
-            told += [node._replace(notes=(note,), placed=0) for node in told[:1]]
-        if trusted := dict.fromkeys(why for node in told for why in node.trusted):
-            nodes = f"{sum(node.placed > 0 for node in told)} of {plural(leaders.size, 'node')}"
-            entries = sum(node.placed for node in told)
+            reports += [node._replace(notes=(note,), placed=0) for node in reports[:1]]
+        if trusted := dict.fromkeys(why for node in reports for why in node.trusted):
+            nodes = f"{sum(node.placed > 0 for node in reports)} of {plural(leaders.size, 'node')}"
+            entries = sum(node.placed for node in reports)
             self._inform(f"staged {entries:,} entries on {nodes}; trusted: {', '.join(trusted)}")
-        self._say(told)
+        self._say(reports)
 
-    def _say(self, told: Iterable[_Told]) -> None:
+    def _say(self, reports: Iterable[_NodeReport]) -> None:
         """Print a line for each note."""
         nodes: dict[str, list[str]] = {}
-        for node in told:
+        for node in reports:
             for note in node.notes:
                 nodes.setdefault(note, []).append(node.node)
         for note, names in nodes.items():
@@ -363,7 +363,7 @@ class Ranks:
                 self.notice(f"a rank has failed: nothing was written to {self._job.out}")
         elif self._leaders is not None and self._here is not None and self._writes:
             self._collect(self._leaders, self._here)
-            self._say(self._leaders.gather(self._here.told(self._name)) or [])
+            self._say(self._leaders.gather(self._here.report(self._name)) or [])
 
     def _collect(self, leaders: Intracomm, here: NodeRoot) -> None:
         """Send the new entries that no lower leader has to rank 0, which pushes its own and those it receives."""

@@ -188,7 +188,7 @@ def kernels_in(data: bytes) -> tuple[str, ...] | None:
 
 
 def owned(raws: Sequence[RawEntry], *, contents: bool) -> Iterator[Entry]:
-    """Yield entries with their owners, told by driver and device; only ``contents`` unpacks the names of kernels."""
+    """Yield entries with their owners, which driver and device show; only ``contents`` unpacks the names of kernels."""
     groups: dict[tuple[str, str], list[RawEntry]] = {}
     for raw in raws:
         if raw.header is not None:

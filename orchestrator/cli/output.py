@@ -141,7 +141,7 @@ def _wrapped(line: str) -> list[str]:
     return wrapped or [""]
 
 
-def tell(parts: Iterable[object]) -> None:
+def say_on_stderr(parts: Iterable[object]) -> None:
     """Print tables and lines on standard error, and bytes as they are; a stream that is closed is no failure."""
     with suppress(OSError):
         for part in parts:
@@ -157,7 +157,7 @@ def tell(parts: Iterable[object]) -> None:
 
 def warn(line: str, speaker: str = "cachectl") -> None:
     """Print one line on standard error."""
-    tell([f"{speaker}: {line}"])
+    say_on_stderr([f"{speaker}: {line}"])
 
 
 def warn_notes(about: str, notes: Sequence[Note]) -> None:

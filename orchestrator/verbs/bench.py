@@ -314,7 +314,7 @@ def run(request: Request) -> int:
         with request.progress() as show_step:
             measured = bench(request.command, request.stack, options.rounds, notice=request.notice, show=show_step)
     except Ended as ended:
-        request.tell(f"command: {line}" for line in ended.said)
+        request.say_on_stderr(f"command: {line}" for line in ended.said)
         raise
     if options.json != STREAM:
         # Standard output may belong to the picture.
