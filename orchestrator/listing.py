@@ -69,7 +69,7 @@ def listed(
             continue
         for root in roots:
             try:
-                for thing in layer.store.find(root, selection) if contents else layer.store.scan(root, contents=False):
+                for thing in layer.store.scan(root, selection, contents=contents):
                     if isinstance(thing, Problem):
                         notice(Trouble(layer.name, thing.path, thing.code, thing.message, failed=thing.hides))
                     elif isinstance(thing, Entry) and selection.matches(thing):

@@ -119,7 +119,7 @@ class Layer:
     def entries(self, selection: Selection = ALL) -> Iterator[Entry]:
         """Yield the selected entries of every root."""
         for root in self.roots():
-            for found in self.store.find(root, selection):
+            for found in self.store.scan(root, selection):
                 if isinstance(found, Entry) and selection.matches(found):
                     yield found
 
@@ -144,36 +144,46 @@ class Layer:
         self._require(Ability.GET)
         found: dict[str, facts.Artifact | Exception] = {}
         for root in self.roots():
-            found.update(self.store.read_many(root, [key for key in keys if key not in found]))
+            found.update(self.store.read(root, [key for key in keys if key not in found]))
         return found
 
     @final
     def put(self, key: str, artifact: facts.Artifact, *, replace: bool = False) -> None:
         """Place an artifact under a key, so that the library itself would hit it.
 
-        Raises :class:`Refused`, :class:`ForeignForm`, :class:`Damaged`, or :class:`EntryExists` if a
-        different entry has the key and ``replace`` is not set. Putting equal bytes again does nothing.
+        Raises :class:`Refused`, :class:`ForeignForm`, :class:`Damaged`, or :class:`EntryExists` if a different entry
+        has the key and ``replace`` is not set. Putting equal bytes again does nothing.
         """
         with self._named():
             root = self._root_to_put()
             if artifact.key != key:
                 # A library accepts any file with the name of a key as the entry.
                 raise ForeignForm(self.name, f"the artifact was taken from the key {artifact.key!r}; put it there")
-            self._require_fit(root, artifact)
-            self.store.write(root, key, artifact, replace=replace)
+            (result,) = self._write(root, [artifact], replace=replace)
+            if isinstance(result, Exception):
+                raise result
 
     @final
     def put_new(self, artifacts: Sequence[facts.Artifact]) -> list[bool | Exception]:
-        """Place the artifacts whose keys are free, each whole or not at all, each under its own key.
+        """Place the artifacts whose keys are free, each whole or not at all, under its own key.
 
         Returns for each: ``True`` if it was placed, ``False`` if the same entry is present, else the error that
         :meth:`put` would raise. Raises :class:`Refused` if the layer cannot.
         """
-        root = self._root_to_put()
-        refused = [attempt(partial(self._require_fit, root, artifact)) for artifact in artifacts]
-        fit = [artifact for artifact, reason in zip(artifacts, refused, strict=True) if reason is None]
-        written = iter(self.store.write_new(root, fit))
-        return [next(written) if reason is None else reason for reason in refused]
+        return self._write(self._root_to_put(), artifacts, replace=False)
+
+    def _write(self, root: Root, artifacts: Sequence[facts.Artifact], *, replace: bool) -> list[bool | Exception]:
+        placed: list[bool | Exception | None] = [
+            attempt(partial(self._require_fit, root, artifact)) for artifact in artifacts
+        ]
+        while waiting := [index for index, result in enumerate(placed) if result is None]:
+            # Of artifacts with one key, the first is placed before the others are compared with it.
+            first = {artifacts[index].key: index for index in reversed(waiting)}
+            batch = [artifacts[index] for index in sorted(first.values())]
+            written = self.store.write(root, batch, replace=replace)
+            for key, index in first.items():
+                placed[index] = written[key]
+        return [result for result in placed if result is not None]
 
     @contextmanager
     def _named(self) -> Iterator[None]:

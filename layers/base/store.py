@@ -1,8 +1,8 @@
 """The protocol of stores, in which layers keep their entries, and of codecs, which read the bytes of one entry.
 
-A layer declares one store. :mod:`cachectl.layers.stores` has three general ones: files in a folder tree, rows of
-sqlite files, and records of text files. A store lists, reads, places and removes entries safely; the layer decides
-when that is allowed.
+A layer declares one store. :mod:`cachectl.layers.stores` has three general ones: files in a folder tree, rows of sqlite
+files, and records of text files. A store lists, reads, places and removes entries safely; the layer decides when that
+is allowed.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import EntryExists, LayerError, Unsettled, reason_of
 from cachectl.layers.base.facts import Entry, Found, Housekeeping, Orphan, Problem, Removable, Root, Usage
-from cachectl.layers.base.selection import Selection
+from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.disk.trust import closed_by_another
 
 if TYPE_CHECKING:
     from cachectl.layers.formats.details import Details
 
 T = TypeVar("T")
+#: What can go wrong with one entry of several.
+EntryError = LayerError | OSError
 
 
 class Damage(NamedTuple):
@@ -56,8 +58,8 @@ class Codec(ABC):
 class Store(ABC):
     """The store of a layer's entries. A layer declares it, and it is bound to a name and environment with the layer.
 
-    The first four methods are the protocol. The others have a general implementation for entries whose keys are paths
-    below the root; a store overrides one if it has a faster or safer way.
+    The first four methods are the protocol; each takes and gives many entries. The others have a general implementation
+    for entries whose keys are paths below the root; a store overrides one if it has a faster or safer way.
     """
 
     #: The layer's name.
@@ -77,20 +79,26 @@ class Store(ABC):
     # ------------------------------------------------------------------ the protocol
 
     @abstractmethod
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
-        """Yield each thing in a root; damage is yielded as a problem, never raised.
+    def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
+        """Yield the things in a root, at least those that the selection matches.
 
-        With ``contents=False`` entries are not read: their kernels are unknown, and they are stale only if their name
-        shows it.
+        Damage is yielded as a problem, never raised. With ``contents=False`` entries are not read: their kernels are
+        unknown, and they are stale only if their name shows it.
         """
 
     @abstractmethod
-    def read(self, root: Root, key: str) -> facts.Artifact | None:
-        """Read one entry, or return ``None`` if the root has no such key."""
+    def read(self, root: Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | EntryError]:
+        """Map each key that the root has to its artifact, or to the reading error."""
 
     @abstractmethod
-    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
-        """Verify, stage and place an entry; the caller has checked its form."""
+    def write(
+        self, root: Root, artifacts: Sequence[facts.Artifact], *, replace: bool = False
+    ) -> Mapping[str, bool | EntryError]:
+        """Verify, stage and place entries with different keys; the caller has checked their forms.
+
+        Maps each key to ``True`` if the entry was placed, ``False`` if the same one was present, else to the error:
+        :class:`EntryExists` if a different one is present and ``replace`` is not set.
+        """
 
     @abstractmethod
     def remove(self, root: Root, targets: tuple[Removable, ...]) -> facts.Outcome:
@@ -126,11 +134,6 @@ class Store(ABC):
 
     # ------------------------------------------------------------------ listing
 
-    def find(self, root: Root, selection: Selection) -> Iterator[Found]:
-        """Yield at least the things that a selection matches."""
-        del selection
-        yield from self.scan(root, contents=True)
-
     def usage(self, root: Root) -> Usage:
         """Count a root."""
         return sum_usage(self.scan(root, contents=False))
@@ -155,38 +158,6 @@ class Store(ABC):
         del root, tag, since, known
         yield from ()
 
-    # ------------------------------------------------------------------ many at once
-
-    def read_many(self, root: Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError | OSError]:
-        """Map each key of the root to its artifact, or to the reading error."""
-        read = ((key, attempt(partial(self.read, root, key))) for key in keys)
-        return {key: artifact for key, artifact in read if artifact is not None}
-
-    def write_new(self, root: Root, artifacts: Sequence[facts.Artifact]) -> list[bool | LayerError | OSError]:
-        """Place several new entries, as :meth:`Layer.put_new` says; the caller has checked their forms."""
-        first: dict[str, facts.Artifact] = {}
-        for artifact in artifacts:
-            first.setdefault(artifact.key, artifact)
-        done = dict(self._write_together(root, list(first.values())))
-        return [done.pop(one.key) if one.key in done else self._write_one(root, one) for one in artifacts]
-
-    def _write_together(
-        self, root: Root, artifacts: Sequence[facts.Artifact]
-    ) -> Mapping[str, bool | LayerError | OSError]:
-        """Place entries with different keys together if that is faster; the others are placed one by one."""
-        del root, artifacts
-        return {}
-
-    def _write_one(self, root: Root, artifact: facts.Artifact) -> bool | LayerError | OSError:
-        # If the existing entry is unreadable, `write` decides: it finishes an interrupted write and refuses to
-        # overwrite damage.
-        is_readable = self.refusals().get(facts.Ability.GET) is None
-        standing = attempt(partial(self.read, root, artifact.key)) if is_readable else None
-        if isinstance(standing, facts.Artifact):
-            return False if standing.data == artifact.data else EntryExists(self.name, root.path)
-        failure = attempt(partial(self.write, root, artifact.key, artifact, replace=False))
-        return True if failure is None else failure
-
     def recover(self, root: Root) -> None:
         """Finish, or roll back, the interrupted writes of a root, as the next program there would.
 
@@ -200,33 +171,66 @@ class Store(ABC):
         """Check every entry as its library would, and yield those it could not use."""
         for found in self.scan(root):
             if isinstance(found, Problem):
-                yield self.to_finding(root, found)
-
-    @final
-    def to_finding(self, root: Root, problem: Problem) -> facts.Finding:
-        """Return the finding of a problem: unreadable things may hide entries that fail a program."""
-        quoted, message = shlex.quote(str(problem.path)), problem.message
-        severity, fix = facts.Severity.HARMLESS, f"nothing, or move {quoted} elsewhere"
-        if problem.code == "unreadable":
-            severity, fix = facts.Severity.FAILS, f"chmod u+rwx {quoted}"
-            if closed := closed_by_another(problem.path, self.environment.home_folder):
-                message += f"; it belongs to {closed.owner}"
-                fix = closed.fix
-        key = os.path.relpath(problem.path, root.path)
-        return facts.Finding(self.name, root.path, None if key == "." else key, severity, problem.code, message, fix)
+                yield finding_of(self, root, found)
 
 
-def unreadable(path: Path, error: LayerError | OSError) -> Problem:
+def finding_of(store: Store, root: Root, problem: Problem) -> facts.Finding:
+    """Return the finding of a problem: unreadable things may hide entries that fail a program."""
+    quoted, message = shlex.quote(str(problem.path)), problem.message
+    severity, fix = facts.Severity.HARMLESS, f"nothing, or move {quoted} elsewhere"
+    if problem.code == "unreadable":
+        severity, fix = facts.Severity.FAILS, f"chmod u+rwx {quoted}"
+        if closed := closed_by_another(problem.path, store.environment.home_folder):
+            message += f"; it belongs to {closed.owner}"
+            fix = closed.fix
+    key = os.path.relpath(problem.path, root.path)
+    where = None if key == "." else key
+    return facts.Finding(store.name, root.path, where, severity, problem.code, message, fix)
+
+
+def unreadable(path: Path, error: EntryError) -> Problem:
     """Return the problem of an entry that could not be read, and may be whole."""
     return Problem(path, "unreadable", reason_of(error))
 
 
-def attempt(act: Callable[[], T]) -> T | LayerError | OSError:
+def attempt(act: Callable[[], T]) -> T | EntryError:
     """Return the result of a call, or the error that it raises about one entry."""
     try:
         return act()
     except (LayerError, OSError) as error:
         return error
+
+
+def read_each(
+    read: Callable[[str], facts.Artifact | None], keys: Iterable[str]
+) -> dict[str, facts.Artifact | EntryError]:
+    """Read entries one by one, for :meth:`Store.read`."""
+    found = ((key, attempt(partial(read, key))) for key in keys)
+    return {key: artifact for key, artifact in found if artifact is not None}
+
+
+def write_each(
+    store: Store,
+    root: Root,
+    artifacts: Iterable[facts.Artifact],
+    write: Callable[[facts.Artifact], object],
+    *,
+    replace: bool,
+) -> dict[str, bool | EntryError]:
+    """Place entries one by one, for :meth:`Store.write`; ``write`` raises the error of an entry."""
+    results: dict[str, bool | EntryError] = {}
+    for artifact in artifacts:
+        present = store.read(root, [artifact.key]).get(artifact.key)
+        if isinstance(present, facts.Artifact) and present.data == artifact.data:
+            results[artifact.key] = False
+        elif isinstance(present, facts.Artifact) and not replace:
+            results[artifact.key] = EntryExists(store.name, root.path)
+        else:
+            # If the existing entry is unreadable, `write` decides: it finishes an interrupted write and refuses to
+            # overwrite damage.
+            failure = attempt(partial(write, artifact))
+            results[artifact.key] = failure if isinstance(failure, (LayerError, OSError)) else True
+    return results
 
 
 #: A part of a removal: a name for its failures, its entries, and what removes them.

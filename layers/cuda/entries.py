@@ -17,7 +17,8 @@ from typing import Final, NamedTuple
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.store import Codec, Damage, counting, unreadable
+from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers.base.store import Codec, Damage, counting, finding_of, unreadable
 from cachectl.layers.cuda import LIBRARIES
 from cachectl.layers.disk.atomic import overwrite
 from cachectl.layers.disk.handles import opened_root, status_of
@@ -122,7 +123,7 @@ class ComputeIndex(Index):
         try:
             data = self.read(root)
         except OSError as error:
-            yield store.to_finding(root, unreadable(root.path / INDEX, error))
+            yield finding_of(store, root, unreadable(root.path / INDEX, error))
             return
         index = compute_cache.read_index(data) if data else None
         if index is None and (standing.sizes or data):
@@ -136,7 +137,7 @@ class ComputeIndex(Index):
         if data and not compute_cache.is_index(data):
             fix = "nothing: cachectl does not use an index of another version"
             if compute_cache.may_be_index(data):
-                fix, leaf = f"cachectl purge --damaged {store.name}", store.tree_of(root, INDEX).find(INDEX)
+                fix, leaf = (f"cachectl purge --damaged {store.name}", store.tree_of(root, INDEX).find(INDEX))
                 thing = None if leaf is None else leaf.orphan(root.path, complaint)
         yield facts.Finding(store.name, root.path, INDEX, facts.Severity.WASTES, "index", complaint, fix, thing)
 
@@ -151,9 +152,9 @@ class ComputeCache(Files):
         # The driver rewrites a damaged entry in place.
         super().__init__(_SHAPE, codec=ComputeCodec(), index=self.compute_index)
 
-    def scan(self, root: facts.Root, *, contents: bool = True) -> Iterator[facts.Found]:
+    def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
         """Add an index that is not whole."""
-        yield from super().scan(root, contents=contents)
+        yield from super().scan(root, selection, contents=contents)
         try:
             index = self.compute_index.read(root)
         except OSError as error:
@@ -195,7 +196,7 @@ class ComputeCache(Files):
             yield facts.Problem(root.path / leaf.key, "damaged", message)
         else:
             data = tree.read_file(leaf.key, limit=compute_cache.HEADER.size + header.key_length) or b""
-        key, entry = compute_cache.key_of(data), leaf.entry(self.name, root.path, self.codec.describe(data))
+        key, entry = (compute_cache.key_of(data), leaf.entry(self.name, root.path, self.codec.describe(data)))
         yield entry if key is None else replace(entry, detail={"half": compute_cache.half(key)})
 
     def tree_of(self, root: facts.Root, key: str) -> Tree:
@@ -221,13 +222,13 @@ class ComputeCache(Files):
             data = tree.read_file(leaf.key)
             complaint = None if data is None else compute_cache.complaint(leaf.key, data)
         except Unreachable as error:
-            yield self.to_finding(root, unreadable(root.path / leaf.key, error))
+            yield finding_of(self, root, unreadable(root.path / leaf.key, error))
             return
         except LayerError as error:
             complaint = error.message
         header = compute_cache.read_header(leaf.head)
         if complaint is not None and header is not None and header.foreign:
-            yield self.to_finding(root, facts.Problem(root.path / leaf.key, "foreign", f"{complaint}; left alone"))
+            yield finding_of(self, root, facts.Problem(root.path / leaf.key, "foreign", f"{complaint}; left alone"))
         elif complaint is not None:
             message = f"{complaint}; the driver compiles it again and rewrites it"
             fix, thing = f"cachectl purge --damaged {self.name}", leaf.entry(self.name, root.path)

@@ -15,7 +15,16 @@ from typing import Final
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.store import counting, each_part, remove_counted, unreadable
+from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers.base.store import (
+    EntryError,
+    counting,
+    each_part,
+    finding_of,
+    remove_counted,
+    unreadable,
+    write_each,
+)
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import means_no_file, status_at
 from cachectl.layers.host.processes import process_names, using
@@ -62,8 +71,9 @@ class ShaderCache(TreeStore):
 
     # ------------------------------------------------------------------ listing
 
-    def scan(self, root: facts.Root, *, contents: bool = True) -> Iterator[facts.Found]:
+    def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
         """Yield entries, each with its owner; only ``contents`` unpacks kernel names."""
+        del selection
         raws: list[RawEntry] = []
         for found in self._raws(root):
             if not isinstance(found, RawEntry):
@@ -150,7 +160,7 @@ class ShaderCache(TreeStore):
         """Compare with the pattern of entries."""
         return _ENTRIES.accepts(key)
 
-    def read(self, root: facts.Root, key: str) -> facts.Artifact | None:
+    def read_entry(self, root: facts.Root, key: str) -> facts.Artifact | None:
         """Read an entry with its header, which has the same bytes in all forms."""
         if not _ENTRIES.accepts(key):
             return None
@@ -177,19 +187,19 @@ class ShaderCache(TreeStore):
         """Keep the size in the index right."""
         return counting(self.name, root.path / "index", partial(self._recount, root))
 
-    def write(self, root: facts.Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
-        """Place an entry into the form in use."""
+    def write(
+        self, root: facts.Root, artifacts: Sequence[facts.Artifact], *, replace: bool = False
+    ) -> Mapping[str, bool | EntryError]:
+        """Place entries into the form in use."""
         if root.role == MULTI_FILE:
-            super().write(root, key, artifact, replace=replace)
-            return
-        self.files_of(key, artifact)
-        self.pair_for(root, artifact.data, name_of(key)).put(name_of(key), artifact.data, replace=replace)
+            return super().write(root, artifacts, replace=replace)
 
-    def _write_together(
-        self, root: facts.Root, artifacts: Sequence[facts.Artifact]
-    ) -> Mapping[str, bool | LayerError | OSError]:
-        # Entries of larger files are placed one by one.
-        return super()._write_together(root, artifacts) if root.role == MULTI_FILE else {}
+        def put(artifact: facts.Artifact) -> None:
+            name, data = name_of(artifact.key), artifact.data
+            self.files_of(artifact.key, artifact)
+            self.pair_for(root, data, name).put(name, data, replace=replace)
+
+        return write_each(self, root, artifacts, put, replace=replace)
 
     def pair_for(self, root: facts.Root, data: bytes, name: str) -> Pair:
         """Return the pair of files that has an entry, else that in which Mesa would look for it."""
@@ -289,25 +299,25 @@ class ShaderCache(TreeStore):
                 yield from self._examined(root, found, effect)
             elif isinstance(found, facts.Problem):
                 whole = found.code == "damaged" and root.role != MULTI_FILE
-                yield from self._broken(root, found) if whole else [self.to_finding(root, found)]
+                yield from self._broken(root, found) if whole else [finding_of(self, root, found)]
 
     def _examined(self, root: facts.Root, raw: RawEntry, effect: str) -> Iterator[facts.Finding]:
         path, complaint = root.path / raw.entry.key, None
         try:
             data = raw.read()
         except Unreachable as error:
-            yield self.to_finding(root, unreadable(path, error))
+            yield finding_of(self, root, unreadable(path, error))
             return
         except LayerError as error:
             data, complaint = None, error.message
         if data is not None and entries.is_foreign(data):
-            yield self.to_finding(root, facts.Problem(path, "foreign", entries.FOREIGN))
+            yield finding_of(self, root, facts.Problem(path, "foreign", entries.FOREIGN))
             return
         if data is not None:
             is_same = raw.checksum in (0, entries.checksum(data))
             complaint = entries.complaint(data) or (None if is_same else "its checksum does not match")
         if complaint is not None:
-            place, message, fix = (self.name, root.path, raw.entry.key), f"{complaint}: {effect}", self._fix
+            place, message, fix = ((self.name, root.path, raw.entry.key), f"{complaint}: {effect}", self._fix)
             yield facts.Finding(*place, facts.Severity.RECOMPILES, "damaged", message, fix, raw.entry)
 
     @property

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, not_a_key
+from cachectl.layers.base.errors import Damaged, LayerError, Refused, not_a_key
 from cachectl.layers.base.facts import Ability, Entry, Found, Problem, Root
+from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers.base.store import EntryError, finding_of
 from cachectl.layers.disk.presence import means_absent, status_at
 from cachectl.layers.miopen import names, places
 from cachectl.layers.stores.database import disk_usage, without_companion
@@ -93,7 +95,7 @@ class MIOpenDatabases(Rows):
     @abstractmethod
     def insert(
         self, root: Root, file: DatabaseFile, artifacts: Sequence[facts.Artifact], *, replace: bool
-    ) -> Sequence[bool | LayerError | None]:
+    ) -> Sequence[bool | LayerError]:
         """Insert entries at once where they are new, or in the places of others.
 
         Returns for each: ``False`` for the same one there, ``None`` for a different one that stays.
@@ -198,9 +200,9 @@ class MIOpenDatabases(Rows):
 
     # ------------------------------------------------------------------ scan and verify
 
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+    def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
         """Yield the entries of each database. Their keys say everything, so no content is read."""
-        del contents
+        del selection, contents
         # Of several MIOpens that are installed, each has files of its own version.
         has_several = len({library.parent for library in places.libraries(self.environment)}) > 1
         latest = None if has_several else self.newest(root)
@@ -248,10 +250,10 @@ class MIOpenDatabases(Rows):
         for file in list(self.files(root)):
             if isinstance(file, Problem):
                 quoted = shlex.quote(str(file.path))
-                finding = self.to_finding(root, file)
+                finding = finding_of(self, root, file)
                 is_blocked = file.code == "no-file"
                 fix = self.fix(file.path, f"mv {quoted} {quoted}.moved")
-                yield replace(finding, severity=self.when_blocked, fix=fix) if is_blocked else finding
+                yield (replace(finding, severity=self.when_blocked, fix=fix) if is_blocked else finding)
             elif file.name.kind in self.kinds:
                 yield from self.twice(lambda file=file: self.verify_file(root, file))  # type: ignore[misc]
 
@@ -269,34 +271,27 @@ class MIOpenDatabases(Rows):
 
     # ------------------------------------------------------------------ get and put
 
-    def read(self, root: Root, key: str) -> facts.Artifact | None:
-        """Read one entry as :meth:`load` does."""
-        return self.read_row(root, key)
-
-    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError] | None:
+    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, facts.Artifact | EntryError]:
         """Read entries of one database."""
         located = self.locate(root, file)
-        return None if located is None or located.name.kind not in self.kinds else self.load(located, keys)
-
-    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
-        """Check and insert one entry."""
-        file = self.writable(root, key)
-        if (complaint := self.complaint(artifact)) is not None:
-            raise Damaged(self.name, complaint, key)
-        (result,) = self.insert(root, file, [artifact], replace=replace)
-        if not isinstance(result, bool):
-            raise EntryExists(self.name, file.path) if result is None else result
-
-    def write_rows(self, root: Root, file: str, artifacts: Sequence[facts.Artifact]) -> Mapping[str, bool | LayerError]:
-        """Insert entries into one database; leave existing ones."""
-        del file
-        fit = [artifact for artifact in artifacts if self.is_key(artifact.key) and self.complaint(artifact) is None]
-        if not fit:
+        if located is None or located.name.kind not in self.kinds:
             return {}
-        located = self.writable(root, fit[0].key)
-        exists = EntryExists(self.name, located.path)
-        results = zip(fit, self.insert(root, located, fit, replace=False), strict=True)
-        return {artifact.key: exists if result is None else result for artifact, result in results}
+        return self.load(located, [key for key in keys if SEPARATOR in key])
+
+    def write_rows(
+        self, root: Root, file: str, artifacts: Sequence[facts.Artifact], *, replace: bool
+    ) -> Mapping[str, bool | EntryError]:
+        """Check and insert entries of one database."""
+        del file
+        results: dict[str, bool | EntryError] = {}
+        located = self.writable(root, artifacts[0].key)
+        for artifact in artifacts:
+            if (complaint := self.complaint(artifact)) is not None:
+                results[artifact.key] = Damaged(self.name, complaint, artifact.key)
+        whole = [artifact for artifact in artifacts if artifact.key not in results]
+        inserted = self.insert(root, located, whole, replace=replace) if whole else ()
+        keys = [artifact.key for artifact in whole]
+        return {**results, **dict(zip(keys, inserted, strict=True))}
 
 
 def is_own_file(root: Root, path: Path) -> bool:

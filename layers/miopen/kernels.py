@@ -17,7 +17,7 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, not_a_key
 from cachectl.layers.base.facts import Entry, Found, Problem, Root, Severity
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.store import Codec, Damage, Part
+from cachectl.layers.base.store import Codec, Damage, EntryError, Part, finding_of
 from cachectl.layers.disk.plain import read_plain
 from cachectl.layers.formats.details import Details
 from cachectl.layers.miopen import kernel_db, names, places
@@ -119,13 +119,13 @@ class KernelDatabases(MIOpenDatabases):
 
     def insert(
         self, root: Root, file: DatabaseFile, artifacts: Sequence[facts.Artifact], *, replace: bool
-    ) -> Sequence[bool | LayerError | None]:
+    ) -> Sequence[bool | LayerError]:
         """Pack and insert kernels as MIOpen does."""
         rows = self.rows(file)
         if self.locate(root, file.relative) is not None:
             rows.recover()
         packed = [(_name_and_args(artifact.key), kernel_db.encode(artifact.data)) for artifact in artifacts]
-        return rows.insert_new(packed, replace=replace)
+        return rows.insert(packed, replace=replace)
 
     def verify_file(self, root: Root, file: DatabaseFile) -> Iterator[facts.Finding]:
         """Unpack and check every row as MIOpen does when it loads it; no run repairs a row on which it throws."""
@@ -221,18 +221,23 @@ class UserKernelDatabases(KernelDatabases):
                 stale_because=because,
             )
 
-    def read(self, root: Root, key: str) -> facts.Artifact | None:
-        """Read a kernel as MIOpen does, or an object file as it stands."""
-        return super().read(root, key) if SEPARATOR in key else self._objects().read(root, key)
+    def read(self, root: Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | EntryError]:
+        """Read kernels as MIOpen does, and object files as they stand."""
+        objects = [key for key in keys if SEPARATOR not in key]
+        return {**super().read(root, keys), **self._objects().read(root, objects)}
 
-    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
-        """Insert a kernel, or place an object file."""
-        if artifact.form != self.forms[SEPARATOR not in key]:
-            raise not_a_key(self.name, key)
-        if SEPARATOR in key:
-            super().write(root, key, artifact, replace=replace)
-        else:
-            self._objects().write(root, key, artifact, replace=replace)
+    def write(
+        self, root: Root, artifacts: Sequence[facts.Artifact], *, replace: bool = False
+    ) -> Mapping[str, bool | EntryError]:
+        """Insert kernels, and place object files."""
+        objects = [artifact for artifact in artifacts if SEPARATOR not in artifact.key]
+        rows = [artifact for artifact in artifacts if SEPARATOR in artifact.key]
+        fit = [artifact for artifact in objects if artifact.form == self.forms[1]]
+        return {
+            **{artifact.key: not_a_key(self.name, artifact.key) for artifact in objects},
+            **self._objects().write(root, fit, replace=replace),
+            **super().write(root, rows, replace=replace),
+        }
 
     def complaint(self, artifact: facts.Artifact) -> str | None:
         """Refuse the form of object files in a database."""
@@ -252,7 +257,7 @@ class UserKernelDatabases(KernelDatabases):
         with suppress(LayerError):
             for found in self.scan_others(root, None):
                 if isinstance(found, Problem) and found.path not in named:
-                    yield self.to_finding(root, found)
+                    yield finding_of(self, root, found)
 
 
 class SystemKernelDatabases(KernelDatabases):

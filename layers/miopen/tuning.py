@@ -22,7 +22,7 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.errors import LayerError, Refused, Unreachable
 from cachectl.layers.base.facts import Entry, Found, Orphan, Problem, Root, Severity
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.store import Part
+from cachectl.layers.base.store import Part, finding_of
 from cachectl.layers.disk.atomic import remove_file, replace_file
 from cachectl.layers.disk.handles import blocks_of, opened
 from cachectl.layers.disk.locks import record_lock
@@ -140,9 +140,10 @@ class TuningDatabases(MIOpenDatabases):
 
     def insert(
         self, root: Root, file: DatabaseFile, artifacts: Sequence[facts.Artifact], *, replace: bool
-    ) -> Sequence[bool | LayerError | None]:
+    ) -> Sequence[bool | LayerError]:
         """Insert lines, which contain their keys, under MIOpen's locks in one rewrite."""
-        return self.records(root, file).put_new([artifact.data for artifact in artifacts], replace=replace)
+        lines = [artifact.data for artifact in artifacts]
+        return self.records(root, file).put(lines, replace=replace)
 
     # ------------------------------------------------------------------ locks
 
@@ -202,7 +203,7 @@ class TuningDatabases(MIOpenDatabases):
             by_file.setdefault(relative if separator else "", {})[record or relative] = target
         leftovers = tuple(by_file.pop("", {}).values())
         for relative, planned in by_file.items():
-            yield relative, tuple(planned.values()), partial(self._remove_records, root, relative, planned)
+            yield (relative, tuple(planned.values()), partial(self._remove_records, root, relative, planned))
         if leftovers:
             yield str(root.path), leftovers, partial(self._leftovers(root).remove, leftovers)
 
@@ -236,7 +237,7 @@ class TuningDatabases(MIOpenDatabases):
                     severity = _FAULTS[fault.code]
                     yield facts.Finding(self.name, root.path, file.relative, severity, fault.code, message, fix)
         except LayerError as error:
-            yield self.to_finding(root, Problem(file.path, "unreadable", error.message))
+            yield finding_of(self, root, Problem(file.path, "unreadable", error.message))
 
 
 class SystemTuningDatabases(TuningDatabases):

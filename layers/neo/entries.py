@@ -15,7 +15,7 @@ from typing import Final
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Unreachable
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.store import Codec, Damage, counting, unreadable
+from cachectl.layers.base.store import Codec, Damage, counting, finding_of, unreadable
 from cachectl.layers.disk.atomic import overwrite
 from cachectl.layers.disk.locks import file_lock
 from cachectl.layers.disk.plain import read_plain
@@ -105,7 +105,7 @@ class Account(Index):
             account = read_plain(root.path / ACCOUNT, limit=neo_binaries.ACCOUNT.size + 1)
         except (Unreachable, OSError) as error:
             if isinstance(error, Unreachable) or not means_no_file(error):
-                yield store.to_finding(root, unreadable(root.path / ACCOUNT, error))
+                yield finding_of(store, root, unreadable(root.path / ACCOUNT, error))
             return
         if (complaint := _account_complaint(account, sizes)) is not None:
             fix = "nothing: the next put or purge in this layer counts again"

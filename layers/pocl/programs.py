@@ -83,15 +83,15 @@ class Programs(Folders):
             return _OWN
         return _BEARING if "pocl" in root.path.name.lower() else NAMED
 
-    def find(self, root: facts.Root, selection: Selection) -> Iterator[facts.Found]:
-        """Compare the names of kernel folders; read only programs with shortened names."""
-        tree, pattern = self.tree_of(root), selection.kernel_pattern
-        if pattern is not None:
-            prefix = pocl_programs.kept_part(selection.kernel_prefix)
-            shortened = f"(?={pocl_programs.SHORTENED.pattern}\\Z){re.escape(prefix)}.*"
-            child = regex(f"(?:{pattern.pattern})|(?s:{shortened})", pattern.flags)
-            tree = Tree(self.name, root.path, self.shape_of(root), child=child)
-        yield from self.found_in(root, tree, contents=True)
+    def selected(self, root: facts.Root, selection: Selection) -> Tree:
+        """Compare the names of kernel folders: only programs with shortened names must be read."""
+        pattern = selection.kernel_pattern
+        if pattern is None:
+            return self.tree_of(root)
+        prefix = pocl_programs.kept_part(selection.kernel_prefix)
+        shortened = f"(?={pocl_programs.SHORTENED.pattern}\\Z){re.escape(prefix)}.*"
+        child = regex(f"(?:{pattern.pattern})|(?s:{shortened})", pattern.flags)
+        return Tree(self.name, root.path, self.shape_of(root), child=child)
 
     def described(self, root: facts.Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[facts.Found]:
         """Yield a program; its kernels are unknown unless all their names are known."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import LayerError
 from cachectl.layers.base.lazy import module, regex
+from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import Damage, Part, each_part, unreadable
 from cachectl.layers.disk.handles import blocks_of, opened
 from cachectl.layers.disk.locks import is_abandoned, node, presence_lock, remove_abandoned
@@ -72,7 +73,7 @@ class ProgramFolders(Folders):
                     holder = self._holder(lock)
                     message = f"a lock has been held for {age:.0f} s, perhaps by {holder} (stopped?)"
                     severity, fix = facts.Severity.RISKS, f"end {holder}, then: {fix}"
-                key, severity = str(lock.relative_to(root.path)), severity if consulted else facts.Severity.HARMLESS
+                key, severity = (str(lock.relative_to(root.path)), severity if consulted else facts.Severity.HARMLESS)
                 yield facts.Finding(self.name, root.path, key, severity, "lock", f"{message}: {outcome}", fix)
 
     def _holder(self, lock: Path) -> str:
@@ -86,9 +87,9 @@ class ProgramFolders(Folders):
 
     # ------------------------------------------------------------------ listing
 
-    def scan(self, root: facts.Root, *, contents: bool = True) -> Iterator[facts.Found]:
+    def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
         """Add locks without a holder."""
-        yield from super().scan(root, contents=contents)
+        yield from super().scan(root, selection, contents=contents)
         yield from self._abandoned_locks(root)
 
     def _abandoned_locks(self, root: facts.Root) -> Iterator[facts.Orphan]:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment, release_of
-from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unreachable, not_a_key
-from cachectl.layers.base.selection import Selection
-from cachectl.layers.base.store import Part, attempt, sum_usage
+from cachectl.layers.base.errors import Damaged, LayerError, Unreachable, not_a_key
+from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers.base.store import EntryError, Part, finding_of, read_each, sum_usage
 from cachectl.layers.disk.presence import is_plain_file, means_absent
 from cachectl.layers.formats import pdict, pickles
+from cachectl.layers.stores.archive import unpack
 from cachectl.layers.stores.database import disk_usage, without_companion
 from cachectl.layers.stores.row_store import Rows
 from cachectl.layers.stores.rows import RowFile, Schema
@@ -105,15 +106,15 @@ class Dictionaries(Rows):
 
     # ------------------------------------------------------------------ listing
 
-    def scan(self, root: facts.Root, *, contents: bool = True) -> Iterator[facts.Found]:
-        """Yield rows of v5 dictionaries and folders of older ones; without contents no pickle is read."""
-        yield from self._scan(root, partial(_list, contents=contents))
+    def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
+        """Yield rows of v5 dictionaries and folders of older ones.
 
-    def find(self, root: facts.Root, selection: Selection) -> Iterator[facts.Found]:
-        """Read only rows whose bytes contain the kernel's name: pickles store text as it is."""
+        Only rows whose bytes contain the kernel's name are read: pickles store text as it is. Without contents no
+        pickle is read.
+        """
         # Text that cannot be encoded is in no row; the selection reports that.
         part = selection.kernel_part.encode() if selection.kernel_part.isprintable() else b""
-        yield from self._scan(root, partial(_list, contents=True, part=part))
+        yield from self._scan(root, partial(_list, contents=contents, part=part))
 
     def usage(self, root: facts.Root) -> facts.Usage:
         """Count the rows of each v5 dictionary together, summed by sqlite."""
@@ -172,11 +173,12 @@ class Dictionaries(Rows):
 
     # ------------------------------------------------------------------ get and put
 
-    def read(self, root: facts.Root, key: str) -> facts.Artifact | None:
-        """Read one row as its raw pickle, or one folder of an old dictionary as a tar."""
-        if _FOLDERS.accepts(key):
-            return self._artifact(key, self._tree(root).read(key))
-        return self.read_row(root, key) if self.is_key(key) else None
+    def read(self, root: facts.Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | EntryError]:
+        """Read rows as their raw pickles, and folders of old dictionaries as tars."""
+        folders = [key for key in keys if _FOLDERS.accepts(key)]
+        tree = self._tree(root)
+        read = read_each(lambda key: self._artifact(key, tree.read(key)), folders)
+        return {**read, **super().read(root, [key for key in keys if key not in read])}
 
     def _artifact(self, key: str, data: bytes | None) -> facts.Artifact | None:
         name = self.named(key)
@@ -185,13 +187,11 @@ class Dictionaries(Rows):
         detail = {"dictionary": name.identifier, "python": name.python}
         return facts.Artifact(self.name, key, self.forms[_FOLDERS.accepts(key)], data, detail)
 
-    def read_rows(
-        self, root: facts.Root, file: str, keys: Sequence[str]
-    ) -> Mapping[str, facts.Artifact | LayerError] | None:
+    def read_rows(self, root: facts.Root, file: str, keys: Sequence[str]) -> Mapping[str, facts.Artifact | EntryError]:
         """Read rows of one dictionary."""
         rows = self.row_file(root, file)
         if self.named(file) is None or rows is None:
-            return None
+            return {}
         found = rows.read_many([(key.partition("/")[2],) for key in keys])
         read = (
             self._artifact(key, None if values is None else _as_bytes(values[0]))
@@ -199,37 +199,46 @@ class Dictionaries(Rows):
         )
         return {artifact.key: artifact for artifact in read if artifact is not None}
 
-    def write(self, root: facts.Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
-        """Insert a row as pytools would have stored it, or place the folder of an old dictionary."""
-        self._require_fit(artifact)
-        file, _, digest = key.partition("/")
-        if (rows := self.row_file(root, file)) is not None:
-            rows.insert((digest,), (artifact.data,), replace=replace)
-        else:
-            self._tree(root).write(key, artifact.data, replace=replace)
+    def write(
+        self, root: facts.Root, artifacts: Sequence[facts.Artifact], *, replace: bool = False
+    ) -> Mapping[str, bool | EntryError]:
+        """Insert rows as pytools would have stored them, and place folders of old dictionaries."""
+        results: dict[str, bool | EntryError] = {}
+        rows: list[facts.Artifact] = []
+        tree = self._tree(root)
+        for artifact in artifacts:
+            key, data = artifact.key, artifact.data
+            is_folder = _FOLDERS.accepts(key)
+            if artifact.form != self.forms[is_folder]:
+                message = f"form {artifact.form} does not go into such a dictionary"
+                results[key] = Damaged(self.name, message, key)
+            elif is_folder:
+                try:
+                    members = unpack(data)
+                    same = tree.is_same(key, members, replace=replace)
+                    written = {key: False} if same else tree.write({key: members}, replace=replace)
+                    results.update(written)
+                except (LayerError, OSError) as error:
+                    results[key] = error
+                except ValueError as error:
+                    results[key] = Damaged(self.name, str(error), key)
+            # Whole frames show that nothing was cut off; verify looks closer.
+            elif not pickles.is_framed(data) and (reason := pickles.complaint(data)):
+                results[key] = Damaged(self.name, reason, key)
+            else:
+                rows.append(artifact)
+        return {**results, **super().write(root, rows, replace=replace)}
 
     def write_rows(
-        self, root: facts.Root, file: str, artifacts: Sequence[facts.Artifact]
-    ) -> Mapping[str, bool | LayerError]:
+        self, root: facts.Root, file: str, artifacts: Sequence[facts.Artifact], *, replace: bool
+    ) -> Mapping[str, bool | EntryError]:
         """Insert rows into one dictionary."""
         rows = self.row_file(root, file)
-        fit = [artifact for artifact in artifacts if attempt(partial(self._require_fit, artifact)) is None]
-        if rows is None or not fit:
-            return {}
-        new = rows.insert_new([((artifact.key.partition("/")[2],), (artifact.data,)) for artifact in fit])
-        exists = EntryExists(self.name, rows.path)
-        return {artifact.key: exists if is_new is None else is_new for artifact, is_new in zip(fit, new, strict=True)}
-
-    def _require_fit(self, artifact: facts.Artifact) -> None:
-        """Raise :class:`LayerError` for an artifact that does not fit into the dictionary of its key."""
-        if not self.is_key(artifact.key):
-            raise not_a_key(self.name, artifact.key)
-        is_row = not _FOLDERS.accepts(artifact.key)
-        if artifact.form != self.forms[not is_row]:
-            raise Damaged(self.name, f"form {artifact.form} does not go into such a dictionary", artifact.key)
-        # Whole frames show that nothing was cut off; verify looks closer.
-        if is_row and not pickles.is_framed(artifact.data) and (reason := pickles.complaint(artifact.data)):
-            raise Damaged(self.name, reason, artifact.key)
+        if rows is None:
+            return {artifact.key: not_a_key(self.name, artifact.key) for artifact in artifacts}
+        keys = [artifact.key for artifact in artifacts]
+        pairs = [((artifact.key.partition("/")[2],), (artifact.data,)) for artifact in artifacts]
+        return dict(zip(keys, rows.insert(pairs, replace=replace), strict=True))
 
     # ------------------------------------------------------------------ remove and verify
 
@@ -244,7 +253,7 @@ class Dictionaries(Rows):
         databases = list(self.row_files(root))
         for leaf in self._folders(root):
             if isinstance(leaf, facts.Problem):
-                yield self.to_finding(root, leaf)
+                yield finding_of(self, root, leaf)
         for rows in databases:
             yield from self.twice(partial(self._verify_file, root, rows))
 
@@ -256,7 +265,7 @@ class Dictionaries(Rows):
                     key, stamp = f"{rows.path.name}/{row.key[0]}", (row.rowid, row.bytes)
                     if pickles.is_foreign(_as_bytes(value)):
                         message = "is a pickle of a protocol that this Python does not know; left alone"
-                        yield self.to_finding(root, facts.Problem(root.path / key, "foreign", message))
+                        yield finding_of(self, root, facts.Problem(root.path / key, "foreign", message))
                         continue
                     entry = facts.Entry(self.name, key, root.path, row.bytes, 0, stamp=stamp)
                     yield self.row_finding(entry, "pickle", complaint)

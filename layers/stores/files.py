@@ -11,6 +11,7 @@ from typing import ClassVar
 from cachectl.layers.base import facts, store
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unreachable
 from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree, always, scan_each
@@ -55,18 +56,56 @@ class TreeStore(store.Store):
     def demand_replaceable(self, root: facts.Root, key: str, files: Mapping[str, bytes]) -> None:
         """Raise :class:`LayerError` if an entry must not be replaced by these files now."""
 
-    def write(self, root: facts.Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
-        """Place an entry whole, after it was checked."""
-        files = self.files_of(key, artifact)
-        if replace:
-            self.demand_replaceable(root, key, files)
-        with self.changing(root):
-            self._writable(root, key).write_members(key, files, replace=replace, guard=self.guard(root, key))
+    @abstractmethod
+    def read_entry(self, root: facts.Root, key: str) -> facts.Artifact | None:
+        """Read one entry. Raises :class:`Damaged` if it is not whole."""
 
-    def _writable(self, root: facts.Root, key: str) -> Tree:
-        tree = self.tree_of(root, key)
+    def read(self, root: facts.Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | store.EntryError]:
+        """Read entries one by one."""
+        return store.read_each(partial(self.read_entry, root), keys)
+
+    def write(
+        self, root: facts.Root, artifacts: Sequence[facts.Artifact], *, replace: bool = False
+    ) -> Mapping[str, bool | store.EntryError]:
+        """Check entries, then place those of one tree and one guard together."""
+        results: dict[str, bool | store.EntryError] = {}
+        groups: dict[Hashable, dict[str, Mapping[str, bytes]]] = {}
+        for artifact in artifacts:
+            key = artifact.key
+            try:
+                files = self.files_of(key, artifact)
+                if self.tree_of(root, key).is_same(key, files, replace=replace):
+                    results[key] = False
+                    continue
+                if replace:
+                    self.demand_replaceable(root, key, files)
+            except (LayerError, OSError) as error:
+                results[key] = error
+            else:
+                groups.setdefault(self.group(key), {})[key] = files
+        try:
+            with self.changing(root) if groups else nullcontext():
+                for entries in groups.values():
+                    results.update(self._place(root, entries, replace=replace))
+        except (LayerError, OSError) as error:
+            # What was placed is unsettled.
+            for key in (key for entries in groups.values() for key in entries):
+                if results.get(key, True) is True:
+                    results[key] = error
+        return results
+
+    def _place(
+        self, root: facts.Root, entries: Mapping[str, Mapping[str, bytes]], *, replace: bool
+    ) -> Mapping[str, bool | LayerError]:
+        first = next(iter(entries))
+        tree = self.tree_of(root, first)
         tree.file_mode = self.file_mode
-        return tree
+        results = tree.write(entries, guard=self.guard(root, first), replace=replace)
+        for key, result in results.items():
+            # Another process may just have placed the same.
+            if isinstance(result, EntryExists) and tree.standing(key) == entries[key]:
+                results[key] = False
+        return results
 
     def unpacked(self, key: str, artifact: facts.Artifact, shape: Shape) -> dict[str, bytes]:
         """Return the files of an artifact. Raises :class:`Damaged` unless they are those of an entry of a shape."""
@@ -87,35 +126,9 @@ class TreeStore(store.Store):
         """Yield the findings of each entry, and one for each thing that could not be read or is in the way."""
         for tree, leaf in found:
             if isinstance(leaf, facts.Problem):
-                yield self.to_finding(root, leaf)
+                yield store.finding_of(self, root, leaf)
             elif leaf.orphan_rule is None:
                 yield from examine(root, tree, leaf)
-
-    def _write_together(
-        self, root: facts.Root, artifacts: Sequence[facts.Artifact]
-    ) -> Mapping[str, bool | LayerError | OSError]:
-        """Place the entries whose keys are free."""
-        done: dict[str, bool | LayerError | OSError] = {}
-        groups: dict[Hashable, dict[str, Mapping[str, bytes]]] = {}
-        for artifact in artifacts:
-            key = artifact.key
-            if self.tree_of(root, key).standing(key) is None:
-                files = store.attempt(partial(self.files_of, key, artifact))
-                if isinstance(files, (LayerError, OSError)):
-                    done[key] = files
-                else:
-                    groups.setdefault(self.group(key), {})[key] = files
-        try:
-            with self.changing(root) if groups else nullcontext():
-                for group in groups.values():
-                    key = next(iter(group))
-                    done.update(self._writable(root, key).write_new(group, guard=self.guard(root, key)))
-        except (LayerError, OSError) as error:
-            # What was placed is unsettled.
-            failed = [key for group in groups.values() for key in group if done.get(key, True) is True]
-            done.update(dict.fromkeys(failed, error))
-        # Another process may just have placed the same.
-        return {key: result for key, result in done.items() if not isinstance(result, EntryExists)}
 
 
 class Index:
@@ -148,8 +161,8 @@ class Files(TreeStore):
 
     ``patterns`` are regular expressions of file names, or the shapes of trees, which differ in their depth; leaked
     temporaries are orphans of the first. The codec reads an entry that is a folder as the tar of its files, which
-    :func:`cachectl.layers.stores.archive.unpack` opens. ``writers`` are name prefixes of libraries that
-    may be writing an entry. ``unread`` is the effect of an unreadable entry on the library, if known.
+    :func:`cachectl.layers.stores.archive.unpack` opens. ``writers`` are name prefixes of libraries that may be writing
+    an entry. ``unread`` is the effect of an unreadable entry on the library, if known.
     """
 
     def __init__(
@@ -169,8 +182,9 @@ class Files(TreeStore):
 
     # ------------------------------------------------------------------ listing
 
-    def scan(self, root: facts.Root, *, contents: bool = True) -> Iterator[facts.Found]:
+    def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
         """Yield entries, leaked temporaries, and the files of the cache as a whole."""
+        del selection
         for tree, leaf in self._walk(root, *self.shapes, *self.index.shapes):
             if isinstance(leaf, facts.Problem):
                 yield leaf
@@ -227,8 +241,8 @@ class Files(TreeStore):
 
     # ------------------------------------------------------------------ get and put
 
-    def read(self, root: facts.Root, key: str) -> facts.Artifact | None:
-        """Read an entry file. Raises :class:`Damaged`."""
+    def read_entry(self, root: facts.Root, key: str) -> facts.Artifact | None:
+        """Read an entry as its codec describes it."""
         data = self.tree_of(root, key).read(key)
         if data is None:
             return None
@@ -293,7 +307,7 @@ class Files(TreeStore):
             data = tree.read(leaf.key)
             damage = None if data is None else self.codec.check(data)
         except Unreachable as error:
-            yield self.to_finding(root, store.unreadable(root.path / leaf.key, error))
+            yield store.finding_of(self, root, store.unreadable(root.path / leaf.key, error))
             return
         except LayerError as error:
             effect = "" if self.unread is None else f"; {self.unread}"
@@ -351,12 +365,14 @@ class Folders(TreeStore):
         """Compare with the names of entries and orphans."""
         return self.shape_of(root).owns(parts)
 
-    def scan(self, root: facts.Root, *, contents: bool = True) -> Iterator[facts.Found]:
-        """Yield entries with the problems of their files, and orphans."""
-        yield from self.found_in(root, self.tree_of(root), contents=contents)
+    def selected(self, root: facts.Root, selection: Selection) -> Tree:
+        """Return a tree of a root with at least the selected entries."""
+        del selection
+        return self.tree_of(root)
 
-    def found_in(self, root: facts.Root, tree: Tree, *, contents: bool) -> Iterator[facts.Found]:
-        """Yield what a tree of a root holds."""
+    def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
+        """Yield entries with the problems of their files, and orphans."""
+        tree = self.selected(root, selection)
         for leaf in tree.scan():
             if isinstance(leaf, facts.Problem):
                 yield leaf
@@ -367,8 +383,8 @@ class Folders(TreeStore):
             else:
                 yield from self.described(root, tree, leaf, contents=contents)
 
-    def read(self, root: facts.Root, key: str) -> facts.Artifact | None:
-        """Read an entry as a deterministic tar. Raises :class:`Damaged`, also while a program is writing it."""
+    def read_entry(self, root: facts.Root, key: str) -> facts.Artifact | None:
+        """Read an entry as a deterministic tar; it is not whole while a program is writing it."""
         members = self.tree_of(root).read_members(key) or {}
         files = {path: data for path, data in members.items() if self.is_carried(path)}
         if not files.keys() - self.beside:
@@ -400,7 +416,7 @@ class Folders(TreeStore):
             try:
                 contents[path] = tree.read_file(leaf.key, path) or b""
             except Unreachable as error:  # noqa: PERF203 - one must not end the rest
-                unread.append(self.to_finding(root, store.unreadable(root.path / leaf.key / path, error)))
+                unread.append(store.finding_of(self, root, store.unreadable(root.path / leaf.key / path, error)))
             except LayerError as error:
                 damages.append(store.Damage(facts.Severity.FAILS, f"{path}: {error.message}"))
         yield from unread

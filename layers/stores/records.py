@@ -96,39 +96,45 @@ class RecordFile:
             found[key] = wrong or Record(number, key, line)
         return found
 
-    def put(self, line: bytes, *, replace: bool) -> None:
-        """Insert a record, or replace the one with its key.
+    def put(self, lines: Sequence[bytes], *, replace: bool = False) -> Sequence[bool | LayerError]:
+        """Insert the records whose keys are free, in one rewrite; with ``replace`` also in the places of others.
 
-        Raises :class:`Damaged` for an invalid record, :class:`EntryExists` if a different one is present and
-        ``replace`` is not set.
+        Returns for each: ``True`` if it was inserted, ``False`` if the same record is present, else the error:
+        :class:`EntryExists` if a different one is present and ``replace`` is not set. Raises :class:`LayerError` if the
+        file cannot be read.
         """
-        if complaint := record_complaint(line):
-            raise Damaged(self.layer, complaint, self.path)
-        (result,) = self.put_new([line], replace=replace)
-        if isinstance(result, LayerError):
-            raise result
-        if result is None:
-            raise EntryExists(self.layer, self.path)
-
-    def put_new(self, lines: Sequence[bytes], *, replace: bool = False) -> Sequence[bool | LayerError | None]:
-        """Insert the records whose keys are free, in one rewrite; with ``replace`` all, in the places of others.
-
-        Returns for each: ``True`` if it was inserted, or the error; ``False`` if the same record is present, ``None``
-        if a different one is. Raises :class:`LayerError` if the file cannot be read.
-        """
-        done = _insert(lines, split_lines(self._content()), replace=replace)
-        if True not in done:
-            return done
+        results = self._inserted(lines, split_lines(self._content()), replace=replace)
+        if True not in results:
+            return results
         try:
             with self._translated("write"), self.lock():
                 standing = split_lines(self._content())
-                done = _insert(lines, standing, replace=replace)
-                if True in done:
+                results = self._inserted(lines, standing, replace=replace)
+                if True in results:
                     self._rewrite(standing)
         except LayerError as error:
             # The record may be in the file already: a retry would find it and take it for an older one.
-            return [error if is_new else is_new for is_new in done]
-        return done
+            return [error if result is True else result for result in results]
+        return results
+
+    def _inserted(self, lines: Sequence[bytes], standing: list[bytes], *, replace: bool) -> list[bool | LayerError]:
+        """Insert lines into those of a file; return the result of each."""
+        # Filled from the end, so that the first of equal keys wins.
+        places = {_key(line): place for place, line in reversed(list(enumerate(standing)))}
+        results: list[bool | LayerError] = []
+        for line in lines:
+            if complaint := record_complaint(line):
+                results.append(Damaged(self.layer, complaint, self.path))
+                continue
+            place = places.setdefault(_key(line), len(standing))
+            if standing[place : place + 1] == [line]:
+                results.append(False)
+            elif place < len(standing) and not replace:
+                results.append(EntryExists(self.layer, self.path))
+            else:
+                standing[place : place + 1] = [line]
+                results.append(True)
+        return results
 
     def delete(self, checksums: Mapping[str, int]) -> set[str]:
         """Delete records by key, each only if its line has the checksum; return the keys that went.
@@ -189,23 +195,6 @@ def items_of(line: bytes) -> dict[bytes, bytes]:
         if colon:
             items.setdefault(identifier, values)
     return items
-
-
-def _insert(lines: Sequence[bytes], standing: list[bytes], *, replace: bool) -> list[bool | None]:
-    """Insert lines into those of a file; return for each the result of :meth:`RecordFile.put_new`."""
-    # Filled from the end, so that the first of equal keys wins.
-    places = {_key(line): place for place, line in reversed(list(enumerate(standing)))}
-    done: list[bool | None] = []
-    for line in lines:
-        place = places.setdefault(_key(line), len(standing))
-        if standing[place : place + 1] == [line]:
-            done.append(False)
-        elif place < len(standing) and not replace:
-            done.append(None)
-        else:
-            standing[place : place + 1] = [line]
-            done.append(True)
-    return done
 
 
 def _judge(number: int, line: bytes, seen: dict[str, bool]) -> Iterator[Record | Fault]:

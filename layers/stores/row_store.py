@@ -14,7 +14,7 @@ from typing import ClassVar, TypeVar
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused, reason_of
 from cachectl.layers.base.facts import Entry, Problem, Root, Severity
-from cachectl.layers.base.store import Part, Store, each_part
+from cachectl.layers.base.store import EntryError, Part, Store, attempt, each_part
 from cachectl.layers.host.processes import open_elsewhere
 from cachectl.layers.stores.database import disk_usage
 from cachectl.layers.stores.rows import CHANGED, Row, RowFile, Schema
@@ -33,15 +33,14 @@ class Rows(Store):
     clearing_needs_room = True
 
     @abstractmethod
-    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError] | None:
-        """Return rows of one file, or the error of each; missing rows are left out.
-
-        ``None`` for a file that is no database.
-        """
+    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, facts.Artifact | EntryError]:
+        """Return rows of one file, or the error of each; missing rows are left out."""
 
     @abstractmethod
-    def write_rows(self, root: Root, file: str, artifacts: Sequence[facts.Artifact]) -> Mapping[str, bool | LayerError]:
-        """Insert new rows into one file in one transaction; return for each key the result of :meth:`put_new`."""
+    def write_rows(
+        self, root: Root, file: str, artifacts: Sequence[facts.Artifact], *, replace: bool
+    ) -> Mapping[str, bool | EntryError]:
+        """Insert rows into one file in one transaction; return the result of each by its key."""
 
     @abstractmethod
     def row_file(self, root: Root, file: str) -> RowFile | None:
@@ -73,13 +72,13 @@ class Rows(Store):
 
     # ------------------------------------------------------------------ problems and damage
 
-    def unread(self, path: Path, error: LayerError | OSError) -> Problem:
+    def unread(self, path: Path, error: EntryError) -> Problem:
         """Return the problem of a file with unlisted rows, because of a lock, an error or damage."""
         kinds = {Busy: "busy", Damaged: "sqlite"}
         code = next((code for kind, code in kinds.items() if isinstance(error, kind)), "unreadable")
         return Problem(path, code, self.explain(error))
 
-    def explain(self, error: LayerError | OSError) -> str:
+    def explain(self, error: EntryError) -> str:
         """Return the message of an error about a file; for damage, with the command that removes it."""
         if not isinstance(error, LayerError):
             return reason_of(error)
@@ -168,47 +167,30 @@ class Rows(Store):
             with suppress(LayerError):
                 rows.recover()
 
-    # ------------------------------------------------------------------ many at once
+    # ------------------------------------------------------------------ get and put
 
-    def read_row(self, root: Root, key: str) -> facts.Artifact | None:
-        """Read one row as :meth:`read_rows` does; raises its error."""
-        found = (self.read_rows(root, key.partition(self.separator)[0], [key]) or {}).get(key)
-        if isinstance(found, LayerError):
-            raise found
-        return found
-
-    def read_many(self, root: Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError | OSError]:
+    def read(self, root: Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | EntryError]:
         """Read the rows of each file at once."""
-        # A file name is no key of a row.
-        singly = [key for key in keys if self.separator not in key]
-        found: dict[str, facts.Artifact | LayerError | OSError] = {}
-        for file, listed in self._by_file((key, key) for key in keys if self.separator in key).items():
-            read = self._together(listed, partial(self.read_rows, root, file, listed))
-            if read is None:
-                singly += listed
-            else:
-                found.update(read)
-        return {**found, **super().read_many(root, singly)}
+        results: dict[str, facts.Artifact | EntryError] = {}
+        for file, listed in self._by_file((key, key) for key in keys).items():
+            read = attempt(partial(self.read_rows, root, file, listed))
+            if isinstance(read, (LayerError, OSError)):
+                read = dict.fromkeys(listed, read)
+            results.update(read)
+        return results
 
-    def _write_together(
-        self, root: Root, artifacts: Sequence[facts.Artifact]
-    ) -> Mapping[str, bool | LayerError | OSError]:
-        done: dict[str, bool | LayerError | OSError] = {}
-        for file, listed in self._by_file((artifact.key, artifact) for artifact in artifacts).items():
-            keys = [artifact.key for artifact in listed]
-            done.update(self._together(keys, partial(self.write_rows, root, file, listed)) or {})
-        return done
-
-    def _together(
-        self, keys: Sequence[str], act: Callable[[], Mapping[str, T] | None]
-    ) -> Mapping[str, T | LayerError | OSError] | None:
-        """Return the results of some rows of a file, or its error for each; ``None`` if they must go one by one."""
-        try:
-            return act()
-        except (LayerError, OSError) as error:
-            return dict.fromkeys(keys, error)
-        except UnicodeError:
-            return None
+    def write(
+        self, root: Root, artifacts: Sequence[facts.Artifact], *, replace: bool = False
+    ) -> Mapping[str, bool | EntryError]:
+        """Insert the rows of each file in one transaction."""
+        results: dict[str, bool | EntryError] = {}
+        pairs = ((artifact.key, artifact) for artifact in artifacts)
+        for file, listed in self._by_file(pairs).items():
+            written = attempt(partial(self.write_rows, root, file, listed, replace=replace))
+            if isinstance(written, (LayerError, OSError)):
+                written = {artifact.key: written for artifact in listed}
+            results.update(written)
+        return results
 
     def _by_file(self, things: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
         """Group things by the file that their key begins with."""

@@ -60,8 +60,8 @@ Values = tuple[object, ...]
 class Schema(NamedTuple):
     """One table: its ``create`` statements, key columns and value columns.
 
-    ``key`` and ``values`` are column names; ``size`` is the SQL expression of a row's bytes. ``table`` may be
-    a query if rows are only read. ``others`` are further ``create`` statements of the library, of any version.
+    ``key`` and ``values`` are column names; ``size`` is the SQL expression of a row's bytes. ``table`` may be a query
+    if rows are only read. ``others`` are further ``create`` statements of the library, of any version.
     """
 
     table: str
@@ -95,10 +95,9 @@ class Weight(NamedTuple):
 class RowFile:
     """One sqlite file holding rows of one schema.
 
-    Every method raises :class:`Busy` if a lock outlasts ``lock_timeout`` seconds, :class:`Damaged` if the file
-    is no database, :class:`Refused` if it holds what its library does not make, and :class:`Unreachable` if the
-    operating system refuses or its content is unknown. ``shared`` says that other users who can write to it are
-    trusted.
+    Every method raises :class:`Busy` if a lock outlasts ``lock_timeout`` seconds, :class:`Damaged` if the file is no
+    database, :class:`Refused` if it holds what its library does not make, and :class:`Unreachable` if the operating
+    system refuses or its content is unknown. ``shared`` says that other users who can write to it are trusted.
     """
 
     def __init__(
@@ -170,43 +169,40 @@ class RowFile:
         """Return whether present values mean the same as new ones."""
         return standing == new
 
-    def insert(self, key: Sequence[str], values: Sequence[object], *, replace: bool) -> None:
-        """Insert one row in one transaction, unless the same is present; make file and table if missing.
-
-        Raises :class:`EntryExists` if a different row has the key and ``replace`` is not set.
-        """
-        if not _spellable(key):
-            raise Damaged(self.layer, "the key holds characters that a database cannot store", self.path)
-        if self.insert_new([(key, values)], replace=replace) == [None]:
-            raise EntryExists(self.layer, self.path)
-
-    def insert_new(
+    def insert(
         self, rows: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
-    ) -> list[bool | None]:
-        """Insert the rows with free keys in one transaction; with ``replace`` those too whose row is a different one.
+    ) -> list[bool | LayerError]:
+        """Insert the rows with free keys in one transaction; make file and table if missing.
 
-        Returns for each: ``True`` if it was inserted, ``False`` if the same row was present, ``None`` if a different
-        one is, which stays.
+        Returns for each: ``True`` if it was inserted, ``False`` if the same row was present, else the error:
+        :class:`EntryExists` if a different one is present and ``replace`` is not set.
         """
         names = ", ".join(f'"{column}"' for column in self.schema.columns)
         places = ", ".join("?" for _ in self.schema.columns)
         otherwise = "replace" if replace else "ignore"
         insertion = f"insert or {otherwise} into {self.schema.table} ({names}) values ({places})"
-        done: list[bool | None] = []
+        results: list[bool | LayerError] = []
         with self._writing(make=True) as connection:
             connection.execute("begin immediate")
             for statement in self.schema.create if _is_new(connection) else ():
                 connection.execute(statement)
-            present = self._rows_in(connection, [key for key, _ in rows])
+            present = self._rows_in(connection, [key for key, _ in rows if _spellable(key)])
             for key, values in ((tuple(key), tuple(values)) for key, values in rows):
+                if not _spellable(key):
+                    message = "the key holds characters that a database cannot store"
+                    results.append(Damaged(self.layer, message, self.path))
+                    continue
                 is_free = key not in present or (replace and not self.same(present[key], values))
                 is_new = is_free and connection.execute(insertion, (*key, *values)).rowcount == 1
                 # A row inserted just now may be in the way, if the table considers two keys equal.
                 standing = values if is_new else present.get(key) or self._rows_in(connection, [key]).get(key, ())
                 present[key] = standing
-                done.append(True if is_new else False if self.same(standing, values) else None)
+                if is_new or self.same(standing, values):
+                    results.append(is_new)
+                else:
+                    results.append(EntryExists(self.layer, self.path))
             connection.execute("commit")
-        return done
+        return results
 
     def delete(self, rows: Iterable[Row]) -> frozenset[Row]:
         """Delete exactly these rows in one transaction, each only if it is still the same; return those.

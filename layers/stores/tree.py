@@ -24,7 +24,7 @@ from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk import atomic, handles
 from cachectl.layers.disk.plain import STAGE, own_name, read_plain
 from cachectl.layers.formats.details import Details
-from cachectl.layers.stores.archive import pack, unpack
+from cachectl.layers.stores.archive import pack
 
 _WITHOUT: Final = "this platform cannot act relative to an open folder, so nothing could be changed safely"
 #: Abilities that layers over trees lack where nothing is removed safely.
@@ -387,37 +387,27 @@ class Tree:
 
     # ------------------------------------------------------------------ placing
 
-    def write(self, key: str, data: bytes, *, replace: bool) -> None:
-        """Place an entry given as :meth:`read` returns it; see :meth:`write_members`."""
-        try:
-            members = unpack(data) if self.shape.folders else {"": data}
-        except ValueError as error:
-            raise errors.Damaged(self.layer, str(error), key) from error
-        self.write_members(key, members, replace=replace)
+    def is_same(self, key: str, members: Mapping[str, bytes], *, replace: bool) -> bool:
+        """Return whether an entry is there that has these files.
 
-    def write_members(
-        self, key: str, members: Mapping[str, bytes], *, replace: bool, guard: Guard = nullcontext
-    ) -> None:
-        """Place an entry given file by file, atomically: stage it in the root and rename it.
-
-        ``guard`` makes the context of the rename. Raises :class:`EntryExists` if a different entry is present
-        and ``replace`` is not set.
+        Raises :class:`EntryExists`, or the reading error, if another one is there and ``replace`` is not set.
         """
         standing = self.standing(key)
         if standing == members:
-            return
+            return True
         if standing is not None and not replace:
-            raise standing if isinstance(standing, LayerError) else errors.EntryExists(self.layer, self.root / key)
-        result = self.write_new({key: members}, guard=guard, replace=replace)[key]
-        if isinstance(result, LayerError):
-            raise result
+            if isinstance(standing, LayerError):
+                raise standing
+            raise errors.EntryExists(self.layer, self.root / key)
+        return False
 
-    def write_new(
+    def write(
         self, entries: Mapping[str, Mapping[str, bytes]], *, guard: Guard = nullcontext, replace: bool = False
     ) -> dict[str, bool | LayerError]:
         """Place entries, given file by file, each whole or not at all, and sync them to the disk together.
 
-        Returns ``True`` for each that was placed, and the errors of the others.
+        Returns ``True`` for each that was placed, and the errors of the others: such as :class:`EntryExists` if
+        something has its name and ``replace`` is not set. ``guard`` makes the context of the renames.
         """
         done: dict[str, bool | LayerError] = {}
         for key, members in entries.items():
@@ -552,19 +542,15 @@ class Tree:
     # ------------------------------------------------------------------ removing
 
     def remove(
-        self,
-        entries: Sequence[facts.Removable],
-        *,
-        tidy: Callable[[], bool] | None = None,
-        guard: Guard = nullcontext,
+        self, entries: Sequence[facts.Removable], *, tidy: Callable[[], bool] | None = None, guard: Guard = nullcontext
     ) -> facts.Outcome:
         """Remove planned leaves whose stamp has not changed.
 
-        A folder is renamed into a trash folder of the same root before it is deleted, so that no reader
-        sees half of it. If overlayfs cannot rename it, it is deleted in place, the shape's ``first`` files
-        before the others. ``guard`` makes the context of the renames. If ``tidy`` returns true, empty folders are
-        removed too: those above the removed leaves, and planned ones. A program that is about to make an entry in
-        such a folder would fail, so it may return true only while no program uses the root.
+        A folder is renamed into a trash folder of the same root before it is deleted, so that no reader sees half of
+        it. If overlayfs cannot rename it, it is deleted in place, the shape's ``first`` files before the others.
+        ``guard`` makes the context of the renames. If ``tidy`` returns true, empty folders are removed too: those above
+        the removed leaves, and planned ones. A program that is about to make an entry in such a folder would fail, so
+        it may return true only while no program uses the root.
         """
         skipped: list[facts.Note] = []
         failed: list[facts.Note] = []

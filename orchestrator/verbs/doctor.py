@@ -22,6 +22,7 @@ from cachectl.findings import Findings, failure, lines, table
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.errors import FAILURES, LayerError, plural
 from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Root, Scope, Severity, Usage
+from cachectl.layers.base.store import finding_of
 from cachectl.layers.disk import presence, room, trust
 from cachectl.layers.host import launcher
 from cachectl.layers.host.mounts import network_file_system
@@ -146,7 +147,7 @@ def _of_root(held: _Held) -> Iterator[Placed]:
     if isinstance(usage, Usage):
         for problem in usage.problems:
             if problem.code == "unreadable":
-                yield (layer, problem.path), layer.store.to_finding(root, problem)
+                yield (layer, problem.path), finding_of(layer.store, root, problem)
     else:
         yield (layer, root.path), failure(layer, root.path, usage)
     if held.in_use:
@@ -231,7 +232,7 @@ def _of_surroundings(held: _Held, *, reachable: bool) -> Iterator[Placed]:
         kind = network_file_system(root.path, mounts=layer.environment.mounts)
         if kind is not None and (hazard := layer.about.on_network) is not None:
             message = f"lies on a network file system ({kind}): {hazard.message}"
-            yield root.path, held.finding(hazard.severity, "network", message, held.elsewhere(_TEMPORARY))
+            yield (root.path, held.finding(hazard.severity, "network", message, held.elsewhere(_TEMPORARY)))
         yield from _of_ranks(held)
     except FAILURES as error:
         yield (layer, root.path), failure(layer, root.path, error)
@@ -335,7 +336,7 @@ def _of_writers(held: _Held) -> Iterator[Placed]:
             fix = held.elsewhere(_OWN)
         elif os.geteuid() not in (0, status.st_uid):
             fix = f"as {user_name(status.st_uid)}: {fix}"
-        yield (status.st_dev, status.st_ino), held.finding(Severity.UNSAFE, "writable", message, fix)
+        yield ((status.st_dev, status.st_ino), held.finding(Severity.UNSAFE, "writable", message, fix))
 
 
 def _group_name(number: int) -> str:

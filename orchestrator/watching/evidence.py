@@ -16,7 +16,7 @@ from typing import ClassVar, Final
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.errors import FAILURES, Damaged
-from cachectl.layers.base.facts import AsJson, Condition, Entry, Root, Scope
+from cachectl.layers.base.facts import Artifact, AsJson, Condition, Entry, Root, Scope
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import EntryFiles, Lookups
 from cachectl.watching.events import History, Seen, storing_refused
@@ -235,7 +235,7 @@ class Evidence:
         part = self.lookups[layer.name]
         before, after = self._before[layer.name] or {}, self._list(layer) or {}
         new = [key for key, entry in after.items() if key not in before and entry.guest is None]
-        names, openings = ", ".join(sorted({path.name for path in seen.shared})), sum(seen.shared.values())
+        names, openings = (", ".join(sorted({path.name for path in seen.shared})), sum(seen.shared.values()))
         hits, misses = part.by_openings(openings, len(new), layer.environment) or (None, None)
         files = part.files or EntryFiles()
         why = f"{names}: opened {openings} times; {files.otherwise}; stores are the entries that appeared"
@@ -300,15 +300,11 @@ def _counters_of(layer: Layer, lookups: Lookups) -> tuple[int, int] | None:
 
 
 def _described(layer: Layer, root: Root, key: str, history: History, size: int | None) -> EntryTrace:
-    detail: Mapping[str, str] = {}
-    broken = False
+    artifact: object = None
     # An entry that cannot be read shows what is known without its content.
     with suppress(*FAILURES):
-        try:
-            artifact = layer.store.read(root, key)
-            detail = {} if artifact is None else artifact.detail
-        except Damaged:
-            broken = True
+        artifact = layer.store.read(root, [key]).get(key)
+    detail = artifact.detail if isinstance(artifact, Artifact) else {}
     return EntryTrace(
         layer=layer.name,
         key=key,
@@ -317,7 +313,7 @@ def _described(layer: Layer, root: Root, key: str, history: History, size: int |
         bytes=size,
         kernels=tuple((detail.get("kernels") or "").split()) or None,
         device=detail.get("device") or None,
-        broken=broken,
+        broken=isinstance(artifact, Damaged),
         at=tuple(at for at, _ in history.uses),
         root=str(root.path),
     )

@@ -69,6 +69,7 @@ def test_an_index_is_made_in_the_folder_that_was_opened(
     root = folder(layer)
     entry = next(layer.entries())
     artifact = got(layer, entry.key)
+    (root / entry.key).unlink()
     (root / "index").unlink()
     (tmp_path / "outside").mkdir()
     lock = record_lock

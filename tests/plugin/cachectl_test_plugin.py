@@ -11,6 +11,7 @@ from cachectl.layers.base.declarations import EnvPath, EnvSwitch, at_load
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Artifact, Entry, Finding, Found, Root, Scope, State, Switch, Usage
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import Codec, Damage
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.files import Files
@@ -45,12 +46,12 @@ class Notes(Layer):
 
 
 class TellingStore(Files):
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
-        for found in super().scan(root, contents=contents):
+    def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
+        for found in super().scan(root, selection, contents=contents):
             yield replace(found, device=root.path.name) if isinstance(found, Entry) else found
 
-    def read(self, root: Root, key: str) -> Artifact | None:
-        artifact = super().read(root, key)
+    def read_entry(self, root: Root, key: str) -> Artifact | None:
+        artifact = super().read_entry(root, key)
         kinds: dict[str | None, Any] = {"number": {"n": 3}, "mixture": {1: "a", "b": "c"}, "nothing": None}
         return artifact and replace(artifact, detail=kinds.get(self.environment.get("TELLING"), {}))
 
@@ -71,7 +72,7 @@ class TalkingStore(Files):
     def usage(self, root: Root) -> Usage:
         raise ZeroDivisionError
 
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+    def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
         yield Entry(self.name, "a", root.path, 1, 1)
         raise ValueError("no more")
 

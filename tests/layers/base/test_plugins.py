@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -23,7 +23,8 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Damaged
 from cachectl.layers.base.facts import Artifact, Found, Outcome, Problem, Removable, Root, Severity
 from cachectl.layers.base.registry import Broken, plugged_in
-from cachectl.layers.base.store import Damage, Store
+from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers.base.store import Damage, EntryError, Store, read_each, write_each
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.files import Files
@@ -67,7 +68,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A build leaves its own files beside the source.
     shutil.copytree(SAMPLE, source)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(source)]
-    # setuptools of this environment builds it: pip would make an environment for the build, and download into it.
+    # setuptools of this environment builds it: pip would make an environment for the build, and
+    # download into it.
     command += ["--no-build-isolation", "--no-index"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -86,7 +88,7 @@ def beside(home: Home, *folders: Path) -> Home:
 
 
 def test_a_broken_plug_in_is_named_and_fatal_to_nothing(plugged: Home) -> None:
-    done, report = plugged.cachectl("report", "-v", check=False), plugged.json("report", check=False)
+    done, report = (plugged.cachectl("report", "-v", check=False), plugged.json("report", check=False))
     assert {plugin["name"]: plugin["why"].partition(" ")[2] for plugin in report["broken"]} == {
         "exiting": "failed: SystemExit: no licence",
         "missing": "failed: ModuleNotFoundError: No module named 'cachectl_test_plugin_that_is_not_there'",
@@ -279,20 +281,34 @@ class Folders(Store):
     def tree(self, root: Root) -> Tree:
         return Tree(self.name, root.path, self.shape)
 
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
-        del contents
+    def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
+        del selection, contents
         for leaf in self.tree(root).scan():
             if isinstance(leaf, Problem):
                 yield leaf
             else:
-                yield leaf.entry(self.name, root.path) if leaf.orphan_rule is None else leaf.orphan(root.path)
+                yield (leaf.entry(self.name, root.path) if leaf.orphan_rule is None else leaf.orphan(root.path))
 
-    def read(self, root: Root, key: str) -> Artifact | None:
-        data = self.tree(root).read(key)
-        return None if data is None else Artifact(self.name, key, self.forms[0], data)
+    def read(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | EntryError]:
+        def read(key: str) -> Artifact | None:
+            data = self.tree(root).read(key)
+            return None if data is None else Artifact(self.name, key, self.forms[0], data)
 
-    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
-        self.tree(root).write(key, artifact.data, replace=replace)
+        return read_each(read, keys)
+
+    def write(
+        self, root: Root, artifacts: Sequence[Artifact], *, replace: bool = False
+    ) -> Mapping[str, bool | EntryError]:
+        def write(artifact: Artifact) -> None:
+            try:
+                members = unpack(artifact.data)
+            except ValueError as error:
+                raise Damaged(self.name, str(error), artifact.key) from error
+            (result,) = self.tree(root).write({artifact.key: members}, replace=replace).values()
+            if isinstance(result, Exception):
+                raise result
+
+        return write_each(self, root, artifacts, write, replace=replace)
 
     def remove(self, root: Root, targets: tuple[Removable, ...]) -> Outcome:
         return self.tree(root).remove(targets)

@@ -181,7 +181,7 @@ def test_an_old_object_file_comes_and_goes_as_it_stands(tmp_path: Path, layer: M
     assert not path.parent.parent.exists(), "the empty folders above it stay"
     layer.put(OBJECT, read)
     assert path.read_bytes() == CODE
-    with pytest.raises(LayerError, match="is not a key"):
+    with pytest.raises(LayerError, match="of an old version"):
         layer.put(KEY, replace(read, key=KEY))
 
 

@@ -43,7 +43,8 @@ def rows_in(path: Path, lock_timeout: float = 5.0) -> RowFile:
 
 # ---------------------------------------------------------------------- what may be in a file
 
-#: Every case of the letters, and every way to make sqlite work for a table that is not the library's.
+#: Every case of the letters, and every way to make sqlite work for a table that is not the
+#: library's.
 FOREIGN = {
     "another table": f"{CREATE}; create table notes (text)",
     "a column called rowid": "create table dict (keyhash text, key_value text, rowid text)",
@@ -73,7 +74,7 @@ def test_only_the_table_that_pytools_makes_is_used(tmp_path: Path, statements: s
     before = path.read_bytes()
     rows = rows_in(path)
     reads = (rows.sum, rows.rows, lambda: list(rows.rows_with("key_value")), lambda: rows.read_many([("a",)])[0])
-    writes = (lambda: rows.insert(("a",), (b"1",), replace=True), lambda: rows.delete(()), rows.vacuum)
+    writes = (lambda: rows.insert([(("a",), (b"1",))], replace=True), lambda: rows.delete(()), rows.vacuum)
     checks = (rows.require_sound, lambda: rows.remove_damaged(file_stamp(path), lambda _path: None))
     for use in (*reads, *writes, *checks):
         with pytest.raises(Refused, match="does not make"):
@@ -106,9 +107,10 @@ def test_many_rows_are_read_and_placed_as_one_is(tmp_path: Path) -> None:
     rows = rows_in(path)
     keys = [(key,) for key in ("ABC", "abc", "a", "a ", "12", "012", "12.0", "x\0y", "x", "\udcff", "0", "Z", "z")]
     assert rows.read_many(keys) == [rows.read_many([key])[0] for key in keys]
-    new = [key for key in keys if key != ("\udcff",)]
-    placed = rows.insert_new([(key, (b"1",)) for key in new])
-    assert [rows.read_many([key])[0] == (b"1",) for key in new] == [row is not None for row in placed]
+    placed = rows.insert([(key, (b"1",)) for key in keys])
+    assert [rows.read_many([key])[0] == (b"1",) for key in keys] == [
+        not isinstance(result, LayerError) for result in placed
+    ]
     with closing(sqlite3.connect(path)) as connection:
         assert before <= set(connection.execute("select * from dict"))
 
@@ -310,7 +312,7 @@ def test_no_database_is_opened_for_writing_where_others_can_write(shared: Path, 
     journal.write_bytes(head + struct.pack(">I", 0x40000000 // 4096 + 1) + name + end)
     os.chown(journal, NOBODY, NOBODY)
     with pytest.raises(LayerError):
-        rows_in(path, 0.2).insert(("new",), (b"1",), replace=True)
+        rows_in(path, 0.2).insert([(("new",), (b"1",))], replace=True)
     status, done = purge(shared)
     assert (status, done["removed"]) == (1, 0)
     assert victim.read_text() == "years of work"
@@ -329,7 +331,7 @@ def test_a_file_that_others_can_write_is_changed_only_if_they_are_trusted(shared
     path.chmod(0o666)
     before = path.read_bytes()
     rows = rows_in(path)
-    for use in (lambda: rows.insert(("a",), (b"1",), replace=False), lambda: rows.delete(rows.rows()), rows.vacuum):
+    for use in (lambda: rows.insert([(("a",), (b"1",))], replace=False), lambda: rows.delete(rows.rows()), rows.vacuum):
         with pytest.raises(Unreachable, match="--shared if you trust them"):
             use()
     assert path.read_bytes() == before

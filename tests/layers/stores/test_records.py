@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachectl.layers.base.errors import Damaged, EntryExists, Refused, Unreachable
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.stores.records import Fault, Record, RecordFile
 
@@ -24,6 +24,12 @@ DATABASES = st.dictionaries(PART, CONTENTS, max_size=8)
 
 def store(path: Path) -> RecordFile:
     return RecordFile("test", path, nullcontext)
+
+
+def put(path: Path, line: bytes, *, replace: bool) -> None:
+    (result,) = store(path).put([line], replace=replace)
+    if isinstance(result, LayerError):
+        raise result
 
 
 def line_of(key: str, items: dict[str, str]) -> bytes:
@@ -43,7 +49,7 @@ def test_an_entry_that_was_put_is_read_back(database: dict[str, dict[str, str]])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "records.txt")
         for key, items in database.items():
-            store(path).put(line_of(key, items), replace=False)
+            put(path, line_of(key, items), replace=False)
         found = records(path)
         assert {key: record.items for key, record in found.items()} == database
         assert faults(path) == []
@@ -120,7 +126,7 @@ def test_a_record_is_hit_if_any_item_has_an_id(
     assert found.items == items
     assert records(path) == {"k": found}
     copy = tmp_path / "copy.txt"
-    store(copy).put(found.line, replace=False)
+    put(copy, found.line, replace=False)
     assert copy.read_bytes() == path.read_bytes()
 
 
@@ -128,16 +134,16 @@ def test_another_record_is_replaced_only_on_request_and_in_its_place(tmp_path: P
     path = tmp_path / "records.txt"
     path.write_bytes(b"a=S:1")
     # It is not glued to an unfinished line.
-    store(path).put(b"b=S:1", replace=False)
+    put(path, b"b=S:1", replace=False)
     assert path.read_bytes() == b"a=S:1\nb=S:1\n"
     path.chmod(0o640)
     standing = path.stat().st_ino
-    store(path).put(b"a=S:1", replace=False)
+    put(path, b"a=S:1", replace=False)
     assert path.stat().st_ino == standing
     with pytest.raises(EntryExists):
-        store(path).put(b"a=S:2", replace=False)
+        put(path, b"a=S:2", replace=False)
     assert path.read_bytes() == b"a=S:1\nb=S:1\n"
-    store(path).put(b"a=S:2", replace=True)
+    put(path, b"a=S:2", replace=True)
     assert path.read_bytes() == b"a=S:2\nb=S:1\n"
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert os.listdir(tmp_path) == ["records.txt"]
@@ -155,7 +161,7 @@ def test_a_record_is_deleted_as_it_was_planned(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", [b"", b"a", b"=S:1", b"a=", b"a=S", b"a=S:1\nb=S:1", b"a=S:1\n"])
 def test_an_artifact_that_is_not_a_record_is_refused(tmp_path: Path, line: bytes) -> None:
     with pytest.raises(Damaged):
-        store(tmp_path / "records.txt").put(line, replace=True)
+        put(tmp_path / "records.txt", line, replace=True)
     assert os.listdir(tmp_path) == []
 
 
@@ -166,7 +172,7 @@ def test_a_link_is_neither_read_nor_written_through(tmp_path: Path) -> None:
     path.symlink_to(target)
     for attempt in (
         lambda: list(store(path).scan()),
-        lambda: store(path).put(b"b=S:1", replace=True),
+        lambda: put(path, b"b=S:1", replace=True),
         lambda: store(path).delete({"a": zlib.crc32(b"a=S:1")}),
     ):
         with pytest.raises(Refused, match="link"):
@@ -181,4 +187,4 @@ def test_a_failed_rewrite_leaves_nothing_behind(tmp_path: Path) -> None:
         replace_file(tmp_path / "folder", [b"x"])
     assert os.listdir(tmp_path) == ["folder"]
     with pytest.raises(Unreachable):
-        store(tmp_path / "no folder" / "records.txt").put(b"a=S:1", replace=False)
+        put(tmp_path / "no folder" / "records.txt", b"a=S:1", replace=False)
