@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cachectl import table as tables
 from cachectl.layers.base.errors import FAILURES, plural, reason_of
 from cachectl.layers.base.facts import Ability, AsJson, Note, Outcome, Plan, total
-from cachectl.layers.base.layer import require_changeable
+from cachectl.layers.base.layer import every_root, require_changeable
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
@@ -101,7 +101,7 @@ def recover(layers: Iterable[Layer]) -> None:
     for layer in layers:
         # The plan of a layer names its failure.
         with suppress(*FAILURES):
-            for root in layer.roots() if layer.abilities()[Ability.CLEAR] is None else ():
+            for root in every_root(layer) if layer.abilities()[Ability.CLEAR] is None else ():
                 with suppress(*FAILURES):
                     require_changeable(layer, root)
                     layer.store.recover(root)

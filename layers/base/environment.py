@@ -186,6 +186,11 @@ def user_cache_folder(environment: Environment, application: str) -> tuple[Path,
     return folder, source
 
 
+def own_roots_folder(environment: Environment) -> Path:
+    """Return the folder of the own roots of bases, each of which ``cachectl run --base`` keeps for one base."""
+    return user_cache_folder(environment, "cachectl")[0] / "bases"
+
+
 def is_common_cache_home(environment: Environment) -> bool:
     """Return whether all releases of platformdirs agree about the user's cache folder."""
     return _cache_folder(environment, "any")[2]

@@ -17,7 +17,7 @@ from typing import ClassVar, Final, final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import EnvSwitch, Places, at_once
-from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.environment import Environment, own_roots_folder
 from cachectl.layers.base.errors import FAILURES, ForeignForm, LayerError, Refused, key_complaint, not_a_key, reason_of
 from cachectl.layers.base.facts import Ability, Entry, Note, Orphan, Outcome, Plan, Problem, Removable, Root
 from cachectl.layers.base.parts import About
@@ -224,7 +224,7 @@ class Layer:
         if selection.kernel is not None and (reason := self.refusals().get(Ability.KERNELS)) is not None:
             return replace(plan, skipped=(Note("*", f"cannot be selected by kernel: {reason}"),))
         plan_root = self._plan_damaged if damaged else self._plan_root
-        for root in self.roots():
+        for root in every_root(self):
             try:
                 plan = plan.plus(plan_root(root, selection))
             except FAILURES as error:  # noqa: PERF203 - one must not end the rest
@@ -241,7 +241,7 @@ class Layer:
         self._require(Ability.CLEAR)
         unique = {(thing.root, thing.key): thing for thing in things}.values()
         changed = {thing.root for thing in unique}
-        for root in self.roots():
+        for root in every_root(self):
             if root.path in changed:
                 require_changeable(self, root)
         return self._planned([(thing, None) for thing in unique] if in_use else self.store.in_use(unique))
@@ -251,7 +251,7 @@ class Layer:
         """Remove the entries of a plan. Entries that have changed since are skipped."""
         self._require(Ability.CLEAR)
         outcome = Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
-        for root in self.roots():
+        for root in every_root(self):
             entries = tuple(entry for entry in plan.entries if entry.root == root.path)
             try:
                 if entries:
@@ -351,3 +351,17 @@ def require_changeable(layer: Layer, root: Root) -> None:
     reason = closed_to_changes(root.path, superuser=environment.superuser, shared=environment.trusts_writers)
     if reason is not None:
         raise Refused(layer.name, reason, root.path)
+
+
+def every_root(layer: Layer) -> Iterator[Root]:
+    """Yield the roots of a layer, and those that it has in the own roots of ``cachectl run --base``."""
+    yield from layer.roots()
+    folder = own_roots_folder(layer.environment)
+    # In an isolated root it is a link to that of the user.
+    if not folder.is_dir() or folder.parent.is_symlink() or Ability.RELOCATE in layer.refusals():
+        return
+    for own in sorted(path for path in (*folder.glob("*"), *folder.glob("*/cachectl-*")) if not path.is_symlink()):
+        moved = type(layer)(layer.environment.with_variables(layer.relocate(own).set))
+        for root in moved.roots():
+            if own in root.path.parents and root.exists:
+                yield replace(root, source=f"own root of a base ({own})")

@@ -22,7 +22,7 @@ from cachectl.exchange.place import STREAM, Deadline, Missing, without_secrets
 from cachectl.exchange.pull import pull
 from cachectl.exchange.push import push
 from cachectl.layer_set import LayerSet
-from cachectl.layers.base.environment import user_cache_folder
+from cachectl.layers.base.environment import own_roots_folder
 from cachectl.layers.base.errors import BadRequest, CachectlError, printable, reason_of
 from cachectl.layers.base.facts import Ability
 from cachectl.layers.disk.private_folders import NotPrivate, private_folder
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 PATIENCE: Final = 30.0
 #: Reasons of failures that are named for a layer.
 _REASONS: Final = 3
-#: The folder of own roots of bases in the user cache folder of cachectl.
-_BASES: Final = "bases"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +121,7 @@ def own_root(environment: Environment, base: Path) -> Path:
     Links on the path are not resolved: if ``/site/current`` leads to a new release, the own entries stay in use.
     """
     name = hashlib.sha256(os.fsencode(base)).hexdigest()[:16]
-    return user_cache_folder(environment, "cachectl")[0] / _BASES / name
+    return own_roots_folder(environment) / name
 
 
 def make_own_root(environment: Environment, base: Path) -> Path:

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cachectl import options, removal
 from cachectl.config import Limits, configured_limits, with_interpreters
 from cachectl.layer_set import LayerSet, warn_user
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import FAILURES, reason_of
+from cachectl.layers.base.layer import Layer, every_root
 from cachectl.layers.base.selection import Selection, parse_age, parse_size
 from cachectl.removal import PurgePlan, PurgeResult, show, table
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.layer import Layer
 
 __all__ = ["OPTIONS", "plan_prune", "prune", "run", "show", "table"]
 
@@ -87,7 +85,7 @@ def plan_prune(layers: Iterable[Layer], limits: Limits) -> PurgePlan:
 def _look(layer: Layer, limits: Limits) -> _Holding:
     holding = _Holding(layer)
     try:
-        for root in layer.roots():
+        for root in every_root(layer):
             for thing in layer.store.scan(root, contents=limits.stale):
                 if isinstance(thing, facts.Housekeeping):
                     # A file of fixed length does not shrink, so it must not make prune remove entries.

@@ -13,12 +13,12 @@ from cachectl import table as tables
 from cachectl.layers.base import facts, store
 from cachectl.layers.base.errors import FAILURES, plural, reason_of
 from cachectl.layers.base.facts import AsJson
+from cachectl.layers.base.layer import Layer, every_root
 from cachectl.layers.base.registry import Broken
 from cachectl.layers.disk.temporaries import abandoned_temporaries
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
-    from cachectl.layers.base.layer import Layer
     from cachectl.layers.host.neighbours import Neighbour
     from cachectl.listing import Listing
 
@@ -193,7 +193,7 @@ def _layer_report(layer: Layer) -> LayerReport:
     state = facts.State(facts.Condition.UNKNOWN, "its state could not be read")
     roots: tuple[facts.Root, ...] = ()
     try:
-        roots = tuple(layer.roots())
+        roots = tuple(every_root(layer))
     except FAILURES as error:
         failures[reason_of(error)] = None
     try:

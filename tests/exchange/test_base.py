@@ -97,8 +97,17 @@ def test_a_base_warms_a_run_and_stays_as_it_is(home: Home, base: Path) -> None:
     assert home.json("report", "--root", str(own), "pocl")["layers"][0]["entries"] == FILLED + 1
     again = home.cachectl("run", "--base", str(base), "--", "true")
     assert f"base: pocl: {FILLED} there before" in again.stderr
+    (pocl,) = home.json("report", "pocl")["layers"]
+    assert [root["entries"] for root in pocl["roots"] if root["exists"]] == [FILLED + 1]
+    assert pocl["entries"] == FILLED + 1
     assert (snapshot(base, times=True), modes(base)) == before
     home.cachectl("run", "--base", str(base), "--", sys.executable, "-m", "cachectl", "purge", "--all")
+    assert not list(own.glob("pocl/??/*"))
+    home.cachectl("run", "--base", str(base), "--", "true")
+    for verb in (("prune", "--max-size", "0B"), ("purge",)):
+        (planned,) = home.json(verb[0], "pocl", *verb[1:], "--dry-run")["layers"]
+        assert planned["removed"] == FILLED
+    assert home.json("purge", "pocl")["layers"][0]["removed"] == FILLED
     assert not list(own.glob("pocl/??/*"))
     assert (snapshot(base, times=True), modes(base)) == before
 
