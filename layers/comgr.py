@@ -12,19 +12,15 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from cachectl.layers.base import declarations, facts, switches
-from cachectl.layers.base.facts import Condition, Severity, State
-from cachectl.layers.base.lazy import later, module, regex
-from cachectl.layers.base.parts import About, EntryFiles, Lookups
+from cachectl.layers.base import declarations, facts, lazy, parts, switches
 from cachectl.layers.base.store import Codec, Damage, Store
-from cachectl.layers.formats.details import Details
-from cachectl.layers.host.driver_layers import DriverLayer
-from cachectl.layers.host.mounts import network_file_system
+from cachectl.layers.formats import details
+from cachectl.layers.host import driver_layers, mounts
 
 if TYPE_CHECKING:
     from cachectl.layers.formats import comgr_entries
 else:
-    comgr_entries = module("cachectl.layers.formats.comgr_entries")
+    comgr_entries = lazy.module("cachectl.layers.formats.comgr_entries")
 
 LIBRARIES: Final = ("libamd_comgr.so",)
 TIMESTAMP: Final = "llvmcache.timestamp"
@@ -39,7 +35,7 @@ class ComgrCodec(Codec):
 
     form = "comgr-entry/1"
 
-    def describe(self, data: bytes) -> Details:
+    def describe(self, data: bytes) -> details.Details:
         """Read the output that an entry holds."""
         return comgr_entries.describe(comgr_entries.output_of(data) or b"")
 
@@ -47,19 +43,19 @@ class ComgrCodec(Codec):
         """Check that an entry is exactly an output and a log, and that bitcode and code objects are complete."""
         output = comgr_entries.output_of(data)
         if output is None:
-            return Damage(Severity.RECOMPILES, _NOT_WHOLE)
+            return Damage(facts.Severity.RECOMPILES, _NOT_WHOLE)
         wrong = comgr_entries.complaint(output)
-        return None if wrong is None else Damage(Severity.FAILS, f"{wrong}; comgr hands it on as it is")
+        return None if wrong is None else Damage(facts.Severity.FAILS, f"{wrong}; comgr hands it on as it is")
 
 
-class ComgrLookups(Lookups):
+class ComgrLookups(parts.Lookups):
     """LLVM opens the file of an entry, or maps it, and renames a temporary to a new one."""
 
-    files = EntryFiles()
+    files = parts.EntryFiles()
     mapped = LIBRARIES
 
 
-class ComgrCache(DriverLayer):
+class ComgrCache(driver_layers.DriverLayer):
     """Outputs of single commands of AMD's compiler: bitcode and code objects, one file each."""
 
     name = "comgr"
@@ -67,13 +63,13 @@ class ComgrCache(DriverLayer):
     makers = ("AMD",)
     settings = (
         switches.Setting(
-            "AMD_COMGR_CACHE", "0", "1", Severity.HARMLESS, "is not 0, so it does not switch the cache off"
+            "AMD_COMGR_CACHE", "0", "1", facts.Severity.HARMLESS, "is not 0, so it does not switch the cache off"
         ),
         switches.Setting(
             "AMD_COMGR_EMIT_VERBOSE_LOGS",
             "(?!)",
             "0",
-            Severity.RECOMPILES,
+            facts.Severity.RECOMPILES,
             "is part of every key: entries stored without it are not hit",
         ),
     )
@@ -91,10 +87,10 @@ class ComgrCache(DriverLayer):
         macos=(),
     )
     # LLVM sets the access time of an entry that it reads.
-    store: Any = later(__name__, "outputs")
-    about = About(
+    store: Any = lazy.later(__name__, "outputs")
+    about = parts.About(
         on_network=facts.Hazard(
-            Severity.RISKS,
+            facts.Severity.RISKS,
             "programs map its files, and have been killed (SIGBUS) where others changed them; the newest releases keep "
             "no cache there unless AMD_COMGR_CACHE_DIR names it",
         ),
@@ -105,14 +101,14 @@ class ComgrCache(DriverLayer):
         """Return whether there is a driver, a GPU or a cache."""
         return self.environment.topology.exists() or super().is_here()
 
-    def state(self) -> State:
+    def state(self) -> facts.State:
         """Return the state; on a network file system it depends on the release."""
         state = super().state()
-        for root in self.roots() if state.condition is Condition.ENABLED else ():
-            kind = network_file_system(root.path, mounts=self.environment.mounts)
+        for root in self.roots() if state.condition is facts.Condition.ENABLED else ():
+            kind = mounts.network_file_system(root.path, mounts=self.environment.mounts)
             if kind is not None and root.source != self.places.variable:
                 why = f"the default place is on a network file system ({kind}): the newest releases keep no cache there"
-                return State(Condition.UNKNOWN, why, state.drivers)
+                return facts.State(facts.Condition.UNKNOWN, why, state.drivers)
         return state
 
     def faults(self) -> Iterator[switches.Fault]:
@@ -126,10 +122,10 @@ class ComgrCache(DriverLayer):
             works = comgr_entries.policy_complaint(corrected) is None
             fix = f"export {variable}={shlex.quote(corrected)}" if works else None
             outcome = f"cannot be read ({wrong}): nothing is kept, and every run compiles"
-            yield Condition.DISABLED, switches.misread(self, variable, Severity.RECOMPILES, outcome, fix)
+            yield facts.Condition.DISABLED, switches.misread(self, variable, facts.Severity.RECOMPILES, outcome, fix)
         if self.environment.get(self.places.variable) == "":
             outcome = "is empty: older releases keep nothing then, newer ones use the default place"
-            yield None, switches.misread(self, self.places.variable, Severity.RECOMPILES, outcome)
+            yield None, switches.misread(self, self.places.variable, facts.Severity.RECOMPILES, outcome)
 
 
 def outputs() -> Store:
@@ -137,9 +133,9 @@ def outputs() -> Store:
     from cachectl.layers.stores.files import Files, Index
     from cachectl.layers.stores.tree import OrphanRule, Shape
 
-    temporary = regex(r"amdgpu-compiler-[0-9a-f]{6}\.tmp\.o")
+    temporary = lazy.regex(r"amdgpu-compiler-[0-9a-f]{6}\.tmp\.o")
     left = OrphanRule(temporary, "left by a program that was killed", private=True)
-    shape = Shape((regex("llvmcache-[0-9a-f]{64}"),), folders=False, orphans=(left,))
+    shape = Shape((lazy.regex("llvmcache-[0-9a-f]{64}"),), folders=False, orphans=(left,))
     index = Index()
-    index.shapes = (Shape((regex(re.escape(TIMESTAMP)),), folders=False),)
+    index.shapes = (Shape((lazy.regex(re.escape(TIMESTAMP)),), folders=False),)
     return Files(shape, codec=ComgrCodec(), index=index, writers=LIBRARIES)

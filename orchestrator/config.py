@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from cachectl.layers.base import environment as environments
-from cachectl.layers.base.errors import BadRequest, CachectlError, printable
-from cachectl.layers.base.selection import parse_age, parse_size
+from cachectl.layers.base import errors, selection
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
@@ -23,11 +22,11 @@ _LARGEST: Final = 1 << 16
 _LONGEST: Final = 86400
 
 
-class BadConfig(BadRequest):
+class BadConfig(errors.BadRequest):
     """A wrong key or value; the text begins with the file."""
 
 
-class ConfigRefused(CachectlError):
+class ConfigRefused(errors.CachectlError):
     """A config file that cannot be read, or that another user could have written."""
 
 
@@ -111,8 +110,8 @@ def configured_limits(environment: Environment) -> Limits:
     config = load(environment)
     limits = config.limits(environment.clock())
     if limits.none:
-        first = f", or write a limit below [prune] in {printable(config.files[0].path)}" if config.files else ""
-        raise BadRequest(f"name a limit: --stale, --older-than or --max-size{first}")
+        first = f", or write a limit below [prune] in {errors.printable(config.files[0].path)}" if config.files else ""
+        raise errors.BadRequest(f"name a limit: --stale, --older-than or --max-size{first}")
     return limits
 
 
@@ -139,9 +138,9 @@ def _settings(path: Path, content: bytes) -> Iterator[ConfigEntry]:
                 raise ValueError(f"{key}: {error}") from error
             yield setting
     except RecursionError as error:
-        raise BadConfig(f"{printable(path)}: its tables or lists are nested too deeply") from error
+        raise BadConfig(f"{errors.printable(path)}: its tables or lists are nested too deeply") from error
     except ValueError as error:
-        raise BadConfig(f"{printable(path)}: {error}") from error
+        raise BadConfig(f"{errors.printable(path)}: {error}") from error
 
 
 def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -156,7 +155,7 @@ def _read(path: Path, *, needed: bool) -> bytes | None:
     """Return the content of a config file, or ``None`` if it does not exist. Raises :class:`ConfigRefused`."""
     from cachectl.layers.disk.trust import shared_because
 
-    shown, ignore = printable(path), f"{environments.CONFIG_VARIABLE}={os.devnull}"
+    shown, ignore = errors.printable(path), f"{environments.CONFIG_VARIABLE}={os.devnull}"
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         try:
@@ -203,7 +202,7 @@ _KEYS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "wait": _seconds,
     "python": _paths,
     "shared": _flag,
-    "prune.max-size": lambda value: parse_size(str(value)),
-    "prune.older-than": lambda value: parse_age(str(value)),
+    "prune.max-size": lambda value: selection.parse_size(str(value)),
+    "prune.older-than": lambda value: selection.parse_age(str(value)),
     "prune.stale": _flag,
 }

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from cachectl.layers.base.errors import FAILURES, LayerError, reason_of
-from cachectl.layers.base.facts import AsJson, Finding, Severity
-from cachectl.layers.disk.trust import closed_by_another
+from cachectl.layers.base import errors, facts
+from cachectl.layers.disk import trust
 from cachectl.table import Column, Table, Whole
 
 if TYPE_CHECKING:
@@ -20,24 +19,24 @@ if TYPE_CHECKING:
 class Findings:
     """What was found, and what was not checked by layer."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[facts.Finding, ...]
     not_checked: Mapping[str, str] | None = None
-    as_json: ClassVar[AsJson] = AsJson("cachectl/findings/1", optional=("not_checked",))
+    as_json: ClassVar[facts.AsJson] = facts.AsJson("cachectl/findings/1", optional=("not_checked",))
 
     @property
     def failed(self) -> bool:
         """Return whether anything is damaged, or worse than harmless."""
-        return any(finding.thing or finding.severity is not Severity.HARMLESS for finding in self.findings)
+        return any(finding.thing or finding.severity is not facts.Severity.HARMLESS for finding in self.findings)
 
 
 def damage(layers: Iterable[Layer]) -> Findings:
     """Return the damage in every root of the given layers."""
-    findings: list[Finding] = []
+    findings: list[facts.Finding] = []
     not_checked: dict[str, str] = {}
     for layer in layers:
         try:
             roots = layer.roots()
-        except FAILURES as error:
+        except errors.FAILURES as error:
             # No place is known: the layer as a whole failed.
             findings.append(failure(layer, Path("*"), error))
             continue
@@ -46,22 +45,22 @@ def damage(layers: Iterable[Layer]) -> Findings:
                 findings += layer.store.verify(root)
                 if layer.about.unchecked and root.exists:
                     not_checked[layer.name] = layer.about.unchecked
-            except FAILURES as error:  # noqa: PERF203 - one must not end the rest
+            except errors.FAILURES as error:  # noqa: PERF203 - one must not end the rest
                 findings.append(failure(layer, root.path, error))
     return Findings(tuple(findings), not_checked)
 
 
-def failure(layer: Layer, place: Path, error: Exception) -> Finding:
+def failure(layer: Layer, place: Path, error: Exception) -> facts.Finding:
     """Return the finding that a layer, or one place of it, could not be read."""
-    code, message, fix = "unreadable", reason_of(error), f"make {place} readable"
-    if not isinstance(error, (LayerError, OSError)):
+    code, message, fix = "unreadable", errors.reason_of(error), f"make {place} readable"
+    if not isinstance(error, (errors.LayerError, OSError)):
         code, fix = "plugin", f"fix or uninstall the plug-in {layer.name}"
-    elif place.is_absolute() and (closed := closed_by_another(place, layer.environment.home_folder)):
+    elif place.is_absolute() and (closed := trust.closed_by_another(place, layer.environment.home_folder)):
         message, fix = f"{message}; it belongs to {closed.owner}", closed.fix
-    return Finding(layer.name, place, None, Severity.FAILS, code, message, fix)
+    return facts.Finding(layer.name, place, None, facts.Severity.FAILS, code, message, fix)
 
 
-_COLUMNS: Final[tuple[Column[Finding], ...]] = (
+_COLUMNS: Final[tuple[Column[facts.Finding], ...]] = (
     Column("layer", lambda finding: finding.layer),
     Column("severity", lambda finding: finding.severity.value),
     Column("code", lambda finding: finding.code),
@@ -72,7 +71,7 @@ _COLUMNS: Final[tuple[Column[Finding], ...]] = (
 )
 
 
-def table(result: Findings, _request: object) -> Table[Finding]:
+def table(result: Findings, _request: object) -> Table[facts.Finding]:
     """Return the findings."""
     return Table(_COLUMNS, result.findings)
 

@@ -8,12 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 
+from cachectl.layers.base import errors, facts, parts, registry
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import BadRequest, did_you_mean
-from cachectl.layers.base.facts import Scope
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.parts import Portability
-from cachectl.layers.base.registry import BUILT_IN, Broken, built_in_layer, plugged_in
 
 
 def warn_user(line: str) -> None:
@@ -36,51 +33,53 @@ class LayerSet:
         return f"{type(self).__name__}({os.fspath(self.environment.home_folder)!r})"
 
     @cached_property
-    def _plugged(self) -> tuple[Mapping[str, Layer], tuple[Broken, ...]]:
+    def _plugged(self) -> tuple[Mapping[str, Layer], tuple[registry.Broken, ...]]:
         """The layers of plug-ins, and those that could not be loaded."""
         layers: dict[str, Layer] = {}
-        broken: list[Broken] = []
-        for layer in plugged_in(self.environment) if self._plugins else ():
-            if isinstance(layer, Broken):
+        broken: list[registry.Broken] = []
+        for layer in registry.plugged_in(self.environment) if self._plugins else ():
+            if isinstance(layer, registry.Broken):
                 broken.append(layer)
             elif layer.name in layers:
-                broken.append(Broken(layer.name, f"two plug-ins offer the layer {layer.name}"))
+                broken.append(registry.Broken(layer.name, f"two plug-ins offer the layer {layer.name}"))
             else:
                 layers[layer.name] = layer
         return layers, tuple(broken)
 
     @property
-    def broken(self) -> tuple[Broken, ...]:
+    def broken(self) -> tuple[registry.Broken, ...]:
         """The plug-ins that could not be loaded."""
         return self._plugged[1]
 
     def __iter__(self) -> Iterator[Layer]:
-        yield from (self[name] for name in BUILT_IN)
+        yield from (self[name] for name in registry.BUILT_IN)
         yield from self._plugged[0].values()
 
     def __len__(self) -> int:
-        return len(BUILT_IN) + len(self._plugged[0])
+        return len(registry.BUILT_IN) + len(self._plugged[0])
 
     def __contains__(self, name: object) -> bool:
-        return name in BUILT_IN or name in self._plugged[0]
+        return name in registry.BUILT_IN or name in self._plugged[0]
 
     def __getitem__(self, name: str) -> Layer:
-        if name in BUILT_IN:
+        if name in registry.BUILT_IN:
             if name not in self._made:
-                self._made[name] = built_in_layer(name, self.environment)
+                self._made[name] = registry.built_in_layer(name, self.environment)
             return self._made[name]
         if name not in self._plugged[0]:
-            raise self.no_layer(name, [*BUILT_IN, *self._plugged[0]])
+            raise self.no_layer(name, [*registry.BUILT_IN, *self._plugged[0]])
         return self._plugged[0][name]
 
-    def no_layer(self, name: str, known: Iterable[str]) -> BadRequest:
+    def no_layer(self, name: str, known: Iterable[str]) -> errors.BadRequest:
         """Return the error for a name that no layer has, with the reason if a plug-in of that name was left out."""
         if why := "; ".join(plugin.why for plugin in self.broken if plugin.name == name):
-            return BadRequest(f"the plug-in {name} was left out: {why}")
+            return errors.BadRequest(f"the plug-in {name} was left out: {why}")
         names = tuple(known)
-        return BadRequest(f"unknown layer {name!r}{did_you_mean(name, names) or '; there are ' + ', '.join(names)}")
+        return errors.BadRequest(
+            f"unknown layer {name!r}{errors.did_you_mean(name, names) or '; there are ' + ', '.join(names)}"
+        )
 
-    def portability(self, name: str) -> Portability | None:
+    def portability(self, name: str) -> parts.Portability | None:
         """Return the portability part of a layer; ``None`` if the layer has none, or is not here."""
         return self[name].about.portability if name in self else None
 
@@ -93,7 +92,7 @@ class LayerSet:
 
     def clearable(self) -> tuple[Layer, ...]:
         """Return what ``purge --all`` means: every user layer that a rerun refills."""
-        return tuple(layer for layer in self if layer.about.scope is Scope.USER and not layer.about.precious)
+        return tuple(layer for layer in self if layer.about.scope is facts.Scope.USER and not layer.about.precious)
 
     def chosen(self, names: Iterable[str]) -> tuple[Layer, ...]:
         """Return the layers of these names as :meth:`named` does; every clearable one where none is named."""

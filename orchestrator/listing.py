@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from cachectl.layer_set import warn_user
-from cachectl.layers.base.errors import FAILURES, reason_of
-from cachectl.layers.base.facts import AsJson, Entry, Problem
+from cachectl import layer_set
+from cachectl.layers.base import errors, facts
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
@@ -34,9 +33,9 @@ class Trouble:
 class Listing:
     """The selected entries, and the problems met."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[facts.Entry, ...]
     problems: tuple[Trouble, ...]
-    as_json: ClassVar[AsJson] = AsJson("cachectl/ls/1")
+    as_json: ClassVar[facts.AsJson] = facts.AsJson("cachectl/ls/1")
 
     @property
     def failed(self) -> bool:
@@ -46,7 +45,7 @@ class Listing:
 
 def _warn_of_failures(trouble: Trouble) -> None:
     if trouble.failed:
-        warn_user(f"{trouble.layer}: {trouble.message}")
+        layer_set.warn_user(f"{trouble.layer}: {trouble.message}")
 
 
 def listed(
@@ -55,7 +54,7 @@ def listed(
     notice: Callable[[Trouble], None] = _warn_of_failures,
     *,
     contents: bool = True,
-) -> Iterator[Entry]:
+) -> Iterator[facts.Entry]:
     """Yield the selected entries of every root. A root that fails is given to ``notice``, and the others go on.
 
     ``notice`` gets what could not be listed, and what looks damaged; by default it warns of the first. Without
@@ -64,15 +63,15 @@ def listed(
     for layer in layers:
         try:
             roots = layer.roots()
-        except FAILURES as error:
-            notice(Trouble(layer.name, None, "failed", reason_of(error), failed=True))
+        except errors.FAILURES as error:
+            notice(Trouble(layer.name, None, "failed", errors.reason_of(error), failed=True))
             continue
         for root in roots:
             try:
                 for thing in layer.store.scan(root, selection, contents=contents):
-                    if isinstance(thing, Problem):
+                    if isinstance(thing, facts.Problem):
                         notice(Trouble(layer.name, thing.path, thing.code, thing.message, failed=thing.hides))
-                    elif isinstance(thing, Entry) and selection.matches(thing):
+                    elif isinstance(thing, facts.Entry) and selection.matches(thing):
                         yield thing
-            except FAILURES as error:  # noqa: PERF203 - one must not end the rest
-                notice(Trouble(layer.name, root.path, "unreadable", reason_of(error), failed=True))
+            except errors.FAILURES as error:  # noqa: PERF203 - one must not end the rest
+                notice(Trouble(layer.name, root.path, "unreadable", errors.reason_of(error), failed=True))

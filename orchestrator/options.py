@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from cachectl.config import Config
     from cachectl.exchange.trust import Trust
     from cachectl.layer_set import LayerSet
+    from cachectl.layers.base import facts
     from cachectl.layers.base.environment import Environment
-    from cachectl.layers.base.facts import Note
     from cachectl.layers.base.selection import Selection
     from cachectl.output_files import Kind, OutputFile
 
@@ -55,7 +55,7 @@ class Request:
         self.notice: Callable[[str], None] = output.warn
         self.say: Callable[[Iterable[object]], None] = output.say
         self.say_on_stderr: Callable[[Iterable[object]], None] = output.say_on_stderr
-        self.warn_notes: Callable[[str, Sequence[Note]], None] = output.warn_notes
+        self.warn_notes: Callable[[str, Sequence[facts.Note]], None] = output.warn_notes
         self.progress: Callable[[], AbstractContextManager[Callable[[str | Step], None]]] = output.progress
 
     # ------------------------------------------------------------------ what it is about

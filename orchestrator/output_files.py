@@ -14,10 +14,10 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from cachectl.layers.base.errors import BadRequest, CachectlError, printable
-from cachectl.layers.disk.atomic import replace_file, write_all
-from cachectl.layers.stores.archive import is_artifact_file
-from cachectl.pages import BEGINNING
+from cachectl import pages
+from cachectl.layers.base import errors
+from cachectl.layers.disk import atomic
+from cachectl.layers.stores import archive
 
 #: Means standard output for a file to write.
 STREAM: Final = "-"
@@ -27,7 +27,7 @@ _HEAD: Final = 1 << 18
 _PNG: Final = b"\x89PNG\r\n"
 
 
-class FileInTheWay(CachectlError):
+class FileInTheWay(errors.CachectlError):
     """A file that cachectl did not write is in the way."""
 
 
@@ -51,9 +51,9 @@ def _is_picture(head: bytes) -> bool:
 
 #: The entry for the maker in a picture that bench has drawn.
 MAKER: Final = "cachectl bench"
-ARTIFACT: Final = Kind("an artifact", is_artifact_file)
+ARTIFACT: Final = Kind("an artifact", archive.is_artifact_file)
 PICTURE: Final = Kind("a picture of bench", _is_picture)
-PAGE: Final = Kind("a page of cachectl", lambda head: head.startswith(BEGINNING.encode()), is_binary=False)
+PAGE: Final = Kind("a page of cachectl", lambda head: head.startswith(pages.BEGINNING.encode()), is_binary=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,11 @@ class OutputFile:
 
         Raises :class:`BadRequest` for an invalid name, :class:`FileInTheWay` for a file that cachectl did not write.
         """
-        name, shown, status = self.name, printable(self.name), _status_of(self.name)
+        name, shown, status = self.name, errors.printable(self.name), _status_of(self.name)
         if name in self.layers:
-            raise BadRequest(f"{name!r} is a layer, not a FILE: write the FILE before the layers, or ./{name}")
+            raise errors.BadRequest(f"{name!r} is a layer, not a FILE: write the FILE before the layers, or ./{name}")
         if self.kind.is_binary and (sys.stdout.isatty() if name == STREAM else _is_terminal(name)):
-            raise BadRequest(
+            raise errors.BadRequest(
                 f"{self.kind.what} is binary and is not printed to a terminal; name a FILE, or redirect the output"
             )
         # A folder is refused later. A device, a pipe and the shell's redirection are written to.
@@ -102,16 +102,16 @@ class OutputFile:
         self.demand()
         name, status = self.name, _status_of(self.name)
         if name != STREAM and (not name or name.endswith(os.sep) or (status and stat.S_ISDIR(status.st_mode))):
-            raise BadRequest(f"{name!r} is not a valid name of a file")
+            raise errors.BadRequest(f"{name!r} is not a valid name of a file")
         try:
             if name == STREAM or (status is not None and _is_standard_output(status)):
                 # Standard output may be a file with earlier content, which stays.
-                write_all(1, chunks)
+                atomic.write_all(1, chunks)
             elif status is not None and not stat.S_ISREG(status.st_mode):
                 with open(name, "wb", buffering=0) as file:
-                    write_all(file.fileno(), chunks)
+                    atomic.write_all(file.fileno(), chunks)
             else:
-                replace_file(os.path.realpath(name), chunks)
+                atomic.replace_file(os.path.realpath(name), chunks)
         except OSError as error:
             # Name the given file in the error, not the stage.
             error.filename, error.filename2 = "standard output" if name == STREAM else name, None
@@ -129,14 +129,16 @@ def demand_targets(*outputs: OutputFile | None) -> None:
         name, where = output.name, os.path.realpath(output.name)
         folder = os.path.dirname(where if os.path.islink(name) else name) or "."
         if os.path.isdir(name):
-            raise BadRequest(f"{name!r} is a folder; name a file in it")
+            raise errors.BadRequest(f"{name!r} is a folder; name a file in it")
         if name != STREAM and not os.path.exists(name):
             if not os.path.isdir(folder):
-                raise BadRequest(f"{name!r}: the folder does not exist; make {printable(folder)} first")
+                raise errors.BadRequest(f"{name!r}: the folder does not exist; make {errors.printable(folder)} first")
             if not os.access(folder, os.W_OK | os.X_OK):
-                raise BadRequest(f"{name!r}: {printable(folder)} cannot be written; name a file elsewhere")
+                raise errors.BadRequest(
+                    f"{name!r}: {errors.printable(folder)} cannot be written; name a file elsewhere"
+                )
         if where in places and os.path.isfile(where) == os.path.exists(where):
-            raise BadRequest(f"{name!r} is named twice; name a file for each output")
+            raise errors.BadRequest(f"{name!r} is named twice; name a file for each output")
         places.add(where)
         output.demand()
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cachectl import table as tables
-from cachectl.layers.base.errors import FAILURES, plural, reason_of
+from cachectl.layers.base import errors
 from cachectl.layers.base.facts import Ability, AsJson, Note, Outcome, Plan, total
 from cachectl.layers.base.layer import every_root, require_changeable
 
 if TYPE_CHECKING:
-    from cachectl.layer_set import LayerSet
-    from cachectl.layers.base.facts import Removable
+    from cachectl import layer_set
+    from cachectl.layers.base import facts
     from cachectl.layers.base.layer import Layer
     from cachectl.options import Request
 
-    Row = tuple[str, Removable]
+    Row = tuple[str, facts.Removable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class PurgePlan:
             outcome = Outcome(plan.layer, skipped=plan.skipped, failed=plan.failed)
             try:
                 outcomes[layer] = layer.clear(plan) if plan.entries else outcome
-            except FAILURES as error:
-                outcomes[layer] = outcome.plus(Outcome(plan.layer, failed=(Note("*", reason_of(error)),)))
+            except errors.FAILURES as error:
+                outcomes[layer] = outcome.plus(Outcome(plan.layer, failed=(Note("*", errors.reason_of(error)),)))
         return PurgeResult(dry_run=False, layers=tuple(outcomes[layer] for layer, _ in self.parts))
 
 
@@ -92,23 +92,23 @@ def planned(layer: Layer, plan: Callable[[], Plan]) -> tuple[Layer, Plan]:
     """Return a layer with its plan; a refusal is part of the plan."""
     try:
         return layer, plan()
-    except FAILURES as error:
-        return layer, Plan(layer.name, failed=(Note("*", reason_of(error)),))
+    except errors.FAILURES as error:
+        return layer, Plan(layer.name, failed=(Note("*", errors.reason_of(error)),))
 
 
 def recover(layers: Iterable[Layer]) -> None:
     """Finish or roll back interrupted writes; planning handles those of less than 1 GiB without that."""
     for layer in layers:
         # The plan of a layer names its failure.
-        with suppress(*FAILURES):
+        with suppress(*errors.FAILURES):
             for root in every_root(layer) if layer.abilities()[Ability.CLEAR] is None else ():
-                with suppress(*FAILURES):
+                with suppress(*errors.FAILURES):
                     require_changeable(layer, root)
                     layer.store.recover(root)
 
 
 def carry_out(
-    stack: LayerSet,
+    stack: layer_set.LayerSet,
     layers: tuple[Layer, ...],
     plan: Callable[[], PurgePlan],
     notice: Callable[[str], None],
@@ -123,7 +123,7 @@ def carry_out(
     from cachectl.switching.isolated import remove_abandoned
 
     if left := remove_abandoned(stack.environment):
-        notice(f"removed {plural(left, 'temporary folder')} of commands that were killed")
+        notice(f"removed {errors.plural(left, 'temporary folder')} of commands that were killed")
     return result
 
 
@@ -172,7 +172,7 @@ def show(result: PurgeResult, request: Request) -> Iterator[object]:
         last = ("total", *sums, tables.count(total.skipped))
         yield tables.Table(_columns("would go" if result.dry_run else "removed"), shown, last)
     if hidden := len(cleared) - len(shown):
-        yield f"{plural(hidden, 'more layer' if shown else 'layer')}: nothing to remove"
+        yield f"{errors.plural(hidden, 'more layer' if shown else 'layer')}: nothing to remove"
     for outcome in result.layers:
         request.warn_notes(f"{outcome.layer}: skipped", outcome.skipped)
         # A full disk is one warning, however many files it holds.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cachectl.layer_set import LayerSet
-from cachectl.layers.base.facts import Entry
+from cachectl import layer_set
+from cachectl.layers.base import facts
 from cachectl.layers.base.selection import ALL, Selection
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cachectl.watching import trace
 
 
-class Stack(LayerSet):
+class Stack(layer_set.LayerSet):
     """The layers of one environment, and the verbs that work on all of them.
 
     Verbs of the command line are methods, with the same words as arguments, and return facts. ``layers`` names layers;
@@ -52,7 +52,13 @@ class Stack(LayerSet):
 
         return ls(self, selection, **options)
 
-    def entries(self, selection: Selection = ALL, *, layers: Iterable[str] = (), **options: Any) -> Iterator[Entry]:  # noqa: ANN401
+    def entries(
+        self,
+        selection: Selection = ALL,
+        *,
+        layers: Iterable[str] = (),
+        **options: Any,  # noqa: ANN401
+    ) -> Iterator[facts.Entry]:
         """Yield the selected entries, layer by layer: :func:`cachectl.listing.listed`."""
         from cachectl.listing import listed
 

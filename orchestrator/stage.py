@@ -20,23 +20,18 @@ from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
-from cachectl.exchange import bundle
-from cachectl.exchange.copying import keys_of
-from cachectl.exchange.index import StoreIndex, place_of
+from cachectl.exchange import bundle, copying, index, push
 from cachectl.exchange.place import STREAM, Missing
 from cachectl.exchange.pull import pull
-from cachectl.exchange.push import Writer, push_layers
 from cachectl.exchange.trust import UNTRUSTED, Trust, judges
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import BadRequest, CachectlError, plural, reason_of
 from cachectl.layers.base.selection import ALL
+from cachectl.layers.disk import private_folders
 from cachectl.layers.disk.handles import probe_room
-from cachectl.layers.disk.private_folders import NotPrivate, private_folder
-from cachectl.layers.host.launcher import Launch, launched
-from cachectl.switching import isolated
-from cachectl.switching.overlay import PROCESS, Slot
-from cachectl.switching.run import variables_isolated
+from cachectl.layers.host import launcher
+from cachectl.switching import isolated, overlay, run
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -63,7 +58,7 @@ class NotConnected(CachectlError):
     ``first`` is true on the rank that reports it: the launcher's rank 0, or every rank if their number is unknown.
     """
 
-    def __init__(self, launch: Launch, library: str) -> None:
+    def __init__(self, launch: launcher.Launch, library: str) -> None:
         self.first = not launch.rank or launch.ranks is None
         ranks = "several ranks" if launch.ranks is None else f"{launch.ranks} ranks"
         hint = "; srun --mpi=list names what Slurm offers" * launch.setting.startswith("SLURM")
@@ -116,7 +111,7 @@ class Job:
             if folder is not None and not folder.is_dir():
                 return f"--out {self.out!r}: the folder {folder} does not exist"
             if self.out is not None and (self.source is None or not self.is_same):
-                place_of(self.out, environment, writes=True, force=self.force).names("index")
+                index.place_of(self.out, environment, writes=True, force=self.force).names("index")
         except (OSError, CachectlError) as error:
             return f"--out {_reason(error)}"
         return None
@@ -155,15 +150,17 @@ class NodeRoot:
         self.notes: list[str] = []
         self._known: frozenset[Name] = frozenset()
         try:
-            parent = private_folder(scratch, make=True)
+            parent = private_folders.private_folder(scratch, make=True)
             isolated.remove_abandoned(environment, (parent,))
             self.root = isolated.make_isolated_root_in(parent, environment, "cachectl-stage-")
             probe_room(self.root, _ROOM)
             layers = LayerSet(environment).clearable()
             isolated.link_cache_home(environment, layers, self.root)
-            self.variables = variables_isolated(layers, self.root)
+            self.variables = run.variables_isolated(layers, self.root)
         except (OSError, CachectlError) as error:
-            self._give_up(str(error) if isinstance(error, NotPrivate) else f"{scratch}: {_reason(error)}")
+            self._give_up(
+                str(error) if isinstance(error, private_folders.NotPrivate) else f"{scratch}: {_reason(error)}"
+            )
 
     def _give_up(self, why: str) -> None:
         self.notes.append(f"not staged, so programs run cold or with the caches they have anyway: {why}")
@@ -218,11 +215,11 @@ class NodeRoot:
         stack = self.stack()
         parcel = _Parcel(stack.environment)
         try:
-            writer = Writer(StoreIndex(parcel, stack.environment))
+            writer = push.Writer(index.StoreIndex(parcel, stack.environment))
             others = _names_in(stack) - names
             layers = sorted(stack.clearable(), key=lambda layer: layer.name)
             besides = {layer.name: {key for name, key in others if name == layer.name} for layer in layers}
-            push_layers(stack, writer, ALL, layers, besides)
+            push.push_layers(stack, writer, ALL, layers, besides)
             writer.finish()
         except (OSError, CachectlError) as error:
             self.notes.append(f"{len(names)} new entries are lost: {_reason(error)}")
@@ -258,7 +255,7 @@ class _Parcel(bundle.BundlePlace):
 
 def _names_in(stack: LayerSet) -> frozenset[Name]:
     """Return the names of all entries that a rerun refills; a layer that cannot be listed adds none."""
-    return frozenset((layer.name, key) for layer in stack.clearable() for key in keys_of(layer))
+    return frozenset((layer.name, key) for layer in stack.clearable() for key in copying.keys_of(layer))
 
 
 # ---------------------------------------------------------------------- all nodes
@@ -405,13 +402,13 @@ class Ranks:
     def _push(self, here: NodeRoot, received: Sequence[BinaryIO]) -> None:
         job, stack = self._job, here.stack()
         with judges(self.environment, job.sign, None) as trusted:
-            place = place_of(job.out or "", self._apart(), writes=True, force=job.force)
-            writer = Writer(StoreIndex(place, self.environment, trusted), job.sign)
+            place = index.place_of(job.out or "", self._apart(), writes=True, force=job.force)
+            writer = push.Writer(index.StoreIndex(place, self.environment, trusted), job.sign)
             layers = sorted(stack.clearable(), key=lambda layer: layer.name) if here.root is not None else ()
-            added = sum(layer.placed for layer in push_layers(stack, writer, ALL, layers))
+            added = sum(layer.placed for layer in push.push_layers(stack, writer, ALL, layers))
             for file in received:
                 if file.tell():
-                    added += writer.take(StoreIndex(_Parcel(self.environment, file), self.environment))
+                    added += writer.take(index.StoreIndex(_Parcel(self.environment, file), self.environment))
             writer.finish()
         digest = f"; digest {writer.digest}" * bool(writer.written or writer.index.names.parts)
         self._inform(f"{place.shown}: {plural(added, 'entry', 'entries')} added{digest}")
@@ -420,7 +417,7 @@ class Ranks:
         """Return an environment whose unnamed temporary files lie on the node's own disk, if possible."""
         try:
             scratch = self._job.scratch or self.environment.temporary
-            return replace(self.environment, temporary=private_folder(scratch, make=True))
+            return replace(self.environment, temporary=private_folders.private_folder(scratch, make=True))
         except (OSError, CachectlError):
             return self.environment
 
@@ -469,7 +466,7 @@ def _mpi() -> _Module:
 def _connected(environment: Environment) -> _Module:
     """Return mpi4py's MPI. Raises :class:`NotConnected` if the ranks of the job are not connected through it."""
     mpi = _mpi()
-    launch = launched(environment) if mpi.COMM_WORLD.size == 1 else None
+    launch = launcher.launched(environment) if mpi.COMM_WORLD.size == 1 else None
     if launch is not None:
         name, version = mpi.get_vendor()
         raise NotConnected(launch, " ".join((name, ".".join(map(str, version)))))
@@ -536,7 +533,7 @@ def staged(
             ranks.close(wait=True)
 
     atexit.register(close)
-    hold = PROCESS.push({Slot(name): value for name, value in variables.items()}, {})
+    hold = overlay.PROCESS.push({overlay.Slot(name): value for name, value in variables.items()}, {})
     ok = False
     try:
         # Only after all ranks have passed: a warning may be an error.
@@ -544,7 +541,7 @@ def staged(
         yield ranks.root
         ok = True
     finally:
-        PROCESS.pop(hold)
+        overlay.PROCESS.pop(hold)
         # A forked child leaves the block too, but is no rank.
         if os.getpid() == process:
             ranks.stage_out(ok=ok)

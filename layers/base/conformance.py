@@ -24,12 +24,11 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+from cachectl.layers.base import errors, store
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import ForeignForm, LayerError, Refused
 from cachectl.layers.base.facts import Ability, Artifact, Condition, Entry
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.base.store import sum_usage
 
 
 class LayerConformance(ABC):
@@ -102,7 +101,7 @@ class LayerConformance(ABC):
             assert reason is None or len(reason.split()) > 2  # noqa: PLR2004
             if reason is not None and ability in acts:
                 error = raised(acts[ability])
-                assert isinstance(error, Refused)
+                assert isinstance(error, errors.Refused)
                 assert reason in str(error)
 
     def test_looking_writes_nothing(self, tmp_path: Path) -> None:
@@ -128,7 +127,7 @@ class LayerConformance(ABC):
         assert [entry.key for entry in first] == [entry.key for entry in layer.entries()]
         assert len({(entry.root, entry.key) for entry in first}) == len(first)
         for root in layer.roots():
-            assert layer.store.usage(root) == sum_usage(layer.store.scan(root, contents=False))
+            assert layer.store.usage(root) == store.sum_usage(layer.store.scan(root, contents=False))
         for entry in first:
             assert entry.layer == layer.name
             assert entry.bytes >= 0
@@ -167,7 +166,7 @@ class LayerConformance(ABC):
         artifacts = [artifact for artifact in read.values() if artifact is not None]
         before = snapshot(tmp_path)
         foreign, *others = layer.put_new([replace(artifacts[0], form="another/0"), *artifacts])
-        assert isinstance(foreign, ForeignForm)
+        assert isinstance(foreign, errors.ForeignForm)
         assert others == [False] * len(artifacts)
         assert snapshot(tmp_path) == before
         if can(layer, Ability.CLEAR):
@@ -187,14 +186,14 @@ class LayerConformance(ABC):
         before = snapshot(tmp_path)
         key = artifact.key
         for foreign in (replace(artifact, layer="another"), replace(artifact, form="another/0")):
-            assert isinstance(raised(partial(layer.put, key, foreign)), ForeignForm)
-        assert isinstance(raised(partial(layer.put, "no such/../key", artifact)), LayerError)
+            assert isinstance(raised(partial(layer.put, key, foreign)), errors.ForeignForm)
+        assert isinstance(raised(partial(layer.put, "no such/../key", artifact)), errors.LayerError)
         if other is not None and other.data != artifact.data:
-            assert isinstance(raised(partial(layer.put, key, other)), LayerError)
+            assert isinstance(raised(partial(layer.put, key, other)), errors.LayerError)
         for character in ("\n", "\x1b", "\x7f", "\u202e"):
             strange = replace(artifact, key=f"{key[:-1]}{character}{key[-1]}")
-            assert isinstance(raised(partial(layer.put, strange.key, strange)), LayerError)
-            assert isinstance(layer.put_new([strange])[0], LayerError)
+            assert isinstance(raised(partial(layer.put, strange.key, strange)), errors.LayerError)
+            assert isinstance(layer.put_new([strange])[0], errors.LayerError)
         assert snapshot(tmp_path) == before
 
     def test_damaged_bytes_are_not_put(self, tmp_path: Path) -> None:
@@ -323,11 +322,11 @@ def nobody(folder: Path) -> Path:
     return folder
 
 
-def raised(attempt: Callable[[], object]) -> LayerError | None:
+def raised(attempt: Callable[[], object]) -> errors.LayerError | None:
     """Return the layer error that an attempt raises, if any."""
     try:
         attempt()
-    except LayerError as error:
+    except errors.LayerError as error:
         return error
     return None
 

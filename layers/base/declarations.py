@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment, user_cache_folder
-from cachectl.layers.base.facts import Condition, Root, Scope, State, When
 
 
 class Places(ABC):
@@ -22,7 +21,7 @@ class Places(ABC):
     variable: str
 
     @abstractmethod
-    def roots(self, environment: Environment) -> tuple[Root, ...]:
+    def roots(self, environment: Environment) -> tuple[facts.Root, ...]:
         """Return every place, existing or not; the one the library writes to comes first."""
 
     def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
@@ -38,11 +37,11 @@ class EnvPath(Places):
     #: Returns the folder and the reason for it.
     default: Callable[[Environment], tuple[Path, str]]
 
-    def roots(self, environment: Environment) -> tuple[Root, ...]:
+    def roots(self, environment: Environment) -> tuple[facts.Root, ...]:
         """Return the one folder."""
         named = environment.get(self.variable)
         path, source = (environment.absolute(named), self.variable) if named else self.default(environment)
-        return (Root(path, Scope.USER, source),)
+        return (facts.Root(path, facts.Scope.USER, source),)
 
 
 def user_cache(application: str) -> Callable[[Environment], tuple[Path, str]]:
@@ -56,7 +55,7 @@ class Read(NamedTuple):
     ``libraries`` are beginnings of the file names of shared libraries, ``modules`` names of Python modules.
     """
 
-    when: When
+    when: facts.When
     libraries: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
 
@@ -69,17 +68,17 @@ class Read(NamedTuple):
 
 def at_load(*libraries: str) -> Read:
     """Declare variables that are read once, when one of these libraries is loaded."""
-    return Read(When.NEXT_START, libraries)
+    return Read(facts.When.NEXT_START, libraries)
 
 
 def at_import(*modules: str) -> Read:
     """Declare variables that are read once, when one of these Python modules is imported."""
-    return Read(When.NEXT_IMPORT, modules=modules)
+    return Read(facts.When.NEXT_IMPORT, modules=modules)
 
 
 def at_once() -> Read:
     """Declare variables that are read whenever the cache is used."""
-    return Read(When.NOW)
+    return Read(facts.When.NOW)
 
 
 class EnvSwitch(NamedTuple):
@@ -89,12 +88,12 @@ class EnvSwitch(NamedTuple):
     off: str
     read: Read
 
-    def state(self, environment: Environment) -> State:
+    def state(self, environment: Environment) -> facts.State:
         """Return whether the variable has that value."""
         setting = f"{self.variable}={self.off}"
         if environment.get(self.variable) == self.off:
-            return State(Condition.DISABLED, setting)
-        return State(Condition.ENABLED, f"on unless {setting}")
+            return facts.State(facts.Condition.DISABLED, setting)
+        return facts.State(facts.Condition.ENABLED, f"on unless {setting}")
 
     def change(self, layer: str, *, on: bool) -> facts.Switch:
         """Return how to turn the cache on or off."""
@@ -153,10 +152,10 @@ class Rules(Places):
                     return rule, value, None if is_absolute(value).is_absolute() else odd
         return None
 
-    def roots(self, environment: Environment) -> tuple[Root, ...]:
+    def roots(self, environment: Environment) -> tuple[facts.Root, ...]:
         """Return the one folder, if there is one."""
         place = self.place(environment)
-        return () if place is None else (Root(place[0], Scope.USER, place[1]),)
+        return () if place is None else (facts.Root(place[0], facts.Scope.USER, place[1]),)
 
     def place(self, environment: Environment) -> tuple[Path, str] | None:
         """Return the folder and the reason for it; ``None`` if there is none."""

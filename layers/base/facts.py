@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
-from cachectl.layers.disk.presence import status_at
+from cachectl.layers.disk import presence
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ class Root:
     def exists(self) -> bool:
         """Return whether something exists there now. Raises :class:`OSError` if that is unknown."""
         try:
-            return status_at(self.path, follow=True) is not None
+            return presence.status_at(self.path, follow=True) is not None
         except OSError as error:
             if error.errno == errno.ELOOP:
                 return False

@@ -15,15 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final, final
 
-from cachectl.layers.base import facts
-from cachectl.layers.base.declarations import EnvSwitch, Places, at_once
+from cachectl.layers.base import declarations, errors, facts
 from cachectl.layers.base.environment import Environment, own_roots_folder
-from cachectl.layers.base.errors import FAILURES, ForeignForm, LayerError, Refused, key_complaint, not_a_key, reason_of
 from cachectl.layers.base.facts import Ability, Entry, Note, Orphan, Outcome, Plan, Problem, Removable, Root
 from cachectl.layers.base.parts import About
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import Store, attempt
-from cachectl.layers.disk.trust import belonging_to, closed_to_changes, owner_of
+from cachectl.layers.disk import trust
 
 _NO_SWITCH: Final = "nothing turns this cache off"
 _TUNING: Final = "results of tuning are never removed as damaged"
@@ -41,9 +39,9 @@ class Layer:
     #: One line for tables.
     title: ClassVar[str]
     #: The places of the library's entries.
-    places: ClassVar[Places]
+    places: ClassVar[declarations.Places]
     #: The switch of the cache; ``None`` if it has none.
-    switch: ClassVar[EnvSwitch | None] = None
+    switch: ClassVar[declarations.EnvSwitch | None] = None
     #: The store. The class declares it; an instance has it bound to its name and environment.
     store: Store
     #: What else is known of the library and its entries.
@@ -72,12 +70,12 @@ class Layer:
     def switched(self, *, on: bool) -> facts.Switch:
         """Return how to turn the layer on or off. Called only if :meth:`refusals` does not forbid it."""
         if self.switch is None:
-            raise Refused(self.name, _NO_SWITCH)
+            raise errors.Refused(self.name, _NO_SWITCH)
         return self.switch.change(self.name, on=on)
 
     def relocate(self, folder: Path) -> facts.Switch:
         """Return how to make the layer keep everything under another folder."""
-        read = at_once() if self.switch is None else self.switch.read
+        read = declarations.at_once() if self.switch is None else self.switch.read
         return read.applied(self.name, self.places.moved(self.name, folder))
 
     def diagnose(self) -> Iterator[facts.Finding]:
@@ -111,8 +109,8 @@ class Layer:
                 self.switched(on=True)
             if Ability.RELOCATE not in refusals:
                 self.relocate(self.environment.temporary)
-        except FAILURES as error:
-            return dict.fromkeys(Ability, f"the layer failed: {reason_of(error)}")
+        except errors.FAILURES as error:
+            return dict.fromkeys(Ability, f"the layer failed: {errors.reason_of(error)}")
         return {ability: refusals.get(ability) for ability in Ability}
 
     @final
@@ -158,7 +156,9 @@ class Layer:
             root = self._root_to_put()
             if artifact.key != key:
                 # A library accepts any file with the name of a key as the entry.
-                raise ForeignForm(self.name, f"the artifact was taken from the key {artifact.key!r}; put it there")
+                raise errors.ForeignForm(
+                    self.name, f"the artifact was taken from the key {artifact.key!r}; put it there"
+                )
             (result,) = self._write(root, [artifact], replace=replace)
             if isinstance(result, Exception):
                 raise result
@@ -190,27 +190,29 @@ class Layer:
         """Name the layer, which may be of other people, in an error that no layer should raise."""
         try:
             yield
-        except (LayerError, OSError):
+        except (errors.LayerError, OSError):
             raise
-        except FAILURES as error:
-            raise LayerError(self.name, f"the layer failed: {reason_of(error)}") from error
+        except errors.FAILURES as error:
+            raise errors.LayerError(self.name, f"the layer failed: {errors.reason_of(error)}") from error
 
     def _root_to_put(self) -> Root:
         self._require(Ability.PUT)
         root = next(iter(self.roots()), None)
         if root is None:
-            raise Refused(self.name, f"cannot put: no place to keep entries in this environment ({self.state().why})")
+            raise errors.Refused(
+                self.name, f"cannot put: no place to keep entries in this environment ({self.state().why})"
+            )
         require_changeable(self, root)
         return root
 
     def _require_fit(self, root: Root, artifact: facts.Artifact) -> None:
         if artifact.layer != self.name or artifact.form not in self.store.forms:
             message = f"takes {' or '.join(self.store.forms)}, this is {artifact.form} of layer {artifact.layer}"
-            raise ForeignForm(self.name, f"{message}; put it there instead")
-        if key_complaint(artifact.key) is not None or not self.store.is_key(artifact.key):
-            raise not_a_key(self.name, artifact.key)
+            raise errors.ForeignForm(self.name, f"{message}; put it there instead")
+        if errors.key_complaint(artifact.key) is not None or not self.store.is_key(artifact.key):
+            raise errors.not_a_key(self.name, artifact.key)
         if owner := self._other_owner(root.path, artifact.key):
-            raise Refused(self.name, belonging_to(owner), root.path / artifact.key)
+            raise errors.Refused(self.name, trust.belonging_to(owner), root.path / artifact.key)
 
     @final
     def plan_clear(self, selection: Selection = ALL, *, damaged: bool = False) -> Plan:
@@ -227,8 +229,8 @@ class Layer:
         for root in every_root(self):
             try:
                 plan = plan.plus(plan_root(root, selection))
-            except FAILURES as error:  # noqa: PERF203 - one must not end the rest
-                plan = plan.plus(Plan(self.name, failed=(Note(str(root.path), reason_of(error)),)))
+            except errors.FAILURES as error:  # noqa: PERF203 - one must not end the rest
+                plan = plan.plus(Plan(self.name, failed=(Note(str(root.path), errors.reason_of(error)),)))
         return plan
 
     @final
@@ -261,8 +263,8 @@ class Layer:
                     orphans = [entry.key for entry in entries if isinstance(entry, Orphan) and entry.key not in left]
                     gone = sum(not os.path.lexists(root.path / key) for key in orphans)
                     outcome = outcome.plus(replace(removed, orphans_removed=gone))
-            except FAILURES as error:
-                outcome = outcome.plus(Outcome(self.name, failed=(Note(str(root.path), reason_of(error)),)))
+            except errors.FAILURES as error:
+                outcome = outcome.plus(Outcome(self.name, failed=(Note(str(root.path), errors.reason_of(error)),)))
         return outcome
 
     @final
@@ -279,11 +281,11 @@ class Layer:
 
     def _require(self, ability: Ability) -> None:
         if (reason := self.refusals().get(ability)) is not None:
-            raise Refused(self.name, f"cannot {ability.value}: {reason}")
+            raise errors.Refused(self.name, f"cannot {ability.value}: {reason}")
 
     def _other_owner(self, root: Path, key: str) -> int | None:
         """Return the user whose entry the superuser must leave alone; nothing for any other entry and user."""
-        return owner_of(root, self.store.file_of(root, key)) if self.environment.superuser else None
+        return trust.owner_of(root, self.store.file_of(root, key)) if self.environment.superuser else None
 
     def _plan_damaged(self, root: Root, selection: Selection) -> Plan:
         findings = list(self.store.verify(root))
@@ -337,7 +339,7 @@ class Layer:
         for thing, reason in asked:
             why = reason
             if why is None and (owner := self._other_owner(thing.root, thing.key)):
-                why = belonging_to(owner)
+                why = trust.belonging_to(owner)
             if why is None:
                 things.append(thing)
             else:
@@ -348,9 +350,9 @@ class Layer:
 def require_changeable(layer: Layer, root: Root) -> None:
     """Raise :class:`Refused` for a root that another user owns, or can write to and is not trusted to."""
     environment = layer.environment
-    reason = closed_to_changes(root.path, superuser=environment.superuser, shared=environment.trusts_writers)
+    reason = trust.closed_to_changes(root.path, superuser=environment.superuser, shared=environment.trusts_writers)
     if reason is not None:
-        raise Refused(layer.name, reason, root.path)
+        raise errors.Refused(layer.name, reason, root.path)
 
 
 def every_root(layer: Layer) -> Iterator[Root]:

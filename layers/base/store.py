@@ -18,19 +18,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
-from cachectl.layers.base import facts
+from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import EntryExists, LayerError, Unsettled, reason_of
-from cachectl.layers.base.facts import Entry, Found, Housekeeping, Orphan, Problem, Removable, Root, Usage
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.disk.trust import closed_by_another
+from cachectl.layers.disk import trust
 
 if TYPE_CHECKING:
-    from cachectl.layers.formats.details import Details
+    from cachectl.layers.formats import details
 
 T = TypeVar("T")
 #: What can go wrong with one entry of several.
-EntryError = LayerError | OSError
+EntryError = errors.LayerError | OSError
 
 
 class Damage(NamedTuple):
@@ -47,7 +45,7 @@ class Codec(ABC):
     form: ClassVar[str]
 
     @abstractmethod
-    def describe(self, data: bytes) -> Details:
+    def describe(self, data: bytes) -> details.Details:
         """Return the details in the bytes of an entry; damaged bytes give those that can still be read."""
 
     @abstractmethod
@@ -79,7 +77,7 @@ class Store(ABC):
     # ------------------------------------------------------------------ the protocol
 
     @abstractmethod
-    def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
+    def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
         """Yield the things in a root, at least those that the selection matches.
 
         Damage is yielded as a problem, never raised. With ``contents=False`` entries are not read: their kernels are
@@ -87,12 +85,12 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def read(self, root: Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | EntryError]:
+    def read(self, root: facts.Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | EntryError]:
         """Map each key that the root has to its artifact, or to the reading error."""
 
     @abstractmethod
     def write(
-        self, root: Root, artifacts: Sequence[facts.Artifact], *, replace: bool = False
+        self, root: facts.Root, artifacts: Sequence[facts.Artifact], *, replace: bool = False
     ) -> Mapping[str, bool | EntryError]:
         """Verify, stage and place entries with different keys; the caller has checked their forms.
 
@@ -101,7 +99,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def remove(self, root: Root, targets: tuple[Removable, ...]) -> facts.Outcome:
+    def remove(self, root: facts.Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Remove the entries of a plan in one root, and skip those that have changed since."""
 
     # ------------------------------------------------------------------ keys and files
@@ -124,7 +122,7 @@ class Store(ABC):
         del root
         return key
 
-    def owns(self, root: Root, parts: tuple[str, ...]) -> bool | None:
+    def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool | None:
         """Return whether a path below a shared root is the layer's, or leads to its files, by name alone.
 
         ``None`` is unknown.
@@ -134,11 +132,11 @@ class Store(ABC):
 
     # ------------------------------------------------------------------ listing
 
-    def usage(self, root: Root) -> Usage:
+    def usage(self, root: facts.Root) -> facts.Usage:
         """Count a root."""
         return sum_usage(self.scan(root, contents=False))
 
-    def in_use(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
+    def in_use(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
         """Pair each thing to be cleared with the reason to leave it for now, ``None`` if there is none.
 
         The store adds things that a later scan could not recognise without those.
@@ -147,8 +145,8 @@ class Store(ABC):
             yield target, None
 
     def find_tagged(
-        self, root: Root, tag: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[Removable, str]]:
+        self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[facts.Removable, str]]:
         """Yield the entries of tagged builds in a root, each with its tag; see :class:`parts.Tagging`.
 
         Entries that have not changed after ``since`` (epoch seconds) are not read. A rest of an entry among the
@@ -158,7 +156,7 @@ class Store(ABC):
         del root, tag, since, known
         yield from ()
 
-    def recover(self, root: Root) -> None:
+    def recover(self, root: facts.Root) -> None:
         """Finish, or roll back, the interrupted writes of a root, as the next program there would.
 
         Raises :class:`LayerError` for a write that cannot be finished.
@@ -167,20 +165,20 @@ class Store(ABC):
 
     # ------------------------------------------------------------------ verify
 
-    def verify(self, root: Root) -> Iterator[facts.Finding]:
+    def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
         """Check every entry as its library would, and yield those it could not use."""
         for found in self.scan(root):
-            if isinstance(found, Problem):
+            if isinstance(found, facts.Problem):
                 yield finding_of(self, root, found)
 
 
-def finding_of(store: Store, root: Root, problem: Problem) -> facts.Finding:
+def finding_of(store: Store, root: facts.Root, problem: facts.Problem) -> facts.Finding:
     """Return the finding of a problem: unreadable things may hide entries that fail a program."""
     quoted, message = shlex.quote(str(problem.path)), problem.message
     severity, fix = facts.Severity.HARMLESS, f"nothing, or move {quoted} elsewhere"
     if problem.code == "unreadable":
         severity, fix = facts.Severity.FAILS, f"chmod u+rwx {quoted}"
-        if closed := closed_by_another(problem.path, store.environment.home_folder):
+        if closed := trust.closed_by_another(problem.path, store.environment.home_folder):
             message += f"; it belongs to {closed.owner}"
             fix = closed.fix
     key = os.path.relpath(problem.path, root.path)
@@ -188,16 +186,16 @@ def finding_of(store: Store, root: Root, problem: Problem) -> facts.Finding:
     return facts.Finding(store.name, root.path, where, severity, problem.code, message, fix)
 
 
-def unreadable(path: Path, error: EntryError) -> Problem:
+def unreadable(path: Path, error: EntryError) -> facts.Problem:
     """Return the problem of an entry that could not be read, and may be whole."""
-    return Problem(path, "unreadable", reason_of(error))
+    return facts.Problem(path, "unreadable", errors.reason_of(error))
 
 
 def attempt(act: Callable[[], T]) -> T | EntryError:
     """Return the result of a call, or the error that it raises about one entry."""
     try:
         return act()
-    except (LayerError, OSError) as error:
+    except (errors.LayerError, OSError) as error:
         return error
 
 
@@ -211,7 +209,7 @@ def read_each(
 
 def write_each(
     store: Store,
-    root: Root,
+    root: facts.Root,
     artifacts: Iterable[facts.Artifact],
     write: Callable[[facts.Artifact], object],
     *,
@@ -224,17 +222,17 @@ def write_each(
         if isinstance(present, facts.Artifact) and present.data == artifact.data:
             results[artifact.key] = False
         elif isinstance(present, facts.Artifact) and not replace:
-            results[artifact.key] = EntryExists(store.name, root.path)
+            results[artifact.key] = errors.EntryExists(store.name, root.path)
         else:
             # If the existing entry is unreadable, `write` decides: it finishes an interrupted write and refuses to
             # overwrite damage.
             failure = attempt(partial(write, artifact))
-            results[artifact.key] = failure if isinstance(failure, (LayerError, OSError)) else True
+            results[artifact.key] = failure if isinstance(failure, (errors.LayerError, OSError)) else True
     return results
 
 
 #: A part of a removal: a name for its failures, its entries, and what removes them.
-Part = tuple[str, Sequence[Removable], Callable[[], "facts.Outcome"]]
+Part = tuple[str, Sequence[facts.Removable], Callable[[], "facts.Outcome"]]
 
 
 def each_part(layer: str, parts: Iterable[Part]) -> facts.Outcome:
@@ -243,8 +241,8 @@ def each_part(layer: str, parts: Iterable[Part]) -> facts.Outcome:
     for name, _, act in parts:
         try:
             outcome = outcome.plus(act())
-        except (LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
-            outcome = outcome.plus(facts.Outcome(layer, failed=(facts.Note(name, reason_of(error)),)))
+        except (errors.LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
+            outcome = outcome.plus(facts.Outcome(layer, failed=(facts.Note(name, errors.reason_of(error)),)))
     return outcome
 
 
@@ -257,17 +255,17 @@ def counting(layer: str, index: Path, recount: Callable[[], None]) -> Iterator[N
     try:
         yield
     except BaseException:
-        with suppress(LayerError, OSError):
+        with suppress(errors.LayerError, OSError):
             recount()
         raise
     try:
         recount()
-    except (LayerError, OSError) as error:
+    except (errors.LayerError, OSError) as error:
         from cachectl.layers.disk.handles import NO_ROOM
 
         advice = "make room, then " if isinstance(error, OSError) and error.errno in NO_ROOM else ""
-        message = f"cannot count the entries again: {reason_of(error)}; {advice}put or purge any entry"
-        raise Unsettled(layer, message, index) from error
+        message = f"cannot count the entries again: {errors.reason_of(error)}; {advice}put or purge any entry"
+        raise errors.Unsettled(layer, message, index) from error
 
 
 def remove_counted(
@@ -278,36 +276,36 @@ def remove_counted(
     try:
         with change as given:
             outcome = remove(given)
-    except (LayerError, OSError) as error:
+    except (errors.LayerError, OSError) as error:
         if outcome is None:
             raise
-        where = error.path if isinstance(error, LayerError) else error.filename
-        outcome = outcome.plus(facts.Outcome(layer, failed=(facts.Note(str(where or "*"), reason_of(error)),)))
+        where = error.path if isinstance(error, errors.LayerError) else error.filename
+        outcome = outcome.plus(facts.Outcome(layer, failed=(facts.Note(str(where or "*"), errors.reason_of(error)),)))
     return outcome
 
 
-def sum_usage(found: Iterable[Found]) -> Usage:
+def sum_usage(found: Iterable[facts.Found]) -> facts.Usage:
     """Sum a scan, holding one thing at a time."""
     sums = dict.fromkeys(("entries", "files", "bytes", "orphan_files", "orphan_bytes"), 0)
     stale: dict[str, int] = {}
     disk: int | None = 0
     oldest: float | None = None
     newest: float | None = None
-    problems: list[Problem] = []
+    problems: list[facts.Problem] = []
     for thing in found:
-        if isinstance(thing, Problem):
+        if isinstance(thing, facts.Problem):
             problems.append(thing)
             continue
-        if isinstance(thing, Entry) and thing.guest is not None:
+        if isinstance(thing, facts.Entry) and thing.guest is not None:
             continue
         if thing.files and disk is not None:
             disk = None if thing.disk is None else disk + thing.disk
-        if isinstance(thing, Orphan):
+        if isinstance(thing, facts.Orphan):
             sums["orphan_files"] += thing.files
             sums["orphan_bytes"] += thing.bytes
             continue
         count, moment = 1, thing.modified
-        if isinstance(thing, Housekeeping):
+        if isinstance(thing, facts.Housekeeping):
             count, moment = thing.entries, moment if thing.entries else None
         elif moment is None:
             moment = thing.written_before
@@ -324,9 +322,9 @@ def sum_usage(found: Iterable[Found]) -> Usage:
     nothing = None if any(problem.hides for problem in problems) else 0
     known = {name: number or nothing for name, number in sums.items()}
     disk = None if disk is None else disk or nothing
-    return Usage(**known, **stale, oldest=oldest, newest=newest, problems=tuple(problems), disk_bytes=disk)
+    return facts.Usage(**known, **stale, oldest=oldest, newest=newest, problems=tuple(problems), disk_bytes=disk)
 
 
-def unknown_usage(*problems: Problem) -> Usage:
+def unknown_usage(*problems: facts.Problem) -> facts.Usage:
     """Return the usage of a root that could not be counted: all numbers are unknown."""
-    return Usage(entries=None, files=None, bytes=None, orphan_files=None, orphan_bytes=None, problems=problems)
+    return facts.Usage(entries=None, files=None, bytes=None, orphan_files=None, orphan_bytes=None, problems=problems)

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
-from cachectl.layers.base import facts
-from cachectl.layers.base.environment import release_of
-from cachectl.layers.base.facts import Condition, Severity
+from cachectl.layers.base import environment, facts
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import regex
 
@@ -29,16 +27,18 @@ _NEARLY: Final = 0.9
 def off(layer: Layer, variable: str, what: str | None = None) -> facts.Finding:
     """Return the finding that a variable switches a layer off, or ``what`` of it, on purpose."""
     message = f"{variable}={layer.environment.get(variable)} switches {what or layer.title} off"
-    return _finding(layer, Severity.RECOMPILES, "off", message, f"unset {variable}")
+    return _finding(layer, facts.Severity.RECOMPILES, "off", message, f"unset {variable}")
 
 
-def misread(layer: Layer, variable: str, severity: Severity, outcome: str, fix: str | None = None) -> facts.Finding:
+def misread(
+    layer: Layer, variable: str, severity: facts.Severity, outcome: str, fix: str | None = None
+) -> facts.Finding:
     """Return the finding that a library does not understand a value, or not as it is probably meant."""
     message = f"{variable}={layer.environment.get(variable)!r} {outcome}"
     return _finding(layer, severity, "variable", message, fix or f"unset {variable}")
 
 
-def _finding(layer: Layer, severity: Severity, code: str, message: str, fix: str) -> facts.Finding:
+def _finding(layer: Layer, severity: facts.Severity, code: str, message: str, fix: str) -> facts.Finding:
     return facts.Finding(layer.name, first_place(layer), None, severity, code, message, fix)
 
 
@@ -50,7 +50,7 @@ def first_place(layer: Layer) -> Path:
 def diagnosed(layer: Layer, distribution: str, variables: tuple[str, ...]) -> Iterator[facts.Finding]:
     """Yield how variables switch a layer off that are read with ``pytools.strtobool`` at import."""
     version = layer.environment.installed(distribution)
-    is_older = (release_of(version) or (9999,)) < _BOOLEAN_SINCE.get(distribution, ())
+    is_older = (environment.release_of(version) or (9999,)) < _BOOLEAN_SINCE.get(distribution, ())
     for variable in variables:
         value = layer.environment.get(variable)
         if value is None:
@@ -59,10 +59,10 @@ def diagnosed(layer: Layer, distribution: str, variables: tuple[str, ...]) -> It
             yield off(layer, variable)
         elif is_older:
             outcome = f"switches {layer.title} off all the same: {distribution} {version} asks only whether it is set"
-            yield misread(layer, variable, Severity.RECOMPILES, outcome)
+            yield misread(layer, variable, facts.Severity.RECOMPILES, outcome)
         elif value.lower() not in _FALSE:
             outcome = f"is not a boolean: import {distribution} raises ValueError"
-            yield misread(layer, variable, Severity.FAILS, outcome)
+            yield misread(layer, variable, facts.Severity.FAILS, outcome)
 
 
 def relative_cache_home(layer: Layer) -> Iterator[facts.Finding]:
@@ -72,7 +72,7 @@ def relative_cache_home(layer: Layer) -> Iterator[facts.Finding]:
         outcome = "is not absolute: pytools and PyOpenCL ignore it, and use ~/.cache"
         if layer.environment.follows_relative_cache_home:
             outcome = "is not absolute: pytools and PyOpenCL make a cache in every folder that a program starts in"
-        yield misread(layer, "XDG_CACHE_HOME", Severity.HARMLESS, outcome)
+        yield misread(layer, "XDG_CACHE_HOME", facts.Severity.HARMLESS, outcome)
 
 
 def forgetting(method: Callable[..., object]) -> Callable[..., object]:
@@ -105,7 +105,7 @@ class Setting(NamedTuple):
     variable: str
     off: str
     fine: str
-    severity: Severity
+    severity: facts.Severity
     outcome: str
     #: The command that corrects it; unset by default.
     fix: str | None = None
@@ -116,7 +116,7 @@ class Setting(NamedTuple):
 
 
 #: A problem, and the condition of the cache that follows from it, if any.
-Fault = tuple[Condition | None, facts.Finding]
+Fault = tuple[facts.Condition | None, facts.Finding]
 
 
 def setting_faults(layer: Layer, settings: Iterable[Setting]) -> Iterator[Fault]:
@@ -125,10 +125,10 @@ def setting_faults(layer: Layer, settings: Iterable[Setting]) -> Iterator[Fault]
         if (value := layer.environment.get(setting.variable)) is None:
             continue
         if re.fullmatch(setting.off, value, re.IGNORECASE | re.ASCII):
-            yield Condition.DISABLED, off(layer, setting.variable, setting.what)
+            yield facts.Condition.DISABLED, off(layer, setting.variable, setting.what)
         elif not re.fullmatch(setting.fine, value, re.IGNORECASE | re.ASCII | re.DOTALL):
             found = misread(layer, setting.variable, setting.severity, setting.outcome, setting.fix)
-            yield Condition.DISABLED if setting.disables else None, found
+            yield facts.Condition.DISABLED if setting.disables else None, found
 
 
 def leading_number(value: str) -> int:
@@ -147,4 +147,4 @@ def nearly_full(
     """Yield a finding if so many bytes are close to the limit, above which the library drops entries."""
     if held >= _NEARLY * limit:
         place = first_place(layer) if root is None else root
-        yield facts.Finding(layer.name, place, None, Severity.RECOMPILES, "cap", message, fix)
+        yield facts.Finding(layer.name, place, None, facts.Severity.RECOMPILES, "cap", message, fix)

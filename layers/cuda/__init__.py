@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from cachectl.layers.base import declarations, facts, parts, switches
+from cachectl.layers.base import declarations, facts, lazy, parts, switches
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Severity
-from cachectl.layers.base.lazy import later
-from cachectl.layers.disk.plain import read_plain
-from cachectl.layers.host.driver_layers import DriverLayer, Limit
-from cachectl.layers.host.hardware import nvidia_driver, nvidia_gpus
+from cachectl.layers.disk import plain
+from cachectl.layers.host import driver_layers, hardware
 
 LIBRARIES: Final = ("libcuda.so", "libnvidia-opencl.so")
 _DRIVER: Final = "NVIDIA driver"
@@ -30,14 +28,14 @@ class CudaPortability(parts.Portability):
 
     def facts(self, environment: Environment) -> parts.Facts:
         """Return the version of the driver that the kernel has loaded, and the models of the GPUs."""
-        gpus = ", ".join(sorted(set(nvidia_gpus(environment)))) or None
-        return {_DRIVER: nvidia_driver(environment), "GPUs": gpus}
+        gpus = ", ".join(sorted(set(hardware.nvidia_gpus(environment)))) or None
+        return {_DRIVER: hardware.nvidia_driver(environment), "GPUs": gpus}
 
     def outlook(
         self, versions: Mapping[str, str], there: parts.Facts, environment: Environment
     ) -> parts.Outlook | None:
         """Judge an entry that another driver has compiled than the one of the place it comes from."""
-        version, here = versions.get("driver"), nvidia_driver(environment)
+        version, here = versions.get("driver"), hardware.nvidia_driver(environment)
         if version in (None, there.get(_DRIVER), here) or here is None:
             return None
         return parts.Outlook(False, f"compiled by driver {version}, here {here}")  # noqa: FBT003
@@ -63,13 +61,13 @@ def _parts(root: str | Path, key: str) -> Mapping[str, str]:
     from cachectl.layers.formats import compute_cache
 
     try:
-        text = compute_cache.key_of(read_plain(Path(root, key)))
+        text = compute_cache.key_of(plain.read_plain(Path(root, key)))
     except OSError:
         text = None
     return {} if text is None else compute_cache.parts(text)
 
 
-class CudaComputeCache(DriverLayer):
+class CudaComputeCache(driver_layers.DriverLayer):
     """Programs compiled by the CUDA driver: a front-end and a back-end entry for each OpenCL program."""
 
     name = "cuda"
@@ -108,10 +106,10 @@ class CudaComputeCache(DriverLayer):
     )
     makers = ("NVIDIA",)
     settings = (switches.Setting("CUDA_CACHE_DISABLE", "1", "0", Severity.HARMLESS, "is not 1, so it does nothing"),)
-    limit = Limit("CUDA_CACHE_MAXSIZE", highest=1 << 32, zero_is_off=True)
+    limit = driver_layers.Limit("CUDA_CACHE_MAXSIZE", highest=1 << 32, zero_is_off=True)
     # The driver reads it once, when it starts.
     switch = declarations.EnvSwitch("CUDA_CACHE_DISABLE", off="1", read=declarations.at_load(*LIBRARIES))
-    store: Any = later("cachectl.layers.cuda.entries", "ComputeCache")
+    store: Any = lazy.later("cachectl.layers.cuda.entries", "ComputeCache")
 
     def is_here(self) -> bool:
         """Return whether there is a driver, also one without OpenCL, or a cache."""

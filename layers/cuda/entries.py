@@ -14,20 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachectl.layers.base import facts
-from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
+from cachectl.layers import cuda
+from cachectl.layers.base import errors, facts
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import Codec, Damage, counting, finding_of, unreadable
-from cachectl.layers.cuda import LIBRARIES
-from cachectl.layers.disk.atomic import overwrite
-from cachectl.layers.disk.handles import opened_root, status_of
+from cachectl.layers.disk import atomic, handles, plain, presence
 from cachectl.layers.disk.locks import record_lock
-from cachectl.layers.disk.plain import read_locked
-from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats import compute_cache
 from cachectl.layers.formats.details import Details
-from cachectl.layers.host.processes import using
+from cachectl.layers.host import processes
 from cachectl.layers.stores.files import Files, Index
 from cachectl.layers.stores.tree import Leaf, Shape, Tree
 
@@ -73,9 +69,9 @@ class ComputeIndex(Index):
     def read(self, root: facts.Root) -> bytes | None:
         """Return the bytes of the index; ``None`` where there is no plain file. Raises :class:`OSError`."""
         try:
-            return read_locked(root.path / INDEX, limit=_LARGEST_INDEX)
+            return plain.read_locked(root.path / INDEX, limit=_LARGEST_INDEX)
         except OSError as error:
-            if means_no_file(error):
+            if presence.means_no_file(error):
                 return None
             raise
 
@@ -90,19 +86,19 @@ class ComputeIndex(Index):
         """
         path, environment, handle = root.path / INDEX, store.environment, None
         with ExitStack() as stack:
-            folder = stack.enter_context(opened_root(root.path))
-            if folder is not None and status_of(folder, INDEX) is not None:
+            folder = stack.enter_context(handles.opened_root(root.path))
+            if folder is not None and handles.status_of(folder, INDEX) is not None:
                 lock_timeout = environment.lock_timeout
                 lock = record_lock(store.name, path, folder=folder, lock_timeout=lock_timeout, create=False)
                 handle = stack.enter_context(lock)
             stack.enter_context(counting(store.name, path, partial(self._recount, store, root, folder, handle)))
-            yield using(LIBRARIES, processes=environment.processes) == ()
+            yield processes.using(cuda.LIBRARIES, processes=environment.processes) == ()
 
     def _recount(self, store: Files, root: facts.Root, folder: int | None, handle: int | None) -> None:
         """Write the index: the locked one, or a new one if there are entries. The root is made with the first entry."""
         with ExitStack() as stack:
             if folder is None:
-                folder = stack.enter_context(opened_root(root.path))
+                folder = stack.enter_context(handles.opened_root(root.path))
             if folder is None or (handle is None and not _standing(store, root, folder).sizes):
                 return
             if handle is None:
@@ -113,7 +109,7 @@ class ComputeIndex(Index):
                 listed = compute_cache.read_index(old) or ()
                 new = compute_cache.write_index(_records(_standing(store, root, folder), listed, root.path))
                 if new != old:
-                    overwrite(handle, old, new)
+                    atomic.overwrite(handle, old, new)
 
     def verify(self, store: Files, root: facts.Root) -> Iterator[facts.Finding]:
         """Compare the index with the entries, if all of them can be read."""
@@ -176,7 +172,7 @@ class ComputeCache(Files):
             path = root.path / leaf.key
             try:
                 head = tree.read_file(leaf.key, limit=compute_cache.HEADER.size) or b""
-            except LayerError as error:
+            except errors.LayerError as error:
                 yield tree, unreadable(path, error)
                 continue
             if _is_entry(leaf.key, head, index):
@@ -206,7 +202,7 @@ class ComputeCache(Files):
     def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
         """Check name and checksum."""
         if (complaint := compute_cache.complaint(key, artifact.data)) is not None:
-            raise Damaged(self.name, complaint, key)
+            raise errors.Damaged(self.name, complaint, key)
         return {"": artifact.data}
 
     def find_tagged(
@@ -221,10 +217,10 @@ class ComputeCache(Files):
         try:
             data = tree.read_file(leaf.key)
             complaint = None if data is None else compute_cache.complaint(leaf.key, data)
-        except Unreachable as error:
+        except errors.Unreachable as error:
             yield finding_of(self, root, unreadable(root.path / leaf.key, error))
             return
-        except LayerError as error:
+        except errors.LayerError as error:
             complaint = error.message
         header = compute_cache.read_header(leaf.head)
         if complaint is not None and header is not None and header.foreign:

@@ -14,9 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from cachectl.layers.disk.handles import opened, walk
-from cachectl.layers.disk.locking import is_same_file, take_flock
-from cachectl.layers.disk.plain import STAGE, open_plain, own_name
+from cachectl.layers.disk import handles, locking, plain
 from cachectl.layers.disk.presence import status_at
 
 #: Errors of a file system without hard links.
@@ -110,19 +108,19 @@ def _stage(name: str, folder: int | None) -> tuple[str, int]:
     import hashlib
 
     above, last = os.path.split(name)
-    stage = os.path.join(above, STAGE + hashlib.sha256(os.fsencode(last)).hexdigest()[:32])
-    with suppress(OSError), open(open_plain(stage, dir_fd=folder), "rb") as left:
-        if take_flock(left.fileno()) and is_same_file(stage, left.fileno(), dir_fd=folder):
+    stage = os.path.join(above, plain.STAGE + hashlib.sha256(os.fsencode(last)).hexdigest()[:32])
+    with suppress(OSError), open(plain.open_plain(stage, dir_fd=folder), "rb") as left:
+        if locking.take_flock(left.fileno()) and locking.is_same_file(stage, left.fileno(), dir_fd=folder):
             os.unlink(stage, dir_fd=folder)
     with suppress(FileExistsError):
         handle = create(stage, folder, 0o666)
-        if take_flock(handle) and is_same_file(stage, handle, dir_fd=folder):
+        if locking.take_flock(handle) and locking.is_same_file(stage, handle, dir_fd=folder):
             return stage, handle
         # It cannot be locked, or another command took it for an abandoned one.
         os.close(handle)
         remove_file(stage, folder)
     # Another command is writing to the same place, or the file belongs to another user.
-    stage = os.path.join(above, own_name())
+    stage = os.path.join(above, plain.own_name())
     return stage, create(stage, folder, 0o666)
 
 
@@ -145,7 +143,7 @@ def place_new(source: str | Path, target: str | Path, *, src: int | None = None,
 
 def new_file(path: str | Path, chunks: Iterable[bytes]) -> None:
     """Write a whole file into a free place. Raises :class:`FileExistsError` if the place is taken."""
-    stage = Path(path).with_name(own_name())
+    stage = Path(path).with_name(plain.own_name())
     try:
         replace_file(stage, chunks)
         place_new(stage, path)
@@ -196,7 +194,7 @@ def delete(handle: int, name: str, freed: list[int] | None = None, *, first: Col
     does not stop the others, unless ``first`` names the file; at the end the first :class:`OSError` is raised.
     """
     errors: list[OSError] = []
-    for folder, child, path, status in walk(handle, name, errors, first=first):
+    for folder, child, path, status in handles.walk(handle, name, errors, first=first):
         try:
             if stat.S_ISDIR(status.st_mode):
                 os.rmdir(child, dir_fd=folder)
@@ -221,12 +219,12 @@ def own_folder(handle: int, prefix: str, freed: list[int] | None = None) -> Iter
 
     Yields its descriptor. The deletion adds to ``freed`` as :func:`delete` does.
     """
-    name = own_name(prefix)
+    name = plain.own_name(prefix)
     os.mkdir(name, 0o700, dir_fd=handle)
     try:
-        with opened(name, handle) as folder:
+        with handles.opened(name, handle) as folder:
             # Another cachectl may be checking briefly whether it is held.
-            take_flock(folder, wait=True)
+            locking.take_flock(folder, wait=True)
             yield folder
     finally:
         delete(handle, name, freed)

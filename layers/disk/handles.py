@@ -10,8 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachectl.layers.disk.locking import take_flock
-from cachectl.layers.disk.presence import means_absent, status_at
+from cachectl.layers.disk import locking, presence
 
 #: Errors of a full file system, or one that does not let a file grow.
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -44,7 +43,7 @@ def lacks_room(folder: Path) -> bool:
 
 def status_of(handle: int, name: str) -> os.stat_result | None:
     """Return the status of a name, of a link itself; ``None`` if there is none. Raises any other error."""
-    return status_at(name, dir_fd=handle)
+    return presence.status_at(name, dir_fd=handle)
 
 
 def open_folder(name: str, handle: int | None = None) -> int:
@@ -58,7 +57,7 @@ def opened_root(path: Path) -> Iterator[int | None]:
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     except OSError as error:
-        if not means_absent(error):
+        if not presence.means_absent(error):
             raise
         yield None
         return
@@ -86,7 +85,7 @@ def descend(stack: ExitStack, handle: int, parts: Sequence[str], *, make: bool =
     try:
         return stack.enter_context(made_below(handle, parts, make=make))
     except OSError as error:
-        if make or not (means_absent(error) or error.errno == errno.ELOOP):
+        if make or not (presence.means_absent(error) or error.errno == errno.ELOOP):
             raise
         return None
 
@@ -157,7 +156,7 @@ def is_left_own(root: int, name: str, status: os.stat_result) -> bool:
         return False
     with below(root, (name,)) as folder:
         # A running cachectl holds its lock. Shared, so that several checks do not block each other.
-        return folder is not None and take_flock(folder, shared=True)
+        return folder is not None and locking.take_flock(folder, shared=True)
 
 
 def blocks_of(status: os.stat_result) -> int | None:

@@ -11,18 +11,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from cachectl.layers.base import errors
 from cachectl.layers.base.environment import LOCK_TIMEOUT
-from cachectl.layers.base.errors import Busy, Unreachable
+from cachectl.layers.disk import handles, locking, plain
 from cachectl.layers.disk.atomic import remove_file
-from cachectl.layers.disk.handles import opened, status_of
-from cachectl.layers.disk.locking import is_same_file, take_flock, try_flock, try_record_lock, wait_until
-from cachectl.layers.disk.plain import open_plain, release
 
 
 def _require(layer: str, path: Path, take: Callable[[], bool], seconds: float, advice: str = "") -> None:
     """Wait for a lock. Raises :class:`Busy`."""
-    if not wait_until(take, seconds):
-        raise Busy(layer, f"locked by another process for more than {seconds:g} s{advice}", path)
+    if not locking.wait_until(take, seconds):
+        raise errors.Busy(layer, f"locked by another process for more than {seconds:g} s{advice}", path)
 
 
 @contextmanager
@@ -36,14 +34,14 @@ def record_lock(
     :class:`Unreachable` if the file cannot be opened or is no plain file.
     """
     try:
-        handle = open_plain(path.name, dir_fd=folder, flags=os.O_RDWR | (os.O_CREAT if create else 0))
+        handle = plain.open_plain(path.name, dir_fd=folder, flags=os.O_RDWR | (os.O_CREAT if create else 0))
     except OSError as error:
-        raise Unreachable(layer, f"cannot open: {error.strerror}", path) from error
+        raise errors.Unreachable(layer, f"cannot open: {error.strerror}", path) from error
     try:
-        _require(layer, path, partial(try_record_lock, handle), lock_timeout)
+        _require(layer, path, partial(locking.try_record_lock, handle), lock_timeout)
         yield handle
     finally:
-        release(handle)
+        plain.release(handle)
 
 
 @contextmanager
@@ -54,15 +52,15 @@ def file_lock(layer: str, path: Path, *, lock_timeout: float = LOCK_TIMEOUT) -> 
     """
     while True:
         try:
-            handle = open_plain(path, flags=os.O_RDWR)
+            handle = plain.open_plain(path, flags=os.O_RDWR)
         except FileNotFoundError:
             yield None
             return
         except OSError as error:
-            raise Unreachable(layer, f"cannot open: {error.strerror}", path) from error
+            raise errors.Unreachable(layer, f"cannot open: {error.strerror}", path) from error
         try:
-            _require(layer, path, partial(try_flock, handle), lock_timeout)
-            if is_same_file(path, handle):
+            _require(layer, path, partial(locking.try_flock, handle), lock_timeout)
+            if locking.is_same_file(path, handle):
                 yield handle
                 return
         finally:
@@ -92,32 +90,32 @@ def presence_lock(
     """
     with ExitStack() as stack:
         try:
-            place = stack.enter_context(opened(str(path.parent))) if folder is None else folder
+            place = stack.enter_context(handles.opened(str(path.parent))) if folder is None else folder
 
             def is_made() -> bool:
-                while status_of(place, path.name) is not None or not _make_lock(place, path.name, stack):
+                while handles.status_of(place, path.name) is not None or not _make_lock(place, path.name, stack):
                     if not _take_over(place, path.name, abandoned):
                         return False
                 return True
 
             _require(layer, path, is_made, lock_timeout, "; if no program is running, remove the lock")
-        except Busy:
+        except errors.Busy:
             raise
         except OSError as error:
-            raise Unreachable(layer, f"cannot lock: {error.strerror}", path) from error
+            raise errors.Unreachable(layer, f"cannot lock: {error.strerror}", path) from error
         yield
 
 
 def is_abandoned(path: Path, abandoned: Callable[[float], bool]) -> bool:
     """Return whether :func:`presence_lock` would consider a lock abandoned."""
-    with suppress(OSError), opened(str(path.parent)) as folder:
+    with suppress(OSError), handles.opened(str(path.parent)) as folder:
         return _nobody_holds(folder, path.name, time.time() - path.lstat().st_mtime, abandoned)
     return False
 
 
 def remove_abandoned(path: Path, abandoned: Callable[[float], bool]) -> bool:
     """Remove a lock if it is abandoned; return whether it was removed."""
-    with suppress(OSError), opened(str(path.parent)) as folder:
+    with suppress(OSError), handles.opened(str(path.parent)) as folder:
         return _take_over(folder, path.name, abandoned)
     return False
 
@@ -138,7 +136,7 @@ def _make_lock(folder: int, name: str, stack: ExitStack) -> bool:
             handle = os.open(name, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o644, dir_fd=folder)
         stack.callback(os.close, handle)
         # Others see by ``flock`` whether we live.
-        take_flock(handle)
+        locking.take_flock(handle)
         with suppress(OSError):
             # On a full disk the lock stays empty like PyOpenCL's own, and is still valid.
             os.write(handle, b"cachectl %d %s\n" % (os.getpid(), os.fsencode(node())))
@@ -152,7 +150,7 @@ def _make_lock(folder: int, name: str, stack: ExitStack) -> bool:
 
 def _let_go(folder: int, name: str, handle: int) -> None:
     # The user may have removed it by hand, as PyOpenCL's warning advises, and another program may have made a new one.
-    if is_same_file(name, handle, dir_fd=folder):
+    if locking.is_same_file(name, handle, dir_fd=folder):
         remove_file(name, folder)
 
 
@@ -164,8 +162,8 @@ def _take_over(folder: int, name: str, abandoned: Callable[[float], bool]) -> bo
     with the process. Only cachectl removes abandoned locks; the comparison detects one that was removed by hand.
     """
     # Opened again, because flock belongs to the open folder and others use the given one.
-    with suppress(OSError), opened(".", folder) as own:
-        if not take_flock(own):
+    with suppress(OSError), handles.opened(".", folder) as own:
+        if not locking.take_flock(own):
             return False
         judged = _stamp(folder, name)
         if _nobody_holds(folder, name, time.time() - judged[2] / 1e9, abandoned) and _stamp(folder, name) == judged:
@@ -179,12 +177,12 @@ def _nobody_holds(folder: int, name: str, age: float, abandoned: Callable[[float
 
     A file that is neither empty nor one of ours is no lock.
     """
-    handle = open_plain(name, dir_fd=folder)
+    handle = plain.open_plain(name, dir_fd=folder)
     try:
         match = re.fullmatch(rb"(?:cachectl \d+ (.*)\n)?", os.read(handle, 300))
         if match is None:
             return False
-        return take_flock(handle) if match[1] == os.fsencode(node()) else abandoned(age)
+        return locking.take_flock(handle) if match[1] == os.fsencode(node()) else abandoned(age)
     finally:
         os.close(handle)
 

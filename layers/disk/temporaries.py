@@ -14,22 +14,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from cachectl.layers.base import lazy
 from cachectl.layers.base.facts import Orphan
-from cachectl.layers.base.lazy import regex
-from cachectl.layers.disk.atomic import create, remove_file, remove_tree, write_all
-from cachectl.layers.disk.locking import is_same_file, try_flock
+from cachectl.layers.disk import atomic, locking, plain, presence
 from cachectl.layers.disk.locks import node
-from cachectl.layers.disk.plain import open_plain, read_plain
-from cachectl.layers.disk.presence import status_at
-from cachectl.layers.host.mounts import network_file_system
-from cachectl.layers.host.processes import mentioning, start_of
+from cachectl.layers.host import mounts, processes
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
 
 #: Prefix of the names of temporary folders.
 TEMPORARY: Final = "cachectl-"
-_NAME: Final = regex(TEMPORARY + r"(?:stage-)?[0-9a-f]{16}")
+_NAME: Final = lazy.regex(TEMPORARY + r"(?:stage-)?[0-9a-f]{16}")
 _LOCK: Final = ".lock"
 _KILLED: Final = "a temporary folder left by a cachectl that was killed"
 #: Limit on the size of a record, in bytes.
@@ -50,15 +46,15 @@ class Owned(NamedTuple):
         while True:
             folder = parent / (prefix + os.urandom(8).hex())
             # The lock comes first: a folder without one has no owner.
-            owned = cls(folder, create(os.fspath(_lock_of(folder))))
-            if _flock(owned.lock) is not False and is_same_file(_lock_of(folder), owned.lock):
+            owned = cls(folder, atomic.create(os.fspath(_lock_of(folder))))
+            if _flock(owned.lock) is not False and locking.is_same_file(_lock_of(folder), owned.lock):
                 break
             # A sweep of another process took the lock first, and removes the file.
             os.close(owned.lock)
         me = os.getpid()
-        record = {"host": node(), "pid": me, "start": start_of(me, processes=environment.processes)}
+        record = {"host": node(), "pid": me, "start": processes.start_of(me, processes=environment.processes)}
         try:
-            write_all(owned.lock, (json.dumps(record).encode(),))
+            atomic.write_all(owned.lock, (json.dumps(record).encode(),))
             os.mkdir(folder, 0o700)
         except OSError:
             owned.forget()
@@ -69,7 +65,7 @@ class Owned(NamedTuple):
         """Release the lock, and remove its file if the folder has gone."""
         with suppress(OSError):
             if not self.folder.exists():
-                remove_file(_lock_of(self.folder))
+                atomic.remove_file(_lock_of(self.folder))
         with suppress(OSError):
             os.close(self.lock)
 
@@ -90,7 +86,7 @@ def temporary_folder(environment: Environment | None = None) -> Iterator[Path]:
     try:
         yield owned.folder
     finally:
-        remove_tree(owned.folder)
+        atomic.remove_tree(owned.folder)
         owned.forget()
 
 
@@ -104,7 +100,7 @@ def abandoned_in(parent: Path, environment: Environment, *, look: bool = False) 
     names: set[str] = set()
     with suppress(OSError):
         names = {own for name in os.listdir(parent) if _NAME.fullmatch(own := name.removesuffix(_LOCK))}
-    is_shared = bool(names) and network_file_system(parent, mounts=environment.mounts) is not None
+    is_shared = bool(names) and mounts.network_file_system(parent, mounts=environment.mounts) is not None
     for folder in map(parent.joinpath, sorted(names)):
         with _taken(_lock_of(folder)) as is_taken:
             if not is_taken or _may_be_used(folder, environment, is_shared=is_shared):
@@ -112,7 +108,7 @@ def abandoned_in(parent: Path, environment: Environment, *, look: bool = False) 
             if os.path.lexists(folder):
                 yield folder
             if not look and not os.path.lexists(folder):
-                remove_file(_lock_of(folder))
+                atomic.remove_file(_lock_of(folder))
 
 
 def _may_be_used(folder: Path, environment: Environment, *, is_shared: bool) -> bool:
@@ -122,14 +118,14 @@ def _may_be_used(folder: Path, environment: Environment, *, is_shared: bool) -> 
     record = {}
     # There is no record if the owner was killed before it used the folder.
     with suppress(OSError, ValueError, RecursionError):
-        record = json.loads(read_plain(_lock_of(folder), limit=_LARGEST))
+        record = json.loads(plain.read_plain(_lock_of(folder), limit=_LARGEST))
     record = record if isinstance(record, dict) else {}
     if is_shared and record.get("host") != node():
         return True
     pid, start = record.get("pid"), record.get("start")
-    if isinstance(pid, int) and start is not None and start_of(pid, processes=environment.processes) == start:
+    if isinstance(pid, int) and start is not None and processes.start_of(pid, processes=environment.processes) == start:
         return True
-    return mentioning(folder, processes=environment.processes) is not False
+    return processes.mentioning(folder, processes=environment.processes) is not False
 
 
 def abandoned_temporaries(environment: Environment) -> tuple[Orphan, ...]:
@@ -144,7 +140,7 @@ def abandoned_temporaries(environment: Environment) -> tuple[Orphan, ...]:
 
 
 def _measured(folder: Path) -> Orphan:
-    steps = [status for path in (folder, *folder.rglob("*")) if (status := status_at(path)) is not None]
+    steps = [status for path in (folder, *folder.rglob("*")) if (status := presence.status_at(path)) is not None]
     files = [status.st_size for status in steps if stat.S_ISREG(status.st_mode)]
     newest = max((status.st_mtime for status in steps), default=0.0)
     return Orphan(folder.name, folder.parent, sum(files), len(files), newest, _KILLED, idle_only=False)
@@ -155,8 +151,8 @@ def _taken(lock: Path) -> Iterator[bool]:
     """Take a lock for a block; yield whether no other process holds it."""
     handle = None
     try:
-        handle = open_plain(lock, flags=os.O_RDWR | os.O_CLOEXEC)
-        is_taken = bool(_flock(handle)) and is_same_file(lock, handle)
+        handle = plain.open_plain(lock, flags=os.O_RDWR | os.O_CLOEXEC)
+        is_taken = bool(_flock(handle)) and locking.is_same_file(lock, handle)
     except OSError as error:
         # A program that outlived its command has recreated the folder.
         is_taken = isinstance(error, FileNotFoundError)
@@ -174,5 +170,5 @@ def _lock_of(folder: Path) -> Path:
 def _flock(handle: int) -> bool | None:
     """Try to take the lock of a file. Return whether that succeeded, ``None`` if there are no such locks."""
     with suppress(OSError):
-        return try_flock(handle)
+        return locking.try_flock(handle)
     return None

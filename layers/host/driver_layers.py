@@ -8,10 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from cachectl.layers.base import declarations, facts, switches
-from cachectl.layers.base.errors import LayerError
-from cachectl.layers.base.facts import Condition, Severity
-from cachectl.layers.base.layer import Layer
+from cachectl.layers.base import declarations, errors, facts, layer, switches
 from cachectl.layers.host.drivers import driver_files
 
 
@@ -26,7 +23,7 @@ class Limit(NamedTuple):
     zero_is_off: bool = False
 
 
-class DriverLayer(Layer):
+class DriverLayer(layer.Layer):
     """The cache of an OpenCL driver, which exists if the driver is registered, or has left a cache.
 
     Each problem is declared once: it is the reason of the state, and the finding.
@@ -40,7 +37,7 @@ class DriverLayer(Layer):
     limit: ClassVar[Limit | None] = None
     #: The effect of a variable that leaves the driver without a place.
     placeless: ClassVar[facts.Hazard] = facts.Hazard(
-        Severity.RECOMPILES, "is not absolute: the driver keeps nothing, and every run compiles"
+        facts.Severity.RECOMPILES, "is not absolute: the driver keeps nothing, and every run compiles"
     )
 
     def drivers(self) -> tuple[str, ...]:
@@ -59,11 +56,11 @@ class DriverLayer(Layer):
             return facts.State(condition, why.message, self.drivers())
         if not self.is_here():
             who = " or ".join(self.makers)
-            return facts.State(Condition.ABSENT, f"no driver of {who} is here, and none has left a cache")
+            return facts.State(facts.Condition.ABSENT, f"no driver of {who} is here, and none has left a cache")
         variable, odd = self.settings[0].variable, [fault.message for _, fault in faults if fault.code == "variable"]
         value = self.environment.get(variable)
         named = "on by default" if value is None or odd else f"{variable}={value}"
-        return facts.State(Condition.ENABLED, "; ".join((named, *odd)), self.drivers())
+        return facts.State(facts.Condition.ENABLED, "; ".join((named, *odd)), self.drivers())
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield the problems, and a cache that is nearly full."""
@@ -86,27 +83,27 @@ class DriverLayer(Layer):
             if rules and not self.roots():
                 message = f"{rules[-1].variable} is not set: the driver has no place for a cache"
                 fix = f"export {rules[-1].variable}={shlex.quote(str(environment.home))}"
-                found = facts.Finding(self.name, Path("*"), None, Severity.RECOMPILES, "variable", message, fix)
-                yield Condition.DISABLED, found
+                found = facts.Finding(self.name, Path("*"), None, facts.Severity.RECOMPILES, "variable", message, fix)
+                yield facts.Condition.DISABLED, found
             return
         rule, value, odd = decided
         home = environment.home if rule.variable == "HOME" else environment.absolute(value)
         absolute = f"export {rule.variable}={shlex.quote(str(home))}"
         fixes = absolute if value or rule.variable == "HOME" else None
         if odd is declarations.Odd.NOWHERE:
-            yield Condition.DISABLED, switches.misread(self, rule.variable, *self.placeless, fixes)
+            yield facts.Condition.DISABLED, switches.misread(self, rule.variable, *self.placeless, fixes)
         elif odd is declarations.Odd.HERE and environment.platform != "win32":
             outcome = "is not absolute: each folder that a program is started from gets a cache of its own"
-            yield None, switches.misread(self, rule.variable, Severity.RECOMPILES, outcome, fixes)
+            yield None, switches.misread(self, rule.variable, facts.Severity.RECOMPILES, outcome, fixes)
 
     def _limit_faults(self, limit: Limit) -> Iterator[switches.Fault]:
         if (value := self.environment.get(limit.variable)) is None:
             return
         number = switches.leading_number(value)
-        condition = Condition.DISABLED if limit.zero_is_off and not number else None
+        condition = facts.Condition.DISABLED if limit.zero_is_off and not number else None
         if not switches.is_number(value):
             outcome = f"is no number of bytes: the driver takes it for {number}"
-            severity = Severity.RECOMPILES if number or condition else Severity.WASTES
+            severity = facts.Severity.RECOMPILES if number or condition else facts.Severity.WASTES
             yield condition, switches.misread(self, limit.variable, severity, outcome)
         elif condition is not None:
             yield condition, switches.off(self, limit.variable)
@@ -118,7 +115,7 @@ class DriverLayer(Layer):
             return
         most, held = min(number, limit.highest or number), 0
         # Report names a root that cannot be read.
-        with suppress(LayerError, OSError):
+        with suppress(errors.LayerError, OSError):
             held = sum(self.store.usage(root).bytes or 0 for root in self.roots())
         wanted = 2 * max(most, held)
         fix = f"export {limit.variable}={wanted}"

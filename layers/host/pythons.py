@@ -14,14 +14,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from cachectl.layers.base import errors
 from cachectl.layers.base.environment import Environment, user_state_folder
-from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.disk.atomic import replace_file
-from cachectl.layers.disk.locks import node
+from cachectl.layers.disk import atomic, locks
 from cachectl.layers.disk.trust import shared_because
-from cachectl.layers.host.distributions import normal, versions_in
-from cachectl.layers.host.mounts import mount_of
+from cachectl.layers.host import distributions, mounts
 
 #: The name of the file with the answers, in cachectl's folder for its own state.
 RECORD: Final = "pythons.json"
@@ -79,7 +77,7 @@ class Python(NamedTuple):
 
     def has_had(self, distribution: str, version: str) -> bool:
         """Return whether a version of a distribution was ever seen there."""
-        return version in self.seen.get(normal(distribution), ())
+        return version in self.seen.get(distributions.normal(distribution), ())
 
 
 class PythonRecord(NamedTuple):
@@ -167,7 +165,7 @@ def named_pythons(environment: Environment, names: Iterable[str]) -> tuple[Path,
             path = Path(os.path.abspath(environment.expand(found or name)))
             if look(path, records, named=True) is None:
                 message = f"--python {name}: {path} did not answer as Python 3; name an interpreter, such as bin/python"
-                raise BadRequest(message)
+                raise errors.BadRequest(message)
             paths.append(path)
     return tuple(paths)
 
@@ -241,7 +239,9 @@ def look(path: Path, records: dict[str, PythonRecord], *, named: bool = False) -
         updated = records[str(path)] = _updated(path, version, folders, packages, record)
     except OSError:
         return _away(path, record, None if record is None or _places(path) != record.places else False)
-    return Python(path, version, lambda name: packages.get(normal(name)), updated.seen) if version else None
+    return (
+        Python(path, version, lambda name: packages.get(distributions.normal(name)), updated.seen) if version else None
+    )
 
 
 def _away(path: Path, record: PythonRecord | None, present: bool | None = None) -> Python | None:
@@ -258,7 +258,7 @@ def _packages(folders: Iterable[str]) -> dict[str, str]:
     """Return the versions of the packages in folders, of which an earlier one counts more."""
     packages: dict[str, str] = {}
     for folder in folders:
-        packages = {**versions_in(folder), **packages}
+        packages = {**distributions.versions_in(folder), **packages}
     return packages
 
 
@@ -286,8 +286,8 @@ def _places(path: Path) -> list[str]:
         folder = next(filter(os.path.exists, place.parents))
         device = folder.stat().st_dev
         # A file system of the network has no major number.
-        mount = None if os.name != "posix" or os.major(device) else mount_of(folder)
-        places.append(mount.source if mount is not None and mount.is_network else f"{node()}:{device}")
+        mount = None if os.name != "posix" or os.major(device) else mounts.mount_of(folder)
+        places.append(mount.source if mount is not None and mount.is_network else f"{locks.node()}:{device}")
     return places
 
 
@@ -358,4 +358,4 @@ def _records_of(environment: Environment) -> Iterator[dict[str, PythonRecord]]:
         document = {path: record._asdict() for path, record in sorted(records.items())}
         with suppress(OSError):
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_file(file, [json.dumps({"pythons": document}, indent=1).encode()])
+            atomic.replace_file(file, [json.dumps({"pythons": document}, indent=1).encode()])

@@ -12,12 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from cachectl.layers.base import facts, switches
-from cachectl.layers.base.declarations import Odd, Rule, Rules
-from cachectl.layers.base.facts import Condition, Severity, State
-from cachectl.layers.base.lazy import later, regex
-from cachectl.layers.base.parts import About, EntryFiles, Lookups
-from cachectl.layers.host.driver_layers import DriverLayer
+from cachectl.layers.base import declarations, facts, lazy, parts, switches
+from cachectl.layers.host import driver_layers
 
 #: What every process maps that has one of the stores open, whichever driver it uses.
 OPENED: Final = ("mesa_shader_cache",)
@@ -37,7 +33,7 @@ _BY_ACCOUNT: Final = "default (home folder)"
 _SWITCHES: Final = ("MESA_SHADER_CACHE_DISABLE", "MESA_GLSL_CACHE_DISABLE")
 _SIZES: Final = ("MESA_SHADER_CACHE_MAX_SIZE", "MESA_GLSL_CACHE_MAX_SIZE")
 _DEFAULT_CAP: Final = 1 << 30
-_LIMIT: Final = regex(r"\s*([+-]?\d{1,18})(.?)", re.ASCII | re.DOTALL)
+_LIMIT: Final = lazy.regex(r"\s*([+-]?\d{1,18})(.?)", re.ASCII | re.DOTALL)
 _UNITS: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 #: Booleans, in capitals as well.
 _TRUE: Final = "1|t|true|y|yes"
@@ -47,54 +43,54 @@ _IGNORED: Final = "is not a boolean that Mesa knows, so it does nothing"
 #: Settings with an effect that few expect. The first two name read-only files of a single-file store beside its own
 #: (``src/util/fossilize_db.c``).
 _SURPRISES: Final = (
-    switches.Setting("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS", "(?!)", "", Severity.HARMLESS, _ALSO_READ),
-    switches.Setting("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS_DYNAMIC_LIST", "(?!)", "", Severity.HARMLESS, _ALSO_READ),
+    switches.Setting("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS", "(?!)", "", facts.Severity.HARMLESS, _ALSO_READ),
+    switches.Setting("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS_DYNAMIC_LIST", "(?!)", "", facts.Severity.HARMLESS, _ALSO_READ),
     switches.Setting(
         "MESA_GLSL_DISABLE_IO_OPT",
         "(?!)",
         f"(?!(?:{_TRUE})\\Z).*",
-        Severity.RECOMPILES,
+        facts.Severity.RECOMPILES,
         "switches the cache off in releases since 2025",
     ),
 )
 
 
-class MesaLookups(Lookups):
+class MesaLookups(parts.Lookups):
     """Mesa opens the file of an entry to read it, and renames a temporary to a new one."""
 
-    files = EntryFiles(
-        regex(r"foz_cache(?:_idx)?\.foz|mesa_cache\.(?:db|idx)"),
+    files = parts.EntryFiles(
+        lazy.regex(r"foz_cache(?:_idx)?\.foz|mesa_cache\.(?:db|idx)"),
         "Mesa keeps it open, and no event says which of its entries are read",
     )
     mapped = OPENED
 
 
-class MesaShaderCache(DriverLayer):
+class MesaShaderCache(driver_layers.DriverLayer):
     """Kernels, and their machine code, in the shader cache of Mesa."""
 
     name = "mesa"
     title = "Mesa shader cache (Rusticl)"
-    about = About(
+    about = parts.About(
         on_network=facts.Hazard(
-            Severity.HARMLESS,
+            facts.Severity.HARMLESS,
             "every lookup goes over the network, and the size is counted in a file that programs map",
         ),
         among_ranks=facts.Hazard(
-            Severity.HARMLESS,
+            facts.Severity.HARMLESS,
             "of those that compile the same at once, one stores it; a single file or a database they lock",
         ),
         lookups=MesaLookups(),
     )
-    store: Any = later("cachectl.layers.mesa.store", "ShaderCache")
+    store: Any = lazy.later("cachectl.layers.mesa.store", "ShaderCache")
     makers = ("Rusticl", "Mesa Clover")
-    settings = tuple(switches.Setting(name, _TRUE, _FALSE, Severity.HARMLESS, _IGNORED) for name in _SWITCHES)
-    placeless = facts.Hazard(Severity.RECOMPILES, "is empty: Mesa finds no place and keeps nothing")
-    places = Rules(
+    settings = tuple(switches.Setting(name, _TRUE, _FALSE, facts.Severity.HARMLESS, _IGNORED) for name in _SWITCHES)
+    placeless = facts.Hazard(facts.Severity.RECOMPILES, "is empty: Mesa finds no place and keeps nothing")
+    places = declarations.Rules(
         _PLACES[0],
         linux=(
-            *(Rule(variable, empty=Odd.NOWHERE) for variable in _PLACES),
-            Rule("HOME", ".cache", source=_BY_HOME),
-            Rule("", ".cache", source=_BY_ACCOUNT),
+            *(declarations.Rule(variable, empty=declarations.Odd.NOWHERE) for variable in _PLACES),
+            declarations.Rule("HOME", ".cache", source=_BY_HOME),
+            declarations.Rule("", ".cache", source=_BY_ACCOUNT),
         ),
     )
 
@@ -124,12 +120,16 @@ class MesaShaderCache(DriverLayer):
         values = ((variable, self.environment.get(variable)) for variable in variables)
         return next(((variable, value) for variable, value in values if value is not None), (None, ""))
 
-    def state(self) -> State:
+    def state(self) -> facts.State:
         """Return the state; without a variable Rusticl has no device."""
         if self.environment.platform == "win32":
-            return State(Condition.ABSENT, "Mesa keeps no cache on Windows")
+            return facts.State(facts.Condition.ABSENT, "Mesa keeps no cache on Windows")
         state = super().state()
-        if state.condition is not Condition.ENABLED or not state.drivers or self.environment.get("RUSTICL_ENABLE"):
+        if (
+            state.condition is not facts.Condition.ENABLED
+            or not state.drivers
+            or self.environment.get("RUSTICL_ENABLE")
+        ):
             return state
         return replace(state, why=f"{state.why}; RUSTICL_ENABLE names no device, so there may be none")
 
@@ -151,7 +151,7 @@ class MesaShaderCache(DriverLayer):
         variable, value = self._first(_SIZES)
         if variable is not None and not read_limit(value)[1]:
             outcome = f"is taken for {read_limit(value)[0]:,} bytes: any unit but K or M counts as gigabytes"
-            yield None, switches.misread(self, variable, Severity.HARMLESS, outcome, f"export {variable}=1G")
+            yield None, switches.misread(self, variable, facts.Severity.HARMLESS, outcome, f"export {variable}=1G")
         yield from switches.setting_faults(self, _SURPRISES)
 
     def _more_of_places(self) -> Iterator[switches.Fault]:
@@ -160,11 +160,11 @@ class MesaShaderCache(DriverLayer):
             account = self.environment.home
             outcome = f"is not the home of the account, {account}, which releases before 2025 use instead"
             fix = f"export {_PLACES[0]}={shlex.quote(str(bases[0][0]))}"
-            yield None, switches.misread(self, "HOME", Severity.HARMLESS, outcome, fix)
+            yield None, switches.misread(self, "HOME", facts.Severity.HARMLESS, outcome, fix)
         elif variable is not None and Path(value).is_absolute() and not Path(value).parent.is_dir():
             outcome = "has no parent folder, and releases before 2024 make only the last one: they keep nothing"
             fix = f"mkdir -p {shlex.quote(value)}"
-            yield None, switches.misread(self, variable, Severity.RECOMPILES, outcome, fix)
+            yield None, switches.misread(self, variable, facts.Severity.RECOMPILES, outcome, fix)
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Add a cache that is nearly full."""

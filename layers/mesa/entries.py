@@ -21,11 +21,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from cachectl.layers.base.errors import LayerError
+from cachectl.layers.base import errors
 from cachectl.layers.base.facts import Entry
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.formats.details import Cut, fields, names_or_none
-from cachectl.layers.formats.device_binaries import SPIRV, spirv_kernels
+from cachectl.layers.formats import details, device_binaries
 from cachectl.layers.formats.elf import MAGIC as ELF_MAGIC
 
 #: Bytes that contain the header of every driver and device; GL's longer headers are read whole.
@@ -92,9 +91,9 @@ def read_header(data: bytes) -> Header | None:
     graphics = kind == _GLSL
     try:
         if graphics:
-            at += _COUNT.size + fields(_COUNT, data, at)[0] * _KEY
-        return Header(driver, device, graphics, at + _CHECKED.size, *fields(_CHECKED, data, at))
-    except Cut:
+            at += _COUNT.size + details.fields(_COUNT, data, at)[0] * _KEY
+        return Header(driver, device, graphics, at + _CHECKED.size, *details.fields(_CHECKED, data, at))
+    except details.Cut:
         return Header(driver, device, graphics, None)
 
 
@@ -149,9 +148,9 @@ def kernels(content: bytes) -> tuple[str, ...] | None:
     """Return the OpenCL kernels in an unpacked payload; ``None`` where it names none, as machine code."""
     if content.startswith(ELF_MAGIC):
         return None
-    if content.startswith(SPIRV):
-        return spirv_kernels(content)
-    return names_or_none(match[1].decode("ascii") for match in _WRAPPED.finditer(content))
+    if content.startswith(device_binaries.SPIRV):
+        return device_binaries.spirv_kernels(content)
+    return details.names_or_none(match[1].decode("ascii") for match in _WRAPPED.finditer(content))
 
 
 def name_of(key: str) -> str:
@@ -222,6 +221,6 @@ def _guest(maker: tuple[str, str], group: Sequence[RawEntry]) -> str | None:
 
 def _kernels_of(raw: RawEntry) -> tuple[str, ...] | None:
     # Verify reports what cannot be read.
-    with suppress(LayerError):
+    with suppress(errors.LayerError):
         return kernels_in(raw.read() or b"")
     return None

@@ -19,21 +19,15 @@ from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
-from cachectl.layers.base import errors, facts
+from cachectl.layers.base import errors, facts, lazy
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Refused, Unreachable
-from cachectl.layers.base.lazy import regex
-from cachectl.layers.disk.atomic import create, cut, move_in, own_folder, write_all
+from cachectl.layers.disk import atomic, locking, plain, presence, trust
 from cachectl.layers.disk.handles import NO_ROOM, descend, opened_root, status_of
-from cachectl.layers.disk.locking import is_same_file, release_flock, try_flock, wait_until
-from cachectl.layers.disk.plain import STAGE, open_plain
-from cachectl.layers.disk.presence import means_absent
-from cachectl.layers.disk.trust import belonging_to, owner_of
 from cachectl.layers.mesa import entries
 
 _CHUNK: Final = 1 << 20
 _TRIES: Final = 5
-_NAME: Final = regex(rb"[0-9a-f]{40}")
+_NAME: Final = lazy.regex(rb"[0-9a-f]{40}")
 #: Magic number and version.
 _MAGIC: Final = b"\x81FOSSILIZEDB\0\0\0\x06"
 _MAGICS: Final = (_MAGIC, b"\x81FOSSILIZEDB\0\0\0\x05")
@@ -245,7 +239,7 @@ class Pair:
         """Remove the entries of these names that have not changed. Raises :class:`LayerError` before any change."""
         listed: list[Blob] = []
         size = 0
-        failed: LayerError | None = None
+        failed: errors.LayerError | None = None
         try:
             with self._changing() as files:
                 size, listed = self._bytes(files), self._listed(files)
@@ -253,7 +247,7 @@ class Pair:
                 if files is not None and len(kept) < len(listed):
                     self._keep(files, kept)
                 left, rest = {blob.name for blob in kept}, self._bytes(files)
-        except LayerError as error:
+        except errors.LayerError as error:
             if not listed:
                 raise
             failed = error
@@ -273,11 +267,11 @@ class Pair:
         """Add an entry. Raises :class:`EntryExists` if a different one has the name and ``replace`` is not set."""
         with self._changing(make=True) as files:
             if files is None:
-                raise Unreachable(self.layer, "cannot be made", self.path)
+                raise errors.Unreachable(self.layer, "cannot be made", self.path)
             if not os.fstat(files.data).st_size and not os.fstat(files.places).st_size:
                 _write_heads(files, self.form.new_head())
             elif (why := self._complaint(files)) is not None:
-                raise Damaged(self.layer, why, self.path)
+                raise errors.Damaged(self.layer, why, self.path)
             listed = self._listed(files)
             standing = next((blob for blob in listed if blob.name == name), None)
             if standing is None:
@@ -286,7 +280,7 @@ class Pair:
             if _content(files.data, standing, -1) == content:
                 return
             if not replace:
-                raise EntryExists(self.layer, self.path)
+                raise errors.EntryExists(self.layer, self.path)
             self._keep(files, [blob for blob in listed if blob is not standing])
         # Other files may have replaced these meanwhile.
         self.put(name, content, replace=False)
@@ -301,13 +295,13 @@ class Pair:
             for handle, added in ((files.data, framed), (files.places, self.form.record(blob))):
                 # Without an index Mesa writes its head.
                 if not ends[handle]:
-                    write_all(handle, (self.form.new_head(),), 0)
-                write_all(handle, (added,), ends[handle] or self.form.head)
+                    atomic.write_all(handle, (self.form.new_head(),), 0)
+                atomic.write_all(handle, (added,), ends[handle] or self.form.head)
                 os.fsync(handle)
         except OSError:
             for handle, end in ends.items():
                 with suppress(OSError):
-                    cut(handle, end)
+                    atomic.cut(handle, end)
             raise
 
     def _keep(self, files: _Open, kept: list[Blob]) -> None:
@@ -321,18 +315,18 @@ class Pair:
             _write_heads(files, self.form.new_head())
             return
         with ExitStack() as stack:
-            stage = stack.enter_context(own_folder(files.root, STAGE))
+            stage = stack.enter_context(atomic.own_folder(files.root, plain.STAGE))
             # Between the steps programs find nothing, instead of wrong bytes.
             names = {"empty": self.form.index_name, "data": self.form.data_name, "index": self.form.index_name}
             handles = {}
             for staged in names:
-                handles[staged] = create(staged, stage, os.fstat(files.data).st_mode & 0o777)
+                handles[staged] = atomic.create(staged, stage, os.fstat(files.data).st_mode & 0o777)
                 stack.callback(os.close, handles[staged])
-                write_all(handles[staged], (self.form.new_head(),), 0)
+                atomic.write_all(handles[staged], (self.form.new_head(),), 0)
             self._copy(files.data, kept, handles["data"], handles["index"])
             for staged, name in names.items():
                 os.fsync(handles[staged])
-                move_in(staged, stage, name, files.folder)
+                atomic.move_in(staged, stage, name, files.folder)
             os.fsync(files.folder)
 
     def _copy(self, source: int, kept: list[Blob], data: int, index: int) -> None:
@@ -343,12 +337,12 @@ class Pair:
             shift = at - blob.begin
             for begin in range(blob.begin, blob.end, _CHUNK) if shift or source != data else ():
                 piece = os.pread(source, min(_CHUNK, blob.end - begin), begin)
-                write_all(data, (piece,), begin + shift)
+                atomic.write_all(data, (piece,), begin + shift)
             records += self.form.record(blob._replace(begin=at, start=blob.start + shift, end=blob.end + shift))
             at = blob.end + shift
-        cut(data, at)
-        write_all(index, (records,), self.form.head)
-        cut(index, self.form.head + len(records))
+        atomic.cut(data, at)
+        atomic.write_all(index, (records,), self.form.head)
+        atomic.cut(index, self.form.head + len(records))
 
     def _bytes(self, files: _Open | None) -> int:
         names = () if files is None else (self.form.data_name, self.form.index_name)
@@ -364,11 +358,13 @@ class Pair:
                 files = self._open(stack, flags, make=make)
                 verb = "change" if flags & os.O_RDWR else "read"
                 yield files
-        except LayerError:
+        except errors.LayerError:
             raise
         except OSError as error:
             advice = "; make room and try again" if error.errno in NO_ROOM else ""
-            raise Unreachable(self.layer, f"cannot {verb}: {error.strerror or error}{advice}", self.path) from error
+            raise errors.Unreachable(
+                self.layer, f"cannot {verb}: {error.strerror or error}{advice}", self.path
+            ) from error
 
     def _open(self, stack: ExitStack, flags: int, *, make: bool) -> _Open | None:
         """Open both files; ``None`` if one is missing. Raises :class:`OSError`."""
@@ -381,9 +377,9 @@ class Pair:
         handles = []
         for name in (self.form.data_name, self.form.index_name):
             try:
-                handles.append(open_plain(name, dir_fd=folder, flags=flags))
+                handles.append(plain.open_plain(name, dir_fd=folder, flags=flags))
             except OSError as error:
-                if not means_absent(error):
+                if not presence.means_absent(error):
                     raise
                 return None
             stack.callback(os.close, handles[-1])
@@ -392,9 +388,9 @@ class Pair:
     @contextmanager
     def _changing(self, *, make: bool = False) -> Iterator[_Open | None]:
         """Open both files, lock them against Mesa and other cachectls, and check that they were not replaced."""
-        owner = owner_of(self.path.parent, self.path.name) if self.environment.superuser else 0
+        owner = trust.owner_of(self.path.parent, self.path.name) if self.environment.superuser else 0
         if owner:
-            raise Refused(self.layer, belonging_to(owner), self.path)
+            raise errors.Refused(self.layer, trust.belonging_to(owner), self.path)
         for _ in range(_TRIES):
             with self._opened(os.O_RDWR | (os.O_CREAT if make else 0)) as files:
                 if files is None:
@@ -403,30 +399,30 @@ class Pair:
                 # Mesa locks in this order.
                 with self._locked(files.data), self._locked(files.places):
                     names = {self.form.data_name: files.data, self.form.index_name: files.places}
-                    if all(is_same_file(name, handle, dir_fd=files.folder) for name, handle in names.items()):
+                    if all(locking.is_same_file(name, handle, dir_fd=files.folder) for name, handle in names.items()):
                         yield files
                         return
-        raise Busy(
+        raise errors.Busy(
             self.layer, "is replaced again and again; try again when the programs that use it have ended", self.path
         )
 
     @contextmanager
     def _locked(self, handle: int) -> Iterator[None]:
         seconds = self.environment.lock_timeout
-        if not wait_until(lambda: try_flock(handle), seconds):
+        if not locking.wait_until(lambda: locking.try_flock(handle), seconds):
             message = f"locked by another process for more than {seconds:g} s; try again later, or use --wait"
-            raise Busy(self.layer, message, self.path)
+            raise errors.Busy(self.layer, message, self.path)
         try:
             yield
         finally:
             # Closing the file releases the lock in any case.
             with suppress(OSError):
-                release_flock(handle)
+                locking.release_flock(handle)
 
 
 def _write_heads(files: _Open, head: bytes) -> None:
     for handle in (files.data, files.places):
-        write_all(handle, (head,), 0)
+        atomic.write_all(handle, (head,), 0)
         os.fsync(handle)
 
 

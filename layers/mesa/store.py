@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Final
 
-from cachectl.layers.base import facts
-from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
+from cachectl.layers.base import errors, facts
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import (
@@ -25,14 +24,11 @@ from cachectl.layers.base.store import (
     unreadable,
     write_each,
 )
-from cachectl.layers.disk.plain import open_plain, read_plain
-from cachectl.layers.disk.presence import means_no_file, status_at
-from cachectl.layers.host.processes import process_names, using
-from cachectl.layers.mesa import entries
-from cachectl.layers.mesa.cache import DATABASE, MULTI_FILE, OPENED, SINGLE_FILE
-from cachectl.layers.mesa.entries import RawEntry, kernels_in, key_of, name_of, raw_of
+from cachectl.layers.disk import plain, presence
+from cachectl.layers.host import processes
+from cachectl.layers.mesa import cache, entries
 from cachectl.layers.mesa.pairs import Blob, Database, Format, Fossilize, Pair
-from cachectl.layers.stores.files import TreeStore
+from cachectl.layers.stores import files
 from cachectl.layers.stores.tree import Leaf, Shape, Tree, always, scan_each
 
 _ENTRIES: Final = Shape((regex("[0-9a-f]{2}"), regex("[0-9a-f]{38}")), folders=False)
@@ -43,9 +39,9 @@ _FOSSILIZE: Final = Shape((_NAME, _NAME, regex(r"foz_cache(?:_idx)?\.foz")), fol
 _FLAT: Final = Shape((regex(r"mesa_cache\.(?:db|idx)"),), folders=False)
 _PARTED: Final = Shape((regex(r"part\d{1,3}"), *_FLAT.levels), folders=False)
 _SHAPES: Final[Mapping[str, tuple[Shape, ...]]] = {
-    MULTI_FILE: (_ENTRIES, _TEMPORARIES, _OWN),
-    SINGLE_FILE: (_FOSSILIZE, Shape((_NAME, _NAME, *_OWN.levels), folders=False)),
-    DATABASE: (_FLAT, _PARTED, _OWN),
+    cache.MULTI_FILE: (_ENTRIES, _TEMPORARIES, _OWN),
+    cache.SINGLE_FILE: (_FOSSILIZE, Shape((_NAME, _NAME, *_OWN.levels), folders=False)),
+    cache.DATABASE: (_FLAT, _PARTED, _OWN),
 }
 _PAIRED: Final = (_FOSSILIZE, _FLAT, _PARTED)
 
@@ -59,7 +55,7 @@ _NEVER: Final = "Mesa compiles it again in every run, and never replaces it"
 _DROPS: Final = "Mesa then drops every entry of the file"
 
 
-class ShaderCache(TreeStore):
+class ShaderCache(files.TreeStore):
     """Entries in the three forms of Mesa; the role of a root says which one it has."""
 
     forms = ("mesa-entry/1",)
@@ -74,9 +70,9 @@ class ShaderCache(TreeStore):
     def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
         """Yield entries, each with its owner; only ``contents`` unpacks kernel names."""
         del selection
-        raws: list[RawEntry] = []
+        raws: list[entries.RawEntry] = []
         for found in self._raws(root):
-            if not isinstance(found, RawEntry):
+            if not isinstance(found, entries.RawEntry):
                 yield found
                 continue
             raws.append(found)
@@ -84,7 +80,7 @@ class ShaderCache(TreeStore):
                 yield facts.Problem(root.path / found.entry.key, "damaged", f"has no header of an entry: {_NEVER}")
         yield from entries.owned(raws, contents=contents)
 
-    def _raws(self, root: facts.Root) -> Iterator[RawEntry | facts.Found]:
+    def _raws(self, root: facts.Root) -> Iterator[entries.RawEntry | facts.Found]:
         """Yield the entries of any form, and everything else in a root."""
         for tree, leaf in self._trees(root):
             if isinstance(leaf, facts.Problem):
@@ -99,13 +95,13 @@ class ShaderCache(TreeStore):
             else:
                 try:
                     if tree.shape is _ENTRIES:
-                        yield raw_of(leaf.entry(self.name, root.path), partial(tree.read_file, leaf.key))
+                        yield entries.raw_of(leaf.entry(self.name, root.path), partial(tree.read_file, leaf.key))
                     else:
                         yield from self._packed(root, leaf)
-                except LayerError as error:
+                except errors.LayerError as error:
                     yield facts.Problem(root.path / leaf.key, "unreadable", error.message)
 
-    def _packed(self, root: facts.Root, leaf: Leaf) -> Iterator[RawEntry | facts.Found]:
+    def _packed(self, root: facts.Root, leaf: Leaf) -> Iterator[entries.RawEntry | facts.Found]:
         """Yield the entries of a data file, and the rest of it. Raises :class:`LayerError` if it is unreadable."""
         pair = self.pair_of(root, leaf.key)
         if (why := pair.damage()) is not None:
@@ -114,9 +110,15 @@ class ShaderCache(TreeStore):
         for blob in pair.blobs():
             rest -= blob.length
             entry = facts.Entry(
-                self.name, key_of(blob.name), root.path, blob.length, 0, written_before=leaf.modified, stamp=blob.stamp
+                self.name,
+                entries.key_of(blob.name),
+                root.path,
+                blob.length,
+                0,
+                written_before=leaf.modified,
+                stamp=blob.stamp,
             )
-            yield raw_of(entry, partial(pair.read, blob), blob.checksum)
+            yield entries.raw_of(entry, partial(pair.read, blob), blob.checksum)
         yield facts.Housekeeping(leaf.key, root.path, rest, 1, leaf.modified, disk=leaf.disk)
 
     def tree_of(self, root: facts.Root, key: str = "", shape: Shape = _ENTRIES) -> Tree:
@@ -128,10 +130,10 @@ class ShaderCache(TreeStore):
         return scan_each(self.tree_of(root, shape=shape) for shape in _SHAPES[root.role])
 
     def _form(self, root: facts.Root) -> Format:
-        return Fossilize() if root.role == SINGLE_FILE else Database()
+        return Fossilize() if root.role == cache.SINGLE_FILE else Database()
 
     def _is_data(self, root: facts.Root, key: str) -> bool:
-        return root.role != MULTI_FILE and key.rpartition("/")[2] == self._form(root).data_name
+        return root.role != cache.MULTI_FILE and key.rpartition("/")[2] == self._form(root).data_name
 
     def pair_of(self, root: facts.Root, key: str) -> Pair:
         """Return the pair of files that a file belongs to."""
@@ -144,7 +146,7 @@ class ShaderCache(TreeStore):
         for _, leaf in self._trees(root):
             if isinstance(leaf, facts.Problem):
                 if leaf.hides:
-                    raise Unreachable(self.name, leaf.message, leaf.path)
+                    raise errors.Unreachable(self.name, leaf.message, leaf.path)
             elif leaf.orphan_rule is None and self._is_data(root, leaf.key):
                 found.append(self.pair_of(root, leaf.key))
         return found
@@ -164,23 +166,23 @@ class ShaderCache(TreeStore):
         """Read an entry with its header, which has the same bytes in all forms."""
         if not _ENTRIES.accepts(key):
             return None
-        if root.role == MULTI_FILE:
+        if root.role == cache.MULTI_FILE:
             data = self.tree_of(root).read(key)
         else:
-            found = self.located(root, name_of(key))
+            found = self.located(root, entries.name_of(key))
             data = None if found is None else found[0].read(found[1])
         if data is None:
             return None
         header = entries.read_header(data)
         if (complaint := entries.complaint(data)) is not None or header is None:
-            raise Damaged(self.name, f"{complaint}; {_NEVER}", root.path / key)
-        about = {"kernels": " ".join(kernels_in(data) or ()), "device": header.device, "driver": header.driver}
+            raise errors.Damaged(self.name, f"{complaint}; {_NEVER}", root.path / key)
+        about = {"kernels": " ".join(entries.kernels_in(data) or ()), "device": header.device, "driver": header.driver}
         return facts.Artifact(self.name, key, self.forms[0], data, about)
 
     def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
         """Check the checksum. Nothing can check the name."""
         if (complaint := entries.complaint(artifact.data)) is not None:
-            raise Damaged(self.name, complaint, key)
+            raise errors.Damaged(self.name, complaint, key)
         return {"": artifact.data}
 
     def changing(self, root: facts.Root) -> AbstractContextManager[None]:
@@ -191,11 +193,11 @@ class ShaderCache(TreeStore):
         self, root: facts.Root, artifacts: Sequence[facts.Artifact], *, replace: bool = False
     ) -> Mapping[str, bool | EntryError]:
         """Place entries into the form in use."""
-        if root.role == MULTI_FILE:
+        if root.role == cache.MULTI_FILE:
             return super().write(root, artifacts, replace=replace)
 
         def put(artifact: facts.Artifact) -> None:
-            name, data = name_of(artifact.key), artifact.data
+            name, data = entries.name_of(artifact.key), artifact.data
             self.files_of(artifact.key, artifact)
             self.pair_for(root, data, name).put(name, data, replace=replace)
 
@@ -207,11 +209,11 @@ class ShaderCache(TreeStore):
         if found is not None:
             return found[0]
         form = self._form(root)
-        if root.role == SINGLE_FILE:
+        if root.role == cache.SINGLE_FILE:
             header = entries.read_header(data)
             maker = ("", "") if header is None else header.maker
             if not all(map(_NAME.fullmatch, maker)):
-                raise Damaged(self.name, f"its driver and device {maker} cannot name a folder", root.path)
+                raise errors.Damaged(self.name, f"its driver and device {maker} cannot name a folder", root.path)
             return self.pair_of(root, "/".join((*maker, form.data_name)))
         # Newer releases use parts, and remove the files that older ones kept beside them.
         parts = (pair for pair in self.pairs(root) if pair.folder)
@@ -221,23 +223,23 @@ class ShaderCache(TreeStore):
 
     def in_use(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
         """Skip files that a running process may be writing or have open. Entries may be removed at any time."""
-        users = using(OPENED, processes=self.environment.processes)
+        users = processes.using(cache.OPENED, processes=self.environment.processes)
         now = self.environment.clock()
         for target in targets:
             reason = None
             if isinstance(target, facts.Orphan) and target.idle_only and users != ():
                 is_pair = any(shape.accepts(target.key) for shape in _PAIRED)
                 if is_pair or now - target.modified <= _REST_TIME:
-                    reason = f"may be open in {process_names(users)}"
+                    reason = f"may be open in {processes.process_names(users)}"
             yield target, reason
 
     def remove(self, root: facts.Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Unlink entries and count the size again; in larger files, remove them under the lock of their file."""
-        if root.role == MULTI_FILE:
+        if root.role == cache.MULTI_FILE:
             # Kernels are small. Without one, nothing shows that the machine code of a driver is OpenCL's.
             largest_first = sorted(targets, key=lambda target: target.bytes, reverse=True)
             return remove_counted(self.name, self.changing(root), lambda _: self._remove_files(root, largest_first))
-        wanted = {name_of(target.key): target.stamp for target in targets if _ENTRIES.accepts(target.key)}
+        wanted = {entries.name_of(target.key): target.stamp for target in targets if _ENTRIES.accepts(target.key)}
         outcome = self._remove_files(root, [target for target in targets if not _ENTRIES.accepts(target.key)])
         left = set(wanted)
         parts = []
@@ -248,13 +250,13 @@ class ShaderCache(TreeStore):
                 parts.append((str(pair.path), (), partial(pair.remove, stamps)))
                 left -= stamps.keys()
         gone = facts.Outcome(
-            self.name, skipped=tuple(facts.Note(key_of(name), "already gone") for name in sorted(left))
+            self.name, skipped=tuple(facts.Note(entries.key_of(name), "already gone") for name in sorted(left))
         )
         return outcome.plus(gone).plus(each_part(self.name, parts))
 
     def _remove_files(self, root: facts.Root, targets: Iterable[facts.Removable]) -> facts.Outcome:
         """Remove files by their shapes; any tree removes cachectl's own."""
-        tidy = always if using(OPENED, processes=self.environment.processes) == () else None
+        tidy = always if processes.using(cache.OPENED, processes=self.environment.processes) == () else None
         groups: dict[Shape, list[facts.Removable]] = {}
         for target in targets:
             groups.setdefault(shape_of(root, target.key), []).append(target)
@@ -267,9 +269,9 @@ class ShaderCache(TreeStore):
     def _recount(self, root: facts.Root) -> None:
         """Write the true size into the index, to which Mesa only adds, and by which it decides when to drop entries."""
         try:
-            handle = open_plain(root.path / "index", flags=os.O_RDWR)
+            handle = plain.open_plain(root.path / "index", flags=os.O_RDWR)
         except OSError as error:
-            if means_no_file(error):
+            if presence.means_no_file(error):
                 return
             raise
         try:
@@ -283,32 +285,32 @@ class ShaderCache(TreeStore):
         total = 0
         for leaf in self.tree_of(root).scan():
             if isinstance(leaf, Leaf):
-                status = status_at(root.path / leaf.key) if leaf.orphan_rule is None else None
+                status = presence.status_at(root.path / leaf.key) if leaf.orphan_rule is None else None
                 total += 0 if status is None else status.st_blocks * _BLOCK
             elif leaf.hides:
-                raise Unreachable(self.name, leaf.message, leaf.path)
+                raise errors.Unreachable(self.name, leaf.message, leaf.path)
         return total
 
     # ------------------------------------------------------------------ verify
 
     def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
         """Check header and checksum of every entry of any driver: Mesa repairs none of them."""
-        effect = _DROPS if root.role == DATABASE else _NEVER
+        effect = _DROPS if root.role == cache.DATABASE else _NEVER
         for found in self._raws(root):
-            if isinstance(found, RawEntry):
+            if isinstance(found, entries.RawEntry):
                 yield from self._examined(root, found, effect)
             elif isinstance(found, facts.Problem):
-                whole = found.code == "damaged" and root.role != MULTI_FILE
+                whole = found.code == "damaged" and root.role != cache.MULTI_FILE
                 yield from self._broken(root, found) if whole else [finding_of(self, root, found)]
 
-    def _examined(self, root: facts.Root, raw: RawEntry, effect: str) -> Iterator[facts.Finding]:
+    def _examined(self, root: facts.Root, raw: entries.RawEntry, effect: str) -> Iterator[facts.Finding]:
         path, complaint = root.path / raw.entry.key, None
         try:
             data = raw.read()
-        except Unreachable as error:
+        except errors.Unreachable as error:
             yield finding_of(self, root, unreadable(path, error))
             return
-        except LayerError as error:
+        except errors.LayerError as error:
             data, complaint = None, error.message
         if data is not None and entries.is_foreign(data):
             yield finding_of(self, root, facts.Problem(path, "foreign", entries.FOREIGN))
@@ -338,9 +340,9 @@ class ShaderCache(TreeStore):
     def indexed_bytes(self, root: facts.Root) -> int | None:
         """Return the bytes that the index counts; ``None`` if there is no index. Raises :class:`OSError`."""
         try:
-            data = read_plain(root.path / "index", limit=_INDEX.size)
+            data = plain.read_plain(root.path / "index", limit=_INDEX.size)
         except OSError as error:
-            if means_no_file(error):
+            if presence.means_no_file(error):
                 return None
             raise
         return _INDEX.unpack(data)[0] if len(data) == _INDEX.size else None

@@ -13,15 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from cachectl.layers.base import facts, parts, switches
-from cachectl.layers.base.declarations import EnvSwitch, at_load
+from cachectl.layers.base import declarations, errors, facts, layer, lazy, parts, switches
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import BadRequest, printable
 from cachectl.layers.base.facts import Condition, Hazard, Scope, Severity
-from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.lazy import later, regex
-from cachectl.layers.host.hardware import amd_gpus
-from cachectl.layers.host.mounts import network_file_system
+from cachectl.layers.host import hardware, mounts
 from cachectl.layers.miopen import names
 from cachectl.layers.miopen import places as where
 
@@ -58,7 +53,7 @@ class MIOpenLookups(parts.Lookups):
     """Old versions have a file for each kernel. Databases hold many entries."""
 
     files = parts.EntryFiles(
-        regex(r".*\.(?:u?kdb|u?db|txt)"), "no event says which records are read, or whether a lookup found one"
+        lazy.regex(r".*\.(?:u?kdb|u?db|txt)"), "no event says which records are read, or whether a lookup found one"
     )
 
 
@@ -71,12 +66,12 @@ class MIOpenPortability(parts.Portability):
         return parts.UNFORESEEN
 
 
-class MIOpenLayer(Layer):
+class MIOpenLayer(layer.Layer):
     """A layer of MIOpen's databases: its place and its variable are declared."""
 
     store: Any
     places: ClassVar[where.UserPlace | where.SystemPlace]
-    switch: ClassVar[EnvSwitch]
+    switch: ClassVar[declarations.EnvSwitch]
     #: What the switch turns off, if it is not the whole layer.
     switched_part: ClassVar[str | None] = None
     about = parts.About(portability=MIOpenPortability(), lookups=MIOpenLookups())
@@ -129,7 +124,7 @@ class MIOpenLayer(Layer):
         version = file.parent.name if has_version else store.newest(roots[0])
         if version is None:
             why = "name the version of MIOpen by the file's folder, such as 3.3.0.a85ca8a54"
-            raise BadRequest(f"{printable(file)}: no MIOpen has kept kernels here; {why}")
+            raise errors.BadRequest(f"{errors.printable(file)}: no MIOpen has kept kernels here; {why}")
         return Path(version, f"{installed.removesuffix('kdb')}ukdb")
 
     def refusals(self) -> Mapping[facts.Ability, str]:
@@ -163,7 +158,7 @@ class MIOpenKernels(MIOpenLayer):
     title = "MIOpen user kernels"
     places = where.KERNELS
     # It hides user and system kernels alike.
-    switch = EnvSwitch("MIOPEN_DISABLE_CACHE", off="1", read=at_load(*where.LIBRARIES))
+    switch = declarations.EnvSwitch("MIOPEN_DISABLE_CACHE", off="1", read=declarations.at_load(*where.LIBRARIES))
     about = MIOpenLayer.about._replace(
         on_network=Hazard(
             Severity.RISKS,
@@ -176,7 +171,7 @@ class MIOpenKernels(MIOpenLayer):
         when_closed=Hazard(Severity.FAILS, "MIOpen throws, even where it only looks up"),
         lookups=KernelLookups(),
     )
-    store: Any = later("cachectl.layers.miopen.kernels", "UserKernelDatabases")
+    store: Any = lazy.later("cachectl.layers.miopen.kernels", "UserKernelDatabases")
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch, and a place where anybody can write."""
@@ -186,7 +181,7 @@ class MIOpenKernels(MIOpenLayer):
             return
         # MIOpen takes kernels from a temporary folder because it cannot use the home folder.
         first, folder = self.roots()[0], where.temporary_folder(environment)
-        kind = network_file_system(first.path, mounts=environment.mounts)
+        kind = mounts.network_file_system(first.path, mounts=environment.mounts)
         is_open = False
         with suppress(OSError):
             is_open = bool(folder.stat().st_mode & stat.S_IWOTH)
@@ -205,14 +200,14 @@ class MIOpenSystemKernels(MIOpenLayer):
     places = where.SYSTEM_KERNELS
     switch = MIOpenKernels.switch
     about = _PACKAGED
-    store: Any = later("cachectl.layers.miopen.kernels", "SystemKernelDatabases")
+    store: Any = lazy.later("cachectl.layers.miopen.kernels", "SystemKernelDatabases")
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch, and each GPU without a database."""
         yield from super().diagnose()
         roots = self.roots()
         present = {base for root in roots for file in self.store.present(root) for base in file.name.plain}
-        for gpu in amd_gpus(self.environment) if roots else ():
+        for gpu in hardware.amd_gpus(self.environment) if roots else ():
             looked_for = (*gpu.bases, gpu.arch)
             if present.isdisjoint(looked_for):
                 files = " nor ".join(f"{stem}.kdb" for stem in looked_for)
@@ -229,7 +224,9 @@ class MIOpenTuning(MIOpenLayer):
     name = "miopen-tuning"
     title = "MIOpen user tuning results"
     places: ClassVar[where.UserPlace | where.SystemPlace] = where.TUNING
-    switch = EnvSwitch("MIOPEN_DEBUG_DISABLE_FIND_DB", off="1", read=at_load(*where.LIBRARIES))
+    switch = declarations.EnvSwitch(
+        "MIOPEN_DEBUG_DISABLE_FIND_DB", off="1", read=declarations.at_load(*where.LIBRARIES)
+    )
     # The perf-db stays on.
     switched_part = "MIOpen's find-db"
     about = MIOpenLayer.about._replace(
@@ -243,7 +240,7 @@ class MIOpenTuning(MIOpenLayer):
             Severity.RISKS, "a rewrite removes the file before it renames the new one, so the others may not find it"
         ),
     )
-    store: Any = later("cachectl.layers.miopen.tuning", "TuningDatabases")
+    store: Any = lazy.later("cachectl.layers.miopen.tuning", "TuningDatabases")
 
     def state(self) -> facts.State:
         """Read the switch of the find-db; the perf-db stays on."""
@@ -280,7 +277,7 @@ class MIOpenSystemTuning(MIOpenTuning):
     title = "MIOpen system tuning results"
     places = where.SYSTEM_TUNING
     about = _PACKAGED
-    store: Any = later("cachectl.layers.miopen.tuning", "SystemTuningDatabases")
+    store: Any = lazy.later("cachectl.layers.miopen.tuning", "SystemTuningDatabases")
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch."""

@@ -12,15 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
 
-from cachectl.layers.base import facts
-from cachectl.layers.base.errors import Damaged, LayerError, Refused, not_a_key
+from cachectl.layers.base import errors, facts, store
 from cachectl.layers.base.facts import Ability, Entry, Found, Problem, Root
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.base.store import EntryError, finding_of
 from cachectl.layers.disk.presence import means_absent, status_at
 from cachectl.layers.miopen import names, places
-from cachectl.layers.stores.database import disk_usage, without_companion
-from cachectl.layers.stores.row_store import Rows
+from cachectl.layers.stores import database, row_store
 from cachectl.layers.stores.rows import RowFile
 from cachectl.layers.stores.tree import REFUSALS
 
@@ -58,7 +55,7 @@ class DatabaseFile(NamedTuple):
         return max((found.st_mtime for found in status if found is not None), default=None)
 
 
-class MIOpenDatabases(Rows):
+class MIOpenDatabases(row_store.Rows):
     """Entries of database files, whose names say for which device and which MIOpen they are.
 
     No link is followed, and in a temporary folder only the user's own files count.
@@ -85,7 +82,7 @@ class MIOpenDatabases(Rows):
         """Check every entry of a file as MIOpen does."""
 
     @abstractmethod
-    def load(self, file: DatabaseFile, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError]:
+    def load(self, file: DatabaseFile, keys: Sequence[str]) -> Mapping[str, facts.Artifact | errors.LayerError]:
         """Read entries of a file that exists; missing ones are left out."""
 
     @abstractmethod
@@ -95,7 +92,7 @@ class MIOpenDatabases(Rows):
     @abstractmethod
     def insert(
         self, root: Root, file: DatabaseFile, artifacts: Sequence[facts.Artifact], *, replace: bool
-    ) -> Sequence[bool | LayerError]:
+    ) -> Sequence[bool | errors.LayerError]:
         """Insert entries at once where they are new, or in the places of others.
 
         Returns for each: ``False`` for the same one there, ``None`` for a different one that stays.
@@ -136,7 +133,7 @@ class MIOpenDatabases(Rows):
         """Compare with the names of databases, of sqlite's files beside one, and of version folders."""
         if self.folders and len(parts) == 1 and names.VERSION_FOLDER.fullmatch(parts[0]):
             return True
-        return self.named(root.path, "/".join((*parts[:-1], without_companion(parts[-1])))) is not None
+        return self.named(root.path, "/".join((*parts[:-1], database.without_companion(parts[-1])))) is not None
 
     def files(self, root: Root) -> Iterator[DatabaseFile | Problem]:
         """Yield each file, and a problem for each link and each unreadable file or folder."""
@@ -192,10 +189,12 @@ class MIOpenDatabases(Rows):
         """Return the file of a key. Raises :class:`LayerError` where there can be none."""
         file = self.named(root.path, key.partition(SEPARATOR)[0])
         if file is None or not self.is_key(key):
-            raise not_a_key(self.name, key)
+            raise errors.not_a_key(self.name, key)
         folder = root.path / file.folder
         if self.locate(root, file.relative) is None and (_is_link(folder) or status_at(file.path) is not None):
-            raise Refused(self.name, "cannot put: a link, a folder, or somebody else's file stands there", file.path)
+            raise errors.Refused(
+                self.name, "cannot put: a link, a folder, or somebody else's file stands there", file.path
+            )
         return file
 
     # ------------------------------------------------------------------ scan and verify
@@ -238,10 +237,10 @@ class MIOpenDatabases(Rows):
             for found in self.list_file(file, template) if file.name.kind in self.kinds else ():
                 payload += found.bytes if isinstance(found, Entry) else 0
                 yield found
-        except (LayerError, OSError) as error:
+        except (errors.LayerError, OSError) as error:
             yield self.unread(file.path, error)
         with suppress(OSError):
-            files, total, disk = disk_usage(file.path)
+            files, total, disk = database.disk_usage(file.path)
             rest = max(0, total - payload)
             yield facts.Housekeeping(file.relative, root.path, rest, files, file.modified(), stale, disk=disk)
 
@@ -250,7 +249,7 @@ class MIOpenDatabases(Rows):
         for file in list(self.files(root)):
             if isinstance(file, Problem):
                 quoted = shlex.quote(str(file.path))
-                finding = finding_of(self, root, file)
+                finding = store.finding_of(self, root, file)
                 is_blocked = file.code == "no-file"
                 fix = self.fix(file.path, f"mv {quoted} {quoted}.moved")
                 yield (replace(finding, severity=self.when_blocked, fix=fix) if is_blocked else finding)
@@ -261,17 +260,17 @@ class MIOpenDatabases(Rows):
         """Return the fix of a user's file; a package's file has another."""
         return f"reinstall the package that {path} belongs to" if self.asked_first else own
 
-    def file_finding(self, root: Root, rows: RowFile, error: LayerError) -> facts.Finding:
+    def file_finding(self, root: Root, rows: RowFile, error: errors.LayerError) -> facts.Finding:
         """Return the finding of a file that could not be read; a package's file is never removed."""
         finding = super().file_finding(root, rows, error)
-        if not isinstance(error, Damaged):
+        if not isinstance(error, errors.Damaged):
             return finding
         thing = None if self.asked_first else finding.thing
         return replace(finding, code="damaged", fix=self.fix(rows.path, finding.fix), thing=thing)
 
     # ------------------------------------------------------------------ get and put
 
-    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, facts.Artifact | EntryError]:
+    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, facts.Artifact | store.EntryError]:
         """Read entries of one database."""
         located = self.locate(root, file)
         if located is None or located.name.kind not in self.kinds:
@@ -280,14 +279,14 @@ class MIOpenDatabases(Rows):
 
     def write_rows(
         self, root: Root, file: str, artifacts: Sequence[facts.Artifact], *, replace: bool
-    ) -> Mapping[str, bool | EntryError]:
+    ) -> Mapping[str, bool | store.EntryError]:
         """Check and insert entries of one database."""
         del file
-        results: dict[str, bool | EntryError] = {}
+        results: dict[str, bool | store.EntryError] = {}
         located = self.writable(root, artifacts[0].key)
         for artifact in artifacts:
             if (complaint := self.complaint(artifact)) is not None:
-                results[artifact.key] = Damaged(self.name, complaint, artifact.key)
+                results[artifact.key] = errors.Damaged(self.name, complaint, artifact.key)
         whole = [artifact for artifact in artifacts if artifact.key not in results]
         inserted = self.insert(root, located, whole, replace=replace) if whole else ()
         keys = [artifact.key for artifact in whole]

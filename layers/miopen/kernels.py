@@ -13,19 +13,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from cachectl.layers.base import facts
-from cachectl.layers.base.errors import Damaged, LayerError, not_a_key
-from cachectl.layers.base.facts import Entry, Found, Problem, Root, Severity
+from cachectl.layers.base import errors, facts
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Codec, Damage, EntryError, Part, finding_of
-from cachectl.layers.disk.plain import read_plain
+from cachectl.layers.disk import plain
 from cachectl.layers.formats.details import Details
 from cachectl.layers.miopen import kernel_db, names, places
 from cachectl.layers.miopen.databases import SEPARATOR, DatabaseFile, MIOpenDatabases, stale_because
-from cachectl.layers.stores.database import is_wal
-from cachectl.layers.stores.files import Files, Index
+from cachectl.layers.stores import database, files, tree
 from cachectl.layers.stores.rows import Row, RowFile, Values
-from cachectl.layers.stores.tree import Shape
 
 #: MIOpen ignores smaller files of a package: empty ones, and pointers of git-lfs.
 _LEAST: Final = 512
@@ -50,18 +46,18 @@ class KernelDatabases(MIOpenDatabases):
     kinds = ("kdb",)
     parts = 2
     # If MIOpen cannot open its database, it throws at every lookup and store.
-    when_blocked = Severity.FAILS
+    when_blocked = facts.Severity.FAILS
 
     def rows(self, file: DatabaseFile) -> RowFile:
         """Return the rows of a file."""
         return self.opened(file.path, kernel_db.SCHEMA, KernelRows)
 
-    def row_file(self, root: Root, file: str) -> RowFile | None:
+    def row_file(self, root: facts.Root, file: str) -> RowFile | None:
         """Return a database of kernels."""
         named = self.named(root.path, file)
         return None if named is None else self.rows(named)
 
-    def row_files(self, root: Root) -> Iterator[RowFile]:
+    def row_files(self, root: facts.Root) -> Iterator[RowFile]:
         """Return the databases of kernels."""
         return map(self.rows, self.present(root))
 
@@ -69,7 +65,7 @@ class KernelDatabases(MIOpenDatabases):
         """Return name and arguments."""
         return kernel_db.split_kernel_key(text)
 
-    def list_file(self, file: DatabaseFile, template: Entry) -> Iterator[Found]:
+    def list_file(self, file: DatabaseFile, template: facts.Entry) -> Iterator[facts.Found]:
         """Yield the rows."""
         for row in self.rows(file).rows():
             name, args = row.key
@@ -87,12 +83,12 @@ class KernelDatabases(MIOpenDatabases):
         """Return whether MIOpen has made the table."""
         return bool(self.rows(file).columns())
 
-    def load(self, file: DatabaseFile, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError]:
+    def load(self, file: DatabaseFile, keys: Sequence[str]) -> Mapping[str, facts.Artifact | errors.LayerError]:
         """Read kernels, unpacked and checked as MIOpen does."""
         if not self.is_made(file):
             return {}
         rows = self.rows(file).read_many(list(map(_name_and_args, keys)))
-        loaded: dict[str, facts.Artifact | LayerError] = {}
+        loaded: dict[str, facts.Artifact | errors.LayerError] = {}
         for key, values in zip(keys, rows, strict=True):
             if values is None:
                 continue
@@ -100,7 +96,7 @@ class KernelDatabases(MIOpenDatabases):
             try:
                 data = kernel_db.decode(values)
             except ValueError as error:
-                loaded[key] = Damaged(self.name, str(error), file.path)
+                loaded[key] = errors.Damaged(self.name, str(error), file.path)
                 continue
             detail = {"kernel_name": name, "kernel_args": args, "md5": kernel_db.digest(data)}
             loaded[key] = facts.Artifact(self.name, key, ROW_FORM, data, {**file.detail, **file.versions, **detail})
@@ -118,8 +114,8 @@ class KernelDatabases(MIOpenDatabases):
         return kernel_db.key_complaint(name, args)
 
     def insert(
-        self, root: Root, file: DatabaseFile, artifacts: Sequence[facts.Artifact], *, replace: bool
-    ) -> Sequence[bool | LayerError]:
+        self, root: facts.Root, file: DatabaseFile, artifacts: Sequence[facts.Artifact], *, replace: bool
+    ) -> Sequence[bool | errors.LayerError]:
         """Pack and insert kernels as MIOpen does."""
         rows = self.rows(file)
         if self.locate(root, file.relative) is not None:
@@ -127,7 +123,7 @@ class KernelDatabases(MIOpenDatabases):
         packed = [(_name_and_args(artifact.key), kernel_db.encode(artifact.data)) for artifact in artifacts]
         return rows.insert(packed, replace=replace)
 
-    def verify_file(self, root: Root, file: DatabaseFile) -> Iterator[facts.Finding]:
+    def verify_file(self, root: facts.Root, file: DatabaseFile) -> Iterator[facts.Finding]:
         """Unpack and check every row as MIOpen does when it loads it; no run repairs a row on which it throws."""
         rows = self.rows(file)
         try:
@@ -137,12 +133,12 @@ class KernelDatabases(MIOpenDatabases):
             seen: set[tuple[str, ...]] = set()
             for row, values in rows.rows_with(*kernel_db.SCHEMA.values):
                 key = SEPARATOR.join((file.relative, kernel_db.kernel_key(*row.key)))
-                entry = Entry(self.name, key, root.path, row.bytes, 0, stamp=(row.rowid, row.bytes))
+                entry = facts.Entry(self.name, key, root.path, row.bytes, 0, stamp=(row.rowid, row.bytes))
                 for flaw in _flaws(row, values, seen):
                     finding = self.row_finding(entry, *flaw)
                     thing = None if self.asked_first else finding.thing
                     yield replace(finding, fix=self.fix(file.path, finding.fix), thing=thing)
-        except LayerError as error:
+        except errors.LayerError as error:
             yield self.file_finding(root, rows, error)
 
 
@@ -159,13 +155,13 @@ class ObjectCodec(Codec):
     def check(self, data: bytes) -> Damage | None:
         """Check the first bytes."""
         whole = data.startswith(kernel_db.CODE)
-        return None if whole else Damage(Severity.FAILS, "is no code object")
+        return None if whole else Damage(facts.Severity.FAILS, "is no code object")
 
 
-class ObjectFolders(Index):
+class ObjectFolders(files.Index):
     """MIOpen makes the folders again that it needs, so those that become empty are removed."""
 
-    def changing(self, store: Files, root: Root) -> AbstractContextManager[bool]:
+    def changing(self, store: files.Files, root: facts.Root) -> AbstractContextManager[bool]:
         """Yield that no program needs a folder that is there now."""
         del store, root
         return nullcontext(enter_result=True)
@@ -178,14 +174,14 @@ class UserKernelDatabases(KernelDatabases):
     folders = True
     forms = (ROW_FORM, ObjectCodec.form)
     #: Each in a folder named by the md5 of device and options.
-    shape = Shape((names.VERSION_FOLDER, regex("[0-9a-f]{32}"), regex(r".+\.o(?:bj)?")), folders=False)
+    shape = tree.Shape((names.VERSION_FOLDER, regex("[0-9a-f]{32}"), regex(r".+\.o(?:bj)?")), folders=False)
 
-    def _objects(self) -> Files:
-        store = Files(self.shape, codec=ObjectCodec(), index=ObjectFolders())
+    def _objects(self) -> files.Files:
+        store = files.Files(self.shape, codec=ObjectCodec(), index=ObjectFolders())
         store.__dict__.update(name=self.name, environment=self.environment)
         return store
 
-    def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
+    def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
         """Compare with the names of databases, version folders and object files."""
         return super().owns(root, parts) or self.shape.owns(parts)
 
@@ -193,23 +189,23 @@ class UserKernelDatabases(KernelDatabases):
         """Check the name of the database and the parts after it, or compare with the pattern of object files."""
         return super().is_key(key) if SEPARATOR in key else self.shape.accepts(key)
 
-    def scan_others(self, root: Root, latest: str | None) -> Iterator[Found]:
+    def scan_others(self, root: facts.Root, latest: str | None) -> Iterator[facts.Found]:
         """Yield object files; in a temporary folder such files may belong to other programs."""
         store = self._objects()
         for found in () if root.role == places.TEMPORARY else store.scan(root, contents=False):
-            if not isinstance(found, Entry):
+            if not isinstance(found, facts.Entry):
                 yield found
                 continue
             try:
                 is_code = (store.tree_of(root, found.key).read_file(found.key, limit=32) or b"").startswith(
                     kernel_db.CODE
                 )
-            except LayerError as error:
-                yield Problem(root.path / found.key, "unreadable", error.message)
+            except errors.LayerError as error:
+                yield facts.Problem(root.path / found.key, "unreadable", error.message)
                 continue
             if not is_code:
                 message = "has the name of a kernel, but is no code; left alone"
-                yield Problem(root.path / found.key, "unrecognised", message)
+                yield facts.Problem(root.path / found.key, "unrecognised", message)
                 continue
             version, _, name = found.key.split("/")
             because = stale_because(version, latest)
@@ -221,20 +217,20 @@ class UserKernelDatabases(KernelDatabases):
                 stale_because=because,
             )
 
-    def read(self, root: Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | EntryError]:
+    def read(self, root: facts.Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | EntryError]:
         """Read kernels as MIOpen does, and object files as they stand."""
         objects = [key for key in keys if SEPARATOR not in key]
         return {**super().read(root, keys), **self._objects().read(root, objects)}
 
     def write(
-        self, root: Root, artifacts: Sequence[facts.Artifact], *, replace: bool = False
+        self, root: facts.Root, artifacts: Sequence[facts.Artifact], *, replace: bool = False
     ) -> Mapping[str, bool | EntryError]:
         """Insert kernels, and place object files."""
         objects = [artifact for artifact in artifacts if SEPARATOR not in artifact.key]
         rows = [artifact for artifact in artifacts if SEPARATOR in artifact.key]
         fit = [artifact for artifact in objects if artifact.form == self.forms[1]]
         return {
-            **{artifact.key: not_a_key(self.name, artifact.key) for artifact in objects},
+            **{artifact.key: errors.not_a_key(self.name, artifact.key) for artifact in objects},
             **self._objects().write(root, fit, replace=replace),
             **super().write(root, rows, replace=replace),
         }
@@ -243,20 +239,20 @@ class UserKernelDatabases(KernelDatabases):
         """Refuse the form of object files in a database."""
         return super().complaint(artifact) if artifact.form == ROW_FORM else "is the file of an old version"
 
-    def remove_others(self, root: Root, targets: Sequence[facts.Removable]) -> Iterator[Part]:
+    def remove_others(self, root: facts.Root, targets: Sequence[facts.Removable]) -> Iterator[Part]:
         """Remove object files, and what an interrupted cachectl left."""
         if targets:
             yield str(root.path), targets, partial(self._objects().remove, root, tuple(targets))
 
-    def verify(self, root: Root) -> Iterator[facts.Finding]:
+    def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
         """Check every row, and find what is in the way of object files."""
         named = {root.path}
         for finding in super().verify(root):
             named.add(root.path / (finding.key or ""))
             yield finding
-        with suppress(LayerError):
+        with suppress(errors.LayerError):
             for found in self.scan_others(root, None):
-                if isinstance(found, Problem) and found.path not in named:
+                if isinstance(found, facts.Problem) and found.path not in named:
                     yield finding_of(self, root, found)
 
 
@@ -265,7 +261,7 @@ class SystemKernelDatabases(KernelDatabases):
 
     asked_first = "miopen"
 
-    def list_file(self, file: DatabaseFile, template: Entry) -> Iterator[Found]:
+    def list_file(self, file: DatabaseFile, template: facts.Entry) -> Iterator[facts.Found]:
         """Yield the rows of a file that MIOpen does not ignore."""
         return super().list_file(file, template) if _counts(file) else iter(())
 
@@ -274,23 +270,23 @@ class SystemKernelDatabases(KernelDatabases):
         if not _counts(file):
             return False
         if not super().is_made(file):
-            raise Damaged(self.name, "has no table kern_db", file.path)
+            raise errors.Damaged(self.name, "has no table kern_db", file.path)
         return True
 
-    def verify_file(self, root: Root, file: DatabaseFile) -> Iterator[facts.Finding]:
+    def verify_file(self, root: facts.Root, file: DatabaseFile) -> Iterator[facts.Finding]:
         """Check every row, and the header, which decides whether MIOpen and other users can open the file."""
         place = self.name, root.path, file.relative
         if not _counts(file):
             message = "is smaller than 512 bytes, a git-lfs pointer perhaps: MIOpen takes it for missing"
-            yield facts.Finding(*place, Severity.RECOMPILES, "too-small", message, self.fix(file.path, ""))
+            yield facts.Finding(*place, facts.Severity.RECOMPILES, "too-small", message, self.fix(file.path, ""))
             return
         yield from super().verify_file(root, file)
         # An unreadable file has a finding.
         with suppress(OSError):
-            if is_wal(read_plain(file.path, limit=_LEAST)):
+            if database.is_wal(plain.read_plain(file.path, limit=_LEAST)):
                 message = "is in WAL mode: only users who can write beside it can open it"
                 fix = f"as its owner: sqlite3 {shlex.quote(str(file.path))} 'pragma journal_mode=delete'"
-                yield facts.Finding(*place, Severity.FAILS, "wal", message, fix)
+                yield facts.Finding(*place, facts.Severity.FAILS, "wal", message, fix)
 
 
 def _counts(file: DatabaseFile) -> bool:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
+from cachectl.layers.base import errors
 from cachectl.layers.base.declarations import Places
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import Refused
 from cachectl.layers.base.facts import Root, Scope
-from cachectl.layers.disk.plain import read_installed
+from cachectl.layers.disk import plain
 from cachectl.layers.host.distributions import names_in
 
 #: MIOpen reads each variable once, when it first needs it.
@@ -91,7 +91,7 @@ class SystemPlace(Places):
 
     def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
         """Refuse to move a package's files."""
-        raise Refused(layer, f"cannot relocate: {self.reason}", folder)
+        raise errors.Refused(layer, f"cannot relocate: {self.reason}", folder)
 
 
 #: Up to MIOpen 3.3 the variable names the folder itself; MIOpen 3.5 makes its version folder in it.
@@ -144,7 +144,7 @@ def _library_folders(environment: Environment) -> Iterator[str]:
     for name in names_in(_LINKER_FOLDERS):
         if name.endswith(".conf"):
             with suppress(OSError):
-                lines = read_installed(f"{_LINKER_FOLDERS}/{name}").decode(errors="replace").splitlines()
+                lines = plain.read_installed(f"{_LINKER_FOLDERS}/{name}").decode(errors="replace").splitlines()
                 yield from (line.strip() for line in lines if line.startswith("/"))
     yield from _LIBRARY_FOLDERS
 

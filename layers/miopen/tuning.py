@@ -18,22 +18,15 @@ from pathlib import Path
 from threading import Lock
 from typing import ClassVar, Final
 
-from cachectl.layers.base import facts
-from cachectl.layers.base.errors import LayerError, Refused, Unreachable
-from cachectl.layers.base.facts import Entry, Found, Orphan, Problem, Root, Severity
+from cachectl.layers.base import errors, facts, store
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.store import Part, finding_of
-from cachectl.layers.disk.atomic import remove_file, replace_file
-from cachectl.layers.disk.handles import blocks_of, opened
-from cachectl.layers.disk.locks import record_lock
+from cachectl.layers.disk import atomic, handles, locks
 from cachectl.layers.disk.presence import status_at
-from cachectl.layers.host.processes import process_names, using
-from cachectl.layers.miopen.databases import SEPARATOR, DatabaseFile, MIOpenDatabases, is_own_file
-from cachectl.layers.miopen.places import LIBRARIES, lock_files
+from cachectl.layers.host import processes
+from cachectl.layers.miopen import databases, places
+from cachectl.layers.stores import rows, tree
 from cachectl.layers.stores.database import disk_usage
 from cachectl.layers.stores.records import Fault, Record, RecordFile, record_complaint
-from cachectl.layers.stores.rows import CHANGED
-from cachectl.layers.stores.tree import OWN_TEMPORARY, OrphanRule, Shape, Tree
 
 _FORM: Final = "miopen-record/1"
 _NO_KERNELS: Final = "a record has a problem and its solvers, not the kernels they run"
@@ -43,25 +36,25 @@ _OPEN_TO_ALL: Final = 0o777
 # Record locks exclude processes, not threads.
 _THREADS: Final = Lock()
 #: What MIOpen, or cachectl, writes before it renames it over a database.
-_LEFTOVERS: Final = Shape(
+_LEFTOVERS: Final = tree.Shape(
     (regex("(?!)"),),
     folders=True,
     orphans=(
-        OrphanRule(regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"), "left by an interrupted rewrite of MIOpen"),
-        OrphanRule(OWN_TEMPORARY, "left by an interrupted cachectl"),
+        tree.OrphanRule(regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"), "left by an interrupted rewrite of MIOpen"),
+        tree.OrphanRule(tree.OWN_TEMPORARY, "left by an interrupted cachectl"),
     ),
 )
 #: The effect of each fault of a record. The finding of a line that hides another says what that costs.
 _FAULTS: Final = {
-    **dict.fromkeys(("malformed", "newline"), Severity.RECOMPILES),
-    **dict.fromkeys(("duplicate", "duplicate-id"), Severity.WASTES),
-    **dict.fromkeys(("hidden", "item"), Severity.HARMLESS),
+    **dict.fromkeys(("malformed", "newline"), facts.Severity.RECOMPILES),
+    **dict.fromkeys(("duplicate", "duplicate-id"), facts.Severity.WASTES),
+    **dict.fromkeys(("hidden", "item"), facts.Severity.HARMLESS),
 }
 #: Faults of records that MIOpen still reads.
 _READ: Final = frozenset({"item", "duplicate-id"})
 
 
-class TuningDatabases(MIOpenDatabases):
+class TuningDatabases(databases.MIOpenDatabases):
     """Records of text files."""
 
     forms = (_FORM,)
@@ -69,61 +62,63 @@ class TuningDatabases(MIOpenDatabases):
     counted: ClassVar[tuple[str, ...]] = ("udb",)
     parts = 1
     # If MIOpen cannot open its database, it tunes again in every run.
-    when_blocked = Severity.RECOMPILES
+    when_blocked = facts.Severity.RECOMPILES
 
     def refusals(self) -> Mapping[facts.Ability, str]:
         """Refuse kernels, too."""
         return {**super().refusals(), facts.Ability.KERNELS: _NO_KERNELS}
 
-    def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
+    def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
         """Compare with the names of databases, and of the files that their rewrites leave."""
         name = parts[-1].removesuffix(_TIME).removesuffix(".temp")
         return super().owns(root, (*parts[:-1], name))
 
-    def row_file(self, root: Root, file: str) -> None:
+    def row_file(self, root: facts.Root, file: str) -> None:
         """Return nothing: there are no rows."""
         del root, file
 
-    def readable(self, file: DatabaseFile) -> RecordFile:
+    def readable(self, file: databases.DatabaseFile) -> RecordFile:
         """Return the records of a file, to be read."""
         return RecordFile(self.name, file.path, nullcontext)
 
-    def records(self, root: Root, file: DatabaseFile) -> RecordFile:
+    def records(self, root: facts.Root, file: databases.DatabaseFile) -> RecordFile:
         """Return the records of a file, to be changed under MIOpen's locks."""
         return RecordFile(self.name, file.path, partial(self.editing, root, file.path))
 
     # ------------------------------------------------------------------ listing
 
-    def list_file(self, file: DatabaseFile, template: Entry) -> Iterator[Found]:
+    def list_file(self, file: databases.DatabaseFile, template: facts.Entry) -> Iterator[facts.Found]:
         """Yield the records of a file, and its faults."""
         for found in self.readable(file).scan():
             if isinstance(found, Record):
-                key, stamp = SEPARATOR.join((file.relative, found.key)), (found.checksum,)
+                key, stamp = databases.SEPARATOR.join((file.relative, found.key)), (found.checksum,)
                 yield changed(template, key=key, bytes=len(found.line) + 1, stamp=stamp)
             # The others have a record, which is listed; only verify reports the fault.
             elif found.code not in _READ:
-                yield Problem(file.path, found.code, f"line {found.number}: {found.message}")
+                yield facts.Problem(file.path, found.code, f"line {found.number}: {found.message}")
         marks = file.path.with_name(file.path.name + _TIME)
         if (status := status_at(marks)) is not None:
-            key, size, disk = file.relative + _TIME, status.st_size, blocks_of(status)
+            key, size, disk = file.relative + _TIME, status.st_size, handles.blocks_of(status)
             yield facts.Housekeeping(key, template.root, size, 1, status.st_mtime, template.stale, disk=disk)
 
-    def scan_others(self, root: Root, latest: str | None) -> Iterator[Found]:
+    def scan_others(self, root: facts.Root, latest: str | None) -> Iterator[facts.Found]:
         """Yield what interrupted rewrites have left, by MIOpen or cachectl; nothing rewrites a package's files."""
         del latest
         for leaf in () if self.asked_first else self._leftovers(root).scan():
-            yield leaf if isinstance(leaf, Problem) else leaf.orphan(root.path)
+            yield leaf if isinstance(leaf, facts.Problem) else leaf.orphan(root.path)
 
-    def _leftovers(self, root: Root) -> Tree:
-        return Tree(self.name, root.path, _LEFTOVERS)
+    def _leftovers(self, root: facts.Root) -> tree.Tree:
+        return tree.Tree(self.name, root.path, _LEFTOVERS)
 
     # ------------------------------------------------------------------ get and put
 
-    def load(self, file: DatabaseFile, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError]:
+    def load(
+        self, file: databases.DatabaseFile, keys: Sequence[str]
+    ) -> Mapping[str, facts.Artifact | errors.LayerError]:
         """Read the lines of records as they stand."""
         detail = {**file.detail, **file.versions, "database": file.name.kind}
-        prefix = file.relative + SEPARATOR
-        loaded: dict[str, facts.Artifact | LayerError] = {}
+        prefix = file.relative + databases.SEPARATOR
+        loaded: dict[str, facts.Artifact | errors.LayerError] = {}
         for name, found in self.readable(file).read_many([key.removeprefix(prefix) for key in keys]).items():
             key = prefix + name
             loaded[key] = (
@@ -133,14 +128,14 @@ class TuningDatabases(MIOpenDatabases):
 
     def complaint(self, artifact: facts.Artifact) -> str | None:
         """Return why a line is no record of its key."""
-        own = artifact.key.partition(SEPARATOR)[2].encode(errors="surrogateescape")
+        own = artifact.key.partition(databases.SEPARATOR)[2].encode(errors="surrogateescape")
         if artifact.data.partition(b"=")[0] != own:
             return "the line contains another key than the one it is put under"
         return record_complaint(artifact.data)
 
     def insert(
-        self, root: Root, file: DatabaseFile, artifacts: Sequence[facts.Artifact], *, replace: bool
-    ) -> Sequence[bool | LayerError]:
+        self, root: facts.Root, file: databases.DatabaseFile, artifacts: Sequence[facts.Artifact], *, replace: bool
+    ) -> Sequence[bool | errors.LayerError]:
         """Insert lines, which contain their keys, under MIOpen's locks in one rewrite."""
         lines = [artifact.data for artifact in artifacts]
         return self.records(root, file).put(lines, replace=replace)
@@ -148,7 +143,7 @@ class TuningDatabases(MIOpenDatabases):
     # ------------------------------------------------------------------ locks
 
     @contextmanager
-    def editing(self, root: Root, path: Path) -> Iterator[None]:
+    def editing(self, root: facts.Root, path: Path) -> Iterator[None]:
         """Hold the locks of every MIOpen version while a file is changed, then notify running programs.
 
         Lock files are made as MIOpen makes them, and stay. Programs read the file again if ``.time`` contains a later
@@ -157,17 +152,17 @@ class TuningDatabases(MIOpenDatabases):
         marks = path.with_name(path.name + _TIME)
         with _THREADS, ExitStack() as stack:
             # One order everywhere, so that two cachectls never wait for each other.
-            for lock in sorted(lock_files(self.environment, path)):
+            for lock in sorted(places.lock_files(self.environment, path)):
                 folder = self._lock_folder(lock.parent, stack)
-                held = record_lock(self.name, lock, folder=folder, lock_timeout=self.environment.lock_timeout)
+                held = locks.record_lock(self.name, lock, folder=folder, lock_timeout=self.environment.lock_timeout)
                 handle = stack.enter_context(held)
                 with suppress(PermissionError):
                     os.fchmod(handle, _OPEN_TO_ALL)
             yield
             if status_at(path) is not None:
-                replace_file(marks, [str(time.monotonic_ns()).encode()])
-            elif is_own_file(root, marks):
-                remove_file(marks)
+                atomic.replace_file(marks, [str(time.monotonic_ns()).encode()])
+            elif databases.is_own_file(root, marks):
+                atomic.remove_file(marks)
 
     def _lock_folder(self, folder: Path, stack: ExitStack) -> int:
         """Open a folder of locks, or make it; no link is followed."""
@@ -175,30 +170,30 @@ class TuningDatabases(MIOpenDatabases):
             folder.parent.mkdir(parents=True, exist_ok=True)
             is_new = not folder.exists()
             folder.mkdir(exist_ok=True)
-            handle = stack.enter_context(opened(str(folder)))
+            handle = stack.enter_context(handles.opened(str(folder)))
             if is_new:
                 os.fchmod(handle, _OPEN_TO_ALL)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR) and folder.is_symlink():
                 message = "a link in the place of MIOpen's lock folder is not followed"
-                raise Refused(self.name, message, folder) from error
-            raise Unreachable(self.name, f"cannot make the lock folder: {error.strerror}", folder) from error
+                raise errors.Refused(self.name, message, folder) from error
+            raise errors.Unreachable(self.name, f"cannot make the lock folder: {error.strerror}", folder) from error
         return handle
 
     # ------------------------------------------------------------------ remove and verify
 
     def in_use(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
         """Skip leftovers while a program has MIOpen loaded."""
-        users = using(LIBRARIES, processes=self.environment.processes)
-        reason = None if users == () else f"MIOpen is loaded in {process_names(users)}"
+        users = processes.using(places.LIBRARIES, processes=self.environment.processes)
+        reason = None if users == () else f"MIOpen is loaded in {processes.process_names(users)}"
         for target in targets:
-            yield target, reason if isinstance(target, Orphan) else None
+            yield target, reason if isinstance(target, facts.Orphan) else None
 
-    def remove_others(self, root: Root, targets: Sequence[facts.Removable]) -> Iterator[Part]:
+    def remove_others(self, root: facts.Root, targets: Sequence[facts.Removable]) -> Iterator[store.Part]:
         """Delete lines, and useless files. Running programs keep the records that they have read."""
         by_file: dict[str, dict[str, facts.Removable]] = {}
         for target in targets:
-            relative, separator, record = target.key.partition(SEPARATOR)
+            relative, separator, record = target.key.partition(databases.SEPARATOR)
             # A leftover is a file of the root.
             by_file.setdefault(relative if separator else "", {})[record or relative] = target
         leftovers = tuple(by_file.pop("", {}).values())
@@ -207,7 +202,7 @@ class TuningDatabases(MIOpenDatabases):
         if leftovers:
             yield str(root.path), leftovers, partial(self._leftovers(root).remove, leftovers)
 
-    def _remove_records(self, root: Root, relative: str, planned: Mapping[str, facts.Removable]) -> facts.Outcome:
+    def _remove_records(self, root: facts.Root, relative: str, planned: Mapping[str, facts.Removable]) -> facts.Outcome:
         file = self.locate(root, relative)
         if file is None:
             gone = tuple(facts.Note(target.key, "already gone") for target in planned.values())
@@ -217,15 +212,17 @@ class TuningDatabases(MIOpenDatabases):
         failed: tuple[facts.Note, ...] = ()
         try:
             removed = records.delete({key: target.stamp[0] for key, target in planned.items()})
-        except LayerError as error:
+        except errors.LayerError as error:
             failed = (facts.Note(relative, error.message),)
             # The new file may be in place if a later step failed.
             removed = set(planned.keys() - records.read_many(planned).keys())
         left = [target.key for key, target in planned.items() if key not in removed and not failed]
         freed = max(0, before - disk_usage(file.path).bytes)
-        return facts.Outcome(self.name, len(removed), freed, tuple(facts.Note(key, CHANGED) for key in left), failed)
+        return facts.Outcome(
+            self.name, len(removed), freed, tuple(facts.Note(key, rows.CHANGED) for key in left), failed
+        )
 
-    def verify_file(self, root: Root, file: DatabaseFile) -> Iterator[facts.Finding]:
+    def verify_file(self, root: facts.Root, file: databases.DatabaseFile) -> Iterator[facts.Finding]:
         """Check every line by the rules of MIOpen's reader. Nothing here is ever removed as damaged."""
         try:
             for fault in self.readable(file).scan():
@@ -236,8 +233,8 @@ class TuningDatabases(MIOpenDatabases):
                     message, fix = f"line {fault.number}: {fault.message}", self.fix(file.path, fix)
                     severity = _FAULTS[fault.code]
                     yield facts.Finding(self.name, root.path, file.relative, severity, fault.code, message, fix)
-        except LayerError as error:
-            yield finding_of(self, root, Problem(file.path, "unreadable", error.message))
+        except errors.LayerError as error:
+            yield store.finding_of(self, root, facts.Problem(file.path, "unreadable", error.message))
 
 
 class SystemTuningDatabases(TuningDatabases):

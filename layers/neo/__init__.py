@@ -13,11 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from cachectl.layers.base import declarations, facts, parts, switches
+from cachectl.layers.base import declarations, facts, lazy, parts, switches
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.lazy import later
-from cachectl.layers.disk.plain import read_plain
-from cachectl.layers.host.driver_layers import DriverLayer, Limit
+from cachectl.layers.disk import plain
+from cachectl.layers.host import driver_layers
 
 #: The drivers of OpenCL and Level Zero, and the stand-alone compiler.
 LIBRARIES: Final = ("libigdrcl.so", "libze_intel_gpu.so", "libocloc.so")
@@ -53,11 +52,11 @@ class NeoLookups(parts.Lookups):
 
         for root in _PLACES.roots(environment):
             with suppress(OSError):
-                return neo_binaries.read_statistics(read_plain(root.path / STATISTICS, limit=64))
+                return neo_binaries.read_statistics(plain.read_plain(root.path / STATISTICS, limit=64))
         return None
 
 
-class NeoCompilerCache(DriverLayer):
+class NeoCompilerCache(driver_layers.DriverLayer):
     """Programs compiled by Intel's driver for OpenCL or Level Zero, one file each."""
 
     name = "neo"
@@ -74,11 +73,11 @@ class NeoCompilerCache(DriverLayer):
             disables=True,
         ),
     )
-    limit = Limit("NEO_CACHE_MAX_SIZE")
+    limit = driver_layers.Limit("NEO_CACHE_MAX_SIZE")
     # The driver reads it once for each device.
     switch = declarations.EnvSwitch("NEO_CACHE_PERSISTENT", off="0", read=declarations.at_load(*LIBRARIES))
     places = _PLACES
-    store: Any = later("cachectl.layers.neo.entries", "programs")
+    store: Any = lazy.later("cachectl.layers.neo.entries", "programs")
     about = parts.About(lookups=NeoLookups())
 
     def faults(self) -> Iterator[switches.Fault]:

@@ -12,27 +12,23 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
+from cachectl.layers import neo
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Unreachable
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Codec, Damage, counting, finding_of, unreadable
-from cachectl.layers.disk.atomic import overwrite
-from cachectl.layers.disk.locks import file_lock
-from cachectl.layers.disk.plain import read_plain
-from cachectl.layers.disk.presence import means_no_file
-from cachectl.layers.formats import neo_binaries
-from cachectl.layers.formats.details import Details
-from cachectl.layers.neo import LIBRARIES, STATISTICS
+from cachectl.layers.disk import atomic, locks, plain, presence
+from cachectl.layers.formats import details, neo_binaries
+from cachectl.layers.stores import tree
 from cachectl.layers.stores.files import Files, Index
-from cachectl.layers.stores.tree import Leaf, OrphanRule, Shape
 
 ACCOUNT: Final = "config.file"
 _DIGIT: Final = regex("[0-9a-f]")
 _ENTRY: Final = regex(r"[0-9a-f]{16}\.(?:cl|l0|ocloc)_cache")
 _BOOKS: Final = regex(r"stats|config\.file|[0-9a-f]{16}\.(?:trace|input)")
-_TEMPORARY: Final = OrphanRule(regex(r"cl_cache\.[A-Za-z0-9]{6}"), "left by a killed driver", private=True)
-_FLAT: Final = Shape((_ENTRY,), folders=False, orphans=(_TEMPORARY,))
-_DEEP: Final = Shape((_DIGIT, _DIGIT, _ENTRY), folders=False)
+_TEMPORARY: Final = tree.OrphanRule(regex(r"cl_cache\.[A-Za-z0-9]{6}"), "left by a killed driver", private=True)
+_FLAT: Final = tree.Shape((_ENTRY,), folders=False, orphans=(_TEMPORARY,))
+_DEEP: Final = tree.Shape((_DIGIT, _DIGIT, _ENTRY), folders=False)
 _NEVER: Final = "the driver compiles it again at every run, and never replaces it"
 
 
@@ -41,7 +37,7 @@ class NeoCodec(Codec):
 
     form = "neo-entry/1"
 
-    def describe(self, data: bytes) -> Details:
+    def describe(self, data: bytes) -> details.Details:
         """Read a program of any kind."""
         return neo_binaries.describe(data)
 
@@ -60,15 +56,15 @@ class Account(Index):
 
     # The account and debugging aids are at the top, statistics at each level.
     shapes = (
-        Shape((_BOOKS,), folders=False),
-        Shape((_DIGIT, regex(STATISTICS)), folders=False),
-        Shape((_DIGIT, _DIGIT, regex(STATISTICS)), folders=False),
+        tree.Shape((_BOOKS,), folders=False),
+        tree.Shape((_DIGIT, regex(neo.STATISTICS)), folders=False),
+        tree.Shape((_DIGIT, _DIGIT, regex(neo.STATISTICS)), folders=False),
     )
 
-    def is_book(self, leaf: Leaf) -> bool:
+    def is_book(self, leaf: tree.Leaf) -> bool:
         """Compare the length with that of the driver's files."""
         name = leaf.key.rpartition("/")[2]
-        if name == STATISTICS:
+        if name == neo.STATISTICS:
             return leaf.bytes == neo_binaries.STATISTICS.size
         return name != ACCOUNT or leaf.bytes in (0, neo_binaries.ACCOUNT.size)
 
@@ -81,7 +77,7 @@ class Account(Index):
         """
         path = root.path / ACCOUNT
         with (
-            file_lock(store.name, path, lock_timeout=store.environment.lock_timeout) as handle,
+            locks.file_lock(store.name, path, lock_timeout=store.environment.lock_timeout) as handle,
             counting(store.name, path, partial(self._count, store, root, handle)),
         ):
             yield handle is not None
@@ -93,7 +89,7 @@ class Account(Index):
         old = os.pread(handle, neo_binaries.ACCOUNT.size + 1, 0)
         new = neo_binaries.ACCOUNT.pack(sum(leaf.bytes for leaf in store.leaves(root)))
         if len(old) in (0, len(new)) and old != new:
-            overwrite(handle, old, new)
+            atomic.overwrite(handle, old, new)
 
     def verify(self, store: Files, root: facts.Root) -> Iterator[facts.Finding]:
         """Compare the account with the entries."""
@@ -102,9 +98,9 @@ class Account(Index):
             for leaf in store.leaves(root):
                 kind = leaf.key.rpartition(".")[2]
                 sizes[kind] = sizes.get(kind, 0) + leaf.bytes
-            account = read_plain(root.path / ACCOUNT, limit=neo_binaries.ACCOUNT.size + 1)
+            account = plain.read_plain(root.path / ACCOUNT, limit=neo_binaries.ACCOUNT.size + 1)
         except (Unreachable, OSError) as error:
-            if isinstance(error, Unreachable) or not means_no_file(error):
+            if isinstance(error, Unreachable) or not presence.means_no_file(error):
                 yield finding_of(store, root, unreadable(root.path / ACCOUNT, error))
             return
         if (complaint := _account_complaint(account, sizes)) is not None:
@@ -134,4 +130,4 @@ def _account_complaint(account: bytes, sizes: Mapping[str, int]) -> str | None:
 
 def programs() -> Files:
     """Return the store, flat as older releases keep it and below two digits as newer ones do."""
-    return Files(_FLAT, _DEEP, codec=NeoCodec(), index=Account(), writers=LIBRARIES, unread=_NEVER)
+    return Files(_FLAT, _DEEP, codec=NeoCodec(), index=Account(), writers=neo.LIBRARIES, unread=_NEVER)

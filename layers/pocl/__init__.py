@@ -11,13 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from cachectl.layers.base import declarations, facts, parts, switches
+from cachectl.layers.base import declarations, facts, lazy, parts, switches
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Severity
-from cachectl.layers.base.lazy import later, regex
-from cachectl.layers.host.distributions import PYOPENCL_INCLUDES, pyopencl_includes
-from cachectl.layers.host.driver_layers import DriverLayer
-from cachectl.layers.host.drivers import only_library, several_drivers
+from cachectl.layers.host import distributions, driver_layers, drivers
 from cachectl.layers.host.hardware import processor
 from cachectl.layers.host.processes import finds, first_variables, maps_below, using
 
@@ -66,7 +63,7 @@ class PoclPortability(parts.Portability):
         "PoCL": "PoCL's version is part of every key",
         "processor": "the code is another processor's, which some builds of PoCL would run all the same",
         "processor features": "the code is another processor's, which some builds of PoCL would run all the same",
-        PYOPENCL_INCLUDES: "PyOpenCL names its folder in the options of every build, which PoCL's keys are made from",
+        distributions.PYOPENCL_INCLUDES: "PyOpenCL names its folder in the build options, a part of every key",
     }
     needed = ("PoCL library", "processor features")
     informing = ("pyopencl",)
@@ -76,7 +73,7 @@ class PoclPortability(parts.Portability):
 
         The version is that of the wheel, which is known to have built the entries if no other PoCL is registered.
         """
-        library = only_library(environment, "PoCL")
+        library = drivers.only_library(environment, "PoCL")
         real = None if library is None else Path(library).resolve()
         of_wheel = real is not None and any(real.is_relative_to(site.resolve()) for site in environment.site)
         model, features = processor(environment)
@@ -86,7 +83,7 @@ class PoclPortability(parts.Portability):
             "processor": model,
             "processor features": features,
             "pyopencl": environment.installed("pyopencl"),
-            PYOPENCL_INCLUDES: pyopencl_includes(environment.site),
+            distributions.PYOPENCL_INCLUDES: distributions.pyopencl_includes(environment.site),
         }
 
 
@@ -158,7 +155,7 @@ def birth_time(path: str) -> float | None:
     return int(seconds) + int(nanoseconds) / 1e9
 
 
-class PoclKernels(DriverLayer):
+class PoclKernels(driver_layers.DriverLayer):
     """Programs and work-group functions compiled by PoCL."""
 
     name = "pocl"
@@ -178,7 +175,7 @@ class PoclKernels(DriverLayer):
         portability=PoclPortability(),
         lookups=PoclLookups(),
         # PoCL keeps the names of constants in bitcode, and in the log of a build that failed.
-        tagging=parts.Tagging(LIBRARIES, _PLATFORMS, regex("tempfile_[A-Za-z0-9]{6}")),
+        tagging=parts.Tagging(LIBRARIES, _PLATFORMS, lazy.regex("tempfile_[A-Za-z0-9]{6}")),
     )
     places = PLACES
     placeless = facts.Hazard(Severity.FAILS, "is empty: PoCL finds no device; unset it")
@@ -194,7 +191,7 @@ class PoclKernels(DriverLayer):
             disables=True,
         ),
     )
-    store: Any = later("cachectl.layers.pocl.programs", "Programs")
+    store: Any = lazy.later("cachectl.layers.pocl.programs", "Programs")
 
     def roots(self) -> tuple[facts.Root, ...]:
         """Resolve as PoCL does when its first device is opened."""
@@ -202,7 +199,7 @@ class PoclKernels(DriverLayer):
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Add several drivers."""
-        yield from several_drivers(self, "PoCL")
+        yield from drivers.several_drivers(self, "PoCL")
         yield from super().diagnose()
 
     def switched(self, *, on: bool) -> facts.Switch:

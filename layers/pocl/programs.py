@@ -12,13 +12,10 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Final
 
-from cachectl.layers.base import facts
-from cachectl.layers.base.errors import Busy, LayerError
+from cachectl.layers.base import errors, facts, store
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.base.store import Damage, unreadable
 from cachectl.layers.formats import pocl_programs
-from cachectl.layers.formats.pocl_programs import BITCODE, DRAWN, MEMBERS, NO_PROGRAM
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.host.processes import age_of, process_names
 from cachectl.layers.pocl import users_of
@@ -34,7 +31,7 @@ _CLOCK_ERROR: Final = 5.0
 
 #: Drawn characters that are no word, for folders that may contain files of others: one draw in ninety is a word, and a
 #: word is more likely somebody's own name.
-_NO_WORD: Final = f"(?=.*[0-9]|.+[A-Z]){DRAWN}"
+_NO_WORD: Final = f"(?=.*[0-9]|.+[A-Z]){pocl_programs.DRAWN}"
 #: Begins the name of a program's folder that is built with the cache off.
 UNCACHED: Final = "_UNCACHED_"
 _SUFFIX: Final = r"\.(?:cl|preproc\.cl|so|so\.o|spirv|spv|bc|s|binary|map)"
@@ -45,7 +42,7 @@ def _leaked(drawn: str) -> tuple[OrphanRule, OrphanRule]:
     leaked, uncached = regex(f"tempfile_{drawn}"), regex(f"{UNCACHED}{drawn}")
     return (
         OrphanRule(leaked, "leaked by a PoCL process", idle_only=False, empty=True, private=True),
-        OrphanRule(uncached, "a program built with the cache off", private=True, members=MEMBERS),
+        OrphanRule(uncached, "a program built with the cache off", private=True, members=pocl_programs.MEMBERS),
     )
 
 
@@ -56,25 +53,36 @@ def _compiling(drawn: str) -> OrphanRule:
 
 #: Headers handed to a compile may have any name, so they are recognised only in a folder that belongs to PoCL alone.
 _HEADERS: Final = OrphanRule(
-    regex(f"tempdir_{DRAWN}"), "a compile's temporary folder", private=True, members=regex(".*", re.DOTALL)
+    regex(f"tempdir_{pocl_programs.DRAWN}"),
+    "a compile's temporary folder",
+    private=True,
+    members=regex(".*", re.DOTALL),
 )
 LEVELS: Final = (regex("[A-P]{2}"), regex("[A-P]{37}"))
 #: A purge beside a running PoCL leaves these: PoCL makes one if it is missing, then a program's folder in it, and the
 #: build fails if it vanishes between the two (``pocl_mkdir_p`` in ``lib/CL/pocl_file_util.c``).
 _EMPTY: Final = OrphanRule(LEVELS[0], "an empty folder of programs", members=regex("(?!)"))
 #: Shapes of three kinds of root: any folder, one whose name contains ``pocl``, and one that PoCL alone uses.
-NAMED: Final = Shape(LEVELS, folders=True, members=MEMBERS, orphans=_leaked(_NO_WORD), first=(BITCODE, "program.spv"))
+NAMED: Final = Shape(
+    LEVELS,
+    folders=True,
+    members=pocl_programs.MEMBERS,
+    orphans=_leaked(_NO_WORD),
+    first=(pocl_programs.BITCODE, "program.spv"),
+)
 _BEARING: Final = NAMED._replace(
     orphans=(*_leaked(_NO_WORD), _compiling(_NO_WORD)), empty=_EMPTY._replace(private=True)
 )
-_OWN: Final = NAMED._replace(orphans=(*_leaked(DRAWN), _compiling(DRAWN), _HEADERS), empty=_EMPTY)
+_OWN: Final = NAMED._replace(
+    orphans=(*_leaked(pocl_programs.DRAWN), _compiling(pocl_programs.DRAWN), _HEADERS), empty=_EMPTY
+)
 
 
 class Programs(Folders):
     """A folder for each program, with its bitcode and the native code of its kernels."""
 
     shape = NAMED
-    beside = NO_PROGRAM
+    beside = pocl_programs.NO_PROGRAM
     forms = ("pocl-entry/1",)
 
     def shape_of(self, root: facts.Root) -> Shape:
@@ -95,7 +103,7 @@ class Programs(Folders):
 
     def described(self, root: facts.Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[facts.Found]:
         """Yield a program; its kernels are unknown unless all their names are known."""
-        program, used = leaf.member(BITCODE), leaf.member("last_accessed")
+        program, used = leaf.member(pocl_programs.BITCODE), leaf.member("last_accessed")
         entry = replace(
             leaf.entry(self.name, root.path),
             created=None if program is None else program.modified,
@@ -104,12 +112,12 @@ class Programs(Folders):
         if not contents:
             yield entry
             return
-        unread: dict[str, LayerError] = {}
+        unread: dict[str, errors.LayerError] = {}
 
         def content(path: str) -> bytes | None:
             try:
                 return tree.read_file(leaf.key, path)
-            except LayerError as error:
+            except errors.LayerError as error:
                 unread[path] = error
                 return None
 
@@ -120,7 +128,7 @@ class Programs(Folders):
         detail = {names[folder] or folder: " ".join(found) for folder, found in pocl_programs.variants(paths).items()}
         yield replace(entry, kernels=tuple(kernels) if 0 < len(kernels) == len(names) else None, detail=detail)
         for path, error in unread.items():
-            yield unreadable(root.path / leaf.key / path, error)
+            yield store.unreadable(root.path / leaf.key / path, error)
 
     # ------------------------------------------------------------------ contents
 
@@ -130,7 +138,7 @@ class Programs(Folders):
 
     def is_checked(self, path: str) -> bool:
         """Return whether a file is bitcode or native code."""
-        return path == BITCODE or pocl_programs.is_native(path)
+        return path == pocl_programs.BITCODE or pocl_programs.is_native(path)
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return the names of the kernels."""
@@ -138,13 +146,13 @@ class Programs(Folders):
         names = pocl_programs.kernel_names(files, files.get)
         return {"kernels": " ".join(sorted(name or folder for folder, name in names.items()))}
 
-    def damages(self, contents: Mapping[str, bytes]) -> Iterator[Damage]:
+    def damages(self, contents: Mapping[str, bytes]) -> Iterator[store.Damage]:
         """Yield damaged files: PoCL checks nothing, and fails with one, but for an object that it links itself."""
         for path, message in pocl_programs.damage(contents):
             if path.endswith(pocl_programs.OBJECT):
-                yield Damage(facts.Severity.HEALS, f"{path}: {message}; PoCL compiles the kernel again")
+                yield store.Damage(facts.Severity.HEALS, f"{path}: {message}; PoCL compiles the kernel again")
             else:
-                yield Damage(facts.Severity.FAILS, f"{path}: {message}")
+                yield store.Damage(facts.Severity.FAILS, f"{path}: {message}")
 
     def demand_replaceable(self, root: facts.Root, key: str, files: Mapping[str, bytes]) -> None:
         """Refuse to replace a program that PoCL may be using."""
@@ -152,7 +160,7 @@ class Programs(Folders):
             users = users_of(root.path, self.environment)
             if users != ():
                 named = process_names(users, processes=self.environment.processes)
-                raise Busy(self.name, f"is not replaced while PoCL is in use by {named}", key)
+                raise errors.Busy(self.name, f"is not replaced while PoCL is in use by {named}", key)
 
     # ------------------------------------------------------------------ clear
 
@@ -221,6 +229,8 @@ class Programs(Folders):
                 if (found := tag.search(leaf.key.encode())) is not None:
                     yield leaf.orphan(root.path), found[0].decode()
                 continue
-            found = tag.search(b"".join(tree.read_file(leaf.key, file) or b"" for file in (BITCODE, "build.log")))
+            found = tag.search(
+                b"".join(tree.read_file(leaf.key, file) or b"" for file in (pocl_programs.BITCODE, "build.log"))
+            )
             if found is not None or leaf.key in known:
                 yield leaf.entry(self.name, root.path), "" if found is None else found[0].decode()

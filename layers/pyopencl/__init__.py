@@ -10,16 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from cachectl.layers.base import facts, parts, switches
+from cachectl.layers import pyopencl_invoker, pytools
+from cachectl.layers.base import facts, layer, lazy, parts, switches
 from cachectl.layers.base.environment import Environment, release_of
 from cachectl.layers.base.facts import Condition, Severity, State
-from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.lazy import later
 from cachectl.layers.disk.plain import read_plain
-from cachectl.layers.host.distributions import PYOPENCL_INCLUDES, pyopencl_includes
+from cachectl.layers.host import distributions
 from cachectl.layers.host.drivers import driver_libraries, find_drivers, opencl_drivers
-from cachectl.layers.pyopencl_invoker import VARIABLE, no_cache_switch
-from cachectl.layers.pytools import relocate_user_cache, user_cache_roots
 
 #: Platforms whose drivers cache source builds, so that PyOpenCL leaves its own cache alone
 #: (``pyopencl/characterize/__init__.py``, ``has_src_build_cache``).
@@ -47,7 +44,7 @@ class BinaryPortability(parts.Portability):
 
     deciding: ClassVar[Mapping[str, str]] = {
         "python": "PyOpenCL's folder bears the version of Python",
-        PYOPENCL_INCLUDES: "PyOpenCL names its folder in the options of every build, which its keys are made from",
+        distributions.PYOPENCL_INCLUDES: "PyOpenCL names its folder in the build options, which its keys are made from",
     }
     needed = ("OpenCL drivers",)
 
@@ -64,7 +61,7 @@ class BinaryPortability(parts.Portability):
         return {
             "python": environment.python,
             **packages,
-            PYOPENCL_INCLUDES: pyopencl_includes(environment.site),
+            distributions.PYOPENCL_INCLUDES: distributions.pyopencl_includes(environment.site),
             "OpenCL drivers": drivers,
         }
 
@@ -116,7 +113,7 @@ def _source_checksum(entry: facts.Entry) -> str | None:
     return checksum(own)
 
 
-class PyOpenCLBinaries(Layer):
+class PyOpenCLBinaries(layer.Layer):
     """Programs that PyOpenCL has built from source, with the binaries that the driver returned."""
 
     name = "pyopencl"
@@ -140,15 +137,15 @@ class PyOpenCLBinaries(Layer):
         # Whatever platform PyOpenCL builds for.
         tagging=parts.Tagging(),
     )
-    store: Any = later("cachectl.layers.pyopencl.programs", "ProgramFolders")
+    store: Any = lazy.later("cachectl.layers.pyopencl.programs", "ProgramFolders")
 
     def roots(self) -> tuple[facts.Root, ...]:
         """Return the folder above the per-Python caches; a context's own ``cache_dir`` cannot be known."""
-        return user_cache_roots(self.environment, "pyopencl")
+        return pytools.user_cache_roots(self.environment, "pyopencl")
 
     def state(self) -> State:
         """Read the variable, then the drivers: PyOpenCL does not use this cache on PoCL and NVIDIA."""
-        for finding in switches.diagnosed(self, "pyopencl", (VARIABLE,)):
+        for finding in switches.diagnosed(self, "pyopencl", (pyopencl_invoker.VARIABLE,)):
             return State(Condition.DISABLED, finding.message)
         if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
             return State(Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
@@ -167,15 +164,15 @@ class PyOpenCLBinaries(Layer):
 
     def switched(self, *, on: bool) -> facts.Switch:
         """Return the switch that PyOpenCL reads at every build."""
-        return no_cache_switch(self.name, on=on)
+        return pyopencl_invoker.no_cache_switch(self.name, on=on)
 
     def relocate(self, folder: Path) -> facts.Switch:
         """Return the user cache folder, which PyOpenCL resolves at every build."""
-        return relocate_user_cache(self, folder)
+        return pytools.relocate_user_cache(self, folder)
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables, and locks that have lost their holders."""
-        yield from switches.diagnosed(self, "pyopencl", (VARIABLE,))
+        yield from switches.diagnosed(self, "pyopencl", (pyopencl_invoker.VARIABLE,))
         yield from switches.relative_cache_home(self)
         consulted = self.state().condition in (Condition.ENABLED, Condition.UNKNOWN)
         for root in self.roots():

@@ -15,21 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.base import facts
-from cachectl.layers.base.errors import LayerError
-from cachectl.layers.base.lazy import module, regex
+from cachectl.layers import pyopencl
+from cachectl.layers.base import errors, facts, lazy, store
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.base.store import Damage, Part, each_part, unreadable
-from cachectl.layers.disk.handles import blocks_of, opened
+from cachectl.layers.disk import handles, presence
 from cachectl.layers.disk.locks import is_abandoned, node, presence_lock, remove_abandoned
 from cachectl.layers.disk.plain import read_plain
-from cachectl.layers.disk.presence import means_no_file
-from cachectl.layers.formats import source_info
-from cachectl.layers.formats.opencl_source import kernel_names
-from cachectl.layers.host.drivers import opencl_drivers
-from cachectl.layers.host.mounts import network_file_system
-from cachectl.layers.host.processes import process_names, using
-from cachectl.layers.pyopencl import bypassed_on
+from cachectl.layers.formats import opencl_source, source_info
+from cachectl.layers.host import drivers, mounts, processes
 from cachectl.layers.pytools.dictionaries import Staleness, staleness
 from cachectl.layers.stores.files import Folders
 from cachectl.layers.stores.tree import Guard, Leaf, Shape, Tree
@@ -37,10 +30,10 @@ from cachectl.layers.stores.tree import Guard, Leaf, Shape, Tree
 if TYPE_CHECKING:
     from cachectl.layers.formats import device_binaries
 else:
-    device_binaries = module("cachectl.layers.formats.device_binaries")
+    device_binaries = lazy.module("cachectl.layers.formats.device_binaries")
 
-_BASE: Final = regex(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
-_MEMBERS: Final = regex("source\\.cl|binary|info")
+_BASE: Final = lazy.regex(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
+_MEMBERS: Final = lazy.regex("source\\.cl|binary|info")
 #: PyOpenCL's extension module.
 _EXTENSION: Final = ("_cl.",)
 #: The age in seconds above which a lock has no running holder: PyOpenCL holds it for milliseconds, and waits a minute.
@@ -54,7 +47,7 @@ class ProgramFolders(Folders):
     """A folder for each program, below a folder for each Python, which PyOpenCL locks with one lock file."""
 
     # Without info PyOpenCL takes an entry for a miss; without binary alone it fails.
-    shape = Shape((_BASE, regex("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",))
+    shape = Shape((_BASE, lazy.regex("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",))
     forms = ("pyopencl-binary/2",)
     # PyOpenCL's lock is a file.
     clearing_needs_room = True
@@ -82,8 +75,8 @@ class ProgramFolders(Folders):
             match = re.fullmatch(rb"cachectl (\d+) (.*)\n", read_plain(lock, limit=300))
             if match is not None and match[2] == os.fsencode(node()):
                 return f"process {int(match[1])}"
-        users = using(_EXTENSION, processes=self.environment.processes)
-        return process_names(users) if users != () else "a program of another machine"
+        users = processes.using(_EXTENSION, processes=self.environment.processes)
+        return processes.process_names(users) if users != () else "a program of another machine"
 
     # ------------------------------------------------------------------ listing
 
@@ -100,7 +93,14 @@ class ProgramFolders(Folders):
                     status = lock.lstat()
                     key, why = str(lock.relative_to(root.path)), "a lock that nobody holds any more"
                     yield facts.Orphan(
-                        key, root.path, status.st_size, 1, status.st_mtime, why, idle_only=False, disk=blocks_of(status)
+                        key,
+                        root.path,
+                        status.st_size,
+                        1,
+                        status.st_mtime,
+                        why,
+                        idle_only=False,
+                        disk=handles.blocks_of(status),
                     )
 
     @staticmethod
@@ -125,12 +125,12 @@ class ProgramFolders(Folders):
                 # PyOpenCL rebuilds an entry whose header has changed, under any Python.
                 stale = staleness_by_headers(tree.read_file(leaf.key, "info") or b"") or stale
                 source = tree.read_file(leaf.key, "source.cl")
-        except LayerError as error:
-            yield unreadable(root.path / leaf.key, error)
+        except errors.LayerError as error:
+            yield store.unreadable(root.path / leaf.key, error)
             stale = Staleness(stale=None, because="unknown: the entry could not be read")
         yield replace(
             leaf.entry(self.name, root.path),
-            kernels=None if source is None else kernel_names(source),
+            kernels=None if source is None else opencl_source.kernel_names(source),
             versions={"python": python},
             stale=stale.stale,
             stale_because=stale.because,
@@ -152,22 +152,22 @@ class ProgramFolders(Folders):
         """Return whether a file is info or binary, since a damaged one fails its program in every run."""
         return path != "source.cl"
 
-    def damages(self, contents: Mapping[str, bytes]) -> Iterator[Damage]:
+    def damages(self, contents: Mapping[str, bytes]) -> Iterator[store.Damage]:
         """Yield damage of the binary, if its kind is known, and an info that PyOpenCL has not stored."""
         binary, info = contents.get("binary"), contents.get("info")
         wrong = device_binaries.complaint(binary) if binary else "is missing or empty"
         if binary and wrong is None and not device_binaries.is_known(binary):
-            bypassed = bypassed_on(self.environment)
-            used = [driver for driver in opencl_drivers(self.environment) if driver not in bypassed]
+            bypassed = pyopencl.bypassed_on(self.environment)
+            used = [driver for driver in drivers.opencl_drivers(self.environment) if driver not in bypassed]
             # Every driver here returns known formats, so none of them made this.
             if used and set(used) <= device_binaries.KNOWN_DRIVERS:
                 wrong = f"is no program of {' or '.join(used)}"
         if wrong is not None:
-            yield Damage(facts.Severity.FAILS, f"binary: {wrong}")
+            yield store.Damage(facts.Severity.FAILS, f"binary: {wrong}")
         if not info:
-            yield Damage(facts.Severity.HEALS, "info is missing or empty: PyOpenCL builds the program again")
+            yield store.Damage(facts.Severity.HEALS, "info is missing or empty: PyOpenCL builds the program again")
         elif (complaint := source_info.complaint(info)) is not None:
-            yield Damage(facts.Severity.FAILS, complaint)
+            yield store.Damage(facts.Severity.FAILS, complaint)
 
     # ------------------------------------------------------------------ locks
 
@@ -184,7 +184,9 @@ class ProgramFolders(Folders):
     def remove(self, root: facts.Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Remove program folders, those of one Python under its lock; never the folder of a Python."""
         locks = [target for target in targets if _is_lock(target.key)]
-        parts: list[Part] = [(target.key, (target,), partial(self._remove_lock, root, target)) for target in locks]
+        parts: list[store.Part] = [
+            (target.key, (target,), partial(self._remove_lock, root, target)) for target in locks
+        ]
         by_base: dict[str, list[facts.Removable]] = {}
         for target in targets:
             if target not in locks:
@@ -193,7 +195,7 @@ class ProgramFolders(Folders):
             planned = tuple(by_base[base])
             guard: Guard = partial(self._locked, root, base) if _BASE.fullmatch(base) else nullcontext
             parts.append((base, planned, partial(self.tree_of(root).remove, planned, guard=guard)))
-        return each_part(self.name, parts)
+        return store.each_part(self.name, parts)
 
     def _remove_lock(self, root: facts.Root, target: facts.Removable) -> facts.Outcome:
         lock = root.path / target.key
@@ -209,7 +211,7 @@ class ProgramFolders(Folders):
         abandoned = partial(self._is_abandoned, folder)
         lock_timeout = self.environment.lock_timeout
         with (
-            opened(base, handle) as inside,
+            handles.opened(base, handle) as inside,
             presence_lock(self.name, folder / "lock", folder=inside, lock_timeout=lock_timeout, abandoned=abandoned),
         ):
             yield
@@ -218,8 +220,8 @@ class ProgramFolders(Folders):
         """Return whether a lock of this age (seconds) in a folder can have no holder."""
         return (
             age > STALE_LOCK
-            and using(_EXTENSION, processes=self.environment.processes) == ()
-            and network_file_system(base, mounts=self.environment.mounts) is None
+            and processes.using(_EXTENSION, processes=self.environment.processes) == ()
+            and mounts.network_file_system(base, mounts=self.environment.mounts) is None
         )
 
     # ------------------------------------------------------------------ tagged builds
@@ -256,7 +258,7 @@ def staleness_by_headers(info: bytes) -> Staleness | None:
                 continue
             data = read_plain(os.path.realpath(path), limit=_HEADER)
         except (OSError, ValueError) as error:
-            if isinstance(error, ValueError) or means_no_file(error):
+            if isinstance(error, ValueError) or presence.means_no_file(error):
                 return Staleness(stale=True, because=f"includes {path}, which is gone")
             return Staleness(stale=None, because=f"unknown: {path}, which it includes, cannot be read")
         # PyOpenCL reads it as text, with universal newlines.

@@ -14,11 +14,10 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from cachectl.layers.base import facts, parts, switches
+from cachectl.layers.base import facts, lazy, parts, switches
 from cachectl.layers.base.environment import Environment, is_common_cache_home, user_cache_folder
 from cachectl.layers.base.facts import Condition, Severity, State
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.lazy import later
 
 #: Sumpy asks only whether its variables are set.
 _SETTINGS: Final = tuple(
@@ -36,7 +35,7 @@ _SETTINGS: Final = tuple(
 
 def dictionary_store(layer: str, owns_identifier: Callable[[str], bool]) -> Any:  # noqa: ANN401 - loaded when it is used
     """Return the store of the dictionaries that belong to a layer by their identifiers."""
-    return later("cachectl.layers.pytools.dictionaries", "Dictionaries", f"{layer}-pdict", owns_identifier)
+    return lazy.later("cachectl.layers.pytools.dictionaries", "Dictionaries", f"{layer}-pdict", owns_identifier)
 
 
 class DictionaryPortability(parts.Portability):

@@ -12,16 +12,12 @@ from functools import partial
 from itertools import starmap
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cachectl.layers.base import facts
+from cachectl.layers.base import errors, facts, store
 from cachectl.layers.base.environment import Environment, release_of
-from cachectl.layers.base.errors import Damaged, LayerError, Unreachable, not_a_key
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.base.store import EntryError, Part, finding_of, read_each, sum_usage
-from cachectl.layers.disk.presence import is_plain_file, means_absent
+from cachectl.layers.disk import presence
 from cachectl.layers.formats import pdict, pickles
-from cachectl.layers.stores.archive import unpack
-from cachectl.layers.stores.database import disk_usage, without_companion
-from cachectl.layers.stores.row_store import Rows
+from cachectl.layers.stores import archive, database, row_store
 from cachectl.layers.stores.rows import RowFile, Schema
 from cachectl.layers.stores.tree import Leaf, Shape, Tree
 
@@ -51,7 +47,7 @@ class Staleness(NamedTuple):
 _Look = Callable[[RowFile, facts.Entry], Iterator["facts.Entry | facts.Housekeeping"]]
 
 
-class Dictionaries(Rows):
+class Dictionaries(row_store.Rows):
     """Rows of sqlite files, one file for each dictionary, and folders of older generations.
 
     ``owns_identifier`` returns whether a dictionary of an identifier belongs to the layer.
@@ -73,7 +69,7 @@ class Dictionaries(Rows):
     def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
         """Compare the identifier; other names belong to the layer that takes all other dictionaries."""
         del root
-        name = pdict.parse_name(without_companion(parts[0]), self.environment.python)
+        name = pdict.parse_name(database.without_companion(parts[0]), self.environment.python)
         return self.owns_identifier("" if name is None else name.identifier)
 
     def dictionaries(self, root: facts.Root) -> Iterator[pdict.DictionaryName]:
@@ -81,9 +77,9 @@ class Dictionaries(Rows):
         try:
             files = sorted(os.listdir(root.path))
         except OSError as error:
-            if means_absent(error):
+            if presence.means_absent(error):
                 return
-            raise Unreachable(self.name, f"cannot be read: {error.strerror}", root.path) from error
+            raise errors.Unreachable(self.name, f"cannot be read: {error.strerror}", root.path) from error
         yield from filter(None, map(self.named, files))
 
     def is_key(self, key: str) -> bool:
@@ -118,7 +114,7 @@ class Dictionaries(Rows):
 
     def usage(self, root: facts.Root) -> facts.Usage:
         """Count the rows of each v5 dictionary together, summed by sqlite."""
-        return sum_usage(self._scan(root, _weigh))
+        return store.sum_usage(self._scan(root, _weigh))
 
     def _scan(self, root: facts.Root, look: _Look) -> Iterator[facts.Found]:
         for name in self.dictionaries(root):
@@ -138,17 +134,17 @@ class Dictionaries(Rows):
         template = self._named(facts.Entry(self.name, name.file, root.path, 0, 0), name)
         payload = 0
         try:
-            if not is_plain_file(path):
+            if not presence.is_plain_file(path):
                 yield facts.Problem(path, "link", "a link, or no file, under a dictionary's name is not followed")
                 return
             modified = path.stat().st_mtime
             for found in look(self.opened(path, SCHEMA), replace(template, written_before=modified)):
                 payload += found.bytes
                 yield found
-            files, total, disk = disk_usage(path)
+            files, total, disk = database.disk_usage(path)
         except FileNotFoundError:
             yield facts.Problem(path, "vanished", "vanished meanwhile")
-        except (LayerError, OSError) as error:
+        except (errors.LayerError, OSError) as error:
             yield self.unread(path, error)
         else:
             rest = max(0, total - payload)
@@ -173,11 +169,11 @@ class Dictionaries(Rows):
 
     # ------------------------------------------------------------------ get and put
 
-    def read(self, root: facts.Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | EntryError]:
+    def read(self, root: facts.Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | store.EntryError]:
         """Read rows as their raw pickles, and folders of old dictionaries as tars."""
         folders = [key for key in keys if _FOLDERS.accepts(key)]
         tree = self._tree(root)
-        read = read_each(lambda key: self._artifact(key, tree.read(key)), folders)
+        read = store.read_each(lambda key: self._artifact(key, tree.read(key)), folders)
         return {**read, **super().read(root, [key for key in keys if key not in read])}
 
     def _artifact(self, key: str, data: bytes | None) -> facts.Artifact | None:
@@ -187,7 +183,9 @@ class Dictionaries(Rows):
         detail = {"dictionary": name.identifier, "python": name.python}
         return facts.Artifact(self.name, key, self.forms[_FOLDERS.accepts(key)], data, detail)
 
-    def read_rows(self, root: facts.Root, file: str, keys: Sequence[str]) -> Mapping[str, facts.Artifact | EntryError]:
+    def read_rows(
+        self, root: facts.Root, file: str, keys: Sequence[str]
+    ) -> Mapping[str, facts.Artifact | store.EntryError]:
         """Read rows of one dictionary."""
         rows = self.row_file(root, file)
         if self.named(file) is None or rows is None:
@@ -201,9 +199,9 @@ class Dictionaries(Rows):
 
     def write(
         self, root: facts.Root, artifacts: Sequence[facts.Artifact], *, replace: bool = False
-    ) -> Mapping[str, bool | EntryError]:
+    ) -> Mapping[str, bool | store.EntryError]:
         """Insert rows as pytools would have stored them, and place folders of old dictionaries."""
-        results: dict[str, bool | EntryError] = {}
+        results: dict[str, bool | store.EntryError] = {}
         rows: list[facts.Artifact] = []
         tree = self._tree(root)
         for artifact in artifacts:
@@ -211,38 +209,38 @@ class Dictionaries(Rows):
             is_folder = _FOLDERS.accepts(key)
             if artifact.form != self.forms[is_folder]:
                 message = f"form {artifact.form} does not go into such a dictionary"
-                results[key] = Damaged(self.name, message, key)
+                results[key] = errors.Damaged(self.name, message, key)
             elif is_folder:
                 try:
-                    members = unpack(data)
+                    members = archive.unpack(data)
                     same = tree.is_same(key, members, replace=replace)
                     written = {key: False} if same else tree.write({key: members}, replace=replace)
                     results.update(written)
-                except (LayerError, OSError) as error:
+                except (errors.LayerError, OSError) as error:
                     results[key] = error
                 except ValueError as error:
-                    results[key] = Damaged(self.name, str(error), key)
+                    results[key] = errors.Damaged(self.name, str(error), key)
             # Whole frames show that nothing was cut off; verify looks closer.
             elif not pickles.is_framed(data) and (reason := pickles.complaint(data)):
-                results[key] = Damaged(self.name, reason, key)
+                results[key] = errors.Damaged(self.name, reason, key)
             else:
                 rows.append(artifact)
         return {**results, **super().write(root, rows, replace=replace)}
 
     def write_rows(
         self, root: facts.Root, file: str, artifacts: Sequence[facts.Artifact], *, replace: bool
-    ) -> Mapping[str, bool | EntryError]:
+    ) -> Mapping[str, bool | store.EntryError]:
         """Insert rows into one dictionary."""
         rows = self.row_file(root, file)
         if rows is None:
-            return {artifact.key: not_a_key(self.name, artifact.key) for artifact in artifacts}
+            return {artifact.key: errors.not_a_key(self.name, artifact.key) for artifact in artifacts}
         keys = [artifact.key for artifact in artifacts]
         pairs = [((artifact.key.partition("/")[2],), (artifact.data,)) for artifact in artifacts]
         return dict(zip(keys, rows.insert(pairs, replace=replace), strict=True))
 
     # ------------------------------------------------------------------ remove and verify
 
-    def remove_others(self, root: facts.Root, targets: Sequence[facts.Removable]) -> Iterator[Part]:
+    def remove_others(self, root: facts.Root, targets: Sequence[facts.Removable]) -> Iterator[store.Part]:
         """Remove folders of old dictionaries, and what an interrupted cachectl left."""
         if targets:
             yield str(root.path), targets, partial(self._tree(root).remove, targets)
@@ -253,7 +251,7 @@ class Dictionaries(Rows):
         databases = list(self.row_files(root))
         for leaf in self._folders(root):
             if isinstance(leaf, facts.Problem):
-                yield finding_of(self, root, leaf)
+                yield store.finding_of(self, root, leaf)
         for rows in databases:
             yield from self.twice(partial(self._verify_file, root, rows))
 
@@ -265,11 +263,11 @@ class Dictionaries(Rows):
                     key, stamp = f"{rows.path.name}/{row.key[0]}", (row.rowid, row.bytes)
                     if pickles.is_foreign(_as_bytes(value)):
                         message = "is a pickle of a protocol that this Python does not know; left alone"
-                        yield finding_of(self, root, facts.Problem(root.path / key, "foreign", message))
+                        yield store.finding_of(self, root, facts.Problem(root.path / key, "foreign", message))
                         continue
                     entry = facts.Entry(self.name, key, root.path, row.bytes, 0, stamp=stamp)
                     yield self.row_finding(entry, "pickle", complaint)
-        except LayerError as error:
+        except errors.LayerError as error:
             yield self.file_finding(root, rows, error)
 
 

@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.disk.atomic import cut
-from cachectl.layers.disk.handles import blocks_of
+from cachectl.layers.disk import atomic, handles
 from cachectl.layers.disk.plain import borrow, plain_status, release
 
 #: Suffixes of the files that sqlite keeps next to a database.
@@ -82,7 +81,7 @@ def disk_usage(path: Path) -> DiskUsage:
     for suffix in ("", *COMPANIONS):
         with suppress(FileNotFoundError):
             found.append(companion(path, suffix).stat())
-    blocks = [size for size in map(blocks_of, found) if size is not None]
+    blocks = [size for size in map(handles.blocks_of, found) if size is not None]
     disk = sum(blocks) if len(blocks) == len(found) else None
     return DiskUsage(len(found), sum(status.st_size for status in found), disk)
 
@@ -238,4 +237,4 @@ def write_empty(handle: int, image: bytes, count: int) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         # The next write must not reach the disk before this one.
         os.fsync(handle)
-    cut(handle, len(image))
+    atomic.cut(handle, len(image))

@@ -8,12 +8,11 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import ClassVar
 
-from cachectl.layers.base import facts, store
+from cachectl.layers.base import facts, lazy, store
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unreachable
-from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.host.processes import process_names, using
-from cachectl.layers.stores.archive import pack, unpack
+from cachectl.layers.host import processes
+from cachectl.layers.stores import archive
 from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree, always, scan_each
 
 
@@ -110,7 +109,7 @@ class TreeStore(store.Store):
     def unpacked(self, key: str, artifact: facts.Artifact, shape: Shape) -> dict[str, bytes]:
         """Return the files of an artifact. Raises :class:`Damaged` unless they are those of an entry of a shape."""
         try:
-            files = unpack(artifact.data) if shape.folders else {"": artifact.data}
+            files = archive.unpack(artifact.data) if shape.folders else {"": artifact.data}
         except ValueError as error:
             raise Damaged(self.name, f"not the tar of an entry: {error}", key) from error
         if shape.members is not None and (strange := [path for path in files if not shape.members.fullmatch(path)]):
@@ -173,7 +172,9 @@ class Files(TreeStore):
         writers: tuple[str, ...] = (),
         unread: str | None = None,
     ) -> None:
-        self.shapes = tuple(Shape((regex(one),), folders=False) if isinstance(one, str) else one for one in patterns)
+        self.shapes = tuple(
+            Shape((lazy.regex(one),), folders=False) if isinstance(one, str) else one for one in patterns
+        )
         self.codec = codec
         self.index = Index() if index is None else index
         self.writers = writers
@@ -271,8 +272,8 @@ class Files(TreeStore):
 
     def in_use(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
         """Leave temporaries that a program may still be writing."""
-        users = using(self.writers, processes=self.environment.processes)
-        reason = None if users == () else f"{process_names(users)} may be writing it"
+        users = processes.using(self.writers, processes=self.environment.processes)
+        reason = None if users == () else f"{processes.process_names(users)} may be writing it"
         for target in targets:
             yield target, reason if isinstance(target, facts.Orphan) and target.idle_only else None
 
@@ -390,7 +391,7 @@ class Folders(TreeStore):
         if not files.keys() - self.beside:
             return None
         self._require_whole(key, files)
-        return facts.Artifact(self.name, key, self.forms[0], pack(files), self.detail(key, files))
+        return facts.Artifact(self.name, key, self.forms[0], archive.pack(files), self.detail(key, files))
 
     def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
         """Check every file, since libraries hardly do."""

@@ -11,18 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from cachectl.layers.base import facts
-from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused, reason_of
-from cachectl.layers.base.facts import Entry, Problem, Root, Severity
-from cachectl.layers.base.store import EntryError, Part, Store, attempt, each_part
-from cachectl.layers.host.processes import open_elsewhere
+from cachectl.layers.base import errors, facts, store
+from cachectl.layers.host import processes
 from cachectl.layers.stores.database import disk_usage
 from cachectl.layers.stores.rows import CHANGED, Row, RowFile, Schema
 
 T = TypeVar("T")
 
 
-class Rows(Store):
+class Rows(store.Store):
     """A store with keys that begin with a file name and a separator.
 
     The key of a damaged file is its name. An error of a file is that of each of its rows.
@@ -33,17 +30,19 @@ class Rows(Store):
     clearing_needs_room = True
 
     @abstractmethod
-    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, facts.Artifact | EntryError]:
+    def read_rows(
+        self, root: facts.Root, file: str, keys: Sequence[str]
+    ) -> Mapping[str, facts.Artifact | store.EntryError]:
         """Return rows of one file, or the error of each; missing rows are left out."""
 
     @abstractmethod
     def write_rows(
-        self, root: Root, file: str, artifacts: Sequence[facts.Artifact], *, replace: bool
-    ) -> Mapping[str, bool | EntryError]:
+        self, root: facts.Root, file: str, artifacts: Sequence[facts.Artifact], *, replace: bool
+    ) -> Mapping[str, bool | store.EntryError]:
         """Insert rows into one file in one transaction; return the result of each by its key."""
 
     @abstractmethod
-    def row_file(self, root: Root, file: str) -> RowFile | None:
+    def row_file(self, root: facts.Root, file: str) -> RowFile | None:
         """Return a database, existing or not, by the name that keys begin with; ``None`` for any other name."""
 
     def file_of(self, root: Path, key: str) -> str:
@@ -56,7 +55,7 @@ class Rows(Store):
         environment = self.environment
         return kind(self.name, path, schema, environment.lock_timeout, shared=environment.trusts_writers)
 
-    def row_files(self, root: Root) -> Iterable[RowFile]:
+    def row_files(self, root: facts.Root) -> Iterable[RowFile]:
         """Return the databases of a root that exist."""
         del root
         return ()
@@ -65,42 +64,42 @@ class Rows(Store):
         """Return the key columns of a row from the text that follows the file in its key."""
         return (text,)
 
-    def remove_others(self, root: Root, targets: Sequence[facts.Removable]) -> Iterable[Part]:
+    def remove_others(self, root: facts.Root, targets: Sequence[facts.Removable]) -> Iterable[store.Part]:
         """Return the parts of a removal that are not in a database."""
         del root, targets
         return ()
 
     # ------------------------------------------------------------------ problems and damage
 
-    def unread(self, path: Path, error: EntryError) -> Problem:
+    def unread(self, path: Path, error: store.EntryError) -> facts.Problem:
         """Return the problem of a file with unlisted rows, because of a lock, an error or damage."""
-        kinds = {Busy: "busy", Damaged: "sqlite"}
+        kinds = {errors.Busy: "busy", errors.Damaged: "sqlite"}
         code = next((code for kind, code in kinds.items() if isinstance(error, kind)), "unreadable")
-        return Problem(path, code, self.explain(error))
+        return facts.Problem(path, code, self.explain(error))
 
-    def explain(self, error: EntryError) -> str:
+    def explain(self, error: store.EntryError) -> str:
         """Return the message of an error about a file; for damage, with the command that removes it."""
-        if not isinstance(error, LayerError):
-            return reason_of(error)
-        cure = f"; to remove it: cachectl purge --damaged {self.name}" if isinstance(error, Damaged) else ""
+        if not isinstance(error, errors.LayerError):
+            return errors.reason_of(error)
+        cure = f"; to remove it: cachectl purge --damaged {self.name}" if isinstance(error, errors.Damaged) else ""
         return error.message + cure
 
-    def file_finding(self, root: Root, rows: RowFile, error: LayerError) -> facts.Finding:
+    def file_finding(self, root: facts.Root, rows: RowFile, error: errors.LayerError) -> facts.Finding:
         """Return the finding of a file that could not be read; its ``thing`` is the file only if it is damaged."""
         key = os.path.relpath(rows.path, root.path)
-        if isinstance(error, Damaged):
+        if isinstance(error, errors.Damaged):
             thing = rows.orphan(root.path, key, error.message)
             fix = f"end every program that has it open, then: cachectl purge --damaged {self.name}"
-            return facts.Finding(self.name, root.path, key, Severity.FAILS, "sqlite", error.message, fix, thing)
+            return facts.Finding(self.name, root.path, key, facts.Severity.FAILS, "sqlite", error.message, fix, thing)
         code, fix = "unreadable", "nothing: try again when no program is writing"
-        if isinstance(error, Refused):
+        if isinstance(error, errors.Refused):
             code, fix = "foreign", "nothing: cachectl does not use it"
-        return facts.Finding(self.name, root.path, key, Severity.HARMLESS, code, error.message, fix)
+        return facts.Finding(self.name, root.path, key, facts.Severity.HARMLESS, code, error.message, fix)
 
-    def row_finding(self, thing: Entry, code: str, message: str) -> facts.Finding:
+    def row_finding(self, thing: facts.Entry, code: str, message: str) -> facts.Finding:
         """Return the finding of a damaged row."""
         fix = f"cachectl purge {self.name} --key {shlex.quote(thing.key)}"
-        return facts.Finding(self.name, thing.root, thing.key, Severity.FAILS, code, message, fix, thing)
+        return facts.Finding(self.name, thing.root, thing.key, facts.Severity.FAILS, code, message, fix, thing)
 
     @staticmethod
     def twice(verify: Callable[[], Iterable[facts.Finding]]) -> list[facts.Finding]:
@@ -110,9 +109,9 @@ class Rows(Store):
 
     # ------------------------------------------------------------------ removal
 
-    def remove(self, root: Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
+    def remove(self, root: facts.Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Delete rows, then vacuum. A file goes only if it is damaged and nobody can have it open."""
-        parts: list[Part] = []
+        parts: list[store.Part] = []
         others: list[facts.Removable] = []
         for file, planned in self._by_file((target.key, target) for target in targets).items():
             rows = self.row_file(root, file)
@@ -120,7 +119,7 @@ class Rows(Store):
                 others += planned
             else:
                 parts.append((file, planned, partial(self._remove_from, rows, file, planned)))
-        return each_part(self.name, [*parts, *self.remove_others(root, others)])
+        return store.each_part(self.name, [*parts, *self.remove_others(root, others)])
 
     def _remove_from(self, rows: RowFile, file: str, targets: Sequence[facts.Removable]) -> facts.Outcome:
         if not os.path.lexists(rows.path):
@@ -133,61 +132,63 @@ class Rows(Store):
         removed = 0
         try:
             if whole is not None:
-                skipped.append((file, rows.remove_damaged(whole.stamp, partial(open_elsewhere, self.environment))))
+                skipped.append(
+                    (file, rows.remove_damaged(whole.stamp, partial(processes.open_elsewhere, self.environment)))
+                )
                 planned = {}
             gone = rows.delete(planned) if planned else frozenset()
             removed = len(gone)
             skipped += [(key, CHANGED) for row, key in planned.items() if row not in gone]
-        except LayerError as error:
+        except errors.LayerError as error:
             failed.append((file, self.explain(error)))
             # Sqlite may report an error of a step that follows the deletion; the next program may finish it.
-            with suppress(LayerError):
+            with suppress(errors.LayerError):
                 rows.recover()
                 removed = len(planned.keys() - frozenset(rows.rows()))
         try:
             if removed:
                 skipped.append((file, rows.vacuum()))
-        except LayerError as error:
+        except errors.LayerError as error:
             failed.append((file, f"its rows are gone, but: {self.explain(error)}"))
         freed = 0
         try:
             # Another process may have removed rows; they count here only if this one has removed some.
             freed = max(0, before - disk_usage(rows.path).bytes) if removed or whole is not None else 0
         except OSError as error:
-            failed.append((file, f"its rows are gone, but their bytes are not counted: {reason_of(error)}"))
+            failed.append((file, f"its rows are gone, but their bytes are not counted: {errors.reason_of(error)}"))
         return facts.Outcome(self.name, removed, freed, _notes(skipped), _notes(failed))
 
     def _planned(self, target: facts.Removable) -> Row:
         rowid, size = target.stamp
         return Row(rowid, self.key_of(target.key.partition(self.separator)[2]), size)
 
-    def recover(self, root: Root) -> None:
+    def recover(self, root: facts.Root) -> None:
         """Finish interrupted writes in each database, even if one fails."""
         for rows in self.row_files(root):
-            with suppress(LayerError):
+            with suppress(errors.LayerError):
                 rows.recover()
 
     # ------------------------------------------------------------------ get and put
 
-    def read(self, root: Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | EntryError]:
+    def read(self, root: facts.Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | store.EntryError]:
         """Read the rows of each file at once."""
-        results: dict[str, facts.Artifact | EntryError] = {}
+        results: dict[str, facts.Artifact | store.EntryError] = {}
         for file, listed in self._by_file((key, key) for key in keys).items():
-            read = attempt(partial(self.read_rows, root, file, listed))
-            if isinstance(read, (LayerError, OSError)):
+            read = store.attempt(partial(self.read_rows, root, file, listed))
+            if isinstance(read, (errors.LayerError, OSError)):
                 read = dict.fromkeys(listed, read)
             results.update(read)
         return results
 
     def write(
-        self, root: Root, artifacts: Sequence[facts.Artifact], *, replace: bool = False
-    ) -> Mapping[str, bool | EntryError]:
+        self, root: facts.Root, artifacts: Sequence[facts.Artifact], *, replace: bool = False
+    ) -> Mapping[str, bool | store.EntryError]:
         """Insert the rows of each file in one transaction."""
-        results: dict[str, bool | EntryError] = {}
+        results: dict[str, bool | store.EntryError] = {}
         pairs = ((artifact.key, artifact) for artifact in artifacts)
         for file, listed in self._by_file(pairs).items():
-            written = attempt(partial(self.write_rows, root, file, listed, replace=replace))
-            if isinstance(written, (LayerError, OSError)):
+            written = store.attempt(partial(self.write_rows, root, file, listed, replace=replace))
+            if isinstance(written, (errors.LayerError, OSError)):
                 written = {artifact.key: written for artifact in listed}
             results.update(written)
         return results

@@ -27,15 +27,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from cachectl.layers.base.environment import LOCK_TIMEOUT
-from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Refused, Unreachable
+from cachectl.layers.base import environment, errors
 from cachectl.layers.base.facts import Orphan
-from cachectl.layers.disk import plain
+from cachectl.layers.disk import handles, locking, plain, presence, trust
 from cachectl.layers.disk.atomic import create, remove_file
-from cachectl.layers.disk.handles import NO_ROOM, lacks_room
-from cachectl.layers.disk.locking import try_record_lock, wait_until
-from cachectl.layers.disk.presence import nearest, status_at
-from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.stores import database
 
 _MAGIC: Final = b"SQLite format 3\0"
@@ -101,7 +96,13 @@ class RowFile:
     """
 
     def __init__(
-        self, layer: str, path: Path, schema: Schema, lock_timeout: float = LOCK_TIMEOUT, *, shared: bool = False
+        self,
+        layer: str,
+        path: Path,
+        schema: Schema,
+        lock_timeout: float = environment.LOCK_TIMEOUT,
+        *,
+        shared: bool = False,
     ) -> None:
         self.layer = layer
         self.path = path
@@ -140,7 +141,7 @@ class RowFile:
         They are read a few at a time, so that writing programs do not wait for all.
         """
         with self._translated():
-            if status_at(self.path) is None:
+            if presence.status_at(self.path) is None:
                 return [None for _ in keys]
         with self._reading() as connection:
             found = self._rows_in(connection, list(filter(_spellable, keys)))
@@ -158,7 +159,7 @@ class RowFile:
             # Sqlite fills the rest of the last page with zeros.
             if (size := self.path.stat().st_size) % page_size:
                 message = f"{size} bytes are no whole number of pages: the file was cut"
-                raise Damaged(self.layer, message, self.path)
+                raise errors.Damaged(self.layer, message, self.path)
             (verdict,) = connection.execute("pragma quick_check(1)").fetchone()
         if verdict != "ok":
             raise self._damaged(str(verdict))
@@ -171,7 +172,7 @@ class RowFile:
 
     def insert(
         self, rows: Sequence[tuple[Sequence[str], Sequence[object]]], *, replace: bool = False
-    ) -> list[bool | LayerError]:
+    ) -> list[bool | errors.LayerError]:
         """Insert the rows with free keys in one transaction; make file and table if missing.
 
         Returns for each: ``True`` if it was inserted, ``False`` if the same row was present, else the error:
@@ -181,7 +182,7 @@ class RowFile:
         places = ", ".join("?" for _ in self.schema.columns)
         otherwise = "replace" if replace else "ignore"
         insertion = f"insert or {otherwise} into {self.schema.table} ({names}) values ({places})"
-        results: list[bool | LayerError] = []
+        results: list[bool | errors.LayerError] = []
         with self._writing(make=True) as connection:
             connection.execute("begin immediate")
             for statement in self.schema.create if _is_new(connection) else ():
@@ -190,7 +191,7 @@ class RowFile:
             for key, values in ((tuple(key), tuple(values)) for key, values in rows):
                 if not _spellable(key):
                     message = "the key holds characters that a database cannot store"
-                    results.append(Damaged(self.layer, message, self.path))
+                    results.append(errors.Damaged(self.layer, message, self.path))
                     continue
                 is_free = key not in present or (replace and not self.same(present[key], values))
                 is_new = is_free and connection.execute(insertion, (*key, *values)).rowcount == 1
@@ -200,7 +201,7 @@ class RowFile:
                 if is_new or self.same(standing, values):
                     results.append(is_new)
                 else:
-                    results.append(EntryExists(self.layer, self.path))
+                    results.append(errors.EntryExists(self.layer, self.path))
             connection.execute("commit")
         return results
 
@@ -239,8 +240,8 @@ class RowFile:
                     connection.execute("vacuum")
                 except sqlite3.OperationalError as error:
                     self._empty(connection, error, lambda rows: not rows)
-        except (Busy, NoRoom) as error:
-            why = "it is too busy" if isinstance(error, Busy) else "there is no room"
+        except (errors.Busy, errors.NoRoom) as error:
+            why = "it is too busy" if isinstance(error, errors.Busy) else "there is no room"
             return f"its rows are gone, but {why} to make the file smaller now"
         return None
 
@@ -303,10 +304,10 @@ class RowFile:
         ``in_use`` returns who may have it open. Sqlite's exclusive lock is held meanwhile: a program that opens the
         file now waits, and reads nothing.
         """
-        with suppress(Damaged):
+        with suppress(errors.Damaged):
             # An interrupted write may hold the pages that are damaged now.
             self.recover()
-        with suppress(Damaged):
+        with suppress(errors.Damaged):
             self.require_sound()
             return CHANGED
         with self._translated("remove"):
@@ -316,7 +317,7 @@ class RowFile:
             handle = plain.open_plain(self.path, flags=os.O_RDWR)
             try:
                 # Nobody had it open: a program that has locked it has opened it since, and must not be waited for.
-                if not wait_until(partial(try_record_lock, handle, _LOCKED_BYTES, _FIRST_LOCKED), 0):
+                if not locking.wait_until(partial(locking.try_record_lock, handle, _LOCKED_BYTES, _FIRST_LOCKED), 0):
                     raise self._locked_too_long(0)
                 if database.file_stamp(self.path) != stamp:
                     return CHANGED
@@ -374,7 +375,9 @@ class RowFile:
                     yield connection
             except sqlite3.DatabaseError as error:
                 if unlocked and (database.has_log(self.path) or self._version() != before):
-                    raise Busy(self.layer, "was written to while it was read; try again later", self.path) from error
+                    raise errors.Busy(
+                        self.layer, "was written to while it was read; try again later", self.path
+                    ) from error
                 raise
 
     @contextmanager
@@ -411,7 +414,9 @@ class RowFile:
             connection.execute("pragma cell_size_check = on")
             foreign = database.foreign_object(connection, (*self.schema.create, *self.schema.others))
             if foreign is not None:
-                raise Refused(self.layer, f"holds a {foreign} that its library does not make; left alone", self.path)
+                raise errors.Refused(
+                    self.layer, f"holds a {foreign} that its library does not make; left alone", self.path
+                )
             yield connection
 
     def _require_private(self) -> None:
@@ -419,15 +424,15 @@ class RowFile:
 
         That user could make sqlite delete other files. Neither the file nor its folder need exist.
         """
-        folder = nearest(self.path.parent)
+        folder = presence.nearest(self.path.parent)
         names = tuple(self.path.name + suffix for suffix in ("", *database.COMPANIONS))
-        reason = None if self.shared else shared_because(folder, names if folder == self.path.parent else ())
+        reason = None if self.shared else trust.shared_because(folder, names if folder == self.path.parent else ())
         if reason is not None:
             message = f"not opened for writing: {reason}; close it to them first, or use --shared if you trust them"
-            raise Unreachable(self.layer, message, self.path)
+            raise errors.Unreachable(self.layer, message, self.path)
 
     def _version(self) -> tuple[int, ...] | None:
-        status = status_at(self.path)
+        status = presence.status_at(self.path)
         return None if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
 
     # ------------------------------------------------------------------ errors
@@ -436,7 +441,7 @@ class RowFile:
     def _translated(self, verb: str = "open") -> Iterator[None]:
         try:
             yield
-        except LayerError:
+        except errors.LayerError:
             raise
         except sqlite3.OperationalError as error:
             raise self._operational(error) from error
@@ -444,40 +449,40 @@ class RowFile:
             raise self._damaged(f"not a usable database: {error}") from error
         except OSError as error:
             message = f"cannot {verb}: {error.strerror or error}"
-            if error.errno in NO_ROOM:
-                raise NoRoom(self.layer, message + _MAKE_ROOM, self.path) from error
-            raise Unreachable(self.layer, message, self.path) from error
+            if error.errno in handles.NO_ROOM:
+                raise errors.NoRoom(self.layer, message + _MAKE_ROOM, self.path) from error
+            raise errors.Unreachable(self.layer, message, self.path) from error
 
-    def _operational(self, error: sqlite3.OperationalError) -> LayerError:
+    def _operational(self, error: sqlite3.OperationalError) -> errors.LayerError:
         text = str(error)
         if "locked" in text or "busy" in text:
             return self._locked_too_long(self.lock_timeout)
         if database.has_journal(self.path) and ("readonly" in text or "unable to open" in text):
             return self._pending()
         if self._lacks_room(error):
-            return NoRoom(self.layer, f"sqlite cannot write: {text}{_MAKE_ROOM}", self.path)
+            return errors.NoRoom(self.layer, f"sqlite cannot write: {text}{_MAKE_ROOM}", self.path)
         if "no such column" in text or "malformed" in text:
             return self._damaged(f"not a usable database: {text}")
         advice = "; make the file and its folder writable" if "readonly" in text else ""
-        return Unreachable(self.layer, f"sqlite cannot use it: {text}{advice}", self.path)
+        return errors.Unreachable(self.layer, f"sqlite cannot use it: {text}{advice}", self.path)
 
     def _lacks_room(self, error: sqlite3.Error) -> bool:
         text = str(error)
         # Sqlite reports a used-up quota as an I/O error, and missing inodes as a file it cannot open.
         doubtful = "disk I/O error" in text or "unable to open" in text
-        return "disk is full" in text or (doubtful and lacks_room(self.path.parent))
+        return "disk is full" in text or (doubtful and handles.lacks_room(self.path.parent))
 
-    def _locked_too_long(self, seconds: float) -> Busy:
+    def _locked_too_long(self, seconds: float) -> errors.Busy:
         message = f"locked by another process for more than {seconds:g} s; try again later, or use --wait"
-        return Busy(self.layer, message, self.path)
+        return errors.Busy(self.layer, message, self.path)
 
-    def _pending(self) -> Unreachable:
+    def _pending(self) -> errors.Unreachable:
         what = "a log is pending" if database.has_log(self.path) else "an interrupted write is pending"
         command = f"sqlite3 {shlex.quote(str(self.path))} .tables"
         message = f"{what}, which the next program that opens it finishes; so does: {command}"
-        return Unreachable(self.layer, message, self.path)
+        return errors.Unreachable(self.layer, message, self.path)
 
-    def _damaged(self, message: str) -> Damaged | Unreachable:
+    def _damaged(self, message: str) -> errors.Damaged | errors.Unreachable:
         """Return that the file is damaged, or that it cannot be read to its end: sqlite takes that for damage too."""
         try:
             handle = plain.open_plain(self.path)
@@ -487,8 +492,8 @@ class RowFile:
             finally:
                 plain.release(handle)
         except OSError as error:
-            return Unreachable(self.layer, f"cannot be read: {error.strerror or error}", self.path)
-        return Damaged(self.layer, message, self.path)
+            return errors.Unreachable(self.layer, f"cannot be read: {error.strerror or error}", self.path)
+        return errors.Damaged(self.layer, message, self.path)
 
 
 def _is_new(connection: sqlite3.Connection) -> bool:

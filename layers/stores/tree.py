@@ -19,12 +19,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.base import errors, facts
-from cachectl.layers.base.errors import LARGEST_ENTRY, LayerError, printable, too_large
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.disk import atomic, handles
-from cachectl.layers.disk.plain import STAGE, own_name, read_plain
+from cachectl.layers.disk import atomic, handles, plain
 from cachectl.layers.formats.details import Details
-from cachectl.layers.stores.archive import pack
+from cachectl.layers.stores import archive
 
 _WITHOUT: Final = "this platform cannot act relative to an open folder, so nothing could be changed safely"
 #: Abilities that layers over trees lack where nothing is removed safely.
@@ -278,7 +276,7 @@ class Tree:
         if strange is not None:
             message = f"holds {strange!r}, which does not belong there; left alone"
             return self._problem(parts, "unrecognised", message)
-        beginning = read_plain(name, dir_fd=folder, limit=head) if head and stat.S_ISREG(status.st_mode) else b""
+        beginning = plain.read_plain(name, dir_fd=folder, limit=head) if head and stat.S_ISREG(status.st_mode) else b""
         return Leaf("/".join(parts), members, newest, kind if isinstance(kind, OrphanRule) else None, beginning)
 
     def _kind(self, folder: int, parts: Sequence[str], status: os.stat_result) -> OrphanRule | Shape | None:
@@ -311,7 +309,7 @@ class Tree:
         members = self.read_members(key)
         if members is None:
             return None
-        return pack(members) if self.shape.folders else members[""]
+        return archive.pack(members) if self.shape.folders else members[""]
 
     def read_members(self, key: str) -> dict[str, bytes] | None:
         """Return every file of an entry by its path in it. Raises :class:`Unreachable` if one cannot be read."""
@@ -325,9 +323,9 @@ class Tree:
             try:
                 for folder, child, path, found in handles.walk(parent, name):
                     if not stat.S_ISDIR(found.st_mode):
-                        contents[path] = read_plain(child, dir_fd=folder)
-                        if (total := sum(map(len, contents.values()))) > LARGEST_ENTRY:
-                            raise OSError(errno.EFBIG, too_large(total, LARGEST_ENTRY), name)
+                        contents[path] = plain.read_plain(child, dir_fd=folder)
+                        if (total := sum(map(len, contents.values()))) > errors.LARGEST_ENTRY:
+                            raise OSError(errno.EFBIG, errors.too_large(total, errors.LARGEST_ENTRY), name)
             except FileNotFoundError:
                 # If a file vanished meanwhile, the entry is being replaced: return a miss, not half an entry.
                 return None
@@ -338,15 +336,15 @@ class Tree:
         """Read one file of an entry (the first ``limit`` bytes), never through a link."""
         with self._above(key, path) as (folder, name):
             try:
-                return None if folder is None else read_plain(name, dir_fd=folder, limit=limit)
+                return None if folder is None else plain.read_plain(name, dir_fd=folder, limit=limit)
             except FileNotFoundError:
                 return None
 
-    def standing(self, key: str) -> dict[str, bytes] | LayerError | None:
+    def standing(self, key: str) -> dict[str, bytes] | errors.LayerError | None:
         """Return the result or the error of :meth:`read_members`, for the entry that is to be replaced."""
         try:
             return self.read_members(key)
-        except LayerError as error:
+        except errors.LayerError as error:
             return error
 
     @contextmanager
@@ -373,13 +371,13 @@ class Tree:
                 else:
                     with handles.below(root, above) as folder:
                         yield folder, name
-        except LayerError:
+        except errors.LayerError:
             raise
         except OSError as error:
             if error.errno == errno.EFBIG:
-                message = f"has more than {LARGEST_ENTRY:,} bytes, the limit of an entry"
+                message = f"has more than {errors.LARGEST_ENTRY:,} bytes, the limit of an entry"
                 raise errors.Damaged(self.layer, message, self.root / key) from error
-            file = "" if error.filename is None or not self.shape.folders else f" {printable(error.filename)}"
+            file = "" if error.filename is None or not self.shape.folders else f" {errors.printable(error.filename)}"
             raise self._unreachable(f"cannot read{file}", key, error) from error
 
     def _unreachable(self, verb: str, key: str, error: OSError) -> errors.Unreachable:
@@ -396,20 +394,20 @@ class Tree:
         if standing == members:
             return True
         if standing is not None and not replace:
-            if isinstance(standing, LayerError):
+            if isinstance(standing, errors.LayerError):
                 raise standing
             raise errors.EntryExists(self.layer, self.root / key)
         return False
 
     def write(
         self, entries: Mapping[str, Mapping[str, bytes]], *, guard: Guard = nullcontext, replace: bool = False
-    ) -> dict[str, bool | LayerError]:
+    ) -> dict[str, bool | errors.LayerError]:
         """Place entries, given file by file, each whole or not at all, and sync them to the disk together.
 
         Returns ``True`` for each that was placed, and the errors of the others: such as :class:`EntryExists` if
         something has its name and ``replace`` is not set. ``guard`` makes the context of the renames.
         """
-        done: dict[str, bool | LayerError] = {}
+        done: dict[str, bool | errors.LayerError] = {}
         for key, members in entries.items():
             if not self.shape.accepts(key):
                 done[key] = errors.not_a_key(self.layer, key)
@@ -429,7 +427,7 @@ class Tree:
     def _place(
         self,
         entries: Mapping[str, Mapping[str, bytes]],
-        done: dict[str, bool | LayerError],
+        done: dict[str, bool | errors.LayerError],
         guard: Guard,
         *,
         replace: bool,
@@ -439,7 +437,7 @@ class Tree:
         with self._opened() as root, ExitStack() as stack:
             if root is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root))
-            stage = stack.enter_context(atomic.own_folder(root, STAGE))
+            stage = stack.enter_context(atomic.own_folder(root, plain.STAGE))
             names = {key: str(number) for number, key in enumerate(entries)}
             staged = [key for key in entries if self._fill(stage, names[key], key, entries[key], done)]
             parents = sorted({tuple(key.split("/")[:-1]) for key in staged})
@@ -457,7 +455,7 @@ class Tree:
                         os.fsync(parent)
 
     def _fill(
-        self, stage: int, name: str, key: str, members: Mapping[str, bytes], failed: dict[str, bool | LayerError]
+        self, stage: int, name: str, key: str, members: Mapping[str, bytes], failed: dict[str, bool | errors.LayerError]
     ) -> bool:
         """Write an entry into the stage; return whether that succeeded, else add its error to ``failed``."""
         try:
@@ -475,8 +473,8 @@ class Tree:
             failed[key] = self._failure(key, error)
         return key not in failed
 
-    def _failure(self, key: str, error: OSError | ValueError) -> LayerError:
-        if isinstance(error, LayerError):
+    def _failure(self, key: str, error: OSError | ValueError) -> errors.LayerError:
+        if isinstance(error, errors.LayerError):
             return error
         if isinstance(error, FileExistsError):
             return errors.EntryExists(self.layer, self.root / key)
@@ -486,7 +484,7 @@ class Tree:
 
     def _move_in(
         self, root: int, stage: int, staged: str, key: str, *, replace: bool, tries: int = _TRIES
-    ) -> LayerError | None:
+    ) -> errors.LayerError | None:
         """Move a staged entry into its place below the open root; return the error."""
         *above, name = key.split("/")
         try:
@@ -494,7 +492,7 @@ class Tree:
                 if handles.status_of(parent, name) is not None:
                     if not isinstance(self._recognise(parent, (*above, name)), Leaf):
                         message = "something that is no entry has its name; left alone"
-                        return LayerError(self.layer, message, self.root / key)
+                        return errors.LayerError(self.layer, message, self.root / key)
                     if not replace:
                         return errors.EntryExists(self.layer, self.root / key)
                 self._rename_in(stage, staged, parent, name, replace=replace)
@@ -578,9 +576,9 @@ class Tree:
                         removed += reason is None and isinstance(entry, facts.Entry)
                 if tidy is not None and tidy():
                     _remove_empty(root, [entry.key for entry in entries])
-        except (LayerError, OSError) as error:
+        except (errors.LayerError, OSError) as error:
             # Earlier removals must still be counted.
-            if isinstance(error, LayerError) and not (removed or skipped or failed):
+            if isinstance(error, errors.LayerError) and not (removed or skipped or failed):
                 raise
             failed.append(facts.Note(str(self.root), f"cannot be cleared: {errors.reason_of(error)}"))
         return facts.Outcome(self.layer, removed, sum(freed), tuple(skipped), tuple(failed))
@@ -620,7 +618,7 @@ class Tree:
                     raise
                 return CHANGED
         elif not leaf.is_file and (folder := trash()) is not None:
-            self._move_out(parent, name, folder, own_name(""), freed)
+            self._move_out(parent, name, folder, plain.own_name(""), freed)
         else:
             atomic.delete(parent, name, freed, first=self.shape.first)
         return None

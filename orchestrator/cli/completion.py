@@ -11,11 +11,9 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Final
 
-from cachectl.cli.main import build_parser
-from cachectl.layers.base.errors import printable
-from cachectl.layers.base.selection import ALL
-from cachectl.listing import listed
-from cachectl.options import OneOf, Option, Request
+from cachectl import listing, options
+from cachectl.cli import main
+from cachectl.layers.base import errors, selection
 from cachectl.table import Raw
 
 SHELLS: Final = ("bash", "zsh", "fish")
@@ -23,20 +21,20 @@ SHELLS: Final = ("bash", "zsh", "fish")
 _WORDS: Final = {"LAYER": "layers", "KEY": "keys", "GLOB": "kernels"}
 _FILES: Final = ("FILE", "LIST", "PATH", "BUNDLE")
 OPTIONS: Final = (
-    OneOf(
+    options.OneOf(
         (
-            Option("shell", nargs="?", choices=SHELLS, help="the shell to print a script for"),
-            Option("--words", choices=tuple(_WORDS.values()), help=argparse.SUPPRESS),
+            options.Option("shell", nargs="?", choices=SHELLS, help="the shell to print a script for"),
+            options.Option("--words", choices=tuple(_WORDS.values()), help=argparse.SUPPRESS),
         )
     ),
 )
 
 
-def run(request: Request) -> Raw:
+def run(request: options.Request) -> Raw:
     """Carry out ``cachectl completion``."""
     given = request.options
     if given.words is not None:
-        return Raw(sorted(set(map(printable, _words(request, given.words)))))
+        return Raw(sorted(set(map(errors.printable, _words(request, given.words)))))
     if given.shell is None:
         request.misuse(f"name the shell: {', '.join(SHELLS)}")
     return Raw(script(given.shell).splitlines())
@@ -46,7 +44,7 @@ def script(shell: str) -> str:
     """Return the completion script of a shell, made from the grammar of the command line."""
     import shtab
 
-    parser = build_parser()
+    parser = main.build_parser()
     for action in _actions(parser):
         name = str(action.metavar)
         complete: object = None
@@ -83,9 +81,9 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
         yield action
 
 
-def _words(request: Request, what: str) -> Iterator[str]:
+def _words(request: options.Request, what: str) -> Iterator[str]:
     if what == "layers":
         yield from (layer.name for layer in request.stack)
         return
-    for entry in listed(request.stack, ALL, lambda _trouble: None, contents=what == "kernels"):
+    for entry in listing.listed(request.stack, selection.ALL, lambda _trouble: None, contents=what == "kernels"):
         yield from (entry.key,) if what == "keys" else entry.kernels or ()

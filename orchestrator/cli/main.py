@@ -14,10 +14,9 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from cachectl import __version__
+from cachectl import __version__, table
 from cachectl.layers.base import errors
 from cachectl.options import Group, OneOf, Option, Request
-from cachectl.table import Raw
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
@@ -114,7 +113,7 @@ def _carry_out(words: list[str], environment: Environment | None) -> int:
         done = verb.run(request)
     if isinstance(done, bytes):
         output.show_bytes(done)
-    elif isinstance(done, Raw):
+    elif isinstance(done, table.Raw):
         output.show_raw(done)
     elif isinstance(done, int):
         pass

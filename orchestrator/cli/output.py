@@ -19,7 +19,7 @@ from cachectl.layers.base.errors import printable
 from cachectl.table import DASH, Raw, Table, Whole
 
 if TYPE_CHECKING:
-    from cachectl.layers.base.facts import Note
+    from cachectl.layers.base import facts
     from cachectl.options import Step
 
 #: The width of a line where nothing is to be cut.
@@ -160,7 +160,7 @@ def warn(line: str, speaker: str = "cachectl") -> None:
     say_on_stderr([f"{speaker}: {line}"])
 
 
-def warn_notes(about: str, notes: Sequence[Note]) -> None:
+def warn_notes(about: str, notes: Sequence[facts.Note]) -> None:
     """Warn of the first notes, and of how many more there are."""
     for note in notes[:_MANY]:
         warn(f"{about} {note.key}: {note.because}")

@@ -17,24 +17,24 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from cachectl.exchange.copying import copy_layer, keys_of
+from cachectl.exchange import copying
 from cachectl.exchange.place import STREAM, Deadline, Missing, without_secrets
 from cachectl.exchange.pull import pull
 from cachectl.exchange.push import push
 from cachectl.layer_set import LayerSet
+from cachectl.layers.base import errors
 from cachectl.layers.base.environment import own_roots_folder
-from cachectl.layers.base.errors import BadRequest, CachectlError, printable, reason_of
 from cachectl.layers.base.facts import Ability
-from cachectl.layers.disk.private_folders import NotPrivate, private_folder
+from cachectl.layers.disk import private_folders
 from cachectl.layers.disk.trust import open_to_others
-from cachectl.switching.isolated import NoRoot
+from cachectl.switching import isolated
 from cachectl.switching.run import environment_of
 from cachectl.transfer import Moved, Transfer
 
 if TYPE_CHECKING:
     from cachectl.exchange.trust import Trust
+    from cachectl.layers.base import facts
     from cachectl.layers.base.environment import Environment
-    from cachectl.layers.base.facts import Note
 
 #: Seconds that a store may delay a command, by default.
 PATIENCE: Final = 30.0
@@ -57,7 +57,7 @@ class StoreUse:
 
     def __post_init__(self) -> None:
         if self.url == STREAM:
-            raise BadRequest("the standard streams are the command's; name a store")
+            raise errors.BadRequest("the standard streams are the command's; name a store")
 
 
 @contextmanager
@@ -86,8 +86,8 @@ def shared_around(
             # The push will make the store.
             if writes and verb == "pulled" and isinstance(error, Missing):
                 return True
-            reason = str(error) if isinstance(error, CachectlError) else f"{type(error).__name__}: {error}"
-            notice(f"--store {printable(without_secrets(use.url))}: {failed}: {printable(reason)}")
+            reason = str(error) if isinstance(error, errors.CachectlError) else f"{type(error).__name__}: {error}"
+            notice(f"--store {errors.printable(without_secrets(use.url))}: {failed}: {errors.printable(reason)}")
             return False
         for layer in done.layers:
             if layer.placed:
@@ -105,7 +105,7 @@ def shared_around(
         say(pushing, "pushed", "nothing was pushed")
 
 
-def _say_failed(layer: str, what: str, failed: Sequence[Note], notice: Callable[[str], None]) -> None:
+def _say_failed(layer: str, what: str, failed: Sequence[facts.Note], notice: Callable[[str], None]) -> None:
     """Give a line for each reason, not for each entry: a read-only home may refuse thousands."""
     first = {note.because: note.key for note in reversed(failed)}
     for because, number in Counter(note.because for note in failed).most_common(_REASONS):
@@ -132,18 +132,22 @@ def make_own_root(environment: Environment, base: Path) -> Path:
     """
     root = own_root(environment, base)
     try:
-        return private_folder(root, make=True)
-    except (NotPrivate, OSError) as error:
-        reason = str(error) if isinstance(error, NotPrivate) else f"{printable(root)}: {reason_of(error)}"
+        return private_folders.private_folder(root, make=True)
+    except (private_folders.NotPrivate, OSError) as error:
+        reason = (
+            str(error)
+            if isinstance(error, private_folders.NotPrivate)
+            else f"{errors.printable(root)}: {errors.reason_of(error)}"
+        )
         message = f"cannot make the own root: {reason}; --isolated=OWN names another one, for env --root OWN"
-        raise NoRoot(message) from error
+        raise isolated.NoRoot(message) from error
 
 
 def base_at(environment: Environment, folder: str | Path) -> Path:
     """Return the absolute path of a base. Raises :class:`BadRequest` if there is no such folder."""
     base = Path(os.path.normpath(environment.expand(os.fspath(folder))))
     if not folder or not base.is_dir():
-        raise BadRequest(f"--base {os.fspath(folder)!r} is not a directory")
+        raise errors.BadRequest(f"--base {os.fspath(folder)!r} is not a directory")
     return base
 
 
@@ -164,7 +168,7 @@ def start_from(
     root = make_own_root(environment, base) if root is None else root
     there, here = base.resolve(), root.resolve()
     if there == here or there in here.parents or here in there.parents:
-        raise BadRequest(f"the base {base} and the own root {root} must not contain one another")
+        raise errors.BadRequest(f"the base {base} and the own root {root} must not contain one another")
     here.mkdir(mode=0o700, parents=True, exist_ok=True)
     if (place := next(open_to_others(base), None)) is not None:
         notice(f"base: other users can write to {place}, and programs run what is in a base")
@@ -176,7 +180,7 @@ def start_from(
         if name not in source or any(abilities[one] is not None for one in (Ability.RELOCATE, Ability.PUT)):
             continue
         counts = Moved(name)
-        copy_layer(source[name], own[name], counts)
+        copying.copy_layer(source[name], own[name], counts)
         is_empty = is_empty and not (counts.placed or counts.there or counts.failed)
         said = {"copied": counts.placed, "there before": counts.there}
         if words := ", ".join(f"{number:,} {word}" for word, number in said.items() if number):
@@ -191,4 +195,4 @@ def base_keys(environment: Environment, base: Path, layers: Iterable[str] = ()) 
     """Return the keys of the entries of a base, by layer: what an own root has from it, or need not have."""
     names = tuple(layers)
     source = LayerSet(environment_of(environment, base))
-    return {layer.name: keys_of(layer) for layer in source if not names or layer.name in names}
+    return {layer.name: copying.keys_of(layer) for layer in source if not names or layer.name in names}

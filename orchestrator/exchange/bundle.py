@@ -20,11 +20,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
+from cachectl.exchange import place
 from cachectl.exchange.format import is_name
-from cachectl.exchange.place import BadStore, Changed, Stored, StorePlace, TransferFailed
-from cachectl.layers.base.errors import LARGEST_BUNDLE, SPARED_ROOM, BadRequest, CachectlError, printable
-from cachectl.layers.disk import atomic
-from cachectl.layers.disk.locking import is_same_file, take_flock
+from cachectl.layers.base import errors
+from cachectl.layers.disk import atomic, locking
 from cachectl.layers.disk.plain import own_name
 
 if TYPE_CHECKING:
@@ -61,13 +60,13 @@ def unnamed_file(environment: Environment) -> BinaryIO:
 
 def spool(file: BinaryIO, data: bytes, environment: Environment, shown: str) -> None:
     """Add to an unnamed file. Raises :class:`TransferFailed` if that would fill a disk that others use too."""
-    lacks_room = file.tell() > LARGEST_BUNDLE
+    lacks_room = file.tell() > errors.LARGEST_BUNDLE
     if hasattr(os, "fstatvfs"):
         disk = os.fstatvfs(file.fileno())
-        spared = min(SPARED_ROOM, disk.f_blocks * disk.f_frsize // 20) + _CHUNK
+        spared = min(errors.SPARED_ROOM, disk.f_blocks * disk.f_frsize // 20) + _CHUNK
         lacks_room |= disk.f_bavail * disk.f_frsize < spared
     if lacks_room:
-        raise TransferFailed(f"{environment.temporary} has no room for {shown}; set TMPDIR to a larger folder")
+        raise place.TransferFailed(f"{environment.temporary} has no room for {shown}; set TMPDIR to a larger folder")
     file.write(data)
 
 
@@ -77,7 +76,7 @@ def spooled(environment: Environment, chunks: Iterable[bytes], shown: str) -> Bi
     for chunk in chunks:
         if not file.tell() and not is_begun_by(chunk):
             # Before a device that never ends is copied.
-            raise BadStore(f"{shown} is not a bundle of cachectl")
+            raise place.BadStore(f"{shown} is not a bundle of cachectl")
         spool(file, chunk, environment, shown)
     file.flush()
     return file
@@ -114,7 +113,7 @@ class _NewBundle(zipfile.ZipFile):
         self.fp = None
 
 
-class BundlePlace(StorePlace):
+class BundlePlace(place.StorePlace):
     """A bundle in a file; without a path in standard input or, if it ``writes``, in standard output.
 
     Everything is read through one descriptor. A pipe is read once, into an unnamed file. With ``force`` a file that is
@@ -128,7 +127,7 @@ class BundlePlace(StorePlace):
     ) -> None:
         # The name of a shell's pipe leads nowhere.
         self._path = path.resolve() if path is not None and (writes or path.is_file()) else path
-        self.shown = "-" if path is None else printable(path)
+        self.shown = "-" if path is None else errors.printable(path)
         self._environment = environment
         self._writes = writes
         self._force = force
@@ -146,10 +145,10 @@ class BundlePlace(StorePlace):
             if self._old is not None and self._old.seek(0, os.SEEK_END):
                 try:
                     self._members = _members(self._old, self.shown)
-                except BadStore as error:
+                except place.BadStore as error:
                     if not self._force:
                         advice = "; name another file, or replace it with --force" if self._writes else ""
-                        raise BadStore(f"{error}{advice}") from error
+                        raise place.BadStore(f"{error}{advice}") from error
             self._is_open = True
         return self._members
 
@@ -157,10 +156,10 @@ class BundlePlace(StorePlace):
         if self._path is None:
             verb, stream = ("printed to", sys.stdout) if self._writes else ("read from", sys.stdin)
             if stream.isatty():
-                raise BadRequest(f"a bundle is binary and is not {verb} a terminal; name a FILE")
+                raise errors.BadRequest(f"a bundle is binary and is not {verb} a terminal; name a FILE")
             return None if self._writes else spooled(self._environment, pieces(sys.stdin.buffer), self.shown)
         if self._writes and self._path.exists() and not self._path.is_file():
-            raise BadRequest(f"{self.shown} is no plain file; name another FILE, or - for standard output")
+            raise errors.BadRequest(f"{self.shown} is no plain file; name another FILE, or - for standard output")
         try:
             # In a network file system, only a file that is open for writing can be locked for writing.
             file = open(self._path, "r+b" if self._writes and os.access(self._path, os.W_OK) else "rb")  # noqa: SIM115
@@ -171,11 +170,13 @@ class BundlePlace(StorePlace):
         with file:
             return spooled(self._environment, pieces(file), self.shown)
 
-    def names(self, folder: str) -> Sequence[Stored]:
+    def names(self, folder: str) -> Sequence[place.Stored]:
         """List the names in a folder."""
         found = {}
         for members in filter(None, (self._opened(), self._new)):
-            found.update({info.filename: Stored(info.filename, info.file_size, None) for info in members.infolist()})
+            found.update(
+                {info.filename: place.Stored(info.filename, info.file_size, None) for info in members.infolist()}
+            )
         prefix = f"{folder}/"
         return [stored for name, stored in found.items() if name.startswith(prefix) and name not in self._removed]
 
@@ -185,7 +186,7 @@ class BundlePlace(StorePlace):
             info = members.NameToInfo.get(name)
             if info is not None and name not in self._removed:
                 if info.file_size > most:
-                    raise BadStore(f"{self.shown}: {name} has more than the {most:,} bytes that it may have")
+                    raise place.BadStore(f"{self.shown}: {name} has more than the {most:,} bytes that it may have")
                 with _reading(self.shown):
                     return members.read(info)
         raise self.lacks(name)
@@ -211,7 +212,7 @@ class BundlePlace(StorePlace):
         """Open the new bundle in an unnamed file; other pushes to the old one wait until it is in its place."""
         if self._old is None or self._path is None:
             return _NewBundle(self._unnamed(), "w")
-        take_flock(self._old.fileno(), wait=True)
+        locking.take_flock(self._old.fileno(), wait=True)
         self._require_same()
         file = self._unnamed()
         os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(self._old.fileno()).st_mode))
@@ -229,9 +230,9 @@ class BundlePlace(StorePlace):
         """Raise :class:`Changed` if another command has replaced or made the bundle meanwhile."""
         if self._path is None:
             return
-        same = not self._path.exists() if self._old is None else is_same_file(self._path, self._old.fileno())
+        same = not self._path.exists() if self._old is None else locking.is_same_file(self._path, self._old.fileno())
         if not same:
-            raise Changed(self.shown)
+            raise place.Changed(self.shown)
 
     def finish(self) -> None:
         """Complete the new bundle with what stays of the old one, and put it in its place."""
@@ -260,9 +261,9 @@ class BundlePlace(StorePlace):
         try:
             yield
         except OSError as error:
-            if isinstance(error, CachectlError):
+            if isinstance(error, errors.CachectlError):
                 raise
-            raise TransferFailed(f"cannot write {self.shown}: {error.strerror or error}") from error
+            raise place.TransferFailed(f"cannot write {self.shown}: {error.strerror or error}") from error
 
     def _publish(self, file: BinaryIO) -> None:
         """Put the complete file in its place, or copy it to standard output."""
@@ -276,13 +277,13 @@ class BundlePlace(StorePlace):
             _link(file, self._path, None if self._old is None else stage)
         except FileExistsError as error:
             # A first push was faster.
-            raise Changed(self.shown) from error
+            raise place.Changed(self.shown) from error
         except OSError:
             # It lies elsewhere, or the system does not show open files.
             try:
                 (atomic.new_file if self._old is None else atomic.replace_file)(self._path, chunks_of(file))
             except FileExistsError as error:
-                raise Changed(self.shown) from error
+                raise place.Changed(self.shown) from error
         finally:
             atomic.remove_file(stage)
 
@@ -320,10 +321,12 @@ def _members(file: BinaryIO, shown: str) -> zipfile.ZipFile:
             plain = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits
             inside = info.file_size == info.compress_size and 0 <= info.header_offset <= end - info.file_size
             if not (fit and plain and inside):
-                raise BadStore(f"{shown}: {printable(info.filename)[:200]} is not a member that a bundle has")
+                raise place.BadStore(
+                    f"{shown}: {errors.printable(info.filename)[:200]} is not a member that a bundle has"
+                )
             found.add(info.filename)
         if sum(info.file_size for info in members.infolist()) > end:
-            raise BadStore(f"{shown} is damaged: its members overlap")
+            raise place.BadStore(f"{shown} is damaged: its members overlap")
         return members
 
 
@@ -332,12 +335,12 @@ def _require_directory(file: BinaryIO, shown: str) -> int:
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     if not is_begun_by(file.read(_CHUNK)) or size < _END.size:
-        raise BadStore(f"{shown} is not a bundle of cachectl")
+        raise place.BadStore(f"{shown} is not a bundle of cachectl")
     stop = size - _END.size
     file.seek(stop)
     magic, *_, members, length, start, comment = _END.unpack(file.read(_END.size))
     if magic != b"PK\x05\x06" or comment:
-        raise BadStore(f"{shown} is cut short, or has bytes after its end")
+        raise place.BadStore(f"{shown} is cut short, or has bytes after its end")
     if stop >= _LARGE_END.size + _LOCATOR.size:
         file.seek(stop - _LOCATOR.size)
         if file.read(4) == b"PK\x06\x07":
@@ -345,11 +348,11 @@ def _require_directory(file: BinaryIO, shown: str) -> int:
             file.seek(stop)
             magic, *_, members, length, start = _LARGE_END.unpack(file.read(_LARGE_END.size))
             if magic != b"PK\x06\x06":
-                raise BadStore(f"{shown} is damaged: its end cannot be read")
+                raise place.BadStore(f"{shown} is damaged: its end cannot be read")
     if members > _MOST_MEMBERS or length > _LARGEST_DIRECTORY:
-        raise BadStore(f"{shown} has a directory of {members:,} members and {length:,} bytes, which is too large")
+        raise place.BadStore(f"{shown} has a directory of {members:,} members and {length:,} bytes, which is too large")
     if start + length != stop:
-        raise BadStore(f"{shown} is damaged: its directory is not where it should be")
+        raise place.BadStore(f"{shown} is damaged: its directory is not where it should be")
     return int(start)
 
 
@@ -358,7 +361,7 @@ def _reading(shown: str) -> Iterator[None]:
     """Turn any error of a damaged zip into one line."""
     try:
         yield
-    except (CachectlError, OSError, MemoryError):
+    except (errors.CachectlError, OSError, MemoryError):
         raise
     except Exception as error:
-        raise BadStore(f"{shown} is damaged: {printable(str(error)) or type(error).__name__}") from error
+        raise place.BadStore(f"{shown} is damaged: {errors.printable(str(error)) or type(error).__name__}") from error

@@ -17,17 +17,16 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+from cachectl import listing
+from cachectl.exchange import trust
 from cachectl.exchange.format import Item, artifact_of, complaint
-from cachectl.exchange.trust import Untrusted
 from cachectl.layer_set import LayerSet
+from cachectl.layers.base import errors
 from cachectl.layers.base.environment import user_name, user_state_folder
-from cachectl.layers.base.errors import FAILURES, EntryExists, LayerError, Unsettled, printable, reason_of
 from cachectl.layers.base.facts import Ability, Artifact, Entry, Note
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.disk.trust import deciding_owner, shared_because, shared_within
-from cachectl.listing import Trouble, listed
-from cachectl.switching.isolated import isolated_root, relocations
-from cachectl.switching.run import environment_of
+from cachectl.switching import isolated, run
 from cachectl.transfer import Moved
 
 if TYPE_CHECKING:
@@ -124,13 +123,13 @@ def entries_of(
     Entries of other programs are left out, unless the selection names one. With ``below`` only roots below a folder
     count: some libraries fall back to folders of the machine.
     """
-    for entry in listed((layer,), selection, partial(_note, done), contents=selection.needs_contents):
+    for entry in listing.listed((layer,), selection, partial(_note, done), contents=selection.needs_contents):
         is_inside = below is None or entry.root.is_relative_to(below)
         if is_inside and (entry.guest is None or selection.key is not None) and entry.key.startswith(prefix):
             yield entry
 
 
-def _note(done: Moved, trouble: Trouble) -> None:
+def _note(done: Moved, trouble: listing.Trouble) -> None:
     """Note what could not be listed."""
     notes = done.failed if trouble.failed else done.skipped
     notes.append(Note("*" if trouble.path is None else str(trouble.path), trouble.message))
@@ -138,7 +137,7 @@ def _note(done: Moved, trouble: Trouble) -> None:
 
 def keys_of(layer: Layer) -> frozenset[str]:
     """Return the keys of all entries of a layer; what cannot be listed is left out."""
-    return frozenset(entry.key for entry in listed((layer,), ALL, lambda _: None, contents=False))
+    return frozenset(entry.key for entry in listing.listed((layer,), ALL, lambda _: None, contents=False))
 
 
 def described(layer: Layer, entries: Sequence[Entry], done: Moved) -> list[Entry]:
@@ -147,10 +146,10 @@ def described(layer: Layer, entries: Sequence[Entry], done: Moved) -> list[Entry
     Entries that cannot be read are left out and noted.
     """
     selections = [Selection(key=entry.key) for entry in entries] if len(entries) <= _FEW else [ALL]
-    troubles: list[Trouble] = []
+    troubles: list[listing.Trouble] = []
     full = {entry.key: entry for entry in entries}
     paths = {entry.root / entry.key: entry.key for entry in entries}
-    for entry in chain.from_iterable(listed((layer,), selection, troubles.append) for selection in selections):
+    for entry in chain.from_iterable(listing.listed((layer,), selection, troubles.append) for selection in selections):
         if full.get(entry.key) is not None and full[entry.key].root == entry.root:
             full[entry.key] = entry
     for trouble in troubles:
@@ -168,7 +167,7 @@ def read_entries(layer: Layer, entries: Sequence[Entry], done: Moved) -> Iterato
     keys = [entry.key for entry in entries]
     try:
         read = layer.get_many(keys)
-    except FAILURES as error:
+    except errors.FAILURES as error:
         read = dict.fromkeys(keys, error)
     for entry in entries:
         artifact = read.get(entry.key)
@@ -176,7 +175,7 @@ def read_entries(layer: Layer, entries: Sequence[Entry], done: Moved) -> Iterato
             done.skipped.append(Note(entry.key, "vanished meanwhile"))
             continue
         if not isinstance(artifact, Artifact):
-            done.failed.append(Note(entry.key, reason_of(artifact)))
+            done.failed.append(Note(entry.key, errors.reason_of(artifact)))
             continue
         item = Item(
             layer=layer.name,
@@ -201,18 +200,18 @@ def _place(layer: Layer, artifacts: Sequence[Artifact], done: Moved) -> list[str
     """Place new artifacts in a layer, count the results, and return the keys of the entries that are there now."""
     try:
         results = layer.put_new(artifacts)
-    except FAILURES as error:
+    except errors.FAILURES as error:
         # The error is about the layer as a whole.
         results = [error for _ in artifacts]
     reached = _reached(layer, artifacts, results)
     present = []
     for artifact, result in zip(artifacts, results, strict=True):
-        if isinstance(result, EntryExists):
+        if isinstance(result, errors.EntryExists):
             done.kept.append(Note(artifact.key, "a different or damaged entry is here, and stays"))
             continue
-        is_new = artifact.key in reached or isinstance(result, Unsettled) or result is True
-        if isinstance(result, FAILURES) and artifact.key not in reached:
-            done.failed.append(Note(artifact.key, reason_of(result)))
+        is_new = artifact.key in reached or isinstance(result, errors.Unsettled) or result is True
+        if isinstance(result, errors.FAILURES) and artifact.key not in reached:
+            done.failed.append(Note(artifact.key, errors.reason_of(result)))
             if not is_new:
                 continue
         present.append(artifact.key)
@@ -231,10 +230,10 @@ def _reached(layer: Layer, artifacts: Sequence[Artifact], results: Sequence[bool
     failed = {
         artifact.key: artifact.data
         for artifact, result in pairs
-        if isinstance(result, FAILURES) and not isinstance(result, (EntryExists, Unsettled))
+        if isinstance(result, errors.FAILURES) and not isinstance(result, (errors.EntryExists, errors.Unsettled))
     }
     held: Mapping[str, object] = {}
-    with suppress(*FAILURES):
+    with suppress(*errors.FAILURES):
         held = layer.get_many(list(failed)) if failed else {}
     return {key for key, entry in held.items() if isinstance(entry, Artifact) and entry.data == failed[key]}
 
@@ -251,7 +250,7 @@ def root_of(environment: Environment, folder: Path) -> LayerSet | None:
     in_cache, in_home = _folders(bare)
     if (folder / "xdg").is_dir():
         changes: dict[str, str] = {}
-        for switch in relocations(LayerSet(bare), folder).values():
+        for switch in isolated.relocations(LayerSet(bare), folder).values():
             changes.update(switch.set)
         return LayerSet(bare.with_variables(changes))
     if any((folder / name).is_dir() for name in in_cache):
@@ -277,7 +276,7 @@ def _bare(environment: Environment) -> Environment:
     """Drop every variable that moves a layer, or switches one off: they are meant for other folders."""
     layers = tuple(LayerSet(environment))
     switches = [layer.disable() for layer in layers if layer.abilities()[Ability.DISABLE] is None]
-    names = {name for switch in (*switches, *relocations(layers, Path("/")).values()) for name in switch.set}
+    names = {name for switch in (*switches, *isolated.relocations(layers, Path("/")).values()) for name in switch.set}
     return environment.with_variables(dict.fromkeys(names))
 
 
@@ -293,8 +292,10 @@ def require_own(path: Path, folders: Iterable[Path] = ()) -> None:
         with suppress(FileNotFoundError, NotADirectoryError):
             reason = reason or shared_within(one)
     if reason is not None:
-        message = f"{printable(path)}: another user can write it ({reason}); pass --trust if you trust its content"
-        raise Untrusted(message)
+        message = (
+            f"{errors.printable(path)}: another user can write it ({reason}); pass --trust if you trust its content"
+        )
+        raise trust.Untrusted(message)
 
 
 def place_of_file(layers: Iterable[Layer], file: Path) -> tuple[Layer, Path] | None:
@@ -310,8 +311,8 @@ def layers_with_file(
     environment: Environment, layer: Layer, file: Path, place: Path
 ) -> Iterator[tuple[LayerSet, Path]]:
     """Yield the layers of a temporary root with a copy of a database file in its place, and that copy's path."""
-    with isolated_root(environment) as root:
-        stack = LayerSet(environment_of(environment, root.resolve()))
+    with isolated.isolated_root(environment) as root:
+        stack = LayerSet(run.environment_of(environment, root.resolve()))
         copied = stack[layer.name].roots()[0].path / place
         copied.parent.mkdir(parents=True, exist_ok=True)
         if file.exists():
@@ -333,5 +334,5 @@ def copy_database(source: Path, target: Path) -> None:
             there.backup(here)
             here.execute("pragma journal_mode=delete")
     except sqlite3.Error as error:
-        raise LayerError("sqlite", f"cannot be read: {error}", source) from error
+        raise errors.LayerError("sqlite", f"cannot be read: {error}", source) from error
     os.chmod(target, 0o600)

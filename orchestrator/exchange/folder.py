@@ -14,48 +14,47 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from cachectl.exchange import place
 from cachectl.exchange.format import MOST_NAMES
-from cachectl.exchange.place import BadStore, Missing, Stored, StorePlace, TransferFailed
-from cachectl.layers.base.errors import CachectlError, printable
-from cachectl.layers.base.lazy import regex
-from cachectl.layers.disk.atomic import remove_file, replace_file
-from cachectl.layers.disk.handles import open_folder
-from cachectl.layers.disk.plain import open_plain
-from cachectl.layers.disk.presence import means_absent, means_no_file
+from cachectl.layers.base import errors, lazy
+from cachectl.layers.disk import atomic, handles, plain, presence
 
 _CHUNK: Final = 1 << 20
 #: Permissions to read a file.
 _READABLE: Final = 0o444
 #: Names of files of a store, and of their stages.
-_WRITTEN: Final = regex(r"[a-z0-9.-]*[0-9a-f]{16}")
+_WRITTEN: Final = lazy.regex(r"[a-z0-9.-]*[0-9a-f]{16}")
 
 
-class FolderPlace(StorePlace):
+class FolderPlace(place.StorePlace):
     """A folder with the folders ``index`` and ``packs``, which are made by the first write."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.shown = printable(folder)
+        self.shown = errors.printable(folder)
 
-    def names(self, folder: str) -> Sequence[Stored]:
+    def names(self, folder: str) -> Sequence[place.Stored]:
         """List the plain files in a folder, as far as a store can have so many."""
-        found: list[Stored] = []
+        found: list[place.Stored] = []
         try:
             with self._opened("list", folder) as handle, os.scandir(handle) as entries:
                 for entry in entries:
                     with suppress(FileNotFoundError):
                         status = entry.stat(follow_symlinks=False)
                         if stat.S_ISREG(status.st_mode):
-                            found.append(Stored(f"{folder}/{entry.name}", status.st_size, status.st_mtime))
+                            found.append(place.Stored(f"{folder}/{entry.name}", status.st_size, status.st_mtime))
                     if len(found) > MOST_NAMES:
                         break
-        except Missing:
+        except place.Missing:
             return []
         return found
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
-        with self._opened("read", name) as folder, os.fdopen(open_plain(_last(name), dir_fd=folder), "rb") as file:
+        with (
+            self._opened("read", name) as folder,
+            os.fdopen(plain.open_plain(_last(name), dir_fd=folder), "rb") as file,
+        ):
             return self.bounded(name, file.read(most + 1), most)
 
     def write(self, name: str, data: bytes) -> None:
@@ -75,13 +74,13 @@ class FolderPlace(StorePlace):
             with suppress(OSError):
                 # A link in the place would be replaced; its mode must not be taken over.
                 if not stat.S_ISREG(os.stat(file, dir_fd=folder, follow_symlinks=False).st_mode):
-                    remove_file(file, folder)
+                    atomic.remove_file(file, folder)
             chunks = [data[at : at + _CHUNK] for at in range(0, len(data), _CHUNK)]
             try:
-                replace_file(file, chunks, folder=folder, mode=mode & _READABLE)
+                atomic.replace_file(file, chunks, folder=folder, mode=mode & _READABLE)
             except PermissionError:
                 # In a sticky folder, the same file of another user cannot be replaced.
-                with suppress(CachectlError):
+                with suppress(errors.CachectlError):
                     if self.read(name, len(data)) == data:
                         return
                 raise
@@ -89,8 +88,8 @@ class FolderPlace(StorePlace):
     def remove(self, names: Sequence[str]) -> None:
         """Remove files."""
         for name in names:
-            with suppress(Missing), self._opened("remove", name) as folder:
-                remove_file(_last(name), folder)
+            with suppress(place.Missing), self._opened("remove", name) as folder:
+                atomic.remove_file(_last(name), folder)
 
     @contextmanager
     def _opened(self, verb: str, name: str) -> Iterator[int]:
@@ -99,10 +98,10 @@ class FolderPlace(StorePlace):
             above = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
             part = name.partition("/")[0]
             try:
-                folder = open_folder(part, above)
+                folder = handles.open_folder(part, above)
             except OSError as error:
                 if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                    raise BadStore(f"{self.shown}: {part} is a link or no folder") from error
+                    raise place.BadStore(f"{self.shown}: {part} is a link or no folder") from error
                 raise
             finally:
                 os.close(above)
@@ -116,17 +115,21 @@ class FolderPlace(StorePlace):
         try:
             yield
         except OSError as error:
-            if isinstance(error, CachectlError):
+            if isinstance(error, errors.CachectlError):
                 raise
             reason, advice = error.strerror or str(error), ""
             if isinstance(error, NotADirectoryError):
                 advice = "; name a folder or a URL"
-            elif (verb == "read" and means_no_file(error)) or (verb != "write" and means_absent(error)):
+            elif (verb == "read" and presence.means_no_file(error)) or (
+                verb != "write" and presence.means_absent(error)
+            ):
                 raise self.lacks(name) from error
             elif isinstance(error, PermissionError):
                 access = "g+rX" if verb in ("list", "read") else "g+rwX"
                 advice = f"; chmod -R {access} {self.shown} lets the group of the folder do it"
-            raise TransferFailed(f"cannot {verb} {self.shown}/{printable(name)}: {reason}{advice}") from error
+            raise place.TransferFailed(
+                f"cannot {verb} {self.shown}/{errors.printable(name)}: {reason}{advice}"
+            ) from error
 
 
 def _last(name: str) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cachectl.exchange.place import BadStore, Stored
-from cachectl.layers.base.errors import LARGEST_ENTRY, LARGEST_SIGNATURE, MOST_DETAILS, CachectlError, key_complaint
+from cachectl.layers.base import errors
 from cachectl.layers.base.facts import Artifact, Entry
 from cachectl.layers.base.lazy import regex
 
@@ -177,10 +177,10 @@ def complaint(item: Item) -> str | None:
     numbers = (item.bytes, item.offset, 0 if item.modified is None else item.modified)
     if any(type(number) is not int or number < 0 for number in numbers):
         return "an invalid size, offset or time"
-    if item.bytes > LARGEST_ENTRY or (item.modified or 0) > _LATEST:
+    if item.bytes > errors.LARGEST_ENTRY or (item.modified or 0) > _LATEST:
         return f"an entry of {item.bytes} bytes, or of a time to come"
     tables = (item.detail, item.versions)
-    if not all(isinstance(table, dict) and len(table) <= MOST_DETAILS for table in tables):
+    if not all(isinstance(table, dict) and len(table) <= errors.MOST_DETAILS for table in tables):
         return "a value that should be a table of few details and is not"
     texts = [
         item.layer,
@@ -196,7 +196,7 @@ def complaint(item: Item) -> str | None:
         return "a value that should be a text of bounded length and is not"
     if not _LAYER.fullmatch(item.layer) or not _DIGEST.fullmatch(item.sha256):
         return "an invalid layer name or checksum"
-    wrong = key_complaint(item.key)
+    wrong = errors.key_complaint(item.key)
     if wrong is None and (item.key.startswith("/") or ".." in item.key.split("/")):
         wrong = "leads outside its root"
     return None if wrong is None else f"the key {item.key[:200]!r}, which {wrong}"
@@ -236,7 +236,7 @@ def parse_key(name: str, document: bytes | Mapping[str, Any]) -> StoreKey:
     try:
         value = json.loads(document) if isinstance(document, bytes) else document
         layer, facts = value["layer"], value["facts"]
-        valid = isinstance(layer, str) and len(facts) <= MOST_DETAILS
+        valid = isinstance(layer, str) and len(facts) <= errors.MOST_DETAILS
         valid = valid and all(isinstance(text, str) or text is None for text in facts.values())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BadStore(f"{shown} cannot be read: {type(error).__name__}") from error
@@ -301,7 +301,7 @@ def parse_part(name: PartName, text: bytes) -> Part:
 
 
 def _is_pack(pack: Pack) -> bool:
-    most = _most_packed(LARGEST_ENTRY)
+    most = _most_packed(errors.LARGEST_ENTRY)
     sizes = (pack.packed, pack.unpacked)
     return _DIGEST.fullmatch(pack.sha256) is not None and all(type(one) is int and 0 <= one <= most for one in sizes)
 
@@ -358,7 +358,7 @@ def _opened(shown: str, sha256: str, file: bytes, most: int) -> tuple[bytes, byt
     _require(shown, len(file) >= _FRAME.size, "too few bytes")
     magic, length = _FRAME.unpack_from(file)
     at = _FRAME.size + length
-    _require(shown, magic == _SKIPPABLE and length <= LARGEST_SIGNATURE and at <= len(file), "no beginning")
+    _require(shown, magic == _SKIPPABLE and length <= errors.LARGEST_SIGNATURE and at <= len(file), "no beginning")
     zstd = _zstd()
     frames = zstd.decompressor()
     try:
@@ -376,7 +376,7 @@ def _most_packed(size: int) -> int:
 
 
 #: The largest file of an index part, in bytes.
-MOST_PART: Final = _most_packed(_LARGEST_PART) + LARGEST_SIGNATURE
+MOST_PART: Final = _most_packed(_LARGEST_PART) + errors.LARGEST_SIGNATURE
 
 
 def _require(name: str, condition: bool, what: str) -> None:
@@ -388,5 +388,5 @@ def _zstd() -> types.ModuleType:
     try:
         from cachectl.layers.formats import zstd
     except ImportError as error:
-        raise CachectlError("a store needs zstd, and this Python was built without it") from error
+        raise errors.CachectlError("a store needs zstd, and this Python was built without it") from error
     return zstd

@@ -9,11 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from cachectl.exchange import format as stores
+from cachectl.exchange import memory, trust
 from cachectl.exchange.format import Item, Pack, Part, PartName, StoreKey
-from cachectl.exchange.memory import StoreMemory
 from cachectl.exchange.place import STREAM, BadStore, Missing, StorePlace, is_url
-from cachectl.exchange.trust import Forged, Judge, Untrusted
-from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base import errors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +34,7 @@ def place_of(address: str | Path, environment: Environment, *, writes: bool = Fa
     """
     url = str(address)
     if not url:
-        raise BadRequest("no store is named; name a bundle FILE, a folder or a URL")
+        raise errors.BadRequest("no store is named; name a bundle FILE, a folder or a URL")
     if url.lower().startswith(("oci://", "oci+http://")):
         from cachectl.exchange.registry import RegistryPlace
 
@@ -62,10 +61,10 @@ class StoreIndex:
     remembers. :meth:`save` writes to that; until then nothing is written.
     """
 
-    def __init__(self, place: StorePlace, environment: Environment, judges: Sequence[Judge] = ()) -> None:
+    def __init__(self, place: StorePlace, environment: Environment, judges: Sequence[trust.Judge] = ()) -> None:
         self.place = place
         self.environment = environment
-        self.memory = None if place.is_bundle else StoreMemory(environment, place.shown)
+        self.memory = None if place.is_bundle else memory.StoreMemory(environment, place.shown)
         self._judges = judges
         self._parts: dict[PartName, Part] = {}
         self._keys: dict[str, StoreKey] = {}
@@ -114,9 +113,9 @@ class StoreIndex:
             try:
                 signer = judge.signer(text, signature)
                 break
-            except Untrusted as error:
+            except trust.Untrusted as error:
                 reason = reason or error
-            except Forged as error:
+            except trust.Forged as error:
                 raise BadStore(f"{name}: {error}") from error
         if reason is not None and signer is None:
             raise reason

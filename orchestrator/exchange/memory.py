@@ -20,11 +20,7 @@ from typing import Final, NamedTuple
 from cachectl.exchange.format import INDEX, is_name
 from cachectl.exchange.place import is_url
 from cachectl.layers.base.environment import Environment, user_state_folder
-from cachectl.layers.disk.atomic import remove_file, replace_file
-from cachectl.layers.disk.handles import opened, status_of
-from cachectl.layers.disk.plain import read_plain
-from cachectl.layers.disk.presence import nearest
-from cachectl.layers.disk.trust import shared_because
+from cachectl.layers.disk import atomic, handles, plain, presence, trust
 
 _SEEN: Final = "seen.json"
 #: Largest record that is read, in bytes, and most vanished parts in it.
@@ -68,7 +64,7 @@ class StoreMemory:
             return self._new[name]
         try:
             with self._opened() as folder:
-                return read_plain(name, dir_fd=folder, most=most)
+                return plain.read_plain(name, dir_fd=folder, most=most)
         except OSError:
             return None
 
@@ -92,10 +88,10 @@ class StoreMemory:
         gone = []
         with suppress(OSError), self._opened(make=bool(self._new or newest.parts)) as folder:
             for name in self._before:
-                status = status_of(folder, name)
+                status = handles.status_of(folder, name)
                 is_own = status is not None and stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
                 if is_own and is_name(INDEX + name) and name not in listed and name not in self._new:
-                    remove_file(name, folder)
+                    atomic.remove_file(name, folder)
                     gone.append(name)
             known = Newest() if afresh else self.seen()
             # Another process may have seen newer ones meanwhile.
@@ -105,15 +101,15 @@ class StoreMemory:
             if afresh or seen != known:
                 self.add(_SEEN, json.dumps(seen).encode())
             for name, data in self._new.items():
-                replace_file(name, [data], folder=folder)
+                atomic.replace_file(name, [data], folder=folder)
         self._new.clear()
 
     @contextmanager
     def _opened(self, *, make: bool = False) -> Iterator[int]:
         """Open the folder. Raises :class:`OSError` if another user could write there, and for a link."""
-        if (why := shared_because(nearest(self._folder))) is not None:
+        if (why := trust.shared_because(presence.nearest(self._folder))) is not None:
             raise PermissionError(errno.EPERM, why, str(self._folder))
         if make:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with opened(str(self._folder)) as folder:
+        with handles.opened(str(self._folder)) as folder:
             yield folder

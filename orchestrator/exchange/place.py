@@ -17,7 +17,7 @@ from threading import Thread
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import parse_qsl, unquote
 
-from cachectl.layers.base.errors import CachectlError, printable
+from cachectl.layers.base import errors
 
 _T = TypeVar("_T")
 
@@ -30,7 +30,7 @@ _URL: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]+://", re.IGN
 _SECRETS: Final = (re.compile(r"(?<=//)[^/@\s]+(?=@)"), re.compile(r"(?<=\?)[^\s'\"]+"))
 
 
-class TransferFailed(CachectlError):
+class TransferFailed(errors.CachectlError):
     """A place could not be read or written."""
 
 
@@ -41,11 +41,11 @@ class Changed(TransferFailed):
         super().__init__(f"{shown} was written by another command meanwhile; push again")
 
 
-class Missing(CachectlError, FileNotFoundError):
+class Missing(errors.CachectlError, FileNotFoundError):
     """A name that a store does not have."""
 
 
-class BadStore(CachectlError, ValueError):
+class BadStore(errors.CachectlError, ValueError):
     """A store in which something is missing, cut or changed. Nothing in it may be used."""
 
 
@@ -99,12 +99,12 @@ class StorePlace(ABC):
 
     def lacks(self, name: str) -> Missing:
         """Return the error for a name that the store does not have."""
-        return Missing(f"{self.shown}: {printable(name)} is missing")
+        return Missing(f"{self.shown}: {errors.printable(name)} is missing")
 
     def bounded(self, name: str, data: bytes, most: int) -> bytes:
         """Return what was read of a name. Raises :class:`BadStore` for more than ``most`` bytes."""
         if len(data) > most:
-            raise BadStore(f"{self.shown}: {printable(name)} has more than the {most:,} bytes that it may have")
+            raise BadStore(f"{self.shown}: {errors.printable(name)} has more than the {most:,} bytes that it may have")
         return data
 
 

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cachectl.exchange.format import Item
+from cachectl.layers.base import parts
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.parts import UNFORESEEN, Facts, Outlook, Portability
 
 if TYPE_CHECKING:
-    from cachectl.layer_set import LayerSet
+    from cachectl import layer_set
 
 _EVERYWHERE: Final = {"platform": "another system's", "machine": "another kind of processor's"}
 
@@ -32,7 +32,7 @@ class Difference(NamedTuple):
     decides: bool
 
 
-def portability_key(portability: Portability | None, environment: Environment) -> dict[str, str | None]:
+def portability_key(portability: parts.Portability | None, environment: Environment) -> dict[str, str | None]:
     """Return the facts of an environment that decide whether entries of a layer can be hit elsewhere."""
     facts: dict[str, str | None] = {"platform": environment.platform, "machine": platform.machine() or None}
     if portability is not None:
@@ -40,7 +40,7 @@ def portability_key(portability: Portability | None, environment: Environment) -
     return facts
 
 
-def portability_digest(stack: LayerSet) -> str:
+def portability_digest(stack: layer_set.LayerSet) -> str:
     """Return 16 hexadecimal digits that are equal where the same entries of all clearable layers can be hit."""
     keys = {
         layer.name: portability_key(stack.portability(layer.name), stack.environment) for layer in stack.clearable()
@@ -48,11 +48,11 @@ def portability_digest(stack: LayerSet) -> str:
     return hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _deciding(portability: Portability | None) -> Mapping[str, str]:
+def _deciding(portability: parts.Portability | None) -> Mapping[str, str]:
     return _EVERYWHERE if portability is None else {**_EVERYWHERE, **portability.deciding}
 
 
-def differences(portability: Portability | None, there: Facts, here: Facts) -> tuple[Difference, ...]:
+def differences(portability: parts.Portability | None, there: parts.Facts, here: parts.Facts) -> tuple[Difference, ...]:
     """List the facts of a place that differ here, or that either place does not know."""
     deciding = _deciding(portability)
     return tuple(
@@ -69,12 +69,12 @@ def why_not(differing: Iterable[Difference]) -> str | None:
 
 
 def outlook(
-    portability: Portability | None,
+    portability: parts.Portability | None,
     item: Item,
-    there: Facts,
+    there: parts.Facts,
     environment: Environment,
     differing: Iterable[Difference],
-) -> Outlook:
+) -> parts.Outlook:
     """Forecast whether a program here that asks for an entry would compute its key.
 
     ``differing`` is the result of :func:`differences` for the item's layer.
@@ -82,15 +82,15 @@ def outlook(
     deciding = _deciding(portability)
     for one in differing:
         if one.decides:
-            return Outlook(False, f"{one.name} {one.there}, here {one.here}: {deciding[one.name]}")  # noqa: FBT003
+            return parts.Outlook(False, f"{one.name} {one.there}, here {one.here}: {deciding[one.name]}")  # noqa: FBT003
     if portability is None:
-        return UNFORESEEN
+        return parts.UNFORESEEN
     own = portability.outlook(item.versions, there, environment)
     if own is not None:
         return own
     for one in differing:
         informs = one.name in portability.informing or one.name in item.versions
         if not informs and (one.there, one.here) != (None, None):
-            return Outlook(None, f"{one.name} {one.there or 'unknown'}, here {one.here or 'unknown'}")
+            return parts.Outlook(None, f"{one.name} {one.there or 'unknown'}, here {one.here or 'unknown'}")
     unknown = [one.name for one in differing if one.name in portability.needed and one.name not in item.versions]
-    return Outlook(None, f"{', '.join(unknown)} unknown") if unknown else Outlook(True)  # noqa: FBT003
+    return parts.Outlook(None, f"{', '.join(unknown)} unknown") if unknown else parts.Outlook(True)  # noqa: FBT003

@@ -13,14 +13,13 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from cachectl.exchange import copying, portability
-from cachectl.exchange.bundle import spool, unnamed_file
+from cachectl.exchange import bundle, copying, portability
 from cachectl.exchange.format import Item, PartName, StoreKey
 from cachectl.exchange.index import Gone, StoreIndex, place_of
 from cachectl.exchange.memory import Newest
 from cachectl.exchange.place import STREAM, TransferFailed, is_url, timely
 from cachectl.exchange.trust import UNTRUSTED, Trust, Untrusted, judges
-from cachectl.layers.base.errors import BadRequest, plural, printable
+from cachectl.layers.base import errors
 from cachectl.layers.base.facts import Ability, Note
 from cachectl.layers.base.selection import ALL, Selection, moment_text
 from cachectl.transfer import Moved, Transfer
@@ -65,7 +64,7 @@ def pull(
     named = tuple(layers)
     names = [os.fspath(sources)] if isinstance(sources, (str, os.PathLike)) else list(sources)
     if not names:
-        raise BadRequest("name a SOURCE: a bundle FILE, a folder, a URL, or an isolated root")
+        raise errors.BadRequest("name a SOURCE: a bundle FILE, a folder, a URL, or an isolated root")
     chosen = {layer.name: layer for layer in stack.chosen(named)}
     here = own or stack.environment
     pulling = _Pulling(stack, chosen, bool(named), trust, selection, besides, dry_run, here, deadline)
@@ -122,14 +121,16 @@ class _Pulling:
             for source, target in pairs:
                 self._copy(source, target, path)
         trusted = "no other user can write to it" if self.trust is None else _SAID
-        return Transfer(printable(name), None, 0, trusted=(trusted,))
+        return Transfer(errors.printable(name), None, 0, trusted=(trusted,))
 
     def _require_trusted(self, path: Path, folders: Iterable[Path] = ()) -> None:
         if self.trust is None:
             copying.require_own(path, (folder for folder in folders if folder.is_relative_to(path)))
         elif not self.trust.blindly:
-            message = f"{printable(path)} is not a store, so it has neither signature nor digest; --trust takes it"
-            raise BadRequest(message)
+            message = (
+                f"{errors.printable(path)} is not a store, so it has neither signature nor digest; --trust takes it"
+            )
+            raise errors.BadRequest(message)
 
     def _copy(self, source: Layer, target: Layer, below: Path | None = None) -> None:
         if (source.abilities()[Ability.GET] or target.abilities()[Ability.PUT]) is None:
@@ -140,7 +141,7 @@ class _Pulling:
 
     def _from_store(self, name: str) -> Transfer:
         if self.trust is None:
-            raise BadRequest(UNTRUSTED)
+            raise errors.BadRequest(UNTRUSTED)
         place = timely(partial(place_of, name, self.own), self.deadline)
         with judges(self.own, None, self.trust.allowed_signers) as trusted:
             index = StoreIndex(place, self.own, trusted)
@@ -197,7 +198,7 @@ class _FromStore:
             what = "; ".join(f"{name}: {why}" for name, why in list(self._left_out.items())[:3])
             message = f"{self._shown}: no part of its index that is needed here is trusted ({what})"
             raise Untrusted(message)
-        with unnamed_file(self._stack.environment) as file:
+        with bundle.unnamed_file(self._stack.environment) as file:
             # Everything is verified before anything is placed.
             offsets = {} if self._pulling.dry_run else self._download(wanted, file)
             for one in wanted:
@@ -267,7 +268,7 @@ class _FromStore:
                 differing = portability.differences(knows, key.facts, here)
                 reason = portability.why_not(differing) or layer.abilities()[Ability.PUT]
             if layer is None or reason is not None:
-                unread.append(Note(key.layer, f"{plural(len(names), 'part')} of the index left alone: {reason}"))
+                unread.append(Note(key.layer, f"{errors.plural(len(names), 'part')} of the index left alone: {reason}"))
             else:
                 wanted.append(self._choose(layer, key, names, differing))
         return wanted, tuple(unread)
@@ -306,7 +307,7 @@ class _FromStore:
         for one in wanted:
             for item, data in self._index.contents(one.new):
                 offsets[one.layer.name, item.key] = file.tell()
-                spool(file, data, self._stack.environment, self._shown)
+                bundle.spool(file, data, self._stack.environment, self._shown)
         return offsets
 
     def _place(self, wanted: _Wanted, offsets: Mapping[tuple[str, str], int], file: BinaryIO) -> None:

@@ -15,22 +15,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cachectl.exchange import copying, trust
+from cachectl.exchange import copying, portability, trust
 from cachectl.exchange import format as stores
 from cachectl.exchange.index import Gone, StoreIndex, place_of
 from cachectl.exchange.place import Changed, Deadline, TransferFailed, is_url, timely
-from cachectl.exchange.portability import portability_key
-from cachectl.layers.base.errors import printable
-from cachectl.layers.base.facts import Ability, Entry, Note
+from cachectl.layers.base import errors, facts
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.disk.atomic import new_file, replace_file
-from cachectl.layers.disk.locking import is_same_file, take_flock
-from cachectl.layers.stores.database import COMPANIONS, companion
+from cachectl.layers.disk import atomic, locking
+from cachectl.layers.stores import database
 from cachectl.transfer import Moved, Transfer
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
-    from cachectl.layers.base.environment import Environment
+    from cachectl.layers.base import environment
     from cachectl.layers.base.layer import Layer
 
 #: Seconds after which a long push writes an index part for what it has uploaded.
@@ -54,7 +51,7 @@ def push(
     sign: str | None = None,
     allowed_signers: str | None = None,
     force: bool = False,
-    own: Environment | None = None,
+    own: environment.Environment | None = None,
     deadline: Deadline | None = None,
 ) -> Transfer:
     """Add the selected entries of the named layers, or of every clearable layer, that the store at a target lacks.
@@ -103,11 +100,11 @@ def push_layers(
     for layer in chosen:
         done = Moved(layer.name)
         moved.append(done)
-        if (reason := layer.abilities()[Ability.GET]) is not None:
+        if (reason := layer.abilities()[facts.Ability.GET]) is not None:
             if named:
-                done.failed.append(Note("*", f"cannot get: {reason}"))
+                done.failed.append(facts.Note("*", f"cannot get: {reason}"))
             continue
-        key = stores.StoreKey(layer.name, portability_key(stack.portability(layer.name), stack.environment))
+        key = stores.StoreKey(layer.name, portability.portability_key(stack.portability(layer.name), stack.environment))
         known = {*writer.known(key), *(besides or {}).get(layer.name, ())}
         new = copying.missing(copying.entries_of(layer, selection, done), known, done)
         if new and not selection.needs_contents:
@@ -117,7 +114,7 @@ def push_layers(
     return tuple(moved)
 
 
-def _read(layer: Layer, entries: Iterable[Entry], done: Moved) -> Iterator[tuple[stores.Item, bytes]]:
+def _read(layer: Layer, entries: Iterable[facts.Entry], done: Moved) -> Iterator[tuple[stores.Item, bytes]]:
     for batch in copying.in_batches(entries):
         for item, data in copying.read_entries(layer, batch, done):
             done.placed += 1
@@ -140,11 +137,11 @@ def _push_to_file(stack: LayerSet, file: Path, layer: Layer, place: Path, select
             if _state_of(target) != before:
                 raise Changed(str(file))
             try:
-                (new_file if before is None else replace_file)(target, [flat.read_bytes()])
+                (atomic.new_file if before is None else atomic.replace_file)(target, [flat.read_bytes()])
             except FileExistsError as error:
                 raise Changed(str(file)) from error
             except OSError as error:
-                raise TransferFailed(f"cannot write {printable(file)}: {error.strerror or error}") from error
+                raise TransferFailed(f"cannot write {errors.printable(file)}: {error.strerror or error}") from error
     done.sensitive = layer.about.reveals if done.placed else None
     return Transfer(str(file), None, file.stat().st_size if done.placed else 0, (done,))
 
@@ -161,13 +158,15 @@ def _locked(file: Path) -> Iterator[tuple[int, ...] | None]:
         yield None
         return
     with opened:
-        take_flock(opened.fileno(), wait=True)
-        if not is_same_file(file, opened.fileno()):
+        locking.take_flock(opened.fileno(), wait=True)
+        if not locking.is_same_file(file, opened.fileno()):
             raise Changed(str(file))
-        for suffix in COMPANIONS:
-            if os.path.lexists(beside := companion(file, suffix)):
-                why = f"a program uses it, or was killed while it did: {printable(beside.name)} is there"
-                raise TransferFailed(f"cannot write {printable(file)}: {why}; end the program, or push to a new FILE")
+        for suffix in database.COMPANIONS:
+            if os.path.lexists(beside := database.companion(file, suffix)):
+                why = f"a program uses it, or was killed while it did: {errors.printable(beside.name)} is there"
+                raise TransferFailed(
+                    f"cannot write {errors.printable(file)}: {why}; end the program, or push to a new FILE"
+                )
         yield _state_of(file)
 
 

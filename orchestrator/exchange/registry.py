@@ -16,9 +16,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from urllib.parse import urlencode, urljoin, urlsplit
 
-from cachectl.exchange.bundle import BundlePlace, sha256_of, spooled
+from cachectl.exchange import bundle
 from cachectl.exchange.place import BadStore, Changed, TransferFailed
-from cachectl.layers.base.errors import BadRequest, CachectlError, printable
+from cachectl.layers.base import errors
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
@@ -39,18 +39,18 @@ _CHUNK: Final = 1 << 20
 _LONGEST_REASON: Final = 300
 
 
-class RegistryPlace(BundlePlace):
+class RegistryPlace(bundle.BundlePlace):
     """The bundle at ``oci://HOST/NAME:TAG``; plain HTTP is for this machine, and for ``oci+http://``."""
 
     def __init__(self, url: str, environment: Environment) -> None:
         super().__init__(None, environment)
         address = _ADDRESS.fullmatch(url)
         if address is None:
-            message = f"{printable(url)[:200]!r} is not of the form oci://HOST/NAME:TAG"
+            message = f"{errors.printable(url)[:200]!r} is not of the form oci://HOST/NAME:TAG"
             if "@" in url.partition("://")[2].partition("/")[0]:
                 message = "an oci:// address takes no password; use docker login or podman login"
-            raise BadRequest(message)
-        self.shown = printable(url)
+            raise errors.BadRequest(message)
+        self.shown = errors.printable(url)
         host, name, tag = address["host"], address["name"], address["tag"] or "latest"
         with self._translated():
             from oras.container import Container
@@ -80,8 +80,8 @@ class RegistryPlace(BundlePlace):
             raise BadStore(f"{self.shown} is not a bundle of cachectl; choose another tag")
         url = self._url(self._container.get_blob_url(digest))
         with self._translated(), self._asked(url, "GET", stream=True) as response:
-            file = spooled(self._environment, response.iter_content(_CHUNK), self.shown)
-        if f"sha256:{sha256_of(file)}" != digest:
+            file = bundle.spooled(self._environment, response.iter_content(_CHUNK), self.shown)
+        if f"sha256:{bundle.sha256_of(file)}" != digest:
             raise BadStore(f"{self.shown}: the blob {digest} was changed")
         return file
 
@@ -90,7 +90,7 @@ class RegistryPlace(BundlePlace):
         if self._manifest()[1] != self._seen:
             raise Changed(self.shown)
         empty = {"mediaType": "application/vnd.oci.empty.v1+json", **_described(_EMPTY)}
-        layer = {"mediaType": _BUNDLE, "digest": f"sha256:{sha256_of(file)}", "size": file.tell()}
+        layer = {"mediaType": _BUNDLE, "digest": f"sha256:{bundle.sha256_of(file)}", "size": file.tell()}
         manifest = {
             "schemaVersion": 2,
             "mediaType": _MANIFEST,
@@ -144,7 +144,7 @@ class RegistryPlace(BundlePlace):
         """Turn the errors of oras and requests into one line."""
         try:
             yield
-        except CachectlError:
+        except errors.CachectlError:
             raise
         except ImportError as error:
             message = "oci:// needs the package oras: pip install 'opencl-cachectl[oci]'"
@@ -152,7 +152,7 @@ class RegistryPlace(BundlePlace):
         except Exception as error:
             # Requests wraps the reason into the pool and the path.
             reason = getattr(next(iter(error.args), None), "reason", None) or error
-            why = printable(" ".join(str(reason).split()))[:_LONGEST_REASON] or type(error).__name__
+            why = errors.printable(" ".join(str(reason).split()))[:_LONGEST_REASON] or type(error).__name__
             message = f"cannot reach {self.shown}: {why}; check the address and the network, and try again"
             raise TransferFailed(message) from error
 

@@ -10,10 +10,10 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from cachectl.exchange.place import Missing, Stored, StorePlace, TransferFailed, redacted, without_secrets
-from cachectl.layers.base.errors import BadRequest, CachectlError, printable
+from cachectl.exchange import place
+from cachectl.layers.base import errors
+from cachectl.layers.disk import plain
 from cachectl.layers.disk.atomic import remove_remote
-from cachectl.layers.disk.plain import own_name
 
 #: Stores of objects, in which an upload appears whole or not at all. Elsewhere a file is renamed into its place.
 _OBJECT_STORES: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory"})
@@ -32,34 +32,38 @@ _ATTEMPTS: Final = 3
 _LONGEST_REASON: Final = 300
 
 
-class RemotePlace(StorePlace):
+class RemotePlace(place.StorePlace):
     """The folders ``index`` and ``packs`` below a URL."""
 
     def __init__(self, url: str) -> None:
         if url.lower().startswith(_WEB):
-            shown = printable(without_secrets(url))
-            raise BadRequest(f"{shown}: a web server has no list of names; for a bundle, curl -f … | cachectl pull -")
+            shown = errors.printable(place.without_secrets(url))
+            raise errors.BadRequest(
+                f"{shown}: a web server has no list of names; for a bundle, curl -f … | cachectl pull -"
+            )
         if url.endswith("://"):
-            raise BadRequest(f"{printable(url)} names no store; write a bucket or a server, and a folder, after it")
+            raise errors.BadRequest(
+                f"{errors.printable(url)} names no store; write a bucket or a server, and a folder, after it"
+            )
         self._url = url.rstrip("/")
-        self.shown = printable(without_secrets(self._url))
+        self.shown = errors.printable(place.without_secrets(self._url))
         self._system, root = _located(self._url)
         self._root = root.rstrip("/")
         protocols = self._system.protocol
         self._is_atomic = not _OBJECT_STORES.isdisjoint({protocols} if isinstance(protocols, str) else protocols)
         self._made: set[str] = set()
 
-    def names(self, folder: str) -> Sequence[Stored]:
+    def names(self, folder: str) -> Sequence[place.Stored]:
         """List the plain files in a folder."""
         try:
             with self._reached("list", folder):
                 # Another writer may have added to what is known.
                 self._system.invalidate_cache()
                 found = self._system.ls(f"{self._root}/{folder}", detail=True)
-        except Missing:
+        except place.Missing:
             return []
         files = [(str(file["name"]).rpartition("/")[2], file) for file in found if file.get("type") == "file"]
-        return [Stored(f"{folder}/{name}", file.get("size"), _moment(file)) for name, file in files if name]
+        return [place.Stored(f"{folder}/{name}", file.get("size"), _moment(file)) for name, file in files if name]
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
@@ -76,7 +80,7 @@ class RemotePlace(StorePlace):
             folder = path.rpartition("/")[0]
             if folder not in self._made:
                 self._make(folder)
-            stage = f"{folder}/{own_name()}"
+            stage = f"{folder}/{plain.own_name()}"
             try:
                 with self._system.open(stage, "wb") as file:
                     if hasattr(file, "set_pipelined"):
@@ -127,7 +131,7 @@ class RemotePlace(StorePlace):
         try:
             with _translated(verb, f"{self._url}/{name}" if name else self._url):
                 yield
-        except TransferFailed as error:
+        except place.TransferFailed as error:
             if verb in ("list", "read") and isinstance(error.__cause__, FileNotFoundError):
                 raise self.lacks(name) from error
             raise
@@ -180,17 +184,17 @@ def _translated(verb: str, name: str) -> Iterator[None]:
     """Turn any error of a file system into one line, because each has errors of its own."""
     try:
         yield
-    except CachectlError:
+    except errors.CachectlError:
         raise
     except Exception as error:
         reason, advice = _reason(error, name)
-        message = f"cannot {verb} {printable(without_secrets(name))}: {reason}; {advice}"
-        raise TransferFailed(message) from error
+        message = f"cannot {verb} {errors.printable(place.without_secrets(name))}: {reason}; {advice}"
+        raise place.TransferFailed(message) from error
 
 
 def _reason(error: Exception, name: str) -> tuple[str, str]:
     """Return what went wrong, and what to do."""
-    text = printable(" ".join(redacted(str(error), name).split()))[:_LONGEST_REASON].rstrip(".")
+    text = errors.printable(" ".join(place.redacted(str(error), name).split()))[:_LONGEST_REASON].rstrip(".")
     reason = text or type(error).__name__
     if isinstance(error, ImportError):
         advice = "pip install 'opencl-cachectl[remote]', or the package that fsspec names"

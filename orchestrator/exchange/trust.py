@@ -16,7 +16,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.base.errors import BadRequest, CachectlError, printable
+from cachectl.layers.base import errors
 from cachectl.layers.disk.temporaries import temporary_folder
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ UNTRUSTED: Final = "stores contain executable code; pass --allowed-signers FILE,
 _COMMAND: Final = ("ssh-keygen", "-Y")
 
 
-class Untrusted(CachectlError):
+class Untrusted(errors.CachectlError):
     """Nothing shows that something can be trusted."""
 
 
-class Forged(CachectlError):
+class Forged(errors.CachectlError):
     """A signature that is not of the content that it stands with."""
 
 
@@ -48,10 +48,10 @@ class Trust:
 
     def __post_init__(self) -> None:
         if (self.allowed_signers is not None) + (self.sha256 is not None) + self.blindly != 1:
-            raise BadRequest(UNTRUSTED)
+            raise errors.BadRequest(UNTRUSTED)
         if self.sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", self.sha256):
-            message = f"{printable(self.sha256)[:80]!r} is not a SHA-256 of 64 hexadecimal digits"
-            raise BadRequest(message)
+            message = f"{errors.printable(self.sha256)[:80]!r} is not a SHA-256 of 64 hexadecimal digits"
+            raise errors.BadRequest(message)
 
 
 def sign(text: bytes, key: str) -> bytes:
@@ -62,8 +62,8 @@ def sign(text: bytes, key: str) -> bytes:
     _require_key(key)
     done = _run(("sign", "-f", key, "-n", NAMESPACE), text)
     if done.returncode or not done.stdout:
-        message = f"cannot sign with {printable(key)}: {_complaint(done)}"
-        raise BadRequest(message)
+        message = f"cannot sign with {errors.printable(key)}: {_complaint(done)}"
+        raise errors.BadRequest(message)
     return done.stdout
 
 
@@ -77,16 +77,16 @@ def public_key(key: str) -> str:
     command = (_COMMAND[0], "-y", "-f", key)
     done = subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL)  # noqa: S603
     if done.returncode:
-        message = f"cannot read the public key of {printable(key)}: {_complaint(done)}"
-        raise BadRequest(message)
+        message = f"cannot read the public key of {errors.printable(key)}: {_complaint(done)}"
+        raise errors.BadRequest(message)
     return " ".join(done.stdout.decode().split()[:2])
 
 
 def _require_key(key: str) -> None:
     # With the public half only, an agent may hold the other.
     if not os.path.lexists(key) and not os.path.lexists(f"{key}.pub"):
-        message = f"{printable(key)}: this key does not exist; ssh-keygen -t ed25519 -f {quote(key)} makes one"
-        raise BadRequest(message)
+        message = f"{errors.printable(key)}: this key does not exist; ssh-keygen -t ed25519 -f {quote(key)} makes one"
+        raise errors.BadRequest(message)
 
 
 class Judge:
@@ -94,7 +94,7 @@ class Judge:
 
     def __init__(self, environment: Environment, allowed: str) -> None:
         if not Path(allowed).is_file():
-            message = f"{printable(allowed)}: this list of allowed signers does not exist"
+            message = f"{errors.printable(allowed)}: this list of allowed signers does not exist"
             raise Untrusted(message)
         self._environment = environment
         self._allowed = allowed
@@ -120,7 +120,7 @@ class Judge:
                     return name
             if _run(("check-novalidate", "-n", NAMESPACE, "-s", file), text).returncode:
                 raise Forged("its signature is not of this content: it was changed")
-        message = f"signed by nobody in {printable(self._allowed)}"
+        message = f"signed by nobody in {errors.printable(self._allowed)}"
         raise Untrusted(message)
 
 
@@ -140,9 +140,9 @@ def _run(arguments: tuple[str, ...], text: bytes) -> subprocess.CompletedProcess
     try:
         return subprocess.run((*_COMMAND, *arguments), input=text, capture_output=True, check=False)  # noqa: S603
     except FileNotFoundError as error:
-        raise CachectlError("signatures need ssh-keygen of OpenSSH; install its client") from error
+        raise errors.CachectlError("signatures need ssh-keygen of OpenSSH; install its client") from error
 
 
 def _complaint(done: subprocess.CompletedProcess[bytes]) -> str:
     lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
-    return printable(lines[-1].strip()) if lines else "ssh-keygen gave no reason"
+    return errors.printable(lines[-1].strip()) if lines else "ssh-keygen gave no reason"

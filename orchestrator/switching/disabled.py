@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cachectl.layer_set import LayerSet
-from cachectl.layers.base import facts
-from cachectl.layers.base.errors import FAILURES, CachectlError
+from cachectl.layers.base import errors, facts
 from cachectl.layers.host import processes
 from cachectl.layers.inside import tagged_builds
 from cachectl.switching import isolated as roots
@@ -42,7 +41,7 @@ _SALTED: Final = (
 )
 
 
-class StillOn(CachectlError, RuntimeError):
+class StillOn(errors.CachectlError, RuntimeError):
     """Some layers cannot be switched off, or moved, in this process any more.
 
     ``layers`` maps each to the reason, and ``what`` is the message without what works instead.
@@ -222,7 +221,7 @@ def _began(layer: Layer) -> Layer | None:
         return None
     try:
         return type(layer)(replace(layer.environment, variables=first))
-    except FAILURES:
+    except errors.FAILURES:
         return None
 
 

@@ -19,12 +19,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment, user_cache_folder
-from cachectl.layers.base.errors import CachectlError, printable
-from cachectl.layers.base.facts import Ability, Switch
-from cachectl.layers.disk.atomic import remove_file, remove_tree
-from cachectl.layers.disk.private_folders import temporary_parent, temporary_parents
-from cachectl.layers.disk.temporaries import TEMPORARY, Owned, abandoned_in
+from cachectl.layers.disk import atomic, private_folders, temporaries
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
@@ -32,14 +29,14 @@ if TYPE_CHECKING:
 #: Variables that move several layers, and caches of other programs.
 _SHARED: Final = frozenset({"XDG_CACHE_HOME", "WIN_PD_OVERRIDE_LOCAL_APPDATA"})
 #: The temporary folders that this process has made and not yet removed.
-_OWNED: Final[dict[Path, Owned]] = {}
+_OWNED: Final[dict[Path, temporaries.Owned]] = {}
 
 
 def _warn(line: str) -> None:
     warnings.warn(line, RuntimeWarning, stacklevel=2)
 
 
-class NoRoot(CachectlError, OSError):
+class NoRoot(errors.CachectlError, OSError):
     """An isolated root that is kept cannot be made."""
 
 
@@ -48,7 +45,9 @@ def make_kept_root(folder: Path, mode: int = 0o777) -> None:
     try:
         folder.mkdir(mode=mode, parents=True, exist_ok=True)
     except OSError as error:
-        message = f"cannot make the root {printable(folder)}: {error.strerror}; --isolated=DIR names another folder"
+        message = (
+            f"cannot make the root {errors.printable(folder)}: {error.strerror}; --isolated=DIR names another folder"
+        )
         raise NoRoot(message) from error
 
 
@@ -84,22 +83,22 @@ def make_isolated_root(environment: Environment, notice: Callable[[str], None] =
     Raises :class:`CachectlError` if there is no private folder, :class:`OSError` if nothing can be made in it.
     """
     remove_abandoned(environment)
-    parent, elsewhere = temporary_parent(environment)
+    parent, elsewhere = private_folders.temporary_parent(environment)
     if elsewhere is not None:
         notice(elsewhere)
     return make_isolated_root_in(parent, environment)
 
 
-def make_isolated_root_in(parent: Path, environment: Environment, prefix: str = TEMPORARY) -> Path:
+def make_isolated_root_in(parent: Path, environment: Environment, prefix: str = temporaries.TEMPORARY) -> Path:
     """Make an empty isolated root in ``parent``, a private folder of this user. Raises :class:`OSError`."""
-    owned = Owned.make(parent, prefix, environment)
+    owned = temporaries.Owned.make(parent, prefix, environment)
     _OWNED[owned.folder] = owned
     return owned.folder
 
 
 def remove_isolated_root(root: Path) -> None:
     """Delete an isolated root."""
-    remove_tree(root)
+    atomic.remove_tree(root)
     owned = _OWNED.pop(root, None)
     if owned is not None:
         owned.forget()
@@ -111,24 +110,24 @@ def remove_abandoned(environment: Environment, parents: Iterable[Path] | None = 
     ``parents`` are private folders of this user, by default those that :func:`make_isolated_root` uses.
     """
     removed = 0
-    for parent in temporary_parents(environment) if parents is None else parents:
-        for folder in abandoned_in(parent, environment):
-            remove_tree(folder)
+    for parent in private_folders.temporary_parents(environment) if parents is None else parents:
+        for folder in temporaries.abandoned_in(parent, environment):
+            atomic.remove_tree(folder)
             removed += not folder.exists()
     return removed
 
 
 def can_switch(layer: Layer) -> bool:
     """Return whether anything switches the layer."""
-    return layer.abilities()[Ability.DISABLE] is None
+    return layer.abilities()[facts.Ability.DISABLE] is None
 
 
-def relocations(layers: Iterable[Layer], folder: Path) -> dict[str, Switch]:
+def relocations(layers: Iterable[Layer], folder: Path) -> dict[str, facts.Switch]:
     """Return, for each layer that can be moved, how to move it under the folder."""
-    return {layer.name: layer.relocate(folder) for layer in layers if layer.abilities()[Ability.RELOCATE] is None}
+    return {layer.name: layer.relocate(folder) for layer in layers if layer.abilities()[facts.Ability.RELOCATE] is None}
 
 
-def make_folders(switches: Iterable[Switch]) -> None:
+def make_folders(switches: Iterable[facts.Switch]) -> None:
     """Make the folders that moved libraries need and do not make themselves."""
     for switch in switches:
         for folder in switch.makes:
@@ -160,7 +159,7 @@ def link_cache_home(environment: Environment, layers: Iterable[Layer], folder: P
     for name in _names(links):
         # Links of an earlier run that are broken or now hidden.
         if _leads_to(links / name, real / name) and (name in hidden or not os.path.lexists(real / name)):
-            remove_file(links / name)
+            atomic.remove_file(links / name)
     for name in _names(real):
         # A root within the real folder must not link to itself.
         if name not in hidden and (real / name) not in (links, *links.parents):
@@ -179,7 +178,7 @@ def _hidden(layers: Iterable[Layer], real: Path, folder: Path) -> frozenset[str]
     """Return the names that the shared variable moves; a layer with a variable of its own needs no hiding."""
     names: set[str] = set()
     for layer in layers:
-        if layer.abilities()[Ability.RELOCATE] is None and _SHARED & layer.relocate(folder).set.keys():
+        if layer.abilities()[facts.Ability.RELOCATE] is None and _SHARED & layer.relocate(folder).set.keys():
             names.update(root.path.relative_to(real).parts[0] for root in layer.roots() if real in root.path.parents)
     return frozenset(names)
 

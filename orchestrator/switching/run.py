@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from cachectl.layer_set import LayerSet
-from cachectl.layers.base.errors import BadRequest, CachectlError, Refused
-from cachectl.layers.base.facts import Ability, Switch
-from cachectl.switching.isolated import can_switch, companions, make_folders, relocations
+from cachectl.layers.base import errors, facts
+from cachectl.switching import isolated
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
@@ -32,7 +31,7 @@ _ENDING: Final = _TYPED | _signals("SIGTERM", "SIGHUP")
 _FORWARDED: Final = _ENDING | _signals("SIGUSR1", "SIGUSR2")
 
 
-class CannotStart(CachectlError, OSError):
+class CannotStart(errors.CachectlError, OSError):
     """The command could not be started; ``status`` is what a shell would give (126, 127)."""
 
     def __init__(self, command: str, error: OSError) -> None:
@@ -48,16 +47,16 @@ def variables_off(layers: Iterable[Layer], stack: LayerSet, folder: Path) -> dic
     then be neither switched nor moved.
     """
     chosen = tuple(layers)
-    changes = merged(layer.disable() for layer in chosen if can_switch(layer))
-    along = companions(chosen, stack, folder)
+    changes = merged(layer.disable() for layer in chosen if isolated.can_switch(layer))
+    along = isolated.companions(chosen, stack, folder)
     staying = {variable for name in along for variable in stack[name].relocate(folder).set}
     for layer in chosen:
-        moved = layer.relocate(folder).set if layer.abilities()[Ability.RELOCATE] is None else {}
+        moved = layer.relocate(folder).set if layer.abilities()[facts.Ability.RELOCATE] is None else {}
         if not staying & moved.keys():
             changes.update(moved)
         elif layer.disable().patches:
             others = ", ".join(along)
-            raise Refused(layer.name, f"has no switch, and shares its folder with {others}; name these too")
+            raise errors.Refused(layer.name, f"has no switch, and shares its folder with {others}; name these too")
     return changes
 
 
@@ -67,9 +66,9 @@ def variables_isolated(layers: Iterable[Layer], folder: Path) -> dict[str, str |
     Makes the folders there that a library would not make itself.
     """
     chosen = tuple(layers)
-    moved = relocations(chosen, folder).values()
-    make_folders(moved)
-    return merged([*(layer.enable() for layer in chosen if can_switch(layer)), *moved])
+    moved = isolated.relocations(chosen, folder).values()
+    isolated.make_folders(moved)
+    return merged([*(layer.enable() for layer in chosen if isolated.can_switch(layer)), *moved])
 
 
 def environment_below(environment: Environment, folder: str) -> Environment:
@@ -79,15 +78,15 @@ def environment_below(environment: Environment, folder: str) -> Environment:
     """
     root = environment.expand(folder)
     if not root.is_dir():
-        raise BadRequest(f"--root {folder!r} is not a directory")
+        raise errors.BadRequest(f"--root {folder!r} is not a directory")
     return environment_of(environment, root.resolve())
 
 
 def environment_of(environment: Environment, root: Path) -> Environment:
     """Return the environment of a program whose layers are all below a root, as its path is written."""
     layers = LayerSet(environment)
-    enabled = [layer.enable() for layer in layers if can_switch(layer)]
-    return environment.with_variables(merged([*enabled, *relocations(layers, root).values()]))
+    enabled = [layer.enable() for layer in layers if isolated.can_switch(layer)]
+    return environment.with_variables(merged([*enabled, *isolated.relocations(layers, root).values()]))
 
 
 def left_alone(layers: Iterable[Layer], *, off: bool) -> dict[str, str]:
@@ -98,9 +97,9 @@ def left_alone(layers: Iterable[Layer], *, off: bool) -> dict[str, str]:
     reasons = {}
     for layer in layers:
         abilities = layer.abilities()
-        reason = abilities[Ability.RELOCATE]
+        reason = abilities[facts.Ability.RELOCATE]
         if off and reason is not None:
-            reason = abilities[Ability.DISABLE]
+            reason = abilities[facts.Ability.DISABLE]
         if reason is not None:
             reasons[layer.name] = reason
     return reasons
@@ -191,7 +190,7 @@ def _in_foreground() -> bool:
         os.close(terminal)
 
 
-def merged(switches: Iterable[Switch]) -> dict[str, str | None]:
+def merged(switches: Iterable[facts.Switch]) -> dict[str, str | None]:
     """Return the variables of several switches; ``None`` unsets one."""
     changes: dict[str, str | None] = {}
     for switch in switches:

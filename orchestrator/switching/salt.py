@@ -22,13 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cachectl.layers.base.errors import FAILURES, plural, reason_of
-from cachectl.layers.base.facts import Entry
-from cachectl.layers.host.processes import has_ended
-from cachectl.layers.inside.tagged_builds import Holders, ask_for_binaries, count_references, holders
+from cachectl.layers.base import errors, facts
+from cachectl.layers.host import processes
+from cachectl.layers.inside import tagged_builds
 
 if TYPE_CHECKING:
-    from cachectl.layers.base.facts import Removable
     from cachectl.layers.base.layer import Layer
 
 _NAME: Final = "cachectl_salt"
@@ -116,7 +114,7 @@ class Salting:
     def _end(self) -> None:
         busy, notes = self.sweep(ends=True)
         if busy:
-            builds = plural(busy, "salted build")
+            builds = errors.plural(busy, "salted build")
             line = f"entries of {builds} stay, because commands still use them; purge them afterwards"
             notes.append(line)
         # Drivers must not be called during interpreter shutdown.
@@ -175,8 +173,8 @@ class Salting:
         with self._lock:
             if not self._built and not self._forked:
                 return 0, []
-            counts = {salt: count_references(built.program) for salt, built in self._built.items()}
-            held = holders() if any(count > 1 for count in counts.values()) else Holders()
+            counts = {salt: tagged_builds.count_references(built.program) for salt, built in self._built.items()}
+            held = tagged_builds.holders() if any(count > 1 for count in counts.values()) else tagged_builds.Holders()
             # Another thread could launch a kernel in a new shape right now.
             alone = threading.active_count() == 1
             # Idle builds are finished, and their program is held by no launched command: a driver holds the kernel of
@@ -191,14 +189,14 @@ class Salting:
                 # entry's folder, once: without it the bitcode is missing, and a process that loads the binary crashes.
                 if not built.whole and built.program is not None and held.programs[built.program.int_ptr] > 1:
                     built.whole = True
-                    ask_for_binaries(built.program)
+                    tagged_builds.ask_for_binaries(built.program)
             notes = [
                 note for (_, path), layer in tuple(self._layers.items()) for note in self._sweep(layer, path, idle)
             ]
             notes += self._missing(idle)
             busy = len(self._built.keys() - idle)
             for salt in () if notes else idle:
-                if count_references(self._built[salt].program) <= 1:
+                if tagged_builds.count_references(self._built[salt].program) <= 1:
                     # No kernel of it can be launched any more.
                     del self._built[salt]
             if not self._built and not self._blocks and not self._forked and not notes:
@@ -224,9 +222,9 @@ class Salting:
         """Return whether a layer may hold an entry that was stored since the first block began."""
         try:
             found = itertools.chain.from_iterable(layer.store.scan(root, contents=False) for root in layer.roots())
-            times = (entry.modified for entry in found if isinstance(entry, Entry))
+            times = (entry.modified for entry in found if isinstance(entry, facts.Entry))
             return any(moment is None or moment >= self._since for moment in times)
-        except FAILURES:
+        except errors.FAILURES:
             return True
 
     def _sweep(self, layer: Layer, path: Path, idle: set[str]) -> Iterator[str]:
@@ -234,13 +232,13 @@ class Salting:
         try:
             things = tuple(self._spent(layer, path, idle))
             outcome = layer.clear(layer.plan_removal(things, in_use=True)) if things else None
-        except FAILURES as error:
-            yield f"{layer.name} keeps an entry of a salted build: {reason_of(error)}"
+        except errors.FAILURES as error:
+            yield f"{layer.name} keeps an entry of a salted build: {errors.reason_of(error)}"
             return
         for note in () if outcome is None else (*outcome.failed, *outcome.skipped):
             yield f"{layer.name} keeps an entry of a salted build: {note.key} {note.because}"
 
-    def _spent(self, layer: Layer, path: Path, idle: set[str]) -> Iterator[Removable]:
+    def _spent(self, layer: Layer, path: Path, idle: set[str]) -> Iterator[facts.Removable]:
         """Yield the entries of finished builds in one root, of this process or of forked children that have ended."""
         traces = {trace: salt for salt, built in self._built.items() for trace in built.traces}
         known = {key: salt for salt, built in self._built.items() for key in built.keys}
@@ -256,7 +254,7 @@ class Salting:
                     self._built[salt].keys.add(thing.key)
                     self._built[salt].due.discard(layer.name)
                     yield thing
-                elif salt not in self._built and has_ended(int(salt.split("_")[3])):
+                elif salt not in self._built and processes.has_ended(int(salt.split("_")[3])):
                     yield thing
 
 

@@ -15,12 +15,11 @@ from tempfile import TemporaryFile
 from typing import Any, ClassVar, Final
 
 from cachectl.layer_set import LayerSet, warn_user
+from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import FAILURES, CachectlError, Refused, plural
-from cachectl.layers.base.facts import Ability, AsJson, Scope
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.host import hardware
 from cachectl.layers.host.drivers import opencl_drivers
-from cachectl.layers.host.hardware import nvidia_gpus, processor
 from cachectl.options import FORCE, UNEXPECTED, Option, Request, Step, positive
 from cachectl.switching import isolated
 from cachectl.switching import run as child
@@ -53,7 +52,7 @@ _LINES: Final = 10
 _BYTES: Final = 10_000
 
 
-class Ended(CachectlError):
+class Ended(errors.CachectlError):
     """The command failed or was ended; ``status`` is its exit status, ``said`` the last lines of its standard error."""
 
     def __init__(self, setting: str, status: int, said: Sequence[str]) -> None:
@@ -74,7 +73,7 @@ class BenchSetting:
     how: str
     layer: str | None = None
     seconds: tuple[float, ...] = ()
-    as_json: ClassVar[AsJson] = AsJson(also=("median",))
+    as_json: ClassVar[facts.AsJson] = facts.AsJson(also=("median",))
 
     @property
     def median(self) -> float:
@@ -114,16 +113,16 @@ class Machine:
         """Return it in a few words, the GPU first if there is one."""
         kinds = {gpu: self.gpus.count(gpu) for gpu in self.gpus}
         gpus = [gpu if count == 1 else f"{count}x {gpu}" for gpu, count in kinds.items()]
-        usable = None if self.cpus is None else plural(self.cpus, "CPU")
+        usable = None if self.cpus is None else errors.plural(self.cpus, "CPU")
         return ", ".join(filter(None, (*gpus, self.cpu, usable))) or self.system
 
 
 def machine(environment: Environment) -> Machine:
     """Describe this machine from the files in ``environment.processes`` (``/proc``)."""
     return Machine(
-        cpu=processor(environment)[0] or platform.processor() or None,
+        cpu=hardware.processor(environment)[0] or platform.processor() or None,
         cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        gpus=nvidia_gpus(environment),
+        gpus=hardware.nvidia_gpus(environment),
         system=f"{platform.system()} {platform.release()}",
         drivers=opencl_drivers(environment),
     )
@@ -138,7 +137,9 @@ class Bench:
     saved: tuple[Saved, ...]
     unused: Mapping[str, str]
     machine: Machine
-    as_json: ClassVar[AsJson] = AsJson("cachectl/bench/1", names={"saved": "saved_by_layer", "unused": "not_used"})
+    as_json: ClassVar[facts.AsJson] = facts.AsJson(
+        "cachectl/bench/1", names={"saved": "saved_by_layer", "unused": "not_used"}
+    )
 
 
 def bench(
@@ -154,7 +155,7 @@ def bench(
     ``notice`` gets lines that a reader of the figures must know, ``show`` the progress. The user's own caches are
     neither read nor written. Raises :class:`Ended` if the command fails, and :class:`~.child.CannotStart`.
     """
-    layers = tuple(layer for layer in stack if layer.abilities()[Ability.RELOCATE] is None)
+    layers = tuple(layer for layer in stack if layer.abilities()[facts.Ability.RELOCATE] is None)
     taken: dict[str, list[float]] = {}
     with child.signals_held() as signals, isolated.isolated_root(stack.environment, notice=notice) as full:
         work = _Work(tuple(command), stack, layers, signals, notice, full)
@@ -179,7 +180,7 @@ def _settings(
 ) -> tuple[tuple[BenchSetting, ...], dict[str, str]]:
     """Return the settings, one for each layer that the command filled, and the layers that cannot be turned off."""
     used = [layer for layer in layers if entries.get(layer.name)]
-    left_alone = child.left_alone((layer for layer in stack if layer.about.scope is Scope.USER), off=False)
+    left_alone = child.left_alone((layer for layer in stack if layer.about.scope is facts.Scope.USER), off=False)
     unused = {name: f"stays as it is: {why}" for name, why in left_alone.items()}
     unused |= {layer.name: "the command stores nothing in it" for layer in layers if layer not in used}
     turned: list[BenchSetting] = []
@@ -201,7 +202,7 @@ def _how(layer: Layer, used: Iterable[Layer]) -> str | None:
     sharing = [other.name for other in used if other is not layer and _variables(other) & _variables(layer)]
     if isolated.can_switch(layer) and not layer.disable().patches and not sharing:
         return _SWITCHED
-    if layer.abilities()[Ability.CLEAR] is not None:
+    if layer.abilities()[facts.Ability.CLEAR] is not None:
         return None
     return "emptied: " + (f"its switch is that of {', '.join(sharing)} too" if sharing else "no variable switches it")
 
@@ -253,7 +254,7 @@ class _Work:
                 layer = self._moved(root)[setting.layer]
                 outcome = layer.clear(layer.plan_clear())
                 if outcome.failed:
-                    raise Refused(layer.name, f"cannot be emptied for its turn: {outcome.failed[0].because}")
+                    raise errors.Refused(layer.name, f"cannot be emptied for its turn: {outcome.failed[0].because}")
             before = self._entries(root)
             seconds = self._seconds(setting.setting, root, changes)
             after = self._entries(root)
@@ -285,9 +286,9 @@ class _Work:
         """Count the entries of each layer below a root; those that cannot be read count as none."""
         moved = self._moved(root)
         counts = {}
-        for layer in (moved[layer.name] for layer in self.layers if layer.about.scope is Scope.USER):
+        for layer in (moved[layer.name] for layer in self.layers if layer.about.scope is facts.Scope.USER):
             counts[layer.name] = 0
-            with suppress(*FAILURES):
+            with suppress(*errors.FAILURES):
                 places = [place for place in layer.roots() if root in place.path.parents]
                 counts[layer.name] = sum(layer.store.usage(place).entries or 0 for place in places)
         return counts

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Final
 
-from cachectl.layers.base.errors import BadRequest, CachectlError
-from cachectl.output_files import MAKER, STREAM
+from cachectl import output_files
+from cachectl.layers.base import errors
 
 #: Endings, and matplotlib's names for the formats.
 _FORMS: Final = {".png": "png", ".svg": "svg"}
@@ -27,13 +27,13 @@ def check(name: str) -> None:
     """Raise :class:`CachectlError` if no picture of that name can be drawn: wrong ending, or no matplotlib."""
     if _form(name) is None:
         message = f"--plot {name!r}: the file name must end in {' or '.join(_FORMS)}"
-        raise BadRequest(message)
+        raise errors.BadRequest(message)
     if find_spec("matplotlib") is None:
-        raise CachectlError("--plot needs matplotlib, the extra plot: pip install 'opencl-cachectl[plot]'")
+        raise errors.CachectlError("--plot needs matplotlib, the extra plot: pip install 'opencl-cachectl[plot]'")
 
 
 def _form(name: str) -> str | None:
-    return "svg" if name == STREAM else _FORMS.get(os.path.splitext(name)[1].lower())
+    return "svg" if name == output_files.STREAM else _FORMS.get(os.path.splitext(name)[1].lower())
 
 
 def draw(name: str, command: Sequence[str], below: str, settings: Mapping[str, tuple[float, ...]]) -> bytes:
@@ -70,5 +70,7 @@ def draw(name: str, command: Sequence[str], below: str, settings: Mapping[str, t
         axes.set_title(below)
         file = io.BytesIO()
         form = _form(name)
-        figure.savefig(file, format=form, dpi=160, metadata={"Software" if form == "png" else "Creator": MAKER})
+        figure.savefig(
+            file, format=form, dpi=160, metadata={"Software" if form == "png" else "Creator": output_files.MAKER}
+        )
     return file.getvalue()

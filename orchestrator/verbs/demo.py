@@ -11,20 +11,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from cachectl import options, table
 from cachectl.layers.base.errors import CachectlError
-from cachectl.options import Option, Request, positive
 from cachectl.stack import Stack
-from cachectl.switching.isolated import isolated_root
+from cachectl.switching import isolated
 from cachectl.switching.run import variables_isolated, variables_off
-from cachectl.table import Column, Table, Whole, counts, sizes
 from cachectl.verbs.report import lines
 
 if TYPE_CHECKING:
+    from cachectl.layers.base import facts
     from cachectl.layers.base.environment import Environment
-    from cachectl.layers.base.facts import Outcome
 
 OPTIONS: Final = (
-    Option("--kernels", type=positive, default=8, metavar="N", help="how many kernels to compile (default: 8)"),
+    options.Option(
+        "--kernels", type=options.positive, default=8, metavar="N", help="how many kernels to compile (default: 8)"
+    ),
 )
 
 
@@ -40,20 +41,20 @@ class DemoRun:
 
 #: How many entries that were left are named.
 _FEW: Final = 3
-_COLUMNS: Final[tuple[Column[DemoRun], ...]] = (
-    Column("kernels s", lambda run: f"{run.kernels:.2f}", right=True),
-    Column("process s", lambda run: f"{run.process:.2f}", right=True),
-    counts("entries after", lambda run: run.entries),
-    Column("run", lambda run: run.what),
+_COLUMNS: Final[tuple[table.Column[DemoRun], ...]] = (
+    table.Column("kernels s", lambda run: f"{run.kernels:.2f}", right=True),
+    table.Column("process s", lambda run: f"{run.process:.2f}", right=True),
+    table.counts("entries after", lambda run: run.entries),
+    table.Column("run", lambda run: run.what),
 )
-_PURGED: Final[tuple[Column[Outcome], ...]] = (
-    Column("layer", lambda outcome: outcome.layer),
-    counts("removed", lambda outcome: outcome.removed),
-    sizes("size", lambda outcome: outcome.bytes_freed),
+_PURGED: Final[tuple[table.Column[facts.Outcome], ...]] = (
+    table.Column("layer", lambda outcome: outcome.layer),
+    table.counts("removed", lambda outcome: outcome.removed),
+    table.sizes("size", lambda outcome: outcome.bytes_freed),
 )
 
 
-def run(request: Request) -> int:
+def run(request: options.Request) -> int:
     """Carry out ``cachectl demo``: warm and off must store nothing, purge must remove all, and cold refill."""
     missing = [name for name in ("loopy", "pyopencl") if find_spec(name) is None]
     if missing:
@@ -61,7 +62,7 @@ def run(request: Request) -> int:
             f"the demo needs {' and '.join(missing)}; the extra demo: pip install 'opencl-cachectl[demo]'"
         )
     here, number = request.environment, request.options.kernels
-    with isolated_root(here, notice=request.notice) as root:
+    with isolated.isolated_root(here, notice=request.notice) as root:
         stack = Stack(here.with_variables(variables_isolated(Stack(here), root)))
         off = here.with_variables(variables_off(Stack(here), Stack(here), root / "off"))
 
@@ -69,13 +70,13 @@ def run(request: Request) -> int:
             with request.working(what):
                 return _run(what, environment, stack, number)
 
-        request.say([Whole(f"{number} loopy kernels on PoCL; every cache under {root}"), ""])
+        request.say([table.Whole(f"{number} loopy kernels on PoCL; every cache under {root}"), ""])
         runs = [measured("cold: every cache empty"), measured("warm: every cache full"), measured("caches off", off)]
         report = stack.report(layers=("loopy", "pyopencl-invoker", "pyopencl", "pocl"))
         purged = stack.plan_clear().apply()
         runs.append(measured("after purge --all: cold again"))
-    request.say([Table(_COLUMNS, runs), "", *lines(report, "/"), "", "cachectl purge --all"])
-    request.say([Table(_PURGED, [outcome for outcome in purged.layers if outcome.removed])])
+    request.say([table.Table(_COLUMNS, runs), "", *lines(report, "/"), "", "cachectl purge --all"])
+    request.say([table.Table(_PURGED, [outcome for outcome in purged.layers if outcome.removed])])
     for outcome in purged.layers:
         for note in outcome.skipped[:_FEW]:
             request.notice(f"{outcome.layer}: skipped {note.key}: {note.because}")

@@ -19,19 +19,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cachectl import options
 from cachectl.findings import Findings, failure, lines, table
+from cachectl.layers.base import errors, store
 from cachectl.layers.base.environment import user_name
-from cachectl.layers.base.errors import FAILURES, LayerError, plural
 from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Root, Scope, Severity, Usage
-from cachectl.layers.base.store import finding_of
 from cachectl.layers.disk import presence, room, trust
 from cachectl.layers.host import launcher
 from cachectl.layers.host.mounts import network_file_system
 
 if TYPE_CHECKING:
-    from cachectl.layer_set import LayerSet
+    from cachectl import layer_set
+    from cachectl.layers.base import registry
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
-    from cachectl.layers.base.registry import Broken
 
 __all__ = ["OPTIONS", "diagnosis", "doctor", "job_of", "run", "show", "table"]
 
@@ -83,13 +82,13 @@ class _Held(NamedTuple):
         return f'eval "$(cachectl env --root {folder} --layer {self.layer.name} --shell sh)"'
 
 
-def doctor(stack: LayerSet, layers: Iterable[str] = ()) -> Findings:
+def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> Findings:
     """Return the problems of the named layers, or of all and of plug-ins, each with the command that fixes it."""
     named = tuple(layers)
     return diagnosis(stack.named(named), () if named else stack.broken)
 
 
-def diagnosis(layers: Iterable[Layer], broken: Iterable[Broken] = ()) -> Findings:
+def diagnosis(layers: Iterable[Layer], broken: Iterable[registry.Broken] = ()) -> Findings:
     """Return the findings: full file systems first, then layer by layer, the worst of each first."""
     roots = {layer: list(_held(layer)) for layer in layers}
     found = list(_of_space([held for of_layer in roots.values() for held in of_layer]))
@@ -109,14 +108,14 @@ def diagnosis(layers: Iterable[Layer], broken: Iterable[Broken] = ()) -> Finding
 
 def _held(layer: Layer) -> Iterator[_Held]:
     """Yield the roots of a layer; one that cannot be asked whether it exists is read, which reports the error."""
-    with suppress(*FAILURES):
+    with suppress(*errors.FAILURES):
         for number, root in enumerate(layer.roots()):
             exists = True
             with suppress(OSError):
                 exists = root.exists
             try:
                 usage: Usage | Exception = layer.store.usage(root) if exists else Usage()
-            except FAILURES as error:
+            except errors.FAILURES as error:
                 usage = error
             yield _Held(layer, root, not number, exists, usage)
 
@@ -131,14 +130,14 @@ def _everything(layer: Layer, roots: list[_Held]) -> Iterator[Placed]:
             yield from _of_surroundings(held, reachable=True)
     try:
         layer.roots()
-    except FAILURES as error:
+    except errors.FAILURES as error:
         yield (layer, "*"), failure(layer, Path("*"), error)
     try:
         # Layers that share a variable report its problem once.
         yield from (((finding.message, finding.fix), finding) for finding in layer.diagnose())
-    except FAILURES as error:
+    except errors.FAILURES as error:
         # The finding of a root that cannot be read names it.
-        if not isinstance(error, (LayerError, OSError)) or all(isinstance(held.usage, Usage) for held in roots):
+        if not isinstance(error, (errors.LayerError, OSError)) or all(isinstance(held.usage, Usage) for held in roots):
             yield (layer, "*"), failure(layer, Path("*"), error)
 
 
@@ -147,14 +146,14 @@ def _of_root(held: _Held) -> Iterator[Placed]:
     if isinstance(usage, Usage):
         for problem in usage.problems:
             if problem.code == "unreadable":
-                yield (layer, problem.path), finding_of(layer.store, root, problem)
+                yield (layer, problem.path), store.finding_of(layer.store, root, problem)
     else:
         yield (layer, root.path), failure(layer, root.path, usage)
     if held.in_use:
         try:
             if hasattr(os, "geteuid"):
                 yield from _of_writers(held)
-        except FAILURES as error:
+        except errors.FAILURES as error:
             yield (layer, root.path), failure(layer, root.path, error)
         yield from _of_surroundings(held, reachable=held.first and isinstance(usage, Usage))
     if isinstance(usage, Usage) and layer.abilities()[Ability.CLEAR] is None:
@@ -165,12 +164,12 @@ def _of_content(held: _Held, usage: Usage) -> Iterator[Finding]:
     """Report stale entries and orphans."""
     fix = f"cachectl prune --stale {held.layer.name}"
     if usage.stale_entries:
-        amount = plural(usage.stale_entries, "stale entry", "stale entries")
+        amount = errors.plural(usage.stale_entries, "stale entry", "stale entries")
         message = f"{amount} of {usage.stale_bytes or 0:,} bytes, which no known Python or driver can hit"
         yield held.finding(Severity.WASTES, "stale", message, fix)
     if usage.orphan_files:
         wastes = usage.orphan_bytes or usage.orphan_files >= _MANY_FILES
-        amount = plural(usage.orphan_files, "leaked file")
+        amount = errors.plural(usage.orphan_files, "leaked file")
         message = f"{amount} of {usage.orphan_bytes or 0:,} bytes, which nothing reads"
         yield held.finding(Severity.WASTES if wastes else Severity.HARMLESS, "leaked", message, fix)
 
@@ -223,7 +222,7 @@ def _shortage(roots: list[_Held], free: room.Room) -> Iterator[Finding]:
 def _of_surroundings(held: _Held, *, reachable: bool) -> Iterator[Placed]:
     """Report problems with the place of an active layer's root, whether or not the root exists yet."""
     layer, root = held.layer, held.root
-    with suppress(*FAILURES):
+    with suppress(*errors.FAILURES):
         if layer.state().condition not in (Condition.ENABLED, Condition.UNKNOWN):
             return
     try:
@@ -234,7 +233,7 @@ def _of_surroundings(held: _Held, *, reachable: bool) -> Iterator[Placed]:
             message = f"lies on a network file system ({kind}): {hazard.message}"
             yield (root.path, held.finding(hazard.severity, "network", message, held.elsewhere(_TEMPORARY)))
         yield from _of_ranks(held)
-    except FAILURES as error:
+    except errors.FAILURES as error:
         yield (layer, root.path), failure(layer, root.path, error)
 
 

@@ -8,17 +8,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.base.errors import BadRequest, CachectlError
-from cachectl.layers.base.facts import Ability, Switch
-from cachectl.options import LAYER, OneOf, Option, Request
-from cachectl.switching.isolated import make_folders
+from cachectl import options, table
+from cachectl.layers.base import errors, facts
+from cachectl.switching import isolated
 from cachectl.switching.run import merged
-from cachectl.table import Raw
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cachectl.layer_set import LayerSet
+    from cachectl import layer_set
     from cachectl.layers.base.layer import Layer
 
 #: How each shell sets a variable, and removes one.
@@ -31,27 +29,27 @@ _SYNTAXES: Final = {
 #: Shells by the names of login shells; the others are like sh.
 _LOGIN: Final = {"csh": "csh", "tcsh": "csh", "fish": "fish", "pwsh": "powershell"}
 OPTIONS: Final = (
-    OneOf(
+    options.OneOf(
         (
-            Option("--disable", action="store_true", help="switch layers off"),
-            Option("--enable", action="store_true", help="switch layers on"),
-            Option(
+            options.Option("--disable", action="store_true", help="switch layers off"),
+            options.Option("--enable", action="store_true", help="switch layers on"),
+            options.Option(
                 "--root",
                 metavar="DIR",
                 help="keep every layer under one folder (moves XDG_CACHE_HOME, for every program)",
             ),
         )
     ),
-    Option(
+    options.Option(
         "--base", metavar="DIR", help="start every layer warm from DIR, which may be read-only; --root is your own root"
     ),
-    LAYER,
-    Option("--shell", choices=tuple(_SYNTAXES), help="whose commands to print (default: the login shell's)"),
+    options.LAYER,
+    options.Option("--shell", choices=tuple(_SYNTAXES), help="whose commands to print (default: the login shell's)"),
 )
 
 
 def env(
-    stack: LayerSet,
+    stack: layer_set.LayerSet,
     *,
     enable: bool = False,
     root: str | None = None,
@@ -65,7 +63,7 @@ def env(
     """
     folder = None if root is None else stack.environment.expand(root)
     if folder is not None and (not root or (folder.exists() and not folder.is_dir())):
-        raise BadRequest(f"--root {root!r} is not a directory")
+        raise errors.BadRequest(f"--root {root!r} is not a directory")
     chosen = stack.named(layers)
     if base is None:
         return _variables(chosen, on=enable, root=folder)
@@ -86,9 +84,9 @@ def _variables(
 
     Makes the folders below ``root`` that a library would not make itself.
     """
-    switches: list[Switch] = []
+    switches: list[facts.Switch] = []
     notes: list[str] = []
-    ability = Ability.DISABLE if root is None else Ability.RELOCATE
+    ability = facts.Ability.DISABLE if root is None else facts.Ability.RELOCATE
     for layer in layers:
         reason = layer.abilities()[ability]
         if reason is not None:
@@ -99,13 +97,13 @@ def _variables(
         if switch.patches:
             notes.append(f"{layer.name}: no variable switches it off; cachectl run --no-cache does")
     try:
-        make_folders(switches)
+        isolated.make_folders(switches)
     except OSError as error:
         notes.append(f"{error.filename}: cannot be made ({error.strerror}); a layer that needs it keeps nothing")
     return merged(switches), tuple(notes)
 
 
-def run(request: Request) -> int:
+def run(request: options.Request) -> int:
     """Carry out ``cachectl env``."""
     given = request.options
     if not (given.disable or given.enable or given.root is not None or given.base is not None):
@@ -114,7 +112,7 @@ def run(request: Request) -> int:
         request.misuse("--base starts layers warm, which is on; leave --disable or --enable out")
     changes, notes = env(request.stack, enable=given.enable, root=given.root, base=given.base, layers=given.layers)
     login = PurePath(request.environment.get("SHELL") or "sh").name
-    request.say([Raw(format_changes(changes, given.shell or _LOGIN.get(login, "sh")))])
+    request.say([table.Raw(format_changes(changes, given.shell or _LOGIN.get(login, "sh")))])
     for note in notes:
         request.notice(note)
     return 0
@@ -137,6 +135,6 @@ def _quoted(value: str, shell: str) -> str:
         return "'" + re.sub("(['\u2018\u2019\u201a\u201b])", r"\1\1", value) + "'"
     if shell == "csh" and "\n" in value:
         # It splits the output of `...` at newlines even if they are quoted.
-        raise CachectlError(f"csh cannot quote a value that contains a newline: {value!r}")
+        raise errors.CachectlError(f"csh cannot quote a value that contains a newline: {value!r}")
     # csh expands ! even between single quotes.
     return shlex.quote(value).replace("!", "\\!") if shell == "csh" else shlex.quote(value)

@@ -6,16 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.base.facts import Ability, Scope
-from cachectl.layers.base.registry import Broken
-from cachectl.options import FORM, LAYERS, Request
+from cachectl import options
+from cachectl.layers.base import facts, registry
 from cachectl.table import Column, Table
 
 if TYPE_CHECKING:
-    from cachectl.layer_set import LayerSet
+    from cachectl import layer_set
     from cachectl.layers.base.layer import Layer
 
-OPTIONS: Final = (LAYERS, FORM)
+OPTIONS: Final = (options.LAYERS, options.FORM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,7 @@ class LayerAbilities:
 
     layer: str
     title: str
-    scope: Scope
+    scope: facts.Scope
     precious: bool
     abilities: Mapping[str, str | None]
 
@@ -34,10 +33,10 @@ class Layers:
     """Layers with their abilities, and the plug-ins that could not be loaded."""
 
     layers: tuple[LayerAbilities, ...]
-    broken: tuple[Broken, ...]
+    broken: tuple[registry.Broken, ...]
 
 
-def layers(stack: LayerSet, names: Iterable[str] = ()) -> Layers:
+def layers(stack: layer_set.LayerSet, names: Iterable[str] = ()) -> Layers:
     """Return the abilities of the named layers, or of all."""
     named = tuple(names)
     return Layers(tuple(map(_abilities, stack.named(named))), () if named else stack.broken)
@@ -48,7 +47,7 @@ def _abilities(layer: Layer) -> LayerAbilities:
     return LayerAbilities(layer.name, layer.title, layer.about.scope, layer.about.precious, abilities)
 
 
-def run(request: Request) -> Layers:
+def run(request: options.Request) -> Layers:
     """Carry out ``cachectl layers``."""
     return layers(request.stack, request.options.layers)
 
@@ -57,13 +56,13 @@ def _column(ability: str) -> Column[LayerAbilities]:
     return Column(ability, lambda layer: "no" if layer.abilities[ability] else "yes")
 
 
-def table(done: Layers, _request: Request) -> Table[LayerAbilities]:
+def table(done: Layers, _request: options.Request) -> Table[LayerAbilities]:
     """Return whether each layer has each ability."""
     name: Column[LayerAbilities] = Column("layer", lambda layer: layer.layer)
-    return Table((name, *(_column(ability.value) for ability in Ability)), done.layers)
+    return Table((name, *(_column(ability.value) for ability in facts.Ability)), done.layers)
 
 
-def show(done: Layers, request: Request) -> Iterator[object]:
+def show(done: Layers, request: options.Request) -> Iterator[object]:
     """Yield the table, and the reason for each ability that is missing."""
     yield table(done, request)
     for layer in done.layers:

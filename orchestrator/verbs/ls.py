@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 from cachectl import options
 from cachectl import table as tables
-from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base import errors
 from cachectl.layers.base.selection import ALL
 from cachectl.listing import Listing, Trouble, listed
 
 if TYPE_CHECKING:
-    from cachectl.layer_set import LayerSet
+    from cachectl import layer_set
     from cachectl.layers.base.facts import Entry
     from cachectl.layers.base.selection import Selection
 
@@ -41,7 +41,7 @@ EPILOG: Final = "On a terminal the table shortens names and keys to fit; elsewhe
 
 
 def ls(
-    stack: LayerSet,
+    stack: layer_set.LayerSet,
     selection: Selection = ALL,
     *,
     layers: Iterable[str] = (),
@@ -53,7 +53,7 @@ def ls(
     Raises :class:`BadRequest` for a negative limit.
     """
     if limit is not None and limit < 0:
-        raise BadRequest(f"--limit {limit} is negative")
+        raise errors.BadRequest(f"--limit {limit} is negative")
     troubles: list[Trouble] = []
     entries: Iterable[Entry] = listed(stack.named(layers), selection, troubles.append)
     if sort is not None:

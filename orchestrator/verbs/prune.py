@@ -7,13 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from cachectl import options, removal
-from cachectl.config import Limits, configured_limits, with_interpreters
-from cachectl.layer_set import LayerSet, warn_user
-from cachectl.layers.base import facts
-from cachectl.layers.base.errors import FAILURES, reason_of
+from cachectl import config, layer_set, options, removal
+from cachectl.layers.base import errors, facts, selection
 from cachectl.layers.base.layer import Layer, every_root
-from cachectl.layers.base.selection import Selection, parse_age, parse_size
 from cachectl.removal import PurgePlan, PurgeResult, show, table
 
 __all__ = ["OPTIONS", "plan_prune", "prune", "run", "show", "table"]
@@ -50,12 +46,12 @@ class _Holding:
 
 
 def prune(
-    stack: LayerSet,
-    limits: Limits | None = None,
+    stack: layer_set.LayerSet,
+    limits: config.Limits | None = None,
     *,
     layers: Sequence[str] = (),
     dry_run: bool = False,
-    notice: Callable[[str], None] = warn_user,
+    notice: Callable[[str], None] = layer_set.warn_user,
 ) -> PurgeResult:
     """Remove what is stale or old, then the longest unused until the rest fits, and what killed commands left.
 
@@ -63,15 +59,15 @@ def prune(
     """
     if limits is None:
         # They decide what is stale.
-        environment = with_interpreters(stack.environment)
+        environment = config.with_interpreters(stack.environment)
         if environment is not stack.environment:
             stack = type(stack)(environment)
-        limits = configured_limits(environment)
+        limits = config.configured_limits(environment)
     chosen = stack.chosen(layers)
     return removal.carry_out(stack, chosen, partial(plan_prune, chosen, limits), notice, dry_run=dry_run)
 
 
-def plan_prune(layers: Iterable[Layer], limits: Limits) -> PurgePlan:
+def plan_prune(layers: Iterable[Layer], limits: config.Limits) -> PurgePlan:
     """Plan the removals that the limits require; changes nothing.
 
     The longest unused goes first, by time of use, else of change, else by a bound on it. Things of unknown age stay.
@@ -82,7 +78,7 @@ def plan_prune(layers: Iterable[Layer], limits: Limits) -> PurgePlan:
     return PurgePlan(tuple(removal.planned(holding.layer, holding.plan) for holding in holdings))
 
 
-def _look(layer: Layer, limits: Limits) -> _Holding:
+def _look(layer: Layer, limits: config.Limits) -> _Holding:
     holding = _Holding(layer)
     try:
         for root in every_root(layer):
@@ -95,11 +91,11 @@ def _look(layer: Layer, limits: Limits) -> _Holding:
                 elif isinstance(thing, facts.Orphan) or thing.guest is None:
                     # A guest belongs to another program.
                     stale = limits.stale and (isinstance(thing, facts.Orphan) or thing.stale)
-                    old = limits.before is not None and Selection(before=limits.before).matches(thing)
+                    old = limits.before is not None and selection.Selection(before=limits.before).matches(thing)
                     (holding.going if stale or old else holding.kept).append(thing)
-    except FAILURES as error:
+    except errors.FAILURES as error:
         # Nothing is removed because of an incomplete count.
-        return _Holding(layer, failed=[facts.Note("*", reason_of(error))])
+        return _Holding(layer, failed=[facts.Note("*", errors.reason_of(error))])
     return holding
 
 
@@ -123,10 +119,10 @@ def _last(thing: facts.Removable) -> float:
 def run(request: options.Request) -> PurgeResult:
     """Carry out ``cachectl prune``."""
     typed = request.options
-    limits = Limits(
+    limits = config.Limits(
         stale=typed.stale,
-        before=None if typed.older_than is None else request.now - parse_age(typed.older_than),
-        bytes=None if typed.max_size is None else parse_size(typed.max_size),
+        before=None if typed.older_than is None else request.now - selection.parse_age(typed.older_than),
+        bytes=None if typed.max_size is None else selection.parse_size(typed.max_size),
     )
     chosen = None if limits.none else limits
     with request.working("pruning"):

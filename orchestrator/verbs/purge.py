@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from cachectl import options, removal
-from cachectl.layer_set import LayerSet, warn_user
-from cachectl.layers.base.errors import CachectlError
+from cachectl import layer_set, options, removal
+from cachectl.layers.base import errors
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.removal import PurgePlan, PurgeResult, show, table
 
@@ -38,13 +37,13 @@ def plan_purge(layers: Iterable[Layer], selection: Selection = ALL, *, damaged: 
 
 
 def purge(
-    stack: LayerSet,
+    stack: layer_set.LayerSet,
     selection: Selection = ALL,
     *,
     layers: Sequence[str] = (),
     damaged: bool = False,
     dry_run: bool = False,
-    notice: Callable[[str], None] = warn_user,
+    notice: Callable[[str], None] = layer_set.warn_user,
 ) -> PurgeResult:
     """Remove the selected entries, and what killed commands left; or return the plan (``dry_run``)."""
     chosen = stack.chosen(layers)
@@ -69,5 +68,5 @@ def run(request: options.Request) -> PurgeResult:
         )
     total = result.total
     if typed.key is not None and not any((total.removed, total.orphans_removed, total.skipped, total.failed)):
-        raise CachectlError(f"no entry that is selected has the key {typed.key!r}; cachectl ls -q lists keys")
+        raise errors.CachectlError(f"no entry that is selected has the key {typed.key!r}; cachectl ls -q lists keys")
     return result

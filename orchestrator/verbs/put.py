@@ -7,7 +7,7 @@ import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.base.errors import LARGEST_ARTIFACT, NotAnArtifact
+from cachectl.layers.base import errors
 from cachectl.options import KEY, ONE_LAYER, ROOT, SHARED, WAIT, Option, Request
 
 if TYPE_CHECKING:
@@ -44,13 +44,13 @@ def _read(file: str) -> bytes:
     whole = io.BytesIO()
     try:
         with nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as source:
-            while whole.tell() <= LARGEST_ARTIFACT and (piece := source.read(1 << 20)):
+            while whole.tell() <= errors.LARGEST_ARTIFACT and (piece := source.read(1 << 20)):
                 whole.write(piece)
     except OSError as error:
         error.filename = "standard input" if file == "-" else file
         raise
-    if whole.tell() > LARGEST_ARTIFACT:
-        raise NotAnArtifact(
-            f"{file}: has more than the {LARGEST_ARTIFACT:,} bytes of the largest artifact; give what get wrote"
+    if whole.tell() > errors.LARGEST_ARTIFACT:
+        raise errors.NotAnArtifact(
+            f"{file}: has more than the {errors.LARGEST_ARTIFACT:,} bytes of the largest artifact; give what get wrote"
         )
     return whole.getvalue()

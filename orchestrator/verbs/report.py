@@ -10,12 +10,9 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from cachectl import options
 from cachectl import table as tables
-from cachectl.layers.base import facts, store
-from cachectl.layers.base.errors import FAILURES, plural, reason_of
-from cachectl.layers.base.facts import AsJson
+from cachectl.layers.base import errors, facts, registry, store
 from cachectl.layers.base.layer import Layer, every_root
-from cachectl.layers.base.registry import Broken
-from cachectl.layers.disk.temporaries import abandoned_temporaries
+from cachectl.layers.disk import temporaries
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
@@ -83,7 +80,7 @@ class RootReport:
     root: facts.Root
     exists: bool
     usage: facts.Usage
-    as_json: ClassVar[AsJson] = AsJson(flat=("root", "usage"))
+    as_json: ClassVar[facts.AsJson] = facts.AsJson(flat=("root", "usage"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +94,7 @@ class LayerReport:
     precious: bool
     roots: tuple[RootReport, ...]
     failures: tuple[str, ...] = ()
-    as_json: ClassVar[AsJson] = AsJson(flat=("state", "total"), also=("total",))
+    as_json: ClassVar[facts.AsJson] = facts.AsJson(flat=("state", "total"), also=("total",))
 
     @property
     def total(self) -> Total:
@@ -142,11 +139,13 @@ class Report:
 
     generated: float
     layers: tuple[LayerReport, ...]
-    broken: tuple[Broken, ...] = ()
+    broken: tuple[registry.Broken, ...] = ()
     leftovers: tuple[facts.Orphan, ...] = ()
     neighbours: tuple[Neighbour, ...] | None = None
     pythons: tuple[PythonShare, ...] | None = None
-    as_json: ClassVar[AsJson] = AsJson("cachectl/report/1", also=("total",), optional=("neighbours", "pythons"))
+    as_json: ClassVar[facts.AsJson] = facts.AsJson(
+        "cachectl/report/1", also=("total",), optional=("neighbours", "pythons")
+    )
 
     def __repr__(self) -> str:
         return f"Report(layers={len(self.layers)}, total={self.total})"
@@ -182,7 +181,7 @@ def report(stack: LayerSet, layers: Iterable[str] = (), *, neighbours: bool = Fa
         stack.environment.clock(),
         tuple(map(_layer_report, chosen)),
         () if names else stack.broken,
-        abandoned_temporaries(stack.environment),
+        temporaries.abandoned_temporaries(stack.environment),
         others,
         _by_python(chosen, stack) if by_python else None,
     )
@@ -194,12 +193,12 @@ def _layer_report(layer: Layer) -> LayerReport:
     roots: tuple[facts.Root, ...] = ()
     try:
         roots = tuple(every_root(layer))
-    except FAILURES as error:
-        failures[reason_of(error)] = None
+    except errors.FAILURES as error:
+        failures[errors.reason_of(error)] = None
     try:
         state = layer.state()
-    except FAILURES as error:
-        failures[reason_of(error)] = None
+    except errors.FAILURES as error:
+        failures[errors.reason_of(error)] = None
     reports = tuple(_root_report(layer, root) for root in roots)
     return LayerReport(
         layer.name, layer.title, state, layer.about.scope, layer.about.precious, reports, tuple(failures)
@@ -211,9 +210,9 @@ def _root_report(layer: Layer, root: facts.Root) -> RootReport:
         # The store of a missing root is not loaded.
         exists = root.exists or os.path.lexists(root.path)
         return RootReport(root, root.exists, layer.store.usage(root) if exists else store.sum_usage(()))
-    except FAILURES as error:
+    except errors.FAILURES as error:
         # An unreadable root exists.
-        usage = store.unknown_usage(facts.Problem(root.path, "unreadable", reason_of(error)))
+        usage = store.unknown_usage(facts.Problem(root.path, "unreadable", errors.reason_of(error)))
         return RootReport(root, exists=True, usage=usage)
 
 
@@ -323,7 +322,7 @@ def lines(done: Report, home: str, *, verbose: bool = False) -> Iterator[object]
         yield ""
         yield tables.Table(_COLUMNS, shown, ("total", "", *(_bound(cell, total) for cell in cells), ""))
     if hidden := len(done.layers) - len(shown):
-        yield f"{plural(hidden, 'more layer' if shown else 'layer')}: nothing here; -v shows all"
+        yield f"{errors.plural(hidden, 'more layer' if shown else 'layer')}: nothing here; -v shows all"
     if not total.complete:
         yield "+: lower bound, -: unknown; the problems below say what could not be counted"
     for layer in shown:
@@ -357,7 +356,7 @@ def _others(done: Report, home: str) -> Iterator[object]:
 def summary(done: Report) -> str:
     """Format the sums: what there is, and what could go."""
     total = done.total
-    entries = _bound(plural(total.entries or 0, "entry", "entries"), total)
+    entries = _bound(errors.plural(total.entries or 0, "entry", "entries"), total)
     held = f"{_bound(tables.size(total.bytes), total)} in {entries}"
     sums = {"stale": total.stale_bytes or 0, "orphans": total.orphan_bytes or 0}
     if removable := ", ".join(f"{what} {tables.size(amount)}" for what, amount in sums.items() if amount):
@@ -377,7 +376,7 @@ def _details(layer: LayerReport, home: str) -> Iterator[str]:
             continue
         notes += [] if root.exists else ["not there"]
         if usage.orphan_files:
-            notes.append(f"{plural(usage.orphan_files, 'orphan')}, {tables.size(usage.orphan_bytes)}")
+            notes.append(f"{errors.plural(usage.orphan_files, 'orphan')}, {tables.size(usage.orphan_bytes)}")
         yield f"  {_short(root.root.path, home)}  ({'; '.join(notes)})"
 
 

@@ -9,9 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cachectl.layer_set import warn_user
-from cachectl.layers.base.errors import BadRequest, Refused, plural
-from cachectl.layers.base.facts import Scope
+from cachectl import layer_set
+from cachectl.layers.base import errors, facts
 from cachectl.options import LAYER, UNEXPECTED, OneOf, Option, Request, seconds
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ def run_with(
     layers: Sequence[str] = (),
     prove: bool = False,
     store: StoreUse | None = None,
-    notice: Callable[[str], None] = warn_user,
+    notice: Callable[[str], None] = layer_set.warn_user,
 ) -> Ran:
     """Run a command with layers off, or on in an empty root (``True``), or in the root ``isolated``.
 
@@ -124,9 +123,9 @@ def run_with(
             kept = _kept_below(stack, isolated)
             block.enter_context(around.shared_around(kept, store, notice, layers=layers, besides=besides, own=here))
         staying = child.left_alone(chosen, off=no_cache) if no_cache or isolated else {}
-        for name in (name for name, why in staying.items() if stack[name].about.scope is Scope.USER):
+        for name in (name for name, why in staying.items() if stack[name].about.scope is facts.Scope.USER):
             if name in layers:
-                raise Refused(name, f"stays as it is: {staying[name]}")
+                raise errors.Refused(name, f"stays as it is: {staying[name]}")
             notice(f"{name} stays as it is: {staying[name]}")
         signals = block.enter_context(child.signals_held())
         changes: dict[str, str | None] = {}
@@ -165,7 +164,9 @@ def _kept_below(stack: LayerSet, root: Path | bool) -> LayerSet:
     if root is False:
         return stack
     if root is True:
-        raise BadRequest("an isolated root that is not kept has no use for a store; name a folder: --isolated=DIR")
+        raise errors.BadRequest(
+            "an isolated root that is not kept has no use for a store; name a folder: --isolated=DIR"
+        )
     from cachectl.switching.isolated import make_kept_root
     from cachectl.switching.run import environment_below
 
@@ -248,8 +249,8 @@ def _attested(one: Attestation) -> str:
         shown = [f"{touch.path} {', '.join(touch.what)}" for touch in one.touches[:_FEW]]
         more = len(one.touches) - len(shown)
         return "; ".join([*shown, *([f"and {more:,} more"] if more else [])])
-    files = f"{plural(one.compared, 'file')} compared"
-    means = ", ".join([f"file events on {plural(one.folders, 'folder')}", *one.notes])
+    files = f"{errors.plural(one.compared, 'file')} compared"
+    means = ", ".join([f"file events on {errors.plural(one.folders, 'folder')}", *one.notes])
     if one.verdict is Verdict.UNKNOWN:
         return f"no write seen ({files}), but reads are unknown: {'; '.join(one.unknown)}"
     return f"not written ({files}), not read ({means})"

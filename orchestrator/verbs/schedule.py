@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
+from cachectl import table
 from cachectl.layers.base.environment import config_paths
 from cachectl.layers.base.errors import FAILURES, BadRequest
 from cachectl.options import Option, Request
-from cachectl.table import Raw
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
@@ -156,7 +156,7 @@ def _unit_word(text: str) -> str:
 def run(request: Request) -> int:
     """Carry out ``cachectl schedule``."""
     options = request.options
-    request.say([Raw(schedule(request.stack, options.kind, all_users=options.everybody).splitlines())])
+    request.say([table.Raw(schedule(request.stack, options.kind, all_users=options.everybody).splitlines())])
     # The settings of other users set their limits.
     own = options.kind != "slurm-epilog" and not options.everybody
     if own and request.config.limits(request.now).none:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base import errors
 from cachectl.options import FORCE_BUNDLE, SIGN, TRUST, Option, Request
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def run_staged(command: Sequence[str], environment: Environment, job: Job, notic
     with signals_held() as signals:
         try:
             return _run(command, ranks, signals)
-        except BadRequest:
+        except errors.BadRequest:
             if ranks.rank == 0:
                 raise
             return 2

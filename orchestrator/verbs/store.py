@@ -8,22 +8,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from cachectl import table
 from cachectl import table as tables
+from cachectl.exchange import trust
 from cachectl.exchange.format import INDEX, Item, PartName, is_name
 from cachectl.exchange.index import Gone, StoreIndex, place_of
 from cachectl.exchange.place import FOLDERS, BadStore, Stored
-from cachectl.exchange.trust import Untrusted, judges
-from cachectl.layers.base.errors import BadRequest, CachectlError, plural
+from cachectl.layers.base import errors
 from cachectl.layers.base.facts import AsJson
 from cachectl.layers.base.selection import moment_text
-from cachectl.layers.disk.plain import STAGE, own_name
+from cachectl.layers.disk import plain
 from cachectl.options import JSON, STORES, Group, Option, Request
-from cachectl.table import Column, Table, Whole
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cachectl.layer_set import LayerSet
+    from cachectl import layer_set
 
 #: Seconds for which a pack that nothing lists stays: twice the time in which a push must list what it has uploaded.
 GRACE: Final = 86400.0
@@ -139,7 +139,7 @@ class StoreCheck:
 class SharedStore:
     """The store at a path or a URL."""
 
-    def __init__(self, stack: LayerSet, url: str | Path) -> None:
+    def __init__(self, stack: layer_set.LayerSet, url: str | Path) -> None:
         self._environment = stack.environment
         self._place = place_of(url, stack.environment)
 
@@ -178,7 +178,7 @@ class SharedStore:
         damaged: nothing is removed then, because what it lists is unknown.
         """
         if self._place.is_bundle and older_than is not None:
-            raise BadRequest("a bundle has no times; give --max-size, or gc without a limit")
+            raise errors.BadRequest("a bundle has no times; give --max-size, or gc without a limit")
         try:
             return self._collect(older_than, max_size, dry_run=dry_run)
         except Gone:
@@ -226,7 +226,7 @@ class SharedStore:
     def _is_left(self, stored: Stored, now: float) -> bool:
         """Return whether a pack or a stage is one that no push can still be about to list."""
         folder, _, name = stored.name.partition("/")
-        if name.startswith(STAGE) or (folder == "packs" and is_name(stored.name)):
+        if name.startswith(plain.STAGE) or (folder == "packs" and is_name(stored.name)):
             return self._place.is_bundle or (stored.modified is not None and now - stored.modified > GRACE)
         return False
 
@@ -237,14 +237,14 @@ class SharedStore:
         """
         if self._place.is_bundle:
             return
-        probe = f"{INDEX}{own_name()}"
+        probe = f"{INDEX}{plain.own_name()}"
         self._place.write(probe, b"")
         moments = [stored.modified for stored in self._place.names("index") if stored.name == probe]
         self._place.remove([probe])
         for moment in moments:
             if moment is not None and abs(moment - now) > _SKEW:
                 there, here = moment_text(moment), moment_text(now)
-                raise CachectlError(
+                raise errors.CachectlError(
                     f"{self._place.shown}: its clock shows {there}, that of this machine {here}; set it"
                 )
 
@@ -256,7 +256,7 @@ class SharedStore:
         """
         # Before the index: a writer adds packs first.
         contents = set(filter(is_name, (stored.name for stored in self._place.names("packs"))))
-        with judges(self._environment, None, allowed_signers) as trusted:
+        with trust.judges(self._environment, None, allowed_signers) as trusted:
             index = StoreIndex(self._place, self._environment, trusted)
             index.require_store()
             check = StoreCheck(self._place.shown, index.digest, len(index.names.parts))
@@ -280,7 +280,7 @@ def _checked(index: StoreIndex, check: StoreCheck, name: PartName) -> tuple[Item
     try:
         index.key(name.key)
         return index.part(name).entries
-    except Untrusted as error:
+    except trust.Untrusted as error:
         check.add(shown, "untrusted", error)
     except Gone as error:
         index.refresh()
@@ -308,7 +308,7 @@ def _check_pack(index: StoreIndex, check: StoreCheck, pack: str, items: list[Ite
 
 def _lists(index: StoreIndex, name: PartName, pack: str) -> bool:
     # Parts that cannot be used are findings of their own.
-    with suppress(BadStore, Untrusted):
+    with suppress(BadStore, trust.Untrusted):
         return pack in index.part(name).packs
     return False
 
@@ -343,35 +343,35 @@ def show(done: StoreListing | Collection | StoreCheck, request: Request) -> Iter
     if isinstance(done, StoreListing):
         yield _listing(done, request.now)
         yield ""
-        yield Whole(f"digest {done.digest}")
+        yield table.Whole(f"digest {done.digest}")
     elif isinstance(done, Collection):
         would = "would be " if done.dry_run else ""
-        entries = plural(done.entries, "entry", "entries")
-        yield Whole(f"{plural(len(done.parts), 'part')} of the index with {entries} {would}removed")
+        entries = errors.plural(done.entries, "entry", "entries")
+        yield table.Whole(f"{errors.plural(len(done.parts), 'part')} of the index with {entries} {would}removed")
         sizes = f"{tables.size(done.freed)}; {tables.size(done.kept)} stay"
-        yield Whole(f"{plural(done.removed, 'pack')} {would}removed: {sizes}")
+        yield table.Whole(f"{errors.plural(done.removed, 'pack')} {would}removed: {sizes}")
     else:
         for finding in done.findings:
             yield f"{finding.severity}: {finding.name}: {finding.message}"
-        index = f"{plural(done.entries, 'entry', 'entries')} in {plural(done.parts, 'part')} of the index"
-        yield Whole(f"{index} and {plural(done.packs, 'pack')} checked")
-        yield Whole(f"digest {done.digest}")
+        index = f"{errors.plural(done.entries, 'entry', 'entries')} in {errors.plural(done.parts, 'part')} of the index"
+        yield table.Whole(f"{index} and {errors.plural(done.packs, 'pack')} checked")
+        yield table.Whole(f"digest {done.digest}")
 
 
-def _listing(done: StoreListing, now: float) -> Table[ListedKey]:
+def _listing(done: StoreListing, now: float) -> table.Table[ListedKey]:
     def facts(key: ListedKey) -> str:
         return ", ".join(f"{name} {fact or tables.DASH}" for name, fact in key.fingerprint.items())
 
-    columns: tuple[Column[ListedKey], ...] = (
-        Column("layer", lambda key: key.layer),
+    columns: tuple[table.Column[ListedKey], ...] = (
+        table.Column("layer", lambda key: key.layer),
         tables.counts("entries", lambda key: key.entries),
         tables.sizes("size", lambda key: key.bytes),
         tables.counts("parts", lambda key: key.parts),
         tables.counts("unsigned", lambda key: key.unsigned),
         tables.ages("newest", lambda key: key.newest, now),
-        Column("for", facts),
+        table.Column("for", facts),
     )
     entries, size = sum(key.entries for key in done.keys), sum(key.bytes for key in done.keys)
     parts = sum(key.parts for key in done.keys)
     last = ("total", tables.count(entries), tables.size(size), tables.count(parts), "", "", "")
-    return Table(columns, done.keys, last)
+    return table.Table(columns, done.keys, last)

@@ -6,15 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from cachectl.layer_set import warn_user
-from cachectl.layers.base.errors import plural
+from cachectl import layer_set
+from cachectl.layers.base import errors
 from cachectl.options import FORCE, UNEXPECTED, Option, Request
 from cachectl.table import DASH, Column, Table, counts, size
 
 if TYPE_CHECKING:
-    from cachectl.layer_set import LayerSet
-    from cachectl.watching.evidence import EntryTrace, LayerTrace, Miss
-    from cachectl.watching.timeline import KernelTime, StageTime, Summary
+    from cachectl.watching import evidence, timeline
     from cachectl.watching.trace import KernelTrace, Trace
 
 OPTIONS: Final = (
@@ -34,7 +32,11 @@ cachectl trace [--explain] [--json FILE] [--timeline FILE.json|FILE.html] [--for
 
 
 def trace(
-    stack: LayerSet, command: Sequence[str], *, explain: bool = False, notice: Callable[[str], None] = warn_user
+    stack: layer_set.LayerSet,
+    command: Sequence[str],
+    *,
+    explain: bool = False,
+    notice: Callable[[str], None] = layer_set.warn_user,
 ) -> Trace:
     """Run a command and return what each layer did; with ``explain`` also why each lookup missed.
 
@@ -82,7 +84,7 @@ def run(request: Request) -> int:
     return traced.exit_status or 0
 
 
-_LAYERS: Final[tuple[Column[LayerTrace], ...]] = (
+_LAYERS: Final[tuple[Column[evidence.LayerTrace], ...]] = (
     Column("layer", lambda layer: layer.layer),
     counts("hits", lambda layer: layer.hits),
     counts("misses", lambda layer: layer.misses),
@@ -97,7 +99,7 @@ _BUILDS: Final[tuple[Column[Sequence[KernelTrace]], ...]] = (
     Column("served by", lambda alike: _served_by(alike[0])),
     Column("kernels", lambda alike: " ".join(alike[0].kernels) or DASH),
 )
-_ENTRIES: Final[tuple[Column[EntryTrace], ...]] = (
+_ENTRIES: Final[tuple[Column[evidence.EntryTrace], ...]] = (
     Column("entries of", lambda entry: entry.layer),
     counts("hits", lambda entry: 0 if entry.broken else entry.hits),
     counts("stores", lambda entry: entry.stores),
@@ -105,13 +107,13 @@ _ENTRIES: Final[tuple[Column[EntryTrace], ...]] = (
     Column("device", lambda entry: entry.device or DASH),
     Column("kernels", lambda entry: " ".join(entry.kernels or ()) or DASH),
 )
-_STAGES: Final[tuple[Column[StageTime], ...]] = (
+_STAGES: Final[tuple[Column[timeline.StageTime], ...]] = (
     Column("stage", lambda time: time.stage),
     Column("seconds", lambda time: f"{time.seconds:.3f}", right=True),
     Column("hit", lambda time: f"{time.hit:.3f}" if time.hit else DASH, right=True),
     Column("missed", lambda time: f"{time.missed:.3f}" if time.missed else DASH, right=True),
 )
-_SLOWEST: Final[tuple[Column[KernelTime], ...]] = (
+_SLOWEST: Final[tuple[Column[timeline.KernelTime], ...]] = (
     Column("seconds", lambda time: f"{time.seconds:.3f}", right=True),
     Column("most in", lambda time: time.slowest_stage),
     Column("state", lambda time: {True: "warm", False: "cold", None: DASH}[time.warm]),
@@ -128,7 +130,7 @@ def show(traced: Trace) -> Iterator[bytes | str | Table[Any]]:
         yield Table(_LAYERS, shown)
     yield from (f"{layer.layer}: {layer.state} ({layer.state_why})" for layer in stopped)
     others = len(traced.layers) - len({layer.layer for layer in (*shown, *stopped)})
-    yield f"{plural(others, 'more layer' if shown or stopped else 'layer')}: no use seen"
+    yield f"{errors.plural(others, 'more layer' if shown or stopped else 'layer')}: no use seen"
     for program in traced.unwatched:
         yield f"not counted, could not be watched: {program.command} (it used {', '.join(program.layers)})"
     summary = traced.summary
@@ -152,7 +154,7 @@ def _served_by(kernel: KernelTrace) -> str:
     return kernel.served_by or ("compiled" if kernel.compiled else DASH)
 
 
-def _missed(summary: Summary, traced: Trace) -> str:
+def _missed(summary: timeline.Summary, traced: Trace) -> str:
     off = "".join(
         f"; {layer.layer} is {layer.state}" for layer in traced.layers if layer.state in ("disabled", "closed")
     )
@@ -162,13 +164,13 @@ def _missed(summary: Summary, traced: Trace) -> str:
     return f"of {traced.wall_seconds:.2f} s, {about}{summary.missed:.2f} s went into misses{off}"
 
 
-def _folded(misses: Sequence[Miss]) -> Iterator[str]:
+def _folded(misses: Sequence[evidence.Miss]) -> Iterator[str]:
     """Yield a line for the first miss of each reason in each part of a layer, and one for the others of that reason."""
-    groups: dict[tuple[str, str | None, str], list[Miss]] = {}
+    groups: dict[tuple[str, str | None, str], list[evidence.Miss]] = {}
     for miss in misses:
         groups.setdefault((miss.layer, miss.part, miss.because), []).append(miss)
     for (layer, part, because), alike in groups.items():
         names = list(dict.fromkeys(" ".join(miss.kernels) or DASH for miss in alike))
         yield f"{': '.join(filter(None, (layer, part, names[0])))}: {because}"
         if names[1:]:
-            yield f"  … and {plural(len(names) - 1, 'more kernel')}: the same"
+            yield f"  … and {errors.plural(len(names) - 1, 'more kernel')}: the same"

@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from cachectl.layers.base.errors import FAILURES, reason_of
-from cachectl.layers.base.facts import Root, Scope
+from cachectl.layers.base import errors, facts
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import EntryFiles
 from cachectl.layers.disk.presence import nearest
@@ -170,7 +169,7 @@ class WatchedPlace:
     """
 
     path: Path
-    claims: list[tuple[Layer, Root]] = field(default_factory=list)
+    claims: list[tuple[Layer, facts.Root]] = field(default_factory=list)
     everybodys: bool = False
 
     @property
@@ -194,11 +193,11 @@ class WatchedPlace:
         return any(layer.name == name and _owns(layer, root, ("?",)) is None for layer, root in self.claims)
 
 
-def _owns(layer: Layer, root: Root, parts: tuple[str, ...]) -> bool | None:
+def _owns(layer: Layer, root: facts.Root, parts: tuple[str, ...]) -> bool | None:
     """Ask a layer whether it owns a path; a layer that fails to answer counts as unknown."""
     try:
         return layer.store.owns(root, parts)
-    except FAILURES:
+    except errors.FAILURES:
         return None
 
 
@@ -213,8 +212,8 @@ def places_of(layers: Iterable[Layer]) -> tuple[list[WatchedPlace], dict[str, st
         common |= {Path(os.path.realpath(folder)) for folder in folders}
         try:
             roots = layer.roots()
-        except FAILURES as error:
-            unknown[layer.name] = f"its roots are not known: {reason_of(error)}"
+        except errors.FAILURES as error:
+            unknown[layer.name] = f"its roots are not known: {errors.reason_of(error)}"
             continue
         for root in roots:
             path = Path(os.path.realpath(root.path))
@@ -330,7 +329,7 @@ class Seen:
     ``shared`` maps files that hold many entries to their openings; ``doubts`` lists why uses may be missing.
     """
 
-    entries: list[tuple[Root, str, History]] = field(default_factory=list)
+    entries: list[tuple[facts.Root, str, History]] = field(default_factory=list)
     shared: dict[Path, int] = field(default_factory=dict)
     doubts: dict[str, None] = field(default_factory=dict)
 
@@ -440,11 +439,11 @@ class EntryEvents:
         if any(place.is_unclear(name) for name in place.layers):
             yield "the layer cannot say which files are its own"
         # Other roots are fallbacks.
-        if any(root == layer.roots()[0] and root.scope is Scope.USER for layer, root in place.claims):
+        if any(root == layer.roots()[0] and root.scope is facts.Scope.USER for layer, root in place.claims):
             why = storing_refused(place.path)
             yield from () if why is None else (f"{why}: a miss that stores nothing does not show",)
 
-    def _assign(self, layer: Layer, root: Root, key: str, history: History) -> None:
+    def _assign(self, layer: Layer, root: facts.Root, key: str, history: History) -> None:
         seen, shared = self._seen[layer.name], self._files[layer.name].shared
         if not _owns(layer, root, tuple(key.split("/"))):
             return

@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
-from cachectl.layer_set import LayerSet
+from cachectl import layer_set
+from cachectl.layers.base import facts
 from cachectl.layers.base.errors import FAILURES, Damaged
-from cachectl.layers.base.facts import Artifact, AsJson, Condition, Entry, Root, Scope
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import EntryFiles, Lookups
 from cachectl.watching.events import History, Seen, storing_refused
@@ -75,7 +75,7 @@ class EntryTrace:
     broken: bool = False
     at: tuple[float, ...] = ()
     root: str = ""
-    as_json: ClassVar[AsJson] = AsJson(hidden=("at",))
+    as_json: ClassVar[facts.AsJson] = facts.AsJson(hidden=("at",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Evidence:
     could not be watched, ``strangers`` to those of other programs that may have used its files.
     """
 
-    def __init__(self, stack: LayerSet, *, explain: bool = False) -> None:
+    def __init__(self, stack: layer_set.LayerSet, *, explain: bool = False) -> None:
         self.lookups = {layer.name: part for layer in stack if (part := layer.about.lookups) is not None}
         self.began = 0.0
         self.events: Sequence[Event] = ()
@@ -110,7 +110,7 @@ class Evidence:
         #: Entries before the run, by root and key; ``None`` if they cannot be listed, or the layer is watched.
         self._before = {layer.name: self._list(layer) for layer in stack}
         self._counters = {name: _counters_of(stack[name], part) for name, part in self.lookups.items()}
-        self._known: list[Entry] = []
+        self._known: list[facts.Entry] = []
         for layer in stack if explain else ():
             with suppress(*FAILURES):
                 self._known += layer.entries()
@@ -129,16 +129,16 @@ class Evidence:
         part = self.lookups.get(name)
         return part is not None and event["layer"] == (part.family or name) and part.owns(event)
 
-    def _list(self, layer: Layer) -> dict[str, Entry] | None:
+    def _list(self, layer: Layer) -> dict[str, facts.Entry] | None:
         part = self.lookups.get(layer.name)
-        if layer.about.scope is Scope.SYSTEM or (part is not None and modules_of(part)):
+        if layer.about.scope is facts.Scope.SYSTEM or (part is not None and modules_of(part)):
             return None
         try:
             return {
                 f"{root.path}/{entry.key}": entry
                 for root in layer.roots()
                 for entry in layer.store.scan(root, contents=False)
-                if isinstance(entry, Entry)
+                if isinstance(entry, facts.Entry)
             }
         except FAILURES:
             return None
@@ -178,7 +178,9 @@ class Evidence:
         before, after = self._before[layer.name], self._list(layer)
         if before is None or after is None:
             why = (
-                "it is only read, which leaves no trace" if layer.about.scope is Scope.SYSTEM else "it cannot be listed"
+                "it is only read, which leaves no trace"
+                if layer.about.scope is facts.Scope.SYSTEM
+                else "it cannot be listed"
             )
             return _unseen(layer.name, why)
         if not before and not after and not part.keeps_use:
@@ -216,7 +218,7 @@ class Evidence:
         A lookup that finds nothing touches no file: a miss is counted when its entry is stored.
         """
         seen = (self.seen or {}).get(layer.name)
-        if seen is None or (layer.about.scope is not Scope.SYSTEM and self._before[layer.name] is None):
+        if seen is None or (layer.about.scope is not facts.Scope.SYSTEM and self._before[layer.name] is None):
             return None
         doubts = [*seen.doubts]
         if others := ", ".join(sorted(self.strangers.get(layer.name, ()))):
@@ -299,12 +301,12 @@ def _counters_of(layer: Layer, lookups: Lookups) -> tuple[int, int] | None:
         return None
 
 
-def _described(layer: Layer, root: Root, key: str, history: History, size: int | None) -> EntryTrace:
+def _described(layer: Layer, root: facts.Root, key: str, history: History, size: int | None) -> EntryTrace:
     artifact: object = None
     # An entry that cannot be read shows what is known without its content.
     with suppress(*FAILURES):
         artifact = layer.store.read(root, [key]).get(key)
-    detail = artifact.detail if isinstance(artifact, Artifact) else {}
+    detail = artifact.detail if isinstance(artifact, facts.Artifact) else {}
     return EntryTrace(
         layer=layer.name,
         key=key,
@@ -336,12 +338,16 @@ def _judged(layer: Layer, counted: LayerTrace) -> LayerTrace:
     """Add why a layer took no part. What was counted counts more: a program may switch a layer itself."""
     with suppress(*FAILURES):
         state = layer.state()
-        if state.condition is Condition.DISABLED and not counted.hits:
+        if state.condition is facts.Condition.DISABLED and not counted.hits:
             return replace(counted, state="disabled", state_why=state.why)
-        if state.condition is Condition.BYPASSED and not counted.was_used:
+        if state.condition is facts.Condition.BYPASSED and not counted.was_used:
             return replace(counted, state="bypassed", state_why=state.why)
-        if state.condition in (Condition.ENABLED, Condition.UNKNOWN) and layer.about.when_closed and not counted.stores:
-            refused = (storing_refused(root.path) for root in layer.roots() if root.scope is Scope.USER)
+        if (
+            state.condition in (facts.Condition.ENABLED, facts.Condition.UNKNOWN)
+            and layer.about.when_closed
+            and not counted.stores
+        ):
+            refused = (storing_refused(root.path) for root in layer.roots() if root.scope is facts.Scope.USER)
             if why := next(filter(None, refused), None):
                 return replace(counted, state="closed", state_why=why)
     return counted
@@ -380,7 +386,7 @@ def _silent(layer: Layer, used: Sequence[EntryTrace], events: Iterable[Event]) -
     """Yield why misses of a layer may have stored nothing, and so do not show."""
     with suppress(*FAILURES):
         state = layer.state()
-        if state.condition is Condition.DISABLED:
+        if state.condition is facts.Condition.DISABLED:
             yield f"it is off ({state.why}), so that no lookup shows"
     builds = [event for event in events if _is_silent(event) or event.get("by_files")]
     if used and any(event["failed"] for event in builds):

@@ -21,7 +21,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from cachectl.layer_set import LayerSet
+from cachectl import layer_set
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.watching import events
@@ -111,7 +111,9 @@ class Proof:
 class Watch:
     """Watches the real roots of some layers, from its creation to :meth:`end`."""
 
-    def __init__(self, stack: LayerSet, layers: Iterable[Layer], *, left_out: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, stack: layer_set.LayerSet, layers: Iterable[Layer], *, left_out: frozenset[str] = frozenset()
+    ) -> None:
         named = tuple(layer.name for layer in layers)
         self._left_out = tuple(name for name in named if name in left_out)
         self._layers = tuple(name for name in named if name not in left_out)

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.base.errors import BadRequest
-from cachectl.output_files import PAGE, Kind
+from cachectl import output_files
+from cachectl.layers.base import errors
 from cachectl.watching.timeline import STAGES, Span, Timeline
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ SCHEMA: Final = "cachectl/timeline/1"
 #: The beginning of such a file, in any version.
 _HEAD: Final = b'{"otherData":{"schema":"cachectl/timeline/'
 #: What ``trace --timeline`` may replace.
-TIMELINE: Final = Kind("a timeline", lambda head: head.startswith(_HEAD) or PAGE.is_begun_by(head), is_binary=False)
+TIMELINE: Final = output_files.Kind(
+    "a timeline", lambda head: head.startswith(_HEAD) or output_files.PAGE.is_begun_by(head), is_binary=False
+)
 #: The fields of a span that are arguments of its event.
 _ARGUMENTS: Final = ("kernel", "layer", "outcome", "bytes")
 _MICROSECOND: Final = 1e-6
@@ -35,7 +37,7 @@ def check(name: str) -> None:
     """Raise :class:`BadRequest` if the name of a file does not say its form."""
     if not name.endswith((".json", ".html")):
         message = f"{name!r}: the name of a timeline ends in .json (Chrome trace format) or .html (a page)"
-        raise BadRequest(message)
+        raise errors.BadRequest(message)
 
 
 def encode(timeline: Timeline, name: str) -> bytes:

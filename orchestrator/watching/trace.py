@@ -20,15 +20,14 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from cachectl.layer_set import LayerSet
+from cachectl.layers.base import errors
 from cachectl.layers.base.environment import Environment, process_variable, set_process_variable
-from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.facts import AsJson
 from cachectl.layers.inside import observer
-from cachectl.watching import evidence
+from cachectl.watching import evidence, processes
 from cachectl.watching import timeline as timelines
 from cachectl.watching.events import EntryEvents
 from cachectl.watching.notes import Event, messages_after, read_events
-from cachectl.watching.processes import Processes
 
 _FOLDER: Final = "CACHECTL_TRACE"
 _SITE: Final = """
@@ -137,7 +136,7 @@ class Tracer:
         self._lookups = self._evidence.lookups
         files = ((stack[name], part.files) for name, part in self._lookups.items() if part.files)
         self._entry_events = EntryEvents(files)
-        self._processes = Processes(self.notes, self._lookups)
+        self._processes = processes.Processes(self.notes, self._lookups)
         self._began = timelines.Clock()
         (self.site / "cachectl_observer.py").write_bytes(Path(observer.__file__).read_bytes())
         (self.site / "sitecustomize.py").write_text(_SITE)
@@ -244,7 +243,7 @@ def traced() -> Iterator[Traced]:
     from cachectl.switching.isolated import isolated_root
 
     if not _ONE.acquire(blocking=False):
-        raise BadRequest("another block of this process is being traced")
+        raise errors.BadRequest("another block of this process is being traced")
     try:
         result = Traced()
         stack = LayerSet()

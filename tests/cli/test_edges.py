@@ -203,7 +203,7 @@ def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.Mo
 
     (tmp_path / ".cache" / "pocl" / "kcache").mkdir(parents=True)
     stack = Stack(Environment({"HOME": str(tmp_path)}, home=tmp_path), plugins=False)
-    for name in ("scan", "find", "usage"):
+    for name in ("scan", "usage"):
         monkeypatch.setattr(stack["pocl"].store, name, refuse)
     monkeypatch.setattr(stack["cuda"], "roots", refuse)
     pocl, cuda, _ = stack.report(layers=("pocl", "cuda", "loopy")).layers

@@ -137,7 +137,7 @@ def test_a_database_that_cannot_be_written_is_named(home: Home, monkeypatch: pyt
     def fails(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("cachectl.exchange.push.new_file", fails)
+    monkeypatch.setattr("cachectl.layers.disk.atomic.new_file", fails)
     add_kernels(home, [1])
     done = home.cachectl("push", "gfx90a6e.kdb", "miopen", check=False)
     assert done.stderr == f"cachectl: cannot write {home.path}/gfx90a6e.kdb: No space left on device\n"

@@ -188,7 +188,7 @@ def test_gc_sees_the_clock_of_a_store_whose_files_are_of_others(
             raise PermissionError(name)
         replace_file(name, chunks, folder=folder, mode=mode)
 
-    monkeypatch.setattr("cachectl.exchange.folder.replace_file", refuse)
+    monkeypatch.setattr("cachectl.layers.disk.atomic.replace_file", refuse)
     for path in store.rglob("*"):
         os.utime(path, (now - 9 * 86400,) * 2)
     assert at(cheap, now).store(str(store)).gc(older_than=86400).removed == 3

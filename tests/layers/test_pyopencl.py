@@ -19,7 +19,6 @@ from cachectl.layers.base.facts import Condition, Orphan
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.host.drivers import Driver
 from cachectl.layers.pyopencl import PyOpenCLBinaries
-from cachectl.layers.pyopencl import programs as pyopencl_programs
 from cachectl.layers.stores.archive import pack, unpack
 
 if TYPE_CHECKING:
@@ -188,10 +187,10 @@ def test_a_lock_that_nobody_holds_is_an_orphan_and_goes(
     assert (lock.exists(), list(orphans(layer)), layer.clear(plan).removed) == (True, [], 0)
     os.utime(lock, (1, 1))
     assert list(orphans(layer)) == [f"{lock.parent.name}/lock"]
-    monkeypatch.setattr(pyopencl_programs, "using", lambda _libraries, **_: (4711,))
+    monkeypatch.setattr("cachectl.layers.host.processes.using", lambda _libraries, **_: (4711,))
     assert (layer.store.usage(root).orphan_files, layer.clear(plan).removed) == (0, 0)
     assert lock.exists()
-    monkeypatch.setattr(pyopencl_programs, "using", lambda _libraries, **_: ())
+    monkeypatch.setattr("cachectl.layers.host.processes.using", lambda _libraries, **_: ())
     # A purge takes it over.
     assert layer.clear(plan).removed == 3
     assert not lock.exists()

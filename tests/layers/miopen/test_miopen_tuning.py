@@ -20,7 +20,6 @@ from cachectl.layers.base.errors import Damaged, EntryExists, LayerError
 from cachectl.layers.base.facts import Ability, Artifact, Condition, Orphan, Problem, Severity
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen import MIOpenSystemTuning, MIOpenTuning
-from cachectl.layers.miopen import tuning as miopen_tuning
 
 FIND = "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
 PERF = "gfx90a6e.HIP.3_3_0_a85ca8a54.udb.txt"
@@ -214,9 +213,9 @@ def test_what_interrupted_rewrites_leave_goes_when_no_program_has_miopen(
     layer = MIOpenTuning(environment_of(tmp_path))
     orphans = [found for found in layer.store.scan(layer.roots()[0]) if isinstance(found, Orphan)]
     assert len(orphans) == 2
-    monkeypatch.setattr(miopen_tuning, "using", lambda *_, **__: (1,))
+    monkeypatch.setattr("cachectl.layers.host.processes.using", lambda *_, **__: (1,))
     assert len(layer.plan_removal(orphans).skipped) == 2
-    monkeypatch.setattr(miopen_tuning, "using", lambda *_, **__: ())
+    monkeypatch.setattr("cachectl.layers.host.processes.using", lambda *_, **__: ())
     outcome = layer.clear(layer.plan_clear())
     assert (outcome.removed, outcome.skipped, outcome.failed) == (3, (), ())
     assert sorted(os.listdir(folder)) == ["miopen-lockfiles", "notes.temp"]
