@@ -17,13 +17,14 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.base import errors
-from cachectl.layers.base.facts import Entry
+from cachectl.layers.base.facts import Entry, Problem
 from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.store import unreadable
 from cachectl.layers.formats import details, device_binaries
 from cachectl.layers.formats.elf import MAGIC as ELF_MAGIC
 
@@ -186,13 +187,26 @@ def kernels_in(data: bytes) -> tuple[str, ...] | None:
         return None
 
 
-def owned(raws: Sequence[RawEntry], *, contents: bool) -> Iterator[Entry]:
-    """Yield entries with their owners, which driver and device show; only ``contents`` unpacks the names of kernels."""
+def owned(raws: Sequence[RawEntry], *, contents: bool) -> Iterator[Entry | Problem]:
+    """Yield entries with their owners, which driver and device show, and a problem for each that cannot be read.
+
+    Only ``contents`` unpacks the names of kernels.
+    """
+    problems: dict[Path, Problem] = {}
+
+    def kernels_of(raw: RawEntry) -> tuple[str, ...] | None:
+        try:
+            return kernels_in(raw.read() or b"")
+        except errors.LayerError as error:
+            path = raw.entry.root / raw.entry.key
+            problems[path] = unreadable(path, error)
+            return None
+
     groups: dict[tuple[str, str], list[RawEntry]] = {}
     for raw in raws:
         if raw.header is not None:
             groups.setdefault(raw.header.maker, []).append(raw)
-    guests = {maker: _guest(maker, group) for maker, group in groups.items()}
+    guests = {maker: _guest(maker, group, kernels_of) for maker, group in groups.items()}
     words = {None: "OpenCL", _GRAPHICS: "GL or Vulkan"}
     for raw in raws:
         header = raw.header
@@ -202,25 +216,19 @@ def owned(raws: Sequence[RawEntry], *, contents: bool) -> Iterator[Entry]:
         guest = guests[header.maker]
         yield replace(
             raw.entry,
-            kernels=_kernels_of(raw) if contents and guest is None else None,
+            kernels=kernels_of(raw) if contents and guest is None else None,
             device=header.device,
             versions={"driver": header.driver},
             detail={"of": words.get(guest, "unknown")},
             guest=guest,
         )
+    yield from problems.values()
 
 
-def _guest(maker: tuple[str, str], group: Sequence[RawEntry]) -> str | None:
+def _guest(maker: tuple[str, str], group: Sequence[RawEntry], kernels_of: Callable[[RawEntry], object]) -> str | None:
     """Return the owner of what a driver has stored for a device; ``None`` for OpenCL."""
     if any(raw.header.graphics for raw in group if raw.header is not None):
         return _GRAPHICS
     # Kernels are smaller than the code that a driver makes from them.
     smallest = sorted(group, key=lambda raw: raw.entry.bytes)[:_LOOKS]
-    return None if RUSTICL in maker or any(map(_kernels_of, smallest)) else _UNKNOWN
-
-
-def _kernels_of(raw: RawEntry) -> tuple[str, ...] | None:
-    # Verify reports what cannot be read.
-    with suppress(errors.LayerError):
-        return kernels_in(raw.read() or b"")
-    return None
+    return None if RUSTICL in maker or any(map(kernels_of, smallest)) else _UNKNOWN

@@ -97,7 +97,8 @@ class ShaderCache(files.TreeStore):
                     if tree.shape is _ENTRIES:
                         yield entries.raw_of(leaf.entry(self.name, root.path), partial(tree.read_file, leaf.key))
                     else:
-                        yield from self._packed(root, leaf)
+                        # All or none: kernels show whose the machine code beside them is.
+                        yield from list(self._packed(root, leaf))
                 except errors.LayerError as error:
                     yield facts.Problem(root.path / leaf.key, "unreadable", error.message)
 
