@@ -27,7 +27,7 @@ from typing import ClassVar
 from cachectl.layers.base import errors, store
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Ability, Artifact, Condition, Entry
-from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.layer import Layer, get_many, put_many
 from cachectl.layers.base.selection import Selection
 
 
@@ -93,9 +93,9 @@ class LayerConformance(ABC):
         assert layer.state().why
         acts: dict[Ability, Callable[[], object]] = {
             Ability.GET: lambda: layer.get("any"),
-            Ability.PUT: lambda: layer.put_new([]),
+            Ability.PUT: lambda: put_many(layer, []),
             Ability.CLEAR: layer.plan_clear,
-            Ability.DISABLE: layer.disable,
+            Ability.DISABLE: partial(layer.switched, on=False),
         }
         for ability, reason in layer.abilities().items():
             assert reason is None or len(reason.split()) > 2  # noqa: PLR2004
@@ -160,19 +160,19 @@ class LayerConformance(ABC):
         if not can(layer, Ability.GET):
             return
         read = {entry.key: layer.get(entry.key) for entry in layer.entries()}
-        assert layer.get_many([*read, "no such key"]) == read
+        assert get_many(layer, [*read, "no such key"]) == read
         if not can(layer, Ability.PUT):
             return
         artifacts = [artifact for artifact in read.values() if artifact is not None]
         before = snapshot(tmp_path)
-        foreign, *others = layer.put_new([replace(artifacts[0], form="another/0"), *artifacts])
+        foreign, *others = put_many(layer, [replace(artifacts[0], form="another/0"), *artifacts])
         assert isinstance(foreign, errors.ForeignForm)
         assert others == [False] * len(artifacts)
         assert snapshot(tmp_path) == before
         if can(layer, Ability.CLEAR):
             victim = first_artifact(layer)
             layer.clear(layer.plan_clear(Selection(key=victim.key)))
-            placed = layer.put_new([*artifacts, victim])
+            placed = put_many(layer, [*artifacts, victim])
             assert placed == [*(artifact == victim for artifact in artifacts), False]
             assert layer.get(victim.key) == victim
 
@@ -193,7 +193,7 @@ class LayerConformance(ABC):
         for character in ("\n", "\x1b", "\x7f", "\u202e"):
             strange = replace(artifact, key=f"{key[:-1]}{character}{key[-1]}")
             assert isinstance(raised(partial(layer.put, strange.key, strange)), errors.LayerError)
-            assert isinstance(layer.put_new([strange])[0], errors.LayerError)
+            assert isinstance(put_many(layer, [strange])[0], errors.LayerError)
         assert snapshot(tmp_path) == before
 
     def test_damaged_bytes_are_not_put(self, tmp_path: Path) -> None:
@@ -279,12 +279,12 @@ class LayerConformance(ABC):
         assert not layer.plan_clear(damaged=True).entries
 
     def test_disable_then_enable_restores(self, tmp_path: Path) -> None:
-        """The variables of ``disable`` switch the layer off, and those of ``enable`` switch it on again."""
+        """The variables of a switch turn the layer off, and on again."""
         layer = self.seeded(tmp_path)
         if not can(layer, Ability.DISABLE):
             return
         was = layer.state().condition
-        off, on = layer.disable(), layer.enable()
+        off, on = layer.switched(on=False), layer.switched(on=True)
         assert off.layer == on.layer == layer.name
         assert off.set.keys() <= on.set.keys() | on.unset
         disabled = layer.environment.with_variables(off.set, off.unset)

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment
@@ -29,13 +29,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: What can go wrong with one entry of several.
 EntryError = errors.LayerError | OSError
-
-
-class Damage(NamedTuple):
-    """The damage of an entry's bytes, and its effect on the library."""
-
-    severity: facts.Severity
-    message: str
+#: The damage of an entry's bytes, and its effect on the library.
+Damage = facts.Hazard
 
 
 class Codec(ABC):
