@@ -174,7 +174,7 @@ class MesaShaderCache(driver_layers.DriverLayer):
             counted = (self.store.indexed_bytes(root) if root.role == MULTI_FILE else None) or 0
             message = f"counts {counted:,} of at most {limit:,} bytes: Mesa drops entries to make room"
             fix = f"export {_SIZES[0]}={max(2, 2 * (limit >> 30))}G"
-            yield from switches.nearly_full(self, counted, limit, message, fix, root=root.path)
+            yield from self.near_limit(counted, limit, message, fix, root.path)
 
 
 def _is_true(value: str | None) -> bool:
