@@ -164,12 +164,16 @@ class Orphan:
     idle_only: bool = True
     stamp: tuple[int, ...] = ()
     disk: int | None = None
+    state: ClassVar[str] = "orphan"
+    stale: ClassVar[bool] = True
+    kernels: ClassVar[tuple[str, ...]] = ()
+    guest: ClassVar[None] = None
     as_json: ClassVar[AsJson] = AsJson(hidden=("idle_only", "stamp", "disk"), also=("state",), names={"why": "because"})
 
     @property
-    def state(self) -> str:
-        """Return ``orphan``."""
-        return "orphan"
+    def latest(self) -> float:
+        """Return the moment of its last change."""
+        return self.modified
 
 
 class Housekeeping(NamedTuple):

@@ -343,9 +343,9 @@ def _plan_root(layer: Layer, root: Root, selection: Selection) -> Plan:
         elif isinstance(thing, facts.Housekeeping):
             continue
         elif not selection.matches(thing):
-            if isinstance(thing, Entry) and selection.kernel and thing.kernels is None and thing.guest is None:
+            if selection.kernel and thing.kernels is None and thing.guest is None:
                 nameless.add(thing.key)
-        elif isinstance(thing, Entry) and thing.guest is not None and selection.key is None:
+        elif thing.guest is not None and selection.key is None:
             guests[thing.guest] += 1
         else:
             chosen.append(thing)

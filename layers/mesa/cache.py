@@ -55,14 +55,11 @@ _SURPRISES: Final = (
 )
 
 
-class MesaLookups(parts.Lookups):
-    """Mesa opens the file of an entry to read it, and renames a temporary to a new one."""
-
-    files = parts.EntryFiles(
-        lazy.regex(r"foz_cache(?:_idx)?\.foz|mesa_cache\.(?:db|idx)"),
-        "Mesa keeps it open, and no event says which of its entries are read",
-    )
-    mapped = OPENED
+#: Mesa opens the file of an entry to read it, and renames a temporary to a new one.
+_FILES: Final = parts.EntryFiles(
+    lazy.regex(r"foz_cache(?:_idx)?\.foz|mesa_cache\.(?:db|idx)"),
+    "Mesa keeps it open, and no event says which of its entries are read",
+)
 
 
 class MesaShaderCache(driver_layers.DriverLayer):
@@ -79,7 +76,7 @@ class MesaShaderCache(driver_layers.DriverLayer):
             facts.Severity.HARMLESS,
             "of those that compile the same at once, one stores it; a single file or a database they lock",
         ),
-        lookups=MesaLookups(),
+        lookups=parts.Lookups(files=_FILES, mapped=OPENED),
     )
     store: Any = lazy.later("cachectl.layers.mesa.store", "ShaderCache")
     makers = ("Rusticl", "Mesa Clover")
