@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final, final
 
-from cachectl.layers.base import declarations, errors, facts
+from cachectl.layers.base import declarations, errors, facts, lazy
 from cachectl.layers.base.environment import Environment, own_roots_folder
 from cachectl.layers.base.facts import Ability, Entry, Note, Outcome, Plan, Removable, Root
 from cachectl.layers.base.parts import About
@@ -48,7 +48,7 @@ class Layer:
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
-        self.store = type(self).store.bound(self.name, environment)
+        self.store = lazy.bound(type(self).store, name=self.name, environment=environment)
 
     def __repr__(self) -> str:
         return f"<layer {self.name}>"
@@ -295,29 +295,25 @@ def _named(layer: Layer) -> Iterator[None]:
 def plan_removal(layer: Layer, things: Iterable[Removable], *, in_use: bool = False) -> Plan:
     """Plan the removal of exactly these things, as a scan yielded them. Changes nothing.
 
-    With ``in_use`` those go too that a program may be using: entries that only this process could hit. Raises
-    :class:`Refused` if the layer must not be cleared.
+    With ``in_use`` those go too that a program may be using: entries that only this process could hit. A superuser's
+    plan leaves those of other users. Raises :class:`Refused` if the layer, or a root, must not be changed.
     """
     _require(layer, Ability.CLEAR)
     unique = {(thing.root, thing.key): thing for thing in things}.values()
-    changed = {thing.root for thing in unique}
+    asked = [(thing, None) for thing in unique] if in_use else list(layer.store.in_use(unique))
+    changed = {thing.root for thing, reason in asked if reason is None}
     for root in every_root(layer):
         if root.path in changed:
             require_changeable(layer, root)
-    return _planned(layer, [(thing, None) for thing in unique] if in_use else layer.store.in_use(unique))
-
-
-def _planned(layer: Layer, asked: Iterable[tuple[Removable, str | None]]) -> Plan:
-    """Plan the things without a reason to stay; a superuser's plan leaves those of other users."""
-    things: list[Removable] = []
+    entries: list[Removable] = []
     skipped: list[Note] = []
     for thing, reason in asked:
         why = _owner_reason(layer, thing.root, thing.key) if reason is None else reason
         if why is None:
-            things.append(thing)
+            entries.append(thing)
         else:
             skipped.append(Note(thing.key, why))
-    return Plan(layer.name, tuple(things), tuple(skipped))
+    return Plan(layer.name, tuple(entries), tuple(skipped))
 
 
 def _plan_damaged(layer: Layer, root: Root, selection: Selection) -> Plan:
@@ -349,10 +345,7 @@ def _plan_root(layer: Layer, root: Root, selection: Selection) -> Plan:
             guests[thing.guest] += 1
         else:
             chosen.append(thing)
-    asked = list(layer.store.in_use(chosen))
-    if any(reason is None for _, reason in asked):
-        require_changeable(layer, root)
-    plan = _planned(layer, asked)
+    plan = plan_removal(layer, chosen)
     nameless -= {entry.key for entry in plan.entries}
     left = [f"{count} in {root.path} left, each {whose}; --key names one" for whose, count in guests.items()]
     if nameless:

@@ -13,7 +13,6 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
@@ -62,12 +61,6 @@ class Store(ABC):
     forms: tuple[str, ...]
     #: Whether removing entries needs free disk space. Layers whose stores need none are cleared first.
     clearing_needs_room: ClassVar[bool] = False
-
-    def bound(self, name: str, environment: Environment) -> Store:
-        """Return the store for one layer in one environment."""
-        store = copy(self)
-        store.__dict__.update(name=name, environment=environment)
-        return store
 
     # ------------------------------------------------------------------ the protocol
 
