@@ -164,7 +164,6 @@ class Orphan:
     idle_only: bool = True
     stamp: tuple[int, ...] = ()
     disk: int | None = None
-    state: ClassVar[str] = "orphan"
     stale: ClassVar[bool] = True
     kernels: ClassVar[tuple[str, ...]] = ()
     guest: ClassVar[None] = None
@@ -174,6 +173,11 @@ class Orphan:
     def latest(self) -> float:
         """Return the moment of its last change."""
         return self.modified
+
+    @property
+    def state(self) -> str:
+        """Return ``orphan``."""
+        return "orphan"
 
 
 class Housekeeping(NamedTuple):
