@@ -92,16 +92,6 @@ class Environment:
         return replace(self, variables=MappingProxyType(kept))
 
     @property
-    def is_this_process(self) -> bool:
-        """Return whether a library that reads the process's own environment would see this one."""
-        return (
-            self.platform == sys.platform
-            and self.variables == os.environ
-            and self.home == _account_home()
-            and self.cwd == Path.cwd()
-        )
-
-    @property
     def home_folder(self) -> Path:
         """The home that platformdirs uses for ``~``: an absolute ``HOME``, else by the rule of its release."""
         named = self.variables.get("HOME")
@@ -234,12 +224,14 @@ def _own_folder(environment: Environment, function: str, variable: str, default:
 
 def _asked(environment: Environment, function: str, application: str, author: str | None) -> Path | None:
     """Return the answer of platformdirs, ``None`` for another environment than this process's."""
-    if environment.is_this_process:
-        import platformdirs
+    asked = (environment.platform, environment.variables, environment.home, environment.cwd)
+    if asked != (sys.platform, os.environ, _account_home(), Path.cwd()):
+        return None
+    import platformdirs
 
-        # It raises that if it cannot determine the home folder.
-        with suppress(RuntimeError):
-            return environment.absolute(getattr(platformdirs, function)(application, author or False))
+    # It raises that if it cannot determine the home folder.
+    with suppress(RuntimeError):
+        return environment.absolute(getattr(platformdirs, function)(application, author or False))
     return None
 
 

@@ -216,11 +216,6 @@ class Problem:
         """Return whether there may be entries that could not be listed."""
         return self.code in ("unreadable", "busy", "sqlite")
 
-    @property
-    def stays(self) -> bool:
-        """Return whether this has the name of an entry but is none, or holds a foreign file, and so is not removed."""
-        return self.code == "unrecognised"
-
 
 Found = Entry | Orphan | Housekeeping | Problem
 #: Things that a plan may list.

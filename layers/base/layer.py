@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final, final
+from typing import ClassVar, final
 
 from cachectl.layers.base import declarations, errors, facts, lazy
 from cachectl.layers.base.environment import Environment, own_roots_folder
@@ -22,8 +22,6 @@ from cachectl.layers.base.parts import About
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import Store, attempt
 from cachectl.layers.disk import trust
-
-_TUNING: Final = "results of tuning are never removed as damaged"
 
 
 class Layer:
@@ -320,8 +318,9 @@ def _plan_damaged(layer: Layer, root: Root, selection: Selection) -> Plan:
     findings = list(layer.store.verify(root))
     damaged = [(finding, finding.thing) for finding in findings if finding.thing is not None]
     if layer.about.precious:
-        notes = tuple(Note(finding.key or "*", f"{_TUNING}; {finding.message}") for finding, _ in damaged)
-        return Plan(layer.name, skipped=notes)
+        why = "results of tuning are never removed as damaged"
+        notes = (Note(finding.key or "*", f"{why}; {finding.message}") for finding, _ in damaged)
+        return Plan(layer.name, skipped=tuple(notes))
     plan = plan_removal(layer, (thing for _, thing in damaged if selection.matches(thing)))
     # Whether these are damaged is unknown.
     unread = (finding for finding in findings if finding.code == "unreadable")
@@ -352,8 +351,9 @@ def _plan_root(layer: Layer, root: Root, selection: Selection) -> Plan:
         have, were = ("entry has", "was") if len(nameless) == 1 else ("entries have", "were")
         left.insert(0, f"{len(nameless)} {have} no known kernel name and {were} left, in {root.path}")
     skipped = [*plan.skipped, *(Note("*", words) for words in left)]
-    if selection.everything:
-        skipped += [problem.note for problem in problems if problem.stays]
+    if selection == ALL:
+        # They have the name of an entry but are none, or hold a foreign file.
+        skipped += [problem.note for problem in problems if problem.code == "unrecognised"]
     # Entries hidden by such a problem may match the selection.
     failed = tuple(problem.note for problem in problems if problem.hides)
     return replace(plan, skipped=tuple(skipped), failed=failed)

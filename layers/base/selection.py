@@ -33,11 +33,6 @@ class Selection:
     stale: bool = False
 
     @property
-    def everything(self) -> bool:
-        """Return whether every entry is selected."""
-        return self == Selection()
-
-    @property
     def kernel_pattern(self) -> re.Pattern[str] | None:
         """Return the pattern that a kernel's name must match, ``None`` if any name matches."""
         return None if self.kernel is None else re.compile(translate(self.kernel))
