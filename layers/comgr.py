@@ -48,13 +48,6 @@ class ComgrCodec(Codec):
         return None if wrong is None else Damage(facts.Severity.FAILS, f"{wrong}; comgr hands it on as it is")
 
 
-class ComgrLookups(parts.Lookups):
-    """LLVM opens the file of an entry, or maps it, and renames a temporary to a new one."""
-
-    files = parts.EntryFiles()
-    mapped = LIBRARIES
-
-
 class ComgrCache(driver_layers.DriverLayer):
     """Outputs of single commands of AMD's compiler: bitcode and code objects, one file each."""
 
@@ -94,7 +87,8 @@ class ComgrCache(driver_layers.DriverLayer):
             "programs map its files, and have been killed (SIGBUS) where others changed them; the newest releases keep "
             "no cache there unless AMD_COMGR_CACHE_DIR names it",
         ),
-        lookups=ComgrLookups(),
+        # LLVM opens the file of an entry, or maps it, and renames a temporary to a new one.
+        lookups=parts.Lookups(files=parts.EntryFiles(), mapped=LIBRARIES),
     )
 
     def is_here(self) -> bool:

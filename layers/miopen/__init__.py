@@ -127,12 +127,6 @@ class MIOpenLayer(layer.Layer):
             raise errors.BadRequest(f"{errors.printable(file)}: no MIOpen has kept kernels here; {why}")
         return Path(version, f"{installed.removesuffix('kdb')}ukdb")
 
-    def refusals(self) -> Mapping[facts.Ability, str]:
-        """Refuse to move a package's files, beside what the store refuses."""
-        if self.about.scope is Scope.SYSTEM:
-            return {**super().refusals(), facts.Ability.RELOCATE: where.SystemPlace.reason}
-        return super().refusals()
-
 
 _PACKAGED: Final = MIOpenLayer.about._replace(scope=Scope.SYSTEM, on_network=None, among_ranks=None, when_closed=None)
 

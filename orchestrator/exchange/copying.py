@@ -24,6 +24,7 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors
 from cachectl.layers.base.environment import user_name, user_state_folder
 from cachectl.layers.base.facts import Ability, Artifact, Entry, Note
+from cachectl.layers.base.layer import Layer, get_many, put_many
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.disk.trust import deciding_owner, shared_because, shared_within
 from cachectl.switching import isolated, run
@@ -31,7 +32,6 @@ from cachectl.transfer import Moved
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
-    from cachectl.layers.base.layer import Layer
 
 #: Largest batch to read or place: entries and bytes.
 _MOST_AT_ONCE: Final = 1024
@@ -166,7 +166,7 @@ def read_entries(layer: Layer, entries: Sequence[Entry], done: Moved) -> Iterato
     """Yield the entries that can be read as items of a store, each with its bytes; the others are noted."""
     keys = [entry.key for entry in entries]
     try:
-        read = layer.get_many(keys)
+        read = get_many(layer, keys)
     except errors.FAILURES as error:
         read = dict.fromkeys(keys, error)
     for entry in entries:
@@ -199,7 +199,7 @@ def read_entries(layer: Layer, entries: Sequence[Entry], done: Moved) -> Iterato
 def _place(layer: Layer, artifacts: Sequence[Artifact], done: Moved) -> list[str]:
     """Place new artifacts in a layer, count the results, and return the keys of the entries that are there now."""
     try:
-        results = layer.put_new(artifacts)
+        results = put_many(layer, artifacts)
     except errors.FAILURES as error:
         # The error is about the layer as a whole.
         results = [error for _ in artifacts]
@@ -234,7 +234,7 @@ def _reached(layer: Layer, artifacts: Sequence[Artifact], results: Sequence[bool
     }
     held: Mapping[str, object] = {}
     with suppress(*errors.FAILURES):
-        held = layer.get_many(list(failed)) if failed else {}
+        held = get_many(layer, list(failed)) if failed else {}
     return {key for key, entry in held.items() if isinstance(entry, Artifact) and entry.data == failed[key]}
 
 
@@ -275,7 +275,7 @@ def _folders(bare: Environment) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _bare(environment: Environment) -> Environment:
     """Drop every variable that moves a layer, or switches one off: they are meant for other folders."""
     layers = tuple(LayerSet(environment))
-    switches = [layer.disable() for layer in layers if layer.abilities()[Ability.DISABLE] is None]
+    switches = [layer.switched(on=False) for layer in layers if layer.abilities()[Ability.DISABLE] is None]
     names = {name for switch in (*switches, *isolated.relocations(layers, Path("/")).values()) for name in switch.set}
     return environment.with_variables(dict.fromkeys(names))
 

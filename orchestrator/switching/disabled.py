@@ -77,7 +77,7 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
     stack = LayerSet()
     chosen = [layer for layer in stack.named(layers) if roots.can_switch(layer)]
     loaded = processes.libraries_here()
-    off = {layer.name: layer.disable() for layer in chosen}
+    off = {layer.name: layer.switched(on=False) for layer in chosen}
     held = {layer.name: _judge(layer, off[layer.name], loaded) for layer in chosen}
     still_on = {name: hold.why for name, hold in held.items() if hold.status == "on"}
     if still_on and strict:
@@ -127,7 +127,8 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
         _warn_of(late)
         root.mkdir(parents=True, exist_ok=True)
         roots.make_folders(moved.values())
-        switches = [*moved.values(), *(stack[name].enable() for name in moved if roots.can_switch(stack[name]))]
+        enabled = (stack[name].switched(on=True) for name in moved if roots.can_switch(stack[name]))
+        switches = [*moved.values(), *enabled]
         roots.link_cache_home(stack.environment, stack, root)
         hold = overlay.PROCESS.push(_settings(switches), _flags_left_behind(stack))
         try:
@@ -208,7 +209,7 @@ def _misfit(switch: facts.Switch) -> str | None:
 def _is_off(layer: Layer, off: facts.Switch) -> bool:
     """Return whether variables have switched a layer off; asks the layer itself, which reads the disk, only then."""
     variables = layer.environment.variables
-    touched = any(name in variables for name in off.set.keys() | layer.enable().unset)
+    touched = any(name in variables for name in off.set.keys() | layer.switched(on=True).unset)
     return touched and layer.state().condition is facts.Condition.DISABLED
 
 
@@ -243,7 +244,7 @@ def _switched_along(stack: LayerSet, switches: Iterable[facts.Switch]) -> dict[s
     named = {switch.layer for switch in switches}
     held = Held("off", f"shares the switch of {', '.join(sorted(named))}")
     others = [layer for layer in stack if layer.name not in named and roots.can_switch(layer)]
-    return {layer.name: held for layer in others if ours & layer.disable().set.keys()}
+    return {layer.name: held for layer in others if ours & layer.switched(on=False).set.keys()}
 
 
 def _latched(switch: facts.Switch, loaded: processes.Loaded) -> str | None:
@@ -290,8 +291,8 @@ def _flags_left_behind(layers: Iterable[Layer]) -> dict[overlay.Slot, object]:
     """Return the flags that modules imported in the block would have without it."""
     left: dict[overlay.Slot, object] = {}
     for layer in layers:
-        if (off := layer.disable()).flags:
-            left.update(_flags(off if _is_off(layer, off) else layer.enable()))
+        if (off := layer.switched(on=False)).flags:
+            left.update(_flags(off if _is_off(layer, off) else layer.switched(on=True)))
     return left
 
 

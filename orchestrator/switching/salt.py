@@ -20,14 +20,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from cachectl.layers.base import errors, facts
+from cachectl.layers.base.layer import Layer, plan_removal
 from cachectl.layers.host import processes
 from cachectl.layers.inside import tagged_builds
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.layer import Layer
 
 _NAME: Final = "cachectl_salt"
 #: Seconds by which the clock of a file server may be behind.
@@ -231,7 +229,7 @@ class Salting:
         """Remove spent entries in one root; yield a note for each that was left."""
         try:
             things = tuple(self._spent(layer, path, idle))
-            outcome = layer.clear(layer.plan_removal(things, in_use=True)) if things else None
+            outcome = layer.clear(plan_removal(layer, things, in_use=True)) if things else None
         except errors.FAILURES as error:
             yield f"{layer.name} keeps an entry of a salted build: {errors.reason_of(error)}"
             return

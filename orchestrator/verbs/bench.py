@@ -200,7 +200,7 @@ def _how(layer: Layer, used: Iterable[Layer]) -> str | None:
     A layer that is only emptied stores entries again, so its seconds include that.
     """
     sharing = [other.name for other in used if other is not layer and _variables(other) & _variables(layer)]
-    if isolated.can_switch(layer) and not layer.disable().patches and not sharing:
+    if isolated.can_switch(layer) and not layer.switched(on=False).patches and not sharing:
         return _SWITCHED
     if layer.abilities()[facts.Ability.CLEAR] is not None:
         return None
@@ -210,7 +210,7 @@ def _how(layer: Layer, used: Iterable[Layer]) -> str | None:
 def _variables(layer: Layer) -> frozenset[str]:
     if not isolated.can_switch(layer):
         return frozenset()
-    switch = layer.disable()
+    switch = layer.switched(on=False)
     return switch.unset | switch.set.keys()
 
 
@@ -249,7 +249,7 @@ class _Work:
             else:
                 changes = child.variables_isolated(self.layers, root)
             if setting.layer is not None and setting.how == _SWITCHED:
-                changes |= child.merged([self.stack[setting.layer].disable()])
+                changes |= child.merged([self.stack[setting.layer].switched(on=False)])
             elif setting.layer is not None:
                 layer = self._moved(root)[setting.layer]
                 outcome = layer.clear(layer.plan_clear())

@@ -92,7 +92,7 @@ def _variables(
         if reason is not None:
             notes.append(f"{layer.name} cannot {ability.value}: {reason}")
             continue
-        switch = layer.relocate(root) if root is not None else layer.enable() if on else layer.disable()
+        switch = layer.switched(on=on) if root is None else layer.relocate(root)
         switches.append(switch)
         if switch.patches:
             notes.append(f"{layer.name}: no variable switches it off; cachectl run --no-cache does")

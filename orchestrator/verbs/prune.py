@@ -9,7 +9,7 @@ from typing import Final
 
 from cachectl import config, layer_set, options, removal
 from cachectl.layers.base import errors, facts, selection
-from cachectl.layers.base.layer import Layer, every_root
+from cachectl.layers.base.layer import Layer, every_root, plan_removal
 from cachectl.removal import PurgePlan, PurgeResult, show, table
 
 __all__ = ["OPTIONS", "plan_prune", "prune", "run", "show", "table"]
@@ -41,7 +41,7 @@ class _Holding:
 
     def plan(self) -> facts.Plan:
         """Plan the removal of what goes."""
-        plan = self.layer.plan_removal(self.going)
+        plan = plan_removal(self.layer, self.going)
         return replace(plan, failed=(*plan.failed, *self.failed))
 
 
