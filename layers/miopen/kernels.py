@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from cachectl.layers.base import errors, facts
-from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.store import Codec, Damage, EntryError, Part, finding_of
+from cachectl.layers.base import errors, facts, lazy, store
 from cachectl.layers.disk import plain
-from cachectl.layers.formats.details import Details
-from cachectl.layers.miopen import kernel_db, names, places
-from cachectl.layers.miopen.databases import SEPARATOR, DatabaseFile, MIOpenDatabases, stale_because
-from cachectl.layers.stores import database, files, tree
+from cachectl.layers.miopen import databases, kernel_db, names, places
+from cachectl.layers.miopen.databases import SEPARATOR
+from cachectl.layers.miopen.names import DatabaseFile
+from cachectl.layers.stores import database, tree
 from cachectl.layers.stores.rows import Row, RowFile, Values
 
 #: MIOpen ignores smaller files of a package: empty ones, and pointers of git-lfs.
 _LEAST: Final = 512
-ROW_FORM: Final = "miopen-kernel/1"
+_ROW, _OBJECT = "miopen-kernel/1", "miopen-object/1"
+#: Kernels of old versions, each in a folder named by the md5 of device and options.
+_OBJECTS: Final = tree.Shape(
+    (names.VERSION_FOLDER, lazy.regex("[0-9a-f]{32}"), lazy.regex(r".+\.o(?:bj)?")), folders=False
+)
 
 
 class KernelRows(RowFile):
@@ -39,11 +41,11 @@ class KernelRows(RowFile):
             return False
 
 
-class KernelDatabases(MIOpenDatabases):
+class KernelDatabases(databases.MIOpenDatabases):
     """Rows of sqlite files, one file for each kind of GPU."""
 
-    forms: tuple[str, ...] = (ROW_FORM,)
-    kinds = ("kdb",)
+    forms: tuple[str, ...] = (_ROW,)
+    kinds = ("ukdb",)
     parts = 2
     # If MIOpen cannot open its database, it throws at every lookup and store.
     when_blocked = facts.Severity.FAILS
@@ -54,7 +56,7 @@ class KernelDatabases(MIOpenDatabases):
 
     def row_file(self, root: facts.Root, file: str) -> RowFile | None:
         """Return a database of kernels."""
-        named = self.named(root.path, file)
+        named = self.named(root, file)
         return None if named is None else self.rows(named)
 
     def row_files(self, root: facts.Root) -> Iterator[RowFile]:
@@ -65,27 +67,34 @@ class KernelDatabases(MIOpenDatabases):
         """Return name and arguments."""
         return kernel_db.split_kernel_key(text)
 
-    def list_file(self, file: DatabaseFile, template: facts.Entry) -> Iterator[facts.Found]:
-        """Yield the rows."""
-        for row in self.rows(file).rows():
-            name, args = row.key
-            yield replace(
-                template,
-                key=SEPARATOR.join((file.relative, kernel_db.kernel_key(name, args))),
-                bytes=row.bytes,
-                kernels=names.program_names(name),
-                detail={**file.detail, "kernel_name": name, "kernel_args": args},
-                # MIOpen gives a row a new id whenever it stores it.
-                stamp=(row.rowid, row.bytes),
-            )
+    def _is_ignored(self, file: DatabaseFile) -> bool:
+        return bool(self.asked_first) and file.path.stat().st_size < _LEAST
 
-    def is_made(self, file: DatabaseFile) -> bool:
-        """Return whether MIOpen has made the table."""
-        return bool(self.rows(file).columns())
+    def _has_table(self, file: DatabaseFile) -> bool:
+        """Return whether there is a table that MIOpen uses; it makes none in a file of a package."""
+        if self._is_ignored(file):
+            return False
+        is_made = bool(self.rows(file).columns())
+        if self.asked_first and not is_made:
+            raise errors.Damaged(self.name, "has no table kern_db", file.path)
+        return is_made
+
+    def list_file(self, file: DatabaseFile, template: facts.Entry) -> Iterator[facts.Found]:
+        """Yield the rows of a file that MIOpen does not ignore."""
+        for row in () if self._is_ignored(file) else self.rows(file).rows():
+            name, args = row.key
+            detail = {**template.detail, "kernel_name": name, "kernel_args": args}
+            yield replace(self._entry(file, row, template), kernels=names.program_names(name), detail=detail)
+
+    @staticmethod
+    def _entry(file: DatabaseFile, row: Row, template: facts.Entry) -> facts.Entry:
+        key = SEPARATOR.join((file.relative, kernel_db.kernel_key(*row.key)))
+        # MIOpen gives a row a new id whenever it stores it.
+        return replace(template, key=key, bytes=row.bytes, stamp=(row.rowid, row.bytes))
 
     def load(self, file: DatabaseFile, keys: Sequence[str]) -> Mapping[str, facts.Artifact | errors.LayerError]:
         """Read kernels, unpacked and checked as MIOpen does."""
-        if not self.is_made(file):
+        if not self._has_table(file):
             return {}
         rows = self.rows(file).read_many(list(map(_name_and_args, keys)))
         loaded: dict[str, facts.Artifact | errors.LayerError] = {}
@@ -99,12 +108,14 @@ class KernelDatabases(MIOpenDatabases):
                 loaded[key] = errors.Damaged(self.name, str(error), file.path)
                 continue
             detail = {"kernel_name": name, "kernel_args": args, "md5": kernel_db.digest(data)}
-            loaded[key] = facts.Artifact(self.name, key, ROW_FORM, data, {**file.detail, **file.versions, **detail})
+            loaded[key] = facts.Artifact(self.name, key, _ROW, data, {**file.detail, **file.versions, **detail})
         return loaded
 
     def complaint(self, artifact: facts.Artifact) -> str | None:
         """Return why MIOpen could not use a kernel, or would not have stored it; ``None`` where it could."""
         name, args = _name_and_args(artifact.key)
+        if artifact.form != _ROW:
+            return "is the file of an old version"
         if not name.endswith((".o", ".obj")):
             return f"the kernel name {name!r} does not end in .o"
         if not artifact.data:
@@ -114,135 +125,128 @@ class KernelDatabases(MIOpenDatabases):
         return kernel_db.key_complaint(name, args)
 
     def insert(
-        self, root: facts.Root, file: DatabaseFile, artifacts: Sequence[facts.Artifact], *, replace: bool
+        self, file: DatabaseFile, artifacts: Sequence[facts.Artifact], *, replace: bool
     ) -> Sequence[bool | errors.LayerError]:
         """Pack and insert kernels as MIOpen does."""
         rows = self.rows(file)
-        if self.locate(root, file.relative) is not None:
+        if self.locate(file.root, file.relative) is not None:
             rows.recover()
         packed = [(_name_and_args(artifact.key), kernel_db.encode(artifact.data)) for artifact in artifacts]
         return rows.insert(packed, replace=replace)
 
-    def verify_file(self, root: facts.Root, file: DatabaseFile) -> Iterator[facts.Finding]:
+    def verify_file(self, file: DatabaseFile) -> Iterator[facts.Finding]:
         """Unpack and check every row as MIOpen does when it loads it; no run repairs a row on which it throws."""
+        place = self.name, file.root.path, file.relative
+        if self._is_ignored(file):
+            message = "is smaller than 512 bytes, a git-lfs pointer perhaps: MIOpen takes it for missing"
+            yield facts.Finding(*place, facts.Severity.RECOMPILES, "too-small", message, self.fix(file.path, ""))
+            return
         rows = self.rows(file)
         try:
             rows.require_sound()
-            if not self.is_made(file):
-                return
-            seen: set[tuple[str, ...]] = set()
-            for row, values in rows.rows_with(*kernel_db.SCHEMA.values):
-                key = SEPARATOR.join((file.relative, kernel_db.kernel_key(*row.key)))
-                entry = facts.Entry(self.name, key, root.path, row.bytes, 0, stamp=(row.rowid, row.bytes))
-                for flaw in _flaws(row, values, seen):
-                    finding = self.row_finding(entry, *flaw)
-                    thing = None if self.asked_first else finding.thing
-                    yield replace(finding, fix=self.fix(file.path, finding.fix), thing=thing)
+            if self._has_table(file):
+                yield from self._verify_rows(file, rows)
         except errors.LayerError as error:
-            yield self.file_finding(root, rows, error)
+            yield self.file_finding(file.root, rows, error)
+        # The header decides whether MIOpen and other users can open a file of a package; an unreadable one has a
+        # finding.
+        with suppress(OSError):
+            if self.asked_first and database.is_wal(plain.read_plain(file.path, limit=_LEAST)):
+                message = "is in WAL mode: only users who can write beside it can open it"
+                fix = f"as its owner: sqlite3 {shlex.quote(str(file.path))} 'pragma journal_mode=delete'"
+                yield facts.Finding(*place, facts.Severity.FAILS, "wal", message, fix)
 
-
-class ObjectCodec(Codec):
-    """The file of a kernel, as versions up to 2.2 and builds without sqlite store it."""
-
-    form = "miopen-object/1"
-
-    def describe(self, data: bytes) -> Details:
-        """Return nothing: the file's name names the kernel."""
-        del data
-        return Details()
-
-    def check(self, data: bytes) -> Damage | None:
-        """Check the first bytes."""
-        whole = data.startswith(kernel_db.CODE)
-        return None if whole else Damage(facts.Severity.FAILS, "is no code object")
-
-
-class ObjectFolders(files.Index):
-    """MIOpen makes the folders again that it needs, so those that become empty are removed."""
-
-    def changing(self, store: files.Files, root: facts.Root) -> AbstractContextManager[bool]:
-        """Yield that no program needs a folder that is there now."""
-        del store, root
-        return nullcontext(enter_result=True)
+    def _verify_rows(self, file: DatabaseFile, rows: RowFile) -> Iterator[facts.Finding]:
+        template = facts.Entry(self.name, file.relative, file.root.path, 0, 0)
+        seen: set[tuple[str, ...]] = set()
+        for row, values in rows.rows_with(*kernel_db.SCHEMA.values):
+            flaws = []
+            if row.key in seen:
+                flaws.append(("duplicate", "a second row has this key: MIOpen cannot make its index, and throws"))
+            seen.add(row.key)
+            if complaint := kernel_db.key_complaint(*row.key):
+                flaws.append(("quote", complaint))
+            try:
+                kernel_db.decode(values)
+            except ValueError as error:
+                flaws.append(("content", str(error)))
+            for flaw in flaws:
+                finding = self.row_finding(self._entry(file, row, template), *flaw)
+                thing = None if self.asked_first else finding.thing
+                yield replace(finding, fix=self.fix(file.path, finding.fix), thing=thing)
 
 
 class UserKernelDatabases(KernelDatabases):
     """The user's rows, and the files of single kernels of old versions."""
 
-    kinds = ("ukdb",)
     folders = True
-    forms = (ROW_FORM, ObjectCodec.form)
-    #: Each in a folder named by the md5 of device and options.
-    shape = tree.Shape((names.VERSION_FOLDER, regex("[0-9a-f]{32}"), regex(r".+\.o(?:bj)?")), folders=False)
+    forms = (_ROW, _OBJECT)
 
-    def _objects(self) -> files.Files:
-        store = files.Files(self.shape, codec=ObjectCodec(), index=ObjectFolders())
-        store.__dict__.update(name=self.name, environment=self.environment)
-        return store
+    def _objects(self, root: facts.Root) -> tree.Tree:
+        return tree.Tree(self.name, root.path, _OBJECTS)
 
     def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
         """Compare with the names of databases, version folders and object files."""
-        return super().owns(root, parts) or self.shape.owns(parts)
+        return super().owns(root, parts) or _OBJECTS.owns(parts)
 
     def is_key(self, key: str) -> bool:
         """Check the name of the database and the parts after it, or compare with the pattern of object files."""
-        return super().is_key(key) if SEPARATOR in key else self.shape.accepts(key)
+        return super().is_key(key) if SEPARATOR in key else _OBJECTS.accepts(key)
 
     def scan_others(self, root: facts.Root, latest: str | None) -> Iterator[facts.Found]:
         """Yield object files; in a temporary folder such files may belong to other programs."""
-        store = self._objects()
-        for found in () if root.role == places.TEMPORARY else store.scan(root, contents=False):
-            if not isinstance(found, facts.Entry):
-                yield found
-                continue
-            try:
-                is_code = (store.tree_of(root, found.key).read_file(found.key, limit=32) or b"").startswith(
-                    kernel_db.CODE
-                )
-            except errors.LayerError as error:
-                yield facts.Problem(root.path / found.key, "unreadable", error.message)
-                continue
-            if not is_code:
+        for leaf in () if root.role == places.TEMPORARY else self._objects(root).scan(head=32):
+            if isinstance(leaf, facts.Problem):
+                yield leaf
+            elif leaf.orphan_rule is not None:
+                yield leaf.orphan(root.path)
+            elif not leaf.head.startswith(kernel_db.CODE):
                 message = "has the name of a kernel, but is no code; left alone"
-                yield facts.Problem(root.path / found.key, "unrecognised", message)
-                continue
-            version, _, name = found.key.split("/")
-            because = stale_because(version, latest)
-            yield replace(
-                found,
-                kernels=names.program_names(name),
-                versions={"miopen": version},
-                stale=True if because else None,
-                stale_because=because,
-            )
+                yield facts.Problem(root.path / leaf.key, "unrecognised", message)
+            else:
+                version, _, name = leaf.key.split("/")
+                entry = databases.with_version(leaf.entry(self.name, root.path), version, latest)
+                yield replace(entry, kernels=names.program_names(name))
 
-    def read(self, root: facts.Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | EntryError]:
+    def read(self, root: facts.Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | store.EntryError]:
         """Read kernels as MIOpen does, and object files as they stand."""
-        objects = [key for key in keys if SEPARATOR not in key]
-        return {**super().read(root, keys), **self._objects().read(root, objects)}
+        objects = [key for key in keys if _OBJECTS.accepts(key)]
+        return {**super().read(root, keys), **store.read_each(partial(self._read_object, root), objects)}
+
+    def _read_object(self, root: facts.Root, key: str) -> facts.Artifact | None:
+        data = self._objects(root).read(key)
+        if data is None:
+            return None
+        self._require_code(data, root, key)
+        return facts.Artifact(self.name, key, _OBJECT, data, {"kernels": "", "device": ""})
+
+    def _require_code(self, data: bytes, root: facts.Root, key: str) -> None:
+        if not data.startswith(kernel_db.CODE):
+            raise errors.Damaged(self.name, "is no code object", root.path / key)
 
     def write(
         self, root: facts.Root, artifacts: Sequence[facts.Artifact], *, replace: bool = False
-    ) -> Mapping[str, bool | EntryError]:
+    ) -> Mapping[str, bool | store.EntryError]:
         """Insert kernels, and place object files."""
+
+        def place(artifact: facts.Artifact) -> None:
+            if artifact.form != _OBJECT:
+                raise errors.not_a_key(self.name, artifact.key)
+            self._require_code(artifact.data, root, artifact.key)
+            placed = self._objects(root).write({artifact.key: {"": artifact.data}}, replace=replace)
+            result = placed[artifact.key]
+            if isinstance(result, errors.LayerError):
+                raise result
+
         objects = [artifact for artifact in artifacts if SEPARATOR not in artifact.key]
         rows = [artifact for artifact in artifacts if SEPARATOR in artifact.key]
-        fit = [artifact for artifact in objects if artifact.form == self.forms[1]]
-        return {
-            **{artifact.key: errors.not_a_key(self.name, artifact.key) for artifact in objects},
-            **self._objects().write(root, fit, replace=replace),
-            **super().write(root, rows, replace=replace),
-        }
+        others = store.write_each(self, root, objects, place, replace=replace)
+        return {**others, **super().write(root, rows, replace=replace)}
 
-    def complaint(self, artifact: facts.Artifact) -> str | None:
-        """Refuse the form of object files in a database."""
-        return super().complaint(artifact) if artifact.form == ROW_FORM else "is the file of an old version"
-
-    def remove_others(self, root: facts.Root, targets: Sequence[facts.Removable]) -> Iterator[Part]:
-        """Remove object files, and what an interrupted cachectl left."""
+    def remove_others(self, root: facts.Root, targets: Sequence[facts.Removable]) -> Iterator[store.Part]:
+        """Remove object files, and what an interrupted cachectl left; MIOpen makes the folders again that it needs."""
         if targets:
-            yield str(root.path), targets, partial(self._objects().remove, root, tuple(targets))
+            yield str(root.path), targets, partial(self._objects(root).remove, targets, tidy=tree.always)
 
     def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
         """Check every row, and find what is in the way of object files."""
@@ -253,57 +257,7 @@ class UserKernelDatabases(KernelDatabases):
         with suppress(errors.LayerError):
             for found in self.scan_others(root, None):
                 if isinstance(found, facts.Problem) and found.path not in named:
-                    yield finding_of(self, root, found)
-
-
-class SystemKernelDatabases(KernelDatabases):
-    """Rows of sqlite files beside the library, opened read-only."""
-
-    asked_first = "miopen"
-
-    def list_file(self, file: DatabaseFile, template: facts.Entry) -> Iterator[facts.Found]:
-        """Yield the rows of a file that MIOpen does not ignore."""
-        return super().list_file(file, template) if _counts(file) else iter(())
-
-    def is_made(self, file: DatabaseFile) -> bool:
-        """Return whether there is a table that MIOpen uses; it makes none there."""
-        if not _counts(file):
-            return False
-        if not super().is_made(file):
-            raise errors.Damaged(self.name, "has no table kern_db", file.path)
-        return True
-
-    def verify_file(self, root: facts.Root, file: DatabaseFile) -> Iterator[facts.Finding]:
-        """Check every row, and the header, which decides whether MIOpen and other users can open the file."""
-        place = self.name, root.path, file.relative
-        if not _counts(file):
-            message = "is smaller than 512 bytes, a git-lfs pointer perhaps: MIOpen takes it for missing"
-            yield facts.Finding(*place, facts.Severity.RECOMPILES, "too-small", message, self.fix(file.path, ""))
-            return
-        yield from super().verify_file(root, file)
-        # An unreadable file has a finding.
-        with suppress(OSError):
-            if database.is_wal(plain.read_plain(file.path, limit=_LEAST)):
-                message = "is in WAL mode: only users who can write beside it can open it"
-                fix = f"as its owner: sqlite3 {shlex.quote(str(file.path))} 'pragma journal_mode=delete'"
-                yield facts.Finding(*place, facts.Severity.FAILS, "wal", message, fix)
-
-
-def _counts(file: DatabaseFile) -> bool:
-    return file.path.stat().st_size >= _LEAST
-
-
-def _flaws(row: Row, values: Values, seen: set[tuple[str, ...]]) -> Iterator[tuple[str, str]]:
-    """Yield code and message of each fault of a row; add its key to ``seen``."""
-    if row.key in seen:
-        yield "duplicate", "a second row has this key: MIOpen cannot make its index, and throws"
-    seen.add(row.key)
-    if complaint := kernel_db.key_complaint(*row.key):
-        yield "quote", complaint
-    try:
-        kernel_db.decode(values)
-    except ValueError as error:
-        yield "content", str(error)
+                    yield store.finding_of(self, root, found)
 
 
 def _name_and_args(key: str) -> tuple[str, str]:

@@ -7,9 +7,10 @@ Sources: ``src/include/miopen/handle.hpp`` (``GetDbBasename``), ``src/target_pro
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
+from cachectl.layers.base.facts import Root, Scope
 from cachectl.layers.base.lazy import regex
 
 #: ``3.3.0.a85ca8a54``; without a build id before 2.4, and with an empty one if built without git.
@@ -35,14 +36,18 @@ _TEXT: Final = regex(
     r"\.(?P<kind>u?fdb\.txt|u?db\.txt|cd\.u?pdb\.txt)"
 )
 #: The installed ending for each ending of a user's file.
-_INSTALLED: Final = {"ukdb": "kdb", "ufdb.txt": "fdb.txt", "udb.txt": "db.txt", "cd.updb.txt": "cd.pdb.txt"}
+INSTALLED: Final = {"ukdb": "kdb", "ufdb.txt": "fdb.txt", "udb.txt": "db.txt", "cd.updb.txt": "cd.pdb.txt"}
 
 
-class DatabaseName(NamedTuple):
-    """The facts in the name of a database file. ``kind`` is its ending; ``version`` has dots.
+NOWHERE: Final = Root(Path(), Scope.USER, "")
+
+
+class DatabaseFile(NamedTuple):
+    """A database file of a root, or of none, and the facts in its name. ``kind`` is its ending.
 
     ``base`` names the device and its compute units, which are unknown without a known architecture. ``device`` is the
-    architecture with its sramecc and xnack modes: the name of databases for all compute units.
+    architecture with its sramecc and xnack modes: the name of databases for all compute units. ``version`` is that of
+    MIOpen, with dots, from the folder or the name.
     """
 
     file: str
@@ -53,32 +58,51 @@ class DatabaseName(NamedTuple):
     units: int | None = None
     backend: str | None = None
     version: str | None = None
+    root: Root = NOWHERE
+    folder: str = ""
 
     @property
-    def plain(self) -> tuple[str, ...]:
+    def relative(self) -> str:
+        """The path below the root."""
+        return f"{self.folder}/{self.file}" if self.folder else self.file
+
+    @property
+    def path(self) -> Path:
+        """The path."""
+        return self.root.path / self.relative
+
+    @property
+    def bases(self) -> tuple[str, str]:
         """The base, and the base without modes: variables may hide which mode a GPU has."""
-        device = self.device or ""
-        return self.base, f"{self.arch or ''}{self.base.removeprefix(device)}"
+        return self.base, f"{self.arch or ''}{self.base.removeprefix(self.device or '')}"
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The version as entries have it."""
+        return {} if self.version is None else {"miopen": self.version}
+
+    @property
+    def detail(self) -> dict[str, str]:
+        """The other facts in the name."""
+        known = {"base": self.base, "compute_units": self.units, "backend": self.backend}
+        return {name: str(value) for name, value in known.items() if value is not None}
 
 
-def parse_name(file: str) -> DatabaseName | None:
+def parse_name(file: str, root: Root = NOWHERE, folder: str = "") -> DatabaseFile | None:
     """Read the name of a database file; ``None`` for other names."""
     # Folders of libraries hold hundreds of other names.
-    if "gfx" not in file:
-        return None
-    match = _SQLITE.fullmatch(file) or _TEXT.fullmatch(file)
+    match = (_SQLITE.fullmatch(file) or _TEXT.fullmatch(file)) if "gfx" in file else None
     if match is None:
         return None
-    parts = match.groupdict()
-    backend, version = (parts.get(name) or "" for name in ("backend", "version"))
-    dotted = version.replace("_", ".", 3) or None
-    name = DatabaseName(file, match["kind"], match["base"], backend=backend[1:] or None, version=dotted)
-    base = _BASE.fullmatch(name.base)
+    facts = {"backend": None, "version": None, **match.groupdict()}
+    version = folder or (facts["version"] or "").replace("_", ".", 3) or None
+    backend = facts["backend"][1:] if facts["backend"] else None
+    base = _BASE.fullmatch(match["base"])
     if base is None:
-        return name
-    decimal, hexadecimal = base["decimal"], base["hexadecimal"]
-    units = int(decimal) if decimal else int(hexadecimal, 16) if hexadecimal else None
-    return name._replace(arch=base["arch"], device=base["arch"] + base["modes"], units=units)
+        return DatabaseFile(file, match["kind"], match["base"], None, None, None, backend, version, root, folder)
+    units = int(base["decimal"] or base["hexadecimal"] or "0", 10 if base["decimal"] else 16) or None
+    device = base["arch"] + base["modes"]
+    return DatabaseFile(file, match["kind"], base[0], base["arch"], device, units, backend, version, root, folder)
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
@@ -97,15 +121,15 @@ def program_names(kernel_name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((program, PurePosixPath(program).stem)))
 
 
-def installed_names(name: DatabaseName) -> tuple[str, ...]:
+def installed_names(name: DatabaseFile) -> tuple[str, ...]:
     """Return the installed names of a user's file: for its device and compute units, and for all units of the device.
 
     A perf-db loses its backend, and every file its version. An installed file has its own name.
     """
-    if name.kind not in _INSTALLED:
+    if name.kind not in INSTALLED:
         return (name.file,)
     plain = _VERSION.sub("", name.file).removesuffix(name.kind)
     if name.kind in ("udb.txt", "cd.updb.txt"):
         plain = _BACKEND.sub("", plain)
-    installed = plain + _INSTALLED[name.kind]
+    installed = plain + INSTALLED[name.kind]
     return tuple(dict.fromkeys((installed, installed.replace(name.base, name.device or name.base, 1))))
