@@ -27,7 +27,6 @@ from cachectl.layers.formats import (
     pdict,
     pickles,
 )
-from cachectl.layers.formats import source_info as pyopencl_info
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.pairs import Database, Fossilize
 from cachectl.layers.miopen import kernel_db
@@ -52,8 +51,8 @@ def _pickle(data: bytes) -> None:
 
 
 def _source_info(data: bytes) -> None:
-    pyopencl_info.complaint(data)
-    list(pyopencl_info.dependencies(data))
+    opencl_source.info_complaint(data)
+    list(opencl_source.dependencies(data))
 
 
 def _compute_entry(data: bytes) -> None:

@@ -15,22 +15,19 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers import cuda
-from cachectl.layers.base import errors, facts
-from cachectl.layers.base.lazy import regex
+from cachectl.layers.base import errors, facts, lazy
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import Codec, Damage, counting, finding_of, unreadable
-from cachectl.layers.disk import atomic, handles, plain, presence
-from cachectl.layers.disk.locks import record_lock
-from cachectl.layers.formats import compute_cache
-from cachectl.layers.formats.details import Details
+from cachectl.layers.disk import atomic, handles, locks, plain, presence
+from cachectl.layers.formats import compute_cache, details
 from cachectl.layers.host import processes
 from cachectl.layers.stores.files import Files, Index
 from cachectl.layers.stores.tree import Leaf, Shape, Tree
 
 INDEX: Final = "index"
-_DIGIT: Final = regex("[0-9a-f]")
-_SHAPE: Final = Shape((_DIGIT, _DIGIT, regex("[0-9a-f]{14}")), folders=False)
-_INDEX: Final = Shape((regex(INDEX),), folders=False)
+_DIGIT: Final = lazy.regex("[0-9a-f]")
+_SHAPE: Final = Shape((_DIGIT, _DIGIT, lazy.regex("[0-9a-f]{14}")), folders=False)
+_INDEX: Final = Shape((lazy.regex(INDEX),), folders=False)
 #: The largest index that is read, in bytes: four million entries.
 _LARGEST_INDEX: Final = 1 << 26
 
@@ -40,12 +37,12 @@ class ComputeCodec(Codec):
 
     form = "cuda-entry/65"
 
-    def describe(self, data: bytes) -> Details:
+    def describe(self, data: bytes) -> details.Details:
         """Return what the key says."""
         key = compute_cache.key_of(data)
         if key is None:
-            return Details()
-        return Details(None, compute_cache.kernels(key), compute_cache.device(key), compute_cache.driver(key))
+            return details.Details()
+        return details.Details(None, compute_cache.kernels(key), compute_cache.device(key), compute_cache.driver(key))
 
     def check(self, data: bytes) -> Damage | None:
         """Check version and lengths. Only the whole check compares the name and the checksum."""
@@ -89,7 +86,7 @@ class ComputeIndex(Index):
             folder = stack.enter_context(handles.opened_root(root.path))
             if folder is not None and handles.status_of(folder, INDEX) is not None:
                 lock_timeout = environment.lock_timeout
-                lock = record_lock(store.name, path, folder=folder, lock_timeout=lock_timeout, create=False)
+                lock = locks.record_lock(store.name, path, folder=folder, lock_timeout=lock_timeout, create=False)
                 handle = stack.enter_context(lock)
             stack.enter_context(counting(store.name, path, partial(self._recount, store, root, folder, handle)))
             yield processes.using(cuda.LIBRARIES, processes=environment.processes) == ()
@@ -103,7 +100,9 @@ class ComputeIndex(Index):
                 return
             if handle is None:
                 path, lock_timeout = root.path / INDEX, store.environment.lock_timeout
-                handle = stack.enter_context(record_lock(store.name, path, folder=folder, lock_timeout=lock_timeout))
+                handle = stack.enter_context(
+                    locks.record_lock(store.name, path, folder=folder, lock_timeout=lock_timeout)
+                )
             old = os.pread(handle, min(os.fstat(handle).st_size, _LARGEST_INDEX), 0)
             if not old or compute_cache.is_index(old):
                 listed = compute_cache.read_index(old) or ()

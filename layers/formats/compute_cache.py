@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.formats.details import names_or_none
+from cachectl.layers.formats.details import Cut, names_or_none
 from cachectl.layers.formats.opencl_source import kernel_names
 
 VERSION: Final = 0x41
@@ -89,7 +89,7 @@ def form_complaint(data: bytes) -> str | None:
     """Return what is wrong with the version or the lengths of an entry, ``None`` where nothing is."""
     header = read_header(data)
     if header is None:
-        return f"is cut short at {len(data)} bytes"
+        return str(Cut(data))
     if not header.known:
         return f"has format version {header.version:#x}, not {VERSION:#x}"
     if len(data) != header.file_size:
@@ -101,12 +101,11 @@ def complaint(name: str, data: bytes) -> str | None:
     """Return what is wrong with an entry: version, lengths, name or checksum; ``None`` where nothing is."""
     if (wrong := form_complaint(data)) is not None:
         return wrong
-    _, length, _, checksum = HEADER.unpack_from(data)
-    if fnv1a(data[HEADER.size : HEADER.size + length]) != identifier_of(name):
+    header = EntryHeader(*HEADER.unpack_from(data))
+    begin = HEADER.size + header.key_length
+    if fnv1a(data[HEADER.size : begin]) != identifier_of(name):
         return "its name is not the hash of its key"
-    if fnv1a(data[HEADER.size + length :]) != checksum:
-        return "its payload does not match its checksum"
-    return None
+    return None if fnv1a(data[begin:]) == header.checksum else "its payload does not match its checksum"
 
 
 def key_of(data: bytes) -> bytes | None:
@@ -169,18 +168,20 @@ def read_index(data: bytes) -> SizeIndex | None:
     """Read an index; ``None`` where it is incomplete, or of another version. An empty file is an empty index."""
     if not data:
         return ()
-    if len(data) < _INDEX_HEADER.size:
-        return None
-    version, count, total = _INDEX_HEADER.unpack_from(data)
-    if version != VERSION or len(data) != _INDEX_HEADER.size + count * _INDEX_RECORD.size:
+    if not is_index(data) or not _has_all_records(data):
         return None
     records = tuple(_INDEX_RECORD.iter_unpack(data[_INDEX_HEADER.size :]))
-    return records if sum(size for _, size in records) == total else None
+    return records if sum(size for _, size in records) == _INDEX_HEADER.unpack_from(data)[2] else None
 
 
 def is_index(data: bytes) -> bool:
     """Return whether data begins as an index of the known version, complete or not."""
-    return len(data) >= _INDEX_HEADER.size and _INDEX_HEADER.unpack_from(data)[0] == VERSION
+    return len(data) >= _INDEX_HEADER.size and int.from_bytes(data[:4], "little") == VERSION
+
+
+def _has_all_records(data: bytes) -> bool:
+    _, count, _ = _INDEX_HEADER.unpack_from(data)
+    return len(data) == _INDEX_HEADER.size + int(count) * _INDEX_RECORD.size
 
 
 def may_be_index(data: bytes) -> bool:
@@ -192,9 +193,7 @@ def has_version_of(index: bytes, entry: bytes) -> bool:
     """Return whether a complete index of another version has the version of an entry."""
     if len(index) < _INDEX_HEADER.size or entry[:4] != index[:4]:
         return False
-    version, count, _ = _INDEX_HEADER.unpack_from(index)
-    whole = len(index) == _INDEX_HEADER.size + int(count) * _INDEX_RECORD.size
-    return whole and VERSION != int(version) < _PLAUSIBLE
+    return _has_all_records(index) and VERSION != int.from_bytes(index[:4], "little") < _PLAUSIBLE
 
 
 def write_index(records: Sequence[tuple[int, int]]) -> bytes:

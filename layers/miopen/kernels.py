@@ -16,7 +16,6 @@ from typing import Final
 from cachectl.layers.base import errors, facts, lazy, store
 from cachectl.layers.disk import plain
 from cachectl.layers.miopen import databases, kernel_db, names, places
-from cachectl.layers.miopen.databases import SEPARATOR
 from cachectl.layers.miopen.names import DatabaseFile
 from cachectl.layers.stores import database, tree
 from cachectl.layers.stores.rows import Row, RowFile, Values
@@ -88,7 +87,7 @@ class KernelDatabases(databases.MIOpenDatabases):
 
     @staticmethod
     def _entry(file: DatabaseFile, row: Row, template: facts.Entry) -> facts.Entry:
-        key = SEPARATOR.join((file.relative, kernel_db.kernel_key(*row.key)))
+        key = databases.SEPARATOR.join((file.relative, kernel_db.kernel_key(*row.key)))
         # MIOpen gives a row a new id whenever it stores it.
         return replace(template, key=key, bytes=row.bytes, stamp=(row.rowid, row.bytes))
 
@@ -191,7 +190,7 @@ class UserKernelDatabases(KernelDatabases):
 
     def is_key(self, key: str) -> bool:
         """Check the name of the database and the parts after it, or compare with the pattern of object files."""
-        return super().is_key(key) if SEPARATOR in key else _OBJECTS.accepts(key)
+        return super().is_key(key) if databases.SEPARATOR in key else _OBJECTS.accepts(key)
 
     def scan_others(self, root: facts.Root, latest: str | None) -> Iterator[facts.Found]:
         """Yield object files; in a temporary folder such files may belong to other programs."""
@@ -238,8 +237,8 @@ class UserKernelDatabases(KernelDatabases):
             if isinstance(result, errors.LayerError):
                 raise result
 
-        objects = [artifact for artifact in artifacts if SEPARATOR not in artifact.key]
-        rows = [artifact for artifact in artifacts if SEPARATOR in artifact.key]
+        objects = [artifact for artifact in artifacts if databases.SEPARATOR not in artifact.key]
+        rows = [artifact for artifact in artifacts if databases.SEPARATOR in artifact.key]
         others = store.write_each(self, root, objects, place, replace=replace)
         return {**others, **super().write(root, rows, replace=replace)}
 
@@ -261,4 +260,4 @@ class UserKernelDatabases(KernelDatabases):
 
 
 def _name_and_args(key: str) -> tuple[str, str]:
-    return kernel_db.split_kernel_key(key.partition(SEPARATOR)[2])
+    return kernel_db.split_kernel_key(key.partition(databases.SEPARATOR)[2])

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
-from cachectl.layers.base import errors
-from cachectl.layers.base.declarations import Places
+from cachectl.layers.base import declarations, errors
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Root, Scope
 from cachectl.layers.disk import plain
@@ -33,7 +32,7 @@ _LIBRARY_FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib"
 
 
 @dataclass(frozen=True)
-class UserPlace(Places):
+class UserPlace(declarations.Places):
     """A folder of the user: the variable that names it, its default below the home, and the folder of a moved one."""
 
     variable: str
@@ -67,7 +66,7 @@ class UserPlace(Places):
 
 
 @dataclass(frozen=True)
-class SystemPlace(Places):
+class SystemPlace(declarations.Places):
     """The databases that came with MIOpen; ``expands`` says whether every ``~`` in the variable means the home."""
 
     expands: bool

@@ -18,15 +18,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
-from cachectl.layers.base import errors, facts, store
-from cachectl.layers.base.lazy import regex
-from cachectl.layers.disk import atomic, handles, locks
-from cachectl.layers.disk.presence import status_at
+from cachectl.layers.base import errors, facts, lazy, store
+from cachectl.layers.disk import atomic, handles, locks, presence
 from cachectl.layers.host import processes
-from cachectl.layers.miopen import databases, places
-from cachectl.layers.miopen.names import DatabaseFile
-from cachectl.layers.stores import rows, tree
-from cachectl.layers.stores.database import disk_usage
+from cachectl.layers.miopen import databases, names, places
+from cachectl.layers.stores import database, rows, tree
 from cachectl.layers.stores.records import Fault, Record, RecordFile, record_complaint
 
 _FORM: Final = "miopen-record/1"
@@ -38,10 +34,10 @@ _OPEN_TO_ALL: Final = 0o777
 _THREADS: Final = Lock()
 #: What MIOpen, or cachectl, writes before it renames it over a database.
 _LEFTOVERS: Final = tree.Shape(
-    (regex("(?!)"),),
+    (lazy.regex("(?!)"),),
     folders=True,
     orphans=(
-        tree.OrphanRule(regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"), "left by an interrupted rewrite of MIOpen"),
+        tree.OrphanRule(lazy.regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"), "left by an interrupted rewrite of MIOpen"),
         tree.OrphanRule(tree.OWN_TEMPORARY, "left by an interrupted cachectl"),
     ),
 )
@@ -81,13 +77,13 @@ class TuningDatabases(databases.MIOpenDatabases):
         """Return nothing: there are no rows."""
         del root, file
 
-    def records(self, file: DatabaseFile) -> RecordFile:
+    def records(self, file: names.DatabaseFile) -> RecordFile:
         """Return the records of a file, which are changed under MIOpen's locks."""
         return RecordFile(self.name, file.path, partial(self._editing, file))
 
     # ------------------------------------------------------------------ listing
 
-    def list_file(self, file: DatabaseFile, template: facts.Entry) -> Iterator[facts.Found]:
+    def list_file(self, file: names.DatabaseFile, template: facts.Entry) -> Iterator[facts.Found]:
         """Yield the records of a file, and its faults."""
         for found in self.records(file).scan():
             if isinstance(found, Record):
@@ -97,7 +93,7 @@ class TuningDatabases(databases.MIOpenDatabases):
             elif found.code not in _READ:
                 yield facts.Problem(file.path, found.code, f"line {found.number}: {found.message}")
         marks = file.path.with_name(file.path.name + _TIME)
-        if (status := status_at(marks)) is not None:
+        if (status := presence.status_at(marks)) is not None:
             key, size, disk = file.relative + _TIME, status.st_size, handles.blocks_of(status)
             yield facts.Housekeeping(key, template.root, size, 1, status.st_mtime, template.stale, disk=disk)
 
@@ -112,7 +108,7 @@ class TuningDatabases(databases.MIOpenDatabases):
 
     # ------------------------------------------------------------------ get and put
 
-    def load(self, file: DatabaseFile, keys: Sequence[str]) -> Mapping[str, facts.Artifact | errors.LayerError]:
+    def load(self, file: names.DatabaseFile, keys: Sequence[str]) -> Mapping[str, facts.Artifact | errors.LayerError]:
         """Read the lines of records as they stand."""
         detail = {**file.detail, **file.versions, "database": file.kind}
         prefix = file.relative + databases.SEPARATOR
@@ -132,7 +128,7 @@ class TuningDatabases(databases.MIOpenDatabases):
         return record_complaint(artifact.data)
 
     def insert(
-        self, file: DatabaseFile, artifacts: Sequence[facts.Artifact], *, replace: bool
+        self, file: names.DatabaseFile, artifacts: Sequence[facts.Artifact], *, replace: bool
     ) -> Sequence[bool | errors.LayerError]:
         """Insert lines, which contain their keys, under MIOpen's locks in one rewrite."""
         return self.records(file).put([artifact.data for artifact in artifacts], replace=replace)
@@ -140,7 +136,7 @@ class TuningDatabases(databases.MIOpenDatabases):
     # ------------------------------------------------------------------ locks
 
     @contextmanager
-    def _editing(self, file: DatabaseFile) -> Iterator[None]:
+    def _editing(self, file: names.DatabaseFile) -> Iterator[None]:
         """Hold the locks of every MIOpen version while a file is changed, then notify running programs.
 
         Lock files are made as MIOpen makes them, and stay. Programs read the file again if ``.time`` contains a later
@@ -156,7 +152,7 @@ class TuningDatabases(databases.MIOpenDatabases):
                 with suppress(PermissionError):
                     os.fchmod(handle, _OPEN_TO_ALL)
             yield
-            if status_at(file.path) is not None:
+            if presence.status_at(file.path) is not None:
                 atomic.replace_file(marks, [str(time.monotonic_ns()).encode()])
             elif databases.is_own_file(file.root, marks):
                 atomic.remove_file(marks)
@@ -204,7 +200,7 @@ class TuningDatabases(databases.MIOpenDatabases):
         if file is None:
             gone = tuple(facts.Note(target.key, tree.GONE) for target in planned.values())
             return facts.Outcome(self.name, skipped=gone)
-        before, records = disk_usage(file.path).bytes, self.records(file)
+        before, records = database.disk_usage(file.path).bytes, self.records(file)
         failed: tuple[facts.Note, ...] = ()
         try:
             removed = records.delete({key: target.stamp[0] for key, target in planned.items()})
@@ -214,10 +210,10 @@ class TuningDatabases(databases.MIOpenDatabases):
             removed = set(planned.keys() - records.read_many(planned).keys())
         left = [target.key for key, target in planned.items() if key not in removed and not failed]
         skipped = tuple(facts.Note(key, rows.CHANGED) for key in left)
-        freed = max(0, before - disk_usage(file.path).bytes)
+        freed = max(0, before - database.disk_usage(file.path).bytes)
         return facts.Outcome(self.name, len(removed), freed, skipped, failed)
 
-    def verify_file(self, file: DatabaseFile) -> Iterator[facts.Finding]:
+    def verify_file(self, file: names.DatabaseFile) -> Iterator[facts.Finding]:
         """Check every line by the rules of MIOpen's reader. Nothing here is ever removed as damaged."""
         try:
             for fault in self.records(file).scan():

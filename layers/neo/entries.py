@@ -13,20 +13,17 @@ from functools import partial
 from typing import Final
 
 from cachectl.layers import neo
-from cachectl.layers.base import facts
-from cachectl.layers.base.errors import Unreachable
-from cachectl.layers.base.lazy import regex
+from cachectl.layers.base import errors, facts, lazy
 from cachectl.layers.base.store import Codec, Damage, counting, finding_of, unreadable
 from cachectl.layers.disk import atomic, locks, plain, presence
 from cachectl.layers.formats import details, neo_binaries
-from cachectl.layers.stores import tree
-from cachectl.layers.stores.files import Files, Index
+from cachectl.layers.stores import files, tree
 
 ACCOUNT: Final = "config.file"
-_DIGIT: Final = regex("[0-9a-f]")
-_ENTRY: Final = regex(r"[0-9a-f]{16}\.(?:cl|l0|ocloc)_cache")
-_BOOKS: Final = regex(r"stats|config\.file|[0-9a-f]{16}\.(?:trace|input)")
-_TEMPORARY: Final = tree.OrphanRule(regex(r"cl_cache\.[A-Za-z0-9]{6}"), "left by a killed driver", private=True)
+_DIGIT: Final = lazy.regex("[0-9a-f]")
+_ENTRY: Final = lazy.regex(r"[0-9a-f]{16}\.(?:cl|l0|ocloc)_cache")
+_BOOKS: Final = lazy.regex(r"stats|config\.file|[0-9a-f]{16}\.(?:trace|input)")
+_TEMPORARY: Final = tree.OrphanRule(lazy.regex(r"cl_cache\.[A-Za-z0-9]{6}"), "left by a killed driver", private=True)
 _FLAT: Final = tree.Shape((_ENTRY,), folders=False, orphans=(_TEMPORARY,))
 _DEEP: Final = tree.Shape((_DIGIT, _DIGIT, _ENTRY), folders=False)
 _NEVER: Final = "the driver compiles it again at every run, and never replaces it"
@@ -51,14 +48,14 @@ class NeoCodec(Codec):
         return Damage(facts.Severity.FAILS, f"{wrong}; the driver takes it for a program, and the build fails")
 
 
-class Account(Index):
+class Account(files.Index):
     """The sum of the entries' bytes, which the driver keeps under a lock, and its debugging aids."""
 
     # The account and debugging aids are at the top, statistics at each level.
     shapes = (
         tree.Shape((_BOOKS,), folders=False),
-        tree.Shape((_DIGIT, regex(neo.STATISTICS)), folders=False),
-        tree.Shape((_DIGIT, _DIGIT, regex(neo.STATISTICS)), folders=False),
+        tree.Shape((_DIGIT, lazy.regex(neo.STATISTICS)), folders=False),
+        tree.Shape((_DIGIT, _DIGIT, lazy.regex(neo.STATISTICS)), folders=False),
     )
 
     def is_book(self, leaf: tree.Leaf) -> bool:
@@ -69,7 +66,7 @@ class Account(Index):
         return name != ACCOUNT or leaf.bytes in (0, neo_binaries.ACCOUNT.size)
 
     @contextmanager
-    def changing(self, store: Files, root: facts.Root) -> Iterator[bool]:
+    def changing(self, store: files.Files, root: facts.Root) -> Iterator[bool]:
         """Hold the driver's lock around a change, then write the sum of all entries into the account.
 
         The sum is also written if the change fails. Raises :class:`Unsettled` where only that writing fails. Without an
@@ -82,7 +79,7 @@ class Account(Index):
         ):
             yield handle is not None
 
-    def _count(self, store: Files, root: facts.Root, handle: int | None) -> None:
+    def _count(self, store: files.Files, root: facts.Root, handle: int | None) -> None:
         if handle is None:
             return
         # A longer file is not the driver's.
@@ -91,7 +88,7 @@ class Account(Index):
         if len(old) in (0, len(new)) and old != new:
             atomic.overwrite(handle, old, new)
 
-    def verify(self, store: Files, root: facts.Root) -> Iterator[facts.Finding]:
+    def verify(self, store: files.Files, root: facts.Root) -> Iterator[facts.Finding]:
         """Compare the account with the entries."""
         sizes: dict[str, int] = {}
         try:
@@ -99,8 +96,8 @@ class Account(Index):
                 kind = leaf.key.rpartition(".")[2]
                 sizes[kind] = sizes.get(kind, 0) + leaf.bytes
             account = plain.read_plain(root.path / ACCOUNT, limit=neo_binaries.ACCOUNT.size + 1)
-        except (Unreachable, OSError) as error:
-            if isinstance(error, Unreachable) or not presence.means_no_file(error):
+        except (errors.Unreachable, OSError) as error:
+            if isinstance(error, errors.Unreachable) or not presence.means_no_file(error):
                 yield finding_of(store, root, unreadable(root.path / ACCOUNT, error))
             return
         if (complaint := _account_complaint(account, sizes)) is not None:
@@ -128,6 +125,6 @@ def _account_complaint(account: bytes, sizes: Mapping[str, int]) -> str | None:
     return None
 
 
-def programs() -> Files:
+def programs() -> files.Files:
     """Return the store, flat as older releases keep it and below two digits as newer ones do."""
-    return Files(_FLAT, _DEEP, codec=NeoCodec(), index=Account(), writers=neo.LIBRARIES, unread=_NEVER)
+    return files.Files(_FLAT, _DEEP, codec=NeoCodec(), index=Account(), writers=neo.LIBRARIES, unread=_NEVER)

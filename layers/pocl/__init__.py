@@ -13,9 +13,7 @@ from typing import Any, ClassVar, Final
 
 from cachectl.layers.base import declarations, facts, lazy, parts, switches
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Severity
-from cachectl.layers.host import distributions, driver_layers, drivers
-from cachectl.layers.host.hardware import processor
+from cachectl.layers.host import distributions, driver_layers, drivers, hardware
 from cachectl.layers.host.processes import finds, first_variables, maps_below, using
 
 LIBRARIES: Final = ("libpocl",)
@@ -76,7 +74,7 @@ class PoclPortability(parts.Portability):
         library = drivers.only_library(environment, "PoCL")
         real = None if library is None else Path(library).resolve()
         of_wheel = real is not None and any(real.is_relative_to(site.resolve()) for site in environment.site)
-        model, features = processor(environment)
+        model, features = hardware.processor(environment)
         return {
             "PoCL": environment.installed("pocl-binary-distribution") if of_wheel else None,
             "PoCL library": None if real is None else real.name,
@@ -162,14 +160,14 @@ class PoclKernels(driver_layers.DriverLayer):
     title = "PoCL kernel cache"
     about = parts.About(
         on_network=facts.Hazard(
-            Severity.HARMLESS,
+            facts.Severity.HARMLESS,
             "every lookup goes over the network, and some builds of PoCL load what another kind of processor compiled",
         ),
         among_ranks=facts.Hazard(
-            Severity.RISKS,
+            facts.Severity.RISKS,
             "PoCL before 6.0 removes a program before it replaces it, so those that build it at once may not find it",
         ),
-        when_closed=facts.Hazard(Severity.FAILS, "PoCL can build no program"),
+        when_closed=facts.Hazard(facts.Severity.FAILS, "PoCL can build no program"),
         unchecked="machine code, and the records of LLVM bitcode",
         reveals="paths of your home, in bitcode",
         portability=PoclPortability(),
@@ -178,14 +176,14 @@ class PoclKernels(driver_layers.DriverLayer):
         tagging=parts.Tagging(LIBRARIES, _PLATFORMS, lazy.regex("tempfile_[A-Za-z0-9]{6}")),
     )
     places = PLACES
-    placeless = facts.Hazard(Severity.FAILS, "is empty: PoCL finds no device; unset it")
+    placeless = facts.Hazard(facts.Severity.FAILS, "is empty: PoCL finds no device; unset it")
     makers = ("PoCL",)
     settings = (
         switches.Setting(
             "POCL_KERNEL_CACHE",
             "n|no|f|false|off|0",
             "1.*",
-            Severity.RECOMPILES,
+            facts.Severity.RECOMPILES,
             "switches the cache off: only a value that begins with 1 means on",
             "export POCL_KERNEL_CACHE=1",
             disables=True,

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Final
 from cachectl.layers import pyopencl
 from cachectl.layers.base import errors, facts, lazy, store
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.disk import handles, presence
+from cachectl.layers.disk import handles, plain, presence
 from cachectl.layers.disk.locks import is_abandoned, node, presence_lock, remove_abandoned
-from cachectl.layers.disk.plain import read_plain
-from cachectl.layers.formats import opencl_source, source_info
+from cachectl.layers.formats import opencl_source
 from cachectl.layers.host import drivers, mounts, processes
 from cachectl.layers.pytools.dictionaries import Staleness, staleness
 from cachectl.layers.stores.files import Folders
@@ -72,7 +71,7 @@ class ProgramFolders(Folders):
     def _holder(self, lock: Path) -> str:
         """Return the words for who may hold a lock: the cachectl that it names, else those who use PyOpenCL."""
         with suppress(OSError):
-            match = re.fullmatch(rb"cachectl (\d+) (.*)\n", read_plain(lock, limit=300))
+            match = re.fullmatch(rb"cachectl (\d+) (.*)\n", plain.read_plain(lock, limit=300))
             if match is not None and match[2] == os.fsencode(node()):
                 return f"process {int(match[1])}"
         users = processes.using(_EXTENSION, processes=self.environment.processes)
@@ -127,13 +126,13 @@ class ProgramFolders(Folders):
                 source = tree.read_file(leaf.key, "source.cl")
         except errors.LayerError as error:
             yield store.unreadable(root.path / leaf.key, error)
-            stale = Staleness(stale=None, because="unknown: the entry could not be read")
+            stale = None, "unknown: the entry could not be read"
         yield replace(
             leaf.entry(self.name, root.path),
             kernels=None if source is None else opencl_source.kernel_names(source),
             versions={"python": python},
-            stale=stale.stale,
-            stale_because=stale.because,
+            stale=stale[0],
+            stale_because=stale[1],
         )
 
     def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
@@ -166,7 +165,7 @@ class ProgramFolders(Folders):
             yield store.Damage(facts.Severity.FAILS, f"binary: {wrong}")
         if not info:
             yield store.Damage(facts.Severity.HEALS, "info is missing or empty: PyOpenCL builds the program again")
-        elif (complaint := source_info.complaint(info)) is not None:
+        elif (complaint := opencl_source.info_complaint(info)) is not None:
             yield store.Damage(facts.Severity.FAILS, complaint)
 
     # ------------------------------------------------------------------ locks
@@ -252,17 +251,17 @@ def staleness_by_headers(info: bytes) -> Staleness | None:
     """
     import hashlib
 
-    for path, changed, digest in source_info.dependencies(info):
+    for path, changed, digest in opencl_source.dependencies(info):
         try:
             if os.stat(path).st_mtime == changed:
                 continue
-            data = read_plain(os.path.realpath(path), limit=_HEADER)
+            data = plain.read_plain(os.path.realpath(path), limit=_HEADER)
         except (OSError, ValueError) as error:
             if isinstance(error, ValueError) or presence.means_no_file(error):
-                return Staleness(stale=True, because=f"includes {path}, which is gone")
-            return Staleness(stale=None, because=f"unknown: {path}, which it includes, cannot be read")
+                return True, f"includes {path}, which is gone"
+            return None, f"unknown: {path}, which it includes, cannot be read"
         # PyOpenCL reads it as text, with universal newlines.
         text = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if hashlib.md5(text, usedforsecurity=False).hexdigest() != digest:
-            return Staleness(stale=True, because=f"includes {path}, which has changed")
+            return True, f"includes {path}, which has changed"
     return None
