@@ -102,12 +102,13 @@ def checksum(data: bytes) -> int:
     return zlib.crc32(data) ^ 0xFFFFFFFF
 
 
-def complaint(data: bytes) -> str | None:
-    """Return why Mesa would not use an entry; ``None`` where it would."""
+def complaint(data: bytes, whole: int = 0) -> str | None:
+    """Return why Mesa would not use an entry; ``None`` where it would. ``whole`` is its checksum in a larger file."""
     header = read_header(data)
     if header is None or header.payload is None:
         return "has no whole header"
-    return None if checksum(data[header.payload :]) == header.checksum else "its checksum does not match"
+    is_same = checksum(data[header.payload :]) == header.checksum and whole in (0, checksum(data))
+    return None if is_same else "its checksum does not match"
 
 
 def is_foreign(data: bytes) -> bool:
