@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from cachectl.layers import cuda
 from cachectl.layers.base import errors, facts, lazy
@@ -21,7 +21,7 @@ from cachectl.layers.base.store import Codec, Damage, counting, finding_of, unre
 from cachectl.layers.disk import atomic, handles, locks, plain, presence
 from cachectl.layers.formats import compute_cache, details
 from cachectl.layers.host import processes
-from cachectl.layers.stores.files import Files, Index
+from cachectl.layers.stores import files
 from cachectl.layers.stores.tree import Leaf, Shape, Tree
 
 INDEX: Final = "index"
@@ -50,15 +50,7 @@ class ComputeCodec(Codec):
         return None if wrong is None else Damage(facts.Severity.HARMLESS, wrong)
 
 
-class _Standing(NamedTuple):
-    """The entries of a root that are whole by their headers: sizes and times of change by id, and unreadable paths."""
-
-    sizes: dict[int, int]
-    changes: dict[int, int]
-    unread: list[Path]
-
-
-class ComputeIndex(Index):
+class ComputeIndex(files.Index):
     """The list of entries and their sizes. Where it is missing or empty, the driver drops every entry."""
 
     shapes = (_INDEX,)
@@ -73,7 +65,7 @@ class ComputeIndex(Index):
             raise
 
     @contextmanager
-    def changing(self, store: Files, root: facts.Root) -> Iterator[bool]:
+    def changing(self, store: files.Files, root: facts.Root) -> Iterator[bool]:
         """Hold the driver's lock around a change of entries, then make the index list exactly the entries there are.
 
         The index is also written if the change fails. Raises :class:`Unsettled` where only the writing fails. Listed
@@ -91,12 +83,12 @@ class ComputeIndex(Index):
             stack.enter_context(counting(store.name, path, partial(self._recount, store, root, folder, handle)))
             yield processes.using(cuda.LIBRARIES, processes=environment.processes) == ()
 
-    def _recount(self, store: Files, root: facts.Root, folder: int | None, handle: int | None) -> None:
+    def _recount(self, store: files.Files, root: facts.Root, folder: int | None, handle: int | None) -> None:
         """Write the index: the locked one, or a new one if there are entries. The root is made with the first entry."""
         with ExitStack() as stack:
             if folder is None:
                 folder = stack.enter_context(handles.opened_root(root.path))
-            if folder is None or (handle is None and not _standing(store, root, folder).sizes):
+            if folder is None or (handle is None and not _standing(store, root, folder)[0]):
                 return
             if handle is None:
                 path, lock_timeout = root.path / INDEX, store.environment.lock_timeout
@@ -106,25 +98,26 @@ class ComputeIndex(Index):
             old = os.pread(handle, min(os.fstat(handle).st_size, _LARGEST_INDEX), 0)
             if not old or compute_cache.is_index(old):
                 listed = compute_cache.read_index(old) or ()
-                new = compute_cache.write_index(_records(_standing(store, root, folder), listed, root.path))
+                new = compute_cache.write_index(_records(*_standing(store, root, folder), listed, root.path))
                 if new != old:
                     atomic.overwrite(handle, old, new)
 
-    def verify(self, store: Files, root: facts.Root) -> Iterator[facts.Finding]:
+    def verify(self, store: files.Files, root: facts.Root) -> Iterator[facts.Finding]:
         """Compare the index with the entries, if all of them can be read."""
-        standing = _standing(store, root)
-        if standing.unread:
+        leaves, unread = _standing(store, root)
+        if unread:
             return
+        sizes = {number: leaf.bytes - compute_cache.HEADER.size for number, leaf in leaves.items()}
         try:
             data = self.read(root)
         except OSError as error:
             yield finding_of(store, root, unreadable(root.path / INDEX, error))
             return
         index = compute_cache.read_index(data) if data else None
-        if index is None and (standing.sizes or data):
+        if index is None and (sizes or data):
             state = "is not whole" if data else "is empty or missing"
             complaint = f"the index {state}: the driver drops every entry when it next stores one"
-        elif index is not None and dict(index) != standing.sizes:
+        elif index is not None and dict(index) != sizes:
             complaint = "the index does not list the entries that are there"
         else:
             return
@@ -137,7 +130,7 @@ class ComputeIndex(Index):
         yield facts.Finding(store.name, root.path, INDEX, facts.Severity.WASTES, "index", complaint, fix, thing)
 
 
-class ComputeCache(Files):
+class ComputeCache(files.Files):
     """One file for each entry, two levels deep, recognised by its name and its header."""
 
     file_mode = 0o644
@@ -241,28 +234,33 @@ def _is_entry(key: str, head: bytes, index: bytes | None) -> bool:
     return index is not None and compute_cache.has_version_of(index, head)
 
 
-def _standing(store: Files, root: facts.Root, folder: int | None = None) -> _Standing:
-    """Return what stands in a root; ``folder`` is the root if it is open."""
-    standing = _Standing({}, {}, [])
+def _standing(store: files.Files, root: facts.Root, folder: int | None = None) -> tuple[dict[int, Leaf], list[Path]]:
+    """Return the entries of a root by id that are whole by their headers, and the paths of those that cannot be read.
+
+    ``folder`` is the root if it is open.
+    """
+    leaves: dict[int, Leaf] = {}
+    unread: list[Path] = []
     for leaf in Tree(store.name, root.path, _SHAPE, folder).scan(head=compute_cache.HEADER.size):
         if isinstance(leaf, facts.Problem):
-            standing.unread.extend([leaf.path] if leaf.hides else ())
-            continue
-        header = compute_cache.read_header(leaf.head) if leaf.orphan_rule is None else None
-        if header is not None and header.known and header.file_size == leaf.bytes:
-            identifier = compute_cache.identifier_of(leaf.key)
-            standing.sizes[identifier] = leaf.bytes - compute_cache.HEADER.size
-            standing.changes[identifier] = leaf.newest
-    return standing
+            unread += [leaf.path] if leaf.hides else []
+        elif leaf.orphan_rule is None:
+            header = compute_cache.read_header(leaf.head)
+            if header is not None and header.known and header.file_size == leaf.bytes:
+                leaves[compute_cache.identifier_of(leaf.key)] = leaf
+    return leaves, unread
 
 
-def _records(standing: _Standing, old: compute_cache.SizeIndex, root: Path) -> list[tuple[int, int]]:
+def _records(
+    leaves: Mapping[int, Leaf], unread: Sequence[Path], old: compute_cache.SizeIndex, root: Path
+) -> list[tuple[int, int]]:
     """Return the records that the index should have. Entries that cannot be read keep their records."""
-    sizes = dict(standing.sizes)
-    for identifier, size in old if standing.unread else ():
-        path = root / compute_cache.key_from(identifier)
-        if any(unread in (path, *path.parents) for unread in standing.unread):
-            sizes.setdefault(identifier, size)
-    order = {identifier: number for number, (identifier, _) in enumerate(old)}
-    listed = sorted(sizes, key=lambda one: (order.get(one, len(order)), standing.changes.get(one, 0)))
-    return [(identifier, sizes[identifier]) for identifier in listed]
+    kept = []
+    for number, size in dict(old).items():
+        path = root / compute_cache.key_from(number)
+        if number in leaves:
+            kept.append((number, leaves[number].bytes - compute_cache.HEADER.size))
+        elif any(place in (path, *path.parents) for place in unread):
+            kept.append((number, size))
+    new = sorted(leaves.keys() - dict(old).keys(), key=lambda number: leaves[number].newest)
+    return [*kept, *((number, leaves[number].bytes - compute_cache.HEADER.size) for number in new)]

@@ -1,7 +1,7 @@
 """The stores of MIOpen's kernels: rows of one sqlite file per device (2.4.0 and newer), or one file per kernel.
 
 The latter is that of old versions, and of builds without sqlite. Sources: ``src/binary_cache.cpp`` (places, lookup),
-``src/kern_db.cpp`` (rows), ``src/sqlite_db.cpp``.
+``src/kern_db.cpp``, ``src/include/miopen/kern_db.hpp`` (rows), ``src/sqlite_db.cpp``, ``src/bz2.cpp`` (packing).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Final
 
 from cachectl.layers.base import errors, facts, lazy, store
 from cachectl.layers.disk import plain
-from cachectl.layers.miopen import databases, kernel_db, names, places
+from cachectl.layers.miopen import databases, names, places
 from cachectl.layers.miopen.names import DatabaseFile
 from cachectl.layers.stores import database, tree
-from cachectl.layers.stores.rows import Row, RowFile, Values
+from cachectl.layers.stores.rows import Row, RowFile, Schema, Values
 
 #: MIOpen ignores smaller files of a package: empty ones, and pointers of git-lfs.
 _LEAST: Final = 512
@@ -27,6 +27,24 @@ _ROW, _OBJECT = "miopen-kernel/1", "miopen-object/1"
 _OBJECTS: Final = tree.Shape(
     (names.VERSION_FOLDER, lazy.regex("[0-9a-f]{32}"), lazy.regex(r".+\.o(?:bj)?")), folders=False
 )
+SCHEMA: Final = Schema(
+    table="kern_db",
+    create=(
+        (
+            "CREATE TABLE IF NOT EXISTS `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,"
+            "`kernel_args` TEXT NOT NULL,`kernel_blob` BLOB NOT NULL,`kernel_hash` TEXT NOT NULL,"
+            "`uncompressed_size` INT NOT NULL)"
+        ),
+        "CREATE UNIQUE INDEX IF NOT EXISTS `idx_kern_db` ON kern_db(kernel_name, kernel_args)",
+    ),
+    key=("kernel_name", "kernel_args"),
+    values=("kernel_blob", "kernel_hash", "uncompressed_size"),
+    size="length(kernel_blob)",
+)
+#: More than any kernel has, in bytes: larger blobs are bombs.
+_LARGEST: Final = 1 << 30
+#: The first bytes of code objects: an ELF file, or a bundle of several.
+CODE: Final = (b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
 
 
 class KernelRows(RowFile):
@@ -35,7 +53,7 @@ class KernelRows(RowFile):
     def same(self, standing: Values, new: Values) -> bool:
         """Compare the kernels."""
         try:
-            return standing == new or kernel_db.decode(standing) == kernel_db.decode(new)
+            return standing == new or decode(standing) == decode(new)
         except ValueError:
             return False
 
@@ -51,7 +69,7 @@ class KernelDatabases(databases.MIOpenDatabases):
 
     def rows(self, file: DatabaseFile) -> RowFile:
         """Return the rows of a file."""
-        return self.opened(file.path, kernel_db.SCHEMA, KernelRows)
+        return self.opened(file.path, SCHEMA, KernelRows)
 
     def row_file(self, root: facts.Root, file: str) -> RowFile | None:
         """Return a database of kernels."""
@@ -64,7 +82,7 @@ class KernelDatabases(databases.MIOpenDatabases):
 
     def key_of(self, text: str) -> tuple[str, ...]:
         """Return name and arguments."""
-        return kernel_db.split_kernel_key(text)
+        return split_kernel_key(text)
 
     def _is_ignored(self, file: DatabaseFile) -> bool:
         return bool(self.asked_first) and file.path.stat().st_size < _LEAST
@@ -87,7 +105,7 @@ class KernelDatabases(databases.MIOpenDatabases):
 
     @staticmethod
     def _entry(file: DatabaseFile, row: Row, template: facts.Entry) -> facts.Entry:
-        key = databases.SEPARATOR.join((file.relative, kernel_db.kernel_key(*row.key)))
+        key = databases.SEPARATOR.join((file.relative, kernel_key(*row.key)))
         # MIOpen gives a row a new id whenever it stores it.
         return replace(template, key=key, bytes=row.bytes, stamp=(row.rowid, row.bytes))
 
@@ -102,11 +120,11 @@ class KernelDatabases(databases.MIOpenDatabases):
                 continue
             name, args = _name_and_args(key)
             try:
-                data = kernel_db.decode(values)
+                data = decode(values)
             except ValueError as error:
                 loaded[key] = errors.Damaged(self.name, str(error), file.path)
                 continue
-            detail = {"kernel_name": name, "kernel_args": args, "md5": kernel_db.digest(data)}
+            detail = {"kernel_name": name, "kernel_args": args, "md5": digest(data)}
             loaded[key] = facts.Artifact(self.name, key, _ROW, data, {**file.detail, **file.versions, **detail})
         return loaded
 
@@ -119,9 +137,9 @@ class KernelDatabases(databases.MIOpenDatabases):
             return f"the kernel name {name!r} does not end in .o"
         if not artifact.data:
             return "the kernel is empty"
-        if artifact.detail.get("md5") not in (None, kernel_db.digest(artifact.data)):
+        if artifact.detail.get("md5") not in (None, digest(artifact.data)):
             return "the kernel does not have the md5 that the artifact states"
-        return kernel_db.key_complaint(name, args)
+        return key_complaint(name, args)
 
     def insert(
         self, file: DatabaseFile, artifacts: Sequence[facts.Artifact], *, replace: bool
@@ -130,7 +148,7 @@ class KernelDatabases(databases.MIOpenDatabases):
         rows = self.rows(file)
         if self.locate(file.root, file.relative) is not None:
             rows.recover()
-        packed = [(_name_and_args(artifact.key), kernel_db.encode(artifact.data)) for artifact in artifacts]
+        packed = [(_name_and_args(artifact.key), encode(artifact.data)) for artifact in artifacts]
         return rows.insert(packed, replace=replace)
 
     def verify_file(self, file: DatabaseFile) -> Iterator[facts.Finding]:
@@ -158,15 +176,15 @@ class KernelDatabases(databases.MIOpenDatabases):
     def _verify_rows(self, file: DatabaseFile, rows: RowFile) -> Iterator[facts.Finding]:
         template = facts.Entry(self.name, file.relative, file.root.path, 0, 0)
         seen: set[tuple[str, ...]] = set()
-        for row, values in rows.rows_with(*kernel_db.SCHEMA.values):
+        for row, values in rows.rows_with(*SCHEMA.values):
             flaws = []
             if row.key in seen:
                 flaws.append(("duplicate", "a second row has this key: MIOpen cannot make its index, and throws"))
             seen.add(row.key)
-            if complaint := kernel_db.key_complaint(*row.key):
+            if complaint := key_complaint(*row.key):
                 flaws.append(("quote", complaint))
             try:
-                kernel_db.decode(values)
+                decode(values)
             except ValueError as error:
                 flaws.append(("content", str(error)))
             for flaw in flaws:
@@ -199,7 +217,7 @@ class UserKernelDatabases(KernelDatabases):
                 yield leaf
             elif leaf.orphan_rule is not None:
                 yield leaf.orphan(root.path)
-            elif not leaf.head.startswith(kernel_db.CODE):
+            elif not leaf.head.startswith(CODE):
                 message = "has the name of a kernel, but is no code; left alone"
                 yield facts.Problem(root.path / leaf.key, "unrecognised", message)
             else:
@@ -220,7 +238,7 @@ class UserKernelDatabases(KernelDatabases):
         return facts.Artifact(self.name, key, _OBJECT, data, {"kernels": "", "device": ""})
 
     def _require_code(self, data: bytes, root: facts.Root, key: str) -> None:
-        if not data.startswith(kernel_db.CODE):
+        if not data.startswith(CODE):
             raise errors.Damaged(self.name, "is no code object", root.path / key)
 
     def write(
@@ -260,4 +278,82 @@ class UserKernelDatabases(KernelDatabases):
 
 
 def _name_and_args(key: str) -> tuple[str, str]:
-    return kernel_db.split_kernel_key(key.partition(databases.SEPARATOR)[2])
+    return split_kernel_key(key.partition(databases.SEPARATOR)[2])
+
+
+def digest(data: bytes) -> str:
+    """Return MIOpen's checksum of unpacked bytes: md5 in lower-case hex."""
+    import hashlib
+
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+def encode(data: bytes) -> Values:
+    """Return the values of a row as MIOpen packs a kernel; a size of 0 means that the blob is not packed."""
+    import bz2
+
+    packed = bz2.compress(data)
+    return (packed, digest(data), len(data)) if len(packed) < len(data) else (data, digest(data), 0)
+
+
+def kernel_key(name: str, args: str) -> str:
+    """Return the part of a kernel's key that follows the file: ``NAME::ARGS``.
+
+    A name may contain ``::`` (``ns::kernel.cl.o``), so its ``%`` and ``:`` are written ``%25`` and ``%3A``. Arguments
+    are never changed.
+    """
+    return "::".join((name.replace("%", "%25").replace(":", "%3A"), args))
+
+
+def split_kernel_key(text: str) -> tuple[str, str]:
+    """Return name and arguments from the result of :func:`kernel_key`."""
+    name, _, args = text.partition("::")
+    return name.replace("%3A", ":").replace("%25", "%"), args
+
+
+def decode(values: Values) -> bytes:
+    """Return the kernel of a row, as ``KernDb::FindRecordUnsafe`` does.
+
+    Raises :class:`ValueError` with the reason if MIOpen could not use the row.
+    """
+    blob, proof, stated = values
+    data = _as_bytes(blob)
+    size = int(stated) if isinstance(stated, (int, str)) else -1
+    data = _unpacked(data, size) if size else data
+    if digest(data).encode() != _as_bytes(proof):
+        raise ValueError(f"the md5 of the kernel is {digest(data)}, its row says {proof!r}")
+    if not data:
+        raise ValueError("the kernel is empty, which MIOpen takes for a miss")
+    return data
+
+
+def _unpacked(blob: bytes, size: int) -> bytes:
+    """Unpack the first bz2 stream of a blob, which is all that MIOpen reads, to at most ``size`` bytes or 1 GiB."""
+    import bz2
+
+    most = min(size, _LARGEST)
+    if most <= 0:
+        raise ValueError(f"a size of {size} bytes, which is no size")
+    decompressor = bz2.BZ2Decompressor()
+    try:
+        data = decompressor.decompress(blob, most + 1)
+    except OSError as error:
+        raise ValueError(f"the blob is not a bz2 stream: {error}") from error
+    if len(data) > most:
+        raise ValueError(f"the kernel is larger than the {most} bytes that are allowed")
+    if not decompressor.eof:
+        raise ValueError("the bz2 stream is cut short")
+    return data
+
+
+def key_complaint(name: str, args: str) -> str | None:
+    """Return why a key breaks MIOpen, which writes both parts between quotes in its statements."""
+    if any(mark in part for part in (name, args) for mark in "'\0"):
+        return "a quote in the kernel's name or arguments breaks MIOpen's statements"
+    # Undecodable bytes of a command line.
+    odd = any("\ud800" <= letter <= "\udfff" for letter in name + args)
+    return "the key holds characters that a database cannot store" if odd else None
+
+
+def _as_bytes(value: object) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode(errors="surrogateescape")

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Final
 from cachectl.layers import pyopencl
 from cachectl.layers.base import errors, facts, lazy, store
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.disk import handles, plain, presence
-from cachectl.layers.disk.locks import is_abandoned, node, presence_lock, remove_abandoned
+from cachectl.layers.disk import handles, locks, plain, presence
 from cachectl.layers.formats import opencl_source
 from cachectl.layers.host import drivers, mounts, processes
 from cachectl.layers.pytools.dictionaries import Staleness, staleness
 from cachectl.layers.stores.files import Folders
-from cachectl.layers.stores.tree import Guard, Leaf, Shape, Tree
+from cachectl.layers.stores.tree import CHANGED, GONE, Guard, Leaf, Shape, Tree
 
 if TYPE_CHECKING:
     from cachectl.layers.formats import device_binaries
@@ -54,25 +53,24 @@ class ProgramFolders(Folders):
     def stale_locks(self, root: facts.Root, *, consulted: bool) -> Iterator[facts.Finding]:
         """Yield a finding for each lock that was held too long; ``consulted`` says whether programs wait for it."""
         outcome = "every build waits a minute for it, and fails" if consulted else "no build of this set-up asks for it"
-        for lock in self.locks(root):
-            with suppress(FileNotFoundError):
-                age = self.environment.clock() - lock.lstat().st_mtime
-                if age <= STALE_LOCK:
-                    continue
-                severity, fix = facts.Severity.FAILS, f"rm {shlex.quote(str(lock))}"
-                message = f"an abandoned lock, {age:.0f} s old; PyOpenCL holds it for milliseconds"
-                if not is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
-                    holder = self._holder(lock)
-                    message = f"a lock has been held for {age:.0f} s, perhaps by {holder} (stopped?)"
-                    severity, fix = facts.Severity.RISKS, f"end {holder}, then: {fix}"
-                key, severity = (str(lock.relative_to(root.path)), severity if consulted else facts.Severity.HARMLESS)
-                yield facts.Finding(self.name, root.path, key, severity, "lock", f"{message}: {outcome}", fix)
+        for key, lock, status in self._locks(root):
+            age = self.environment.clock() - status.st_mtime
+            if age <= STALE_LOCK:
+                continue
+            severity, fix = facts.Severity.FAILS, f"rm {shlex.quote(str(lock))}"
+            message = f"an abandoned lock, {age:.0f} s old; PyOpenCL holds it for milliseconds"
+            if not locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
+                holder = self._holder(lock)
+                message = f"a lock has been held for {age:.0f} s, perhaps by {holder} (stopped?)"
+                severity, fix = facts.Severity.RISKS, f"end {holder}, then: {fix}"
+            severity = severity if consulted else facts.Severity.HARMLESS
+            yield facts.Finding(self.name, root.path, key, severity, "lock", f"{message}: {outcome}", fix)
 
     def _holder(self, lock: Path) -> str:
         """Return the words for who may hold a lock: the cachectl that it names, else those who use PyOpenCL."""
         with suppress(OSError):
             match = re.fullmatch(rb"cachectl (\d+) (.*)\n", plain.read_plain(lock, limit=300))
-            if match is not None and match[2] == os.fsencode(node()):
+            if match is not None and match[2] == os.fsencode(locks.node()):
                 return f"process {int(match[1])}"
         users = processes.using(_EXTENSION, processes=self.environment.processes)
         return processes.process_names(users) if users != () else "a program of another machine"
@@ -82,40 +80,27 @@ class ProgramFolders(Folders):
     def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
         """Add locks without a holder."""
         yield from super().scan(root, selection, contents=contents)
-        yield from self._abandoned_locks(root)
-
-    def _abandoned_locks(self, root: facts.Root) -> Iterator[facts.Orphan]:
-        """Yield locks without a holder."""
-        for lock in self.locks(root):
-            if is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
-                with suppress(FileNotFoundError):
-                    status = lock.lstat()
-                    key, why = str(lock.relative_to(root.path)), "a lock that nobody holds any more"
-                    yield facts.Orphan(
-                        key,
-                        root.path,
-                        status.st_size,
-                        1,
-                        status.st_mtime,
-                        why,
-                        idle_only=False,
-                        disk=handles.blocks_of(status),
-                    )
+        for key, lock, status in self._locks(root):
+            if locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
+                why, disk = "a lock that nobody holds any more", handles.blocks_of(status)
+                counted = status.st_size, 1, status.st_mtime
+                yield facts.Orphan(key, root.path, *counted, why, idle_only=False, disk=disk)
 
     @staticmethod
-    def locks(root: facts.Root) -> list[Path]:
-        """Return the lock files of a root, held or not."""
-        found = sorted(root.path.glob(f"*/{_LOCK}"))
-        return [lock for lock in found if _BASE.fullmatch(lock.parent.name) and not lock.parent.is_symlink()]
+    def _locks(root: facts.Root) -> Iterator[tuple[str, Path, os.stat_result]]:
+        """Yield the lock files of a root, held or not, each with its key and its status."""
+        for lock in sorted(root.path.glob(f"*/{_LOCK}")):
+            with suppress(FileNotFoundError):
+                if _BASE.fullmatch(lock.parent.name) and not lock.parent.is_symlink():
+                    yield str(lock.relative_to(root.path)), lock, lock.lstat()
 
     def described(self, root: facts.Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[facts.Found]:
         """Yield a program, with a problem for each missing or empty half."""
         for half in ("info", "binary"):
             member = leaf.member(half)
             if member is None or not member.bytes:
-                yield facts.Problem(
-                    root.path / leaf.key, "half", f"{half} is {'missing' if member is None else 'empty'}"
-                )
+                state = "missing" if member is None else "empty"
+                yield facts.Problem(root.path / leaf.key, "half", f"{half} is {state}")
         # The key has only the version of Python.
         python, source = _python_of(leaf.key), None
         stale = staleness(self.environment, "built under", python, lambda _: None, lambda _: True)
@@ -127,13 +112,10 @@ class ProgramFolders(Folders):
         except errors.LayerError as error:
             yield store.unreadable(root.path / leaf.key, error)
             stale = None, "unknown: the entry could not be read"
-        yield replace(
-            leaf.entry(self.name, root.path),
-            kernels=None if source is None else opencl_source.kernel_names(source),
-            versions={"python": python},
-            stale=stale[0],
-            stale_because=stale[1],
-        )
+        entry = leaf.entry(self.name, root.path)
+        kernels = None if source is None else opencl_source.kernel_names(source)
+        is_stale, because = stale
+        yield replace(entry, kernels=kernels, versions={"python": python}, stale=is_stale, stale_because=because)
 
     def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
         """Compare with the name of the folders of each Python."""
@@ -182,36 +164,36 @@ class ProgramFolders(Folders):
 
     def remove(self, root: facts.Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Remove program folders, those of one Python under its lock; never the folder of a Python."""
-        locks = [target for target in targets if _is_lock(target.key)]
-        parts: list[store.Part] = [
-            (target.key, (target,), partial(self._remove_lock, root, target)) for target in locks
-        ]
+        parts: list[store.Part] = []
         by_base: dict[str, list[facts.Removable]] = {}
         for target in targets:
-            if target not in locks:
-                by_base.setdefault(target.key.partition("/")[0], []).append(target)
-        for base in sorted(by_base):
-            planned = tuple(by_base[base])
+            base, _, name = target.key.partition("/")
+            if name == _LOCK and _BASE.fullmatch(base):
+                parts.append((target.key, (target,), partial(self._remove_lock, root, target)))
+            else:
+                by_base.setdefault(base, []).append(target)
+        for base, planned in sorted(by_base.items()):
             guard: Guard = partial(self._locked, root, base) if _BASE.fullmatch(base) else nullcontext
             parts.append((base, planned, partial(self.tree_of(root).remove, planned, guard=guard)))
         return store.each_part(self.name, parts)
 
     def _remove_lock(self, root: facts.Root, target: facts.Removable) -> facts.Outcome:
         lock = root.path / target.key
-        if remove_abandoned(lock, partial(self._is_abandoned, lock.parent)):
+        if locks.remove_abandoned(lock, partial(self._is_abandoned, lock.parent)):
             return facts.Outcome(self.name, bytes_freed=target.bytes)
-        reason = "changed since it was planned" if os.path.lexists(lock) else "already gone"
+        reason = CHANGED if os.path.lexists(lock) else GONE
         return facts.Outcome(self.name, skipped=(facts.Note(target.key, reason),))
 
     @contextmanager
     def _locked(self, root: facts.Root, base: str, handle: int) -> Iterator[None]:
         """Hold PyOpenCL's lock in a folder of the open root, and first remove one without a holder."""
-        folder = root.path / base
+        folder, lock_timeout = root.path / base, self.environment.lock_timeout
         abandoned = partial(self._is_abandoned, folder)
-        lock_timeout = self.environment.lock_timeout
         with (
             handles.opened(base, handle) as inside,
-            presence_lock(self.name, folder / "lock", folder=inside, lock_timeout=lock_timeout, abandoned=abandoned),
+            locks.presence_lock(
+                self.name, folder / _LOCK, folder=inside, lock_timeout=lock_timeout, abandoned=abandoned
+            ),
         ):
             yield
 
@@ -232,11 +214,6 @@ class ProgramFolders(Folders):
         del known
         tree = self.tree_of(root)
         yield from tree.tagged(tag, since, lambda leaf: tree.read_file(leaf.key, "source.cl"))
-
-
-def _is_lock(key: str) -> bool:
-    base, _, name = key.partition("/")
-    return name == _LOCK and _BASE.fullmatch(base) is not None
 
 
 def _python_of(key: str) -> str:
