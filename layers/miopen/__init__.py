@@ -17,7 +17,6 @@ from cachectl.layers.base import declarations, errors, facts, layer, lazy, parts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Condition, Hazard, Scope, Severity
 from cachectl.layers.host import hardware, mounts
-from cachectl.layers.miopen import names
 from cachectl.layers.miopen import places as where
 
 #: Boolean values in lower case, since ROCm 6.1; MIOpen throws for any other, also for the empty text.
@@ -118,16 +117,16 @@ class MIOpenLayer(layer.Layer):
 
         Without one, kernels belong to the version of MIOpen that the file's folder names, or to the newest known one.
         """
-        named, roots, store = names.parse_name(file.name), self.roots(), self.store
+        named, roots, store = where.parse_name(file.name), self.roots(), self.store
         if named is None or not roots:
             return None
         if named.kind in store.kinds and not store.folders:
             return Path(file.name)
-        installed = names.installed_names(named)[0]
-        has_version = names.VERSION_FOLDER.fullmatch(file.parent.name) is not None
-        alike = [found for found in store.present(roots[0]) if installed in names.installed_names(found)]
+        installed = where.installed_names(named)[0]
+        has_version = where.VERSION_FOLDER.fullmatch(file.parent.name) is not None
+        alike = [found for found in store.present(roots[0]) if installed in where.installed_names(found)]
         if alike and not has_version:
-            return Path(max(alike, key=lambda found: names.version_numbers(found.version or "0")).relative)
+            return Path(max(alike, key=lambda found: where.version_numbers(found.version or "0")).relative)
         if not store.folders or not installed.endswith(".kdb"):
             return None
         version = file.parent.name if has_version else store.newest(roots[0])

@@ -16,8 +16,8 @@ from typing import ClassVar, Final
 from cachectl.layers.base import errors, facts, store
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.disk.presence import means_absent, status_at
-from cachectl.layers.miopen import names, places
-from cachectl.layers.miopen.names import DatabaseFile
+from cachectl.layers.miopen import places
+from cachectl.layers.miopen.places import DatabaseFile
 from cachectl.layers.stores import database, row_store, tree
 from cachectl.layers.stores.rows import RowFile
 
@@ -45,7 +45,7 @@ class MIOpenDatabases(row_store.Rows):
     def __init__(self, asked_first: str = "") -> None:
         self.asked_first = asked_first
         if asked_first:
-            self.kinds = tuple(names.INSTALLED[kind] for kind in self.kinds)
+            self.kinds = tuple(places.INSTALLED[kind] for kind in self.kinds)
 
     @abstractmethod
     def list_file(self, file: DatabaseFile, template: facts.Entry) -> Iterator[facts.Found]:
@@ -88,20 +88,20 @@ class MIOpenDatabases(row_store.Rows):
     def named(self, root: facts.Root, relative: str) -> DatabaseFile | None:
         """Return the file of a relative path, whether or not it exists; ``None`` for other names."""
         folder, _, name = relative.rpartition("/")
-        file = names.parse_name(name, root, folder)
+        file = places.parse_name(name, root, folder)
         if file is None or file.kind not in (*self.kinds, *self.counted):
             return None
-        return file if not folder or (self.folders and names.VERSION_FOLDER.fullmatch(folder)) else None
+        return file if not folder or (self.folders and places.VERSION_FOLDER.fullmatch(folder)) else None
 
     def is_key(self, key: str) -> bool:
         """Check the name of the database, and that the parts of an entry follow."""
         relative, *parts = key.split(SEPARATOR, self.parts)
-        file = self.named(names.NOWHERE, relative)
+        file = self.named(places.NOWHERE, relative)
         return len(parts) == self.parts and any(parts) and file is not None and file.kind in self.kinds
 
     def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
         """Compare with the names of databases, of sqlite's files beside one, and of version folders."""
-        if self.folders and len(parts) == 1 and names.VERSION_FOLDER.fullmatch(parts[0]):
+        if self.folders and len(parts) == 1 and places.VERSION_FOLDER.fullmatch(parts[0]):
             return True
         return self.named(root, "/".join((*parts[:-1], database.without_companion(parts[-1])))) is not None
 
@@ -149,14 +149,14 @@ class MIOpenDatabases(row_store.Rows):
         # An unreadable root has a problem of its own; which version is the newest is then unknown.
         with suppress(OSError):
             if self.folders:
-                return names.newest(self._version_folders(root))
-            return names.newest(file.version for file in self.present(root) if file.version is not None)
+                return places.newest(self._version_folders(root))
+            return places.newest(file.version for file in self.present(root) if file.version is not None)
         return None
 
     def _version_folders(self, root: facts.Root) -> list[str]:
         """Return the folders of MIOpen's versions, none of a missing root. Raises :class:`OSError`."""
         try:
-            found = sorted(filter(names.VERSION_FOLDER.fullmatch, os.listdir(root.path) if self.folders else ()))
+            found = sorted(filter(places.VERSION_FOLDER.fullmatch, os.listdir(root.path) if self.folders else ()))
         except OSError as error:
             if means_absent(error):
                 return []
@@ -281,6 +281,6 @@ def with_version(entry: facts.Entry, version: str | None, latest: str | None) ->
     """Return an entry of a version of MIOpen; it is stale if no installed MIOpen opens files of that version."""
     if version is None:
         return entry
-    is_old = latest is not None and names.version_numbers(version) < names.version_numbers(latest)
+    is_old = latest is not None and places.version_numbers(version) < places.version_numbers(latest)
     because = f"a newer MIOpen ({latest}) has its own files" if is_old else None
     return replace(entry, versions={"miopen": version}, stale=True if is_old else None, stale_because=because)

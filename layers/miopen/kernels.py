@@ -15,8 +15,8 @@ from typing import Final
 
 from cachectl.layers.base import errors, facts, lazy, store
 from cachectl.layers.disk import plain
-from cachectl.layers.miopen import databases, names, places
-from cachectl.layers.miopen.names import DatabaseFile
+from cachectl.layers.miopen import databases, places
+from cachectl.layers.miopen.places import DatabaseFile
 from cachectl.layers.stores import database, tree
 from cachectl.layers.stores.rows import Row, RowFile, Schema, Values
 
@@ -25,7 +25,7 @@ _LEAST: Final = 512
 _ROW, _OBJECT = "miopen-kernel/1", "miopen-object/1"
 #: Kernels of old versions, each in a folder named by the md5 of device and options.
 _OBJECTS: Final = tree.Shape(
-    (names.VERSION_FOLDER, lazy.regex("[0-9a-f]{32}"), lazy.regex(r".+\.o(?:bj)?")), folders=False
+    (places.VERSION_FOLDER, lazy.regex("[0-9a-f]{32}"), lazy.regex(r".+\.o(?:bj)?")), folders=False
 )
 SCHEMA: Final = Schema(
     table="kern_db",
@@ -101,7 +101,7 @@ class KernelDatabases(databases.MIOpenDatabases):
         for row in () if self._is_ignored(file) else self.rows(file).rows():
             name, args = row.key
             detail = {**template.detail, "kernel_name": name, "kernel_args": args}
-            yield replace(self._entry(file, row, template), kernels=names.program_names(name), detail=detail)
+            yield replace(self._entry(file, row, template), kernels=places.program_names(name), detail=detail)
 
     @staticmethod
     def _entry(file: DatabaseFile, row: Row, template: facts.Entry) -> facts.Entry:
@@ -223,7 +223,7 @@ class UserKernelDatabases(KernelDatabases):
             else:
                 version, _, name = leaf.key.split("/")
                 entry = databases.with_version(leaf.entry(self.name, root.path), version, latest)
-                yield replace(entry, kernels=names.program_names(name))
+                yield replace(entry, kernels=places.program_names(name))
 
     def read(self, root: facts.Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | store.EntryError]:
         """Read kernels as MIOpen does, and object files as they stand."""

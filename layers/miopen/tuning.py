@@ -21,7 +21,7 @@ from typing import Final
 from cachectl.layers.base import errors, facts, lazy, store
 from cachectl.layers.disk import atomic, handles, locks, presence
 from cachectl.layers.host import processes
-from cachectl.layers.miopen import databases, names, places
+from cachectl.layers.miopen import databases, places
 from cachectl.layers.stores import database, rows, tree
 from cachectl.layers.stores.records import Fault, Record, RecordFile, record_complaint
 
@@ -77,13 +77,13 @@ class TuningDatabases(databases.MIOpenDatabases):
         """Return nothing: there are no rows."""
         del root, file
 
-    def records(self, file: names.DatabaseFile) -> RecordFile:
+    def records(self, file: places.DatabaseFile) -> RecordFile:
         """Return the records of a file, which are changed under MIOpen's locks."""
         return RecordFile(self.name, file.path, partial(self._editing, file))
 
     # ------------------------------------------------------------------ listing
 
-    def list_file(self, file: names.DatabaseFile, template: facts.Entry) -> Iterator[facts.Found]:
+    def list_file(self, file: places.DatabaseFile, template: facts.Entry) -> Iterator[facts.Found]:
         """Yield the records of a file, and its faults."""
         for found in self.records(file).scan():
             if isinstance(found, Record):
@@ -108,7 +108,7 @@ class TuningDatabases(databases.MIOpenDatabases):
 
     # ------------------------------------------------------------------ get and put
 
-    def load(self, file: names.DatabaseFile, keys: Sequence[str]) -> Mapping[str, facts.Artifact | errors.LayerError]:
+    def load(self, file: places.DatabaseFile, keys: Sequence[str]) -> Mapping[str, facts.Artifact | errors.LayerError]:
         """Read the lines of records as they stand."""
         detail = {**file.detail, **file.versions, "database": file.kind}
         prefix = file.relative + databases.SEPARATOR
@@ -128,7 +128,7 @@ class TuningDatabases(databases.MIOpenDatabases):
         return record_complaint(artifact.data)
 
     def insert(
-        self, file: names.DatabaseFile, artifacts: Sequence[facts.Artifact], *, replace: bool
+        self, file: places.DatabaseFile, artifacts: Sequence[facts.Artifact], *, replace: bool
     ) -> Sequence[bool | errors.LayerError]:
         """Insert lines, which contain their keys, under MIOpen's locks in one rewrite."""
         return self.records(file).put([artifact.data for artifact in artifacts], replace=replace)
@@ -136,7 +136,7 @@ class TuningDatabases(databases.MIOpenDatabases):
     # ------------------------------------------------------------------ locks
 
     @contextmanager
-    def _editing(self, file: names.DatabaseFile) -> Iterator[None]:
+    def _editing(self, file: places.DatabaseFile) -> Iterator[None]:
         """Hold the locks of every MIOpen version while a file is changed, then notify running programs.
 
         Lock files are made as MIOpen makes them, and stay. Programs read the file again if ``.time`` contains a later
@@ -213,7 +213,7 @@ class TuningDatabases(databases.MIOpenDatabases):
         freed = max(0, before - database.disk_usage(file.path).bytes)
         return facts.Outcome(self.name, len(removed), freed, skipped, failed)
 
-    def verify_file(self, file: names.DatabaseFile) -> Iterator[facts.Finding]:
+    def verify_file(self, file: places.DatabaseFile) -> Iterator[facts.Finding]:
         """Check every line by the rules of MIOpen's reader. Nothing here is ever removed as damaged."""
         try:
             for fault in self.records(file).scan():
