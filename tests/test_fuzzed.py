@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from cachectl.layers import comgr
 from cachectl.layers.base.errors import NotAnArtifact
+from cachectl.layers.cuda import entries as compute_cache
 from cachectl.layers.formats import (
     bitcode,
-    compute_cache,
     device_binaries,
     elf,
     opencl_source,
@@ -56,7 +56,7 @@ def _source_info(data: bytes) -> None:
 
 
 def _compute_entry(data: bytes) -> None:
-    compute_cache.complaint("0/1/23456789abcdef", data)
+    compute_cache.entry_complaint("0/1/23456789abcdef", data)
     if (key := compute_cache.key_of(data)) is not None:
         for read in (compute_cache.kernels, compute_cache.device, compute_cache.parts):
             read(key)

@@ -57,13 +57,13 @@ class CudaLookups(parts.Lookups):
 
 
 def _parts(root: str | Path, key: str) -> Mapping[str, str]:
-    from cachectl.layers.formats import compute_cache
+    from cachectl.layers.cuda import entries
 
     try:
-        text = compute_cache.key_of(plain.read_plain(Path(root, key)))
+        text = entries.key_of(plain.read_plain(Path(root, key)))
     except OSError:
         text = None
-    return {} if text is None else compute_cache.parts(text)
+    return {} if text is None else entries.parts(text)
 
 
 class CudaComputeCache(driver_layers.DriverLayer):

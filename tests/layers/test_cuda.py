@@ -21,8 +21,8 @@ from cachectl.layers.base.errors import Damaged, LayerError, Unsettled
 from cachectl.layers.base.facts import Artifact
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.cuda import CudaComputeCache
+from cachectl.layers.cuda import entries as form
 from cachectl.layers.disk.locks import record_lock
-from cachectl.layers.formats import compute_cache as form
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from cachectl.layers import comgr
-from cachectl.layers.formats import bitcode, compute_cache, device_binaries, elf
+from cachectl.layers.cuda import entries as compute_cache
+from cachectl.layers.formats import bitcode, device_binaries, elf
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.neo.entries import NeoCodec
 
