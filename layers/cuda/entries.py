@@ -147,7 +147,8 @@ class ComputeIndex(files.Index):
         fix, thing = "nothing: the next put or purge in this layer writes it again", None
         if data and not is_index(data):
             fix = "nothing: cachectl does not use an index of another version"
-            if may_be_index(data):
+            # It was cut, or begins with zeros.
+            if data[:4] in (bytes(4), VERSION.to_bytes(4, "little")):
                 fix, leaf = (f"cachectl purge --damaged {store.name}", store.tree_of(root, INDEX).find(INDEX))
                 thing = None if leaf is None else leaf.orphan(root.path, complaint)
         yield facts.Finding(store.name, root.path, INDEX, facts.Severity.WASTES, "index", complaint, fix, thing)
@@ -428,11 +429,6 @@ def is_index(data: bytes) -> bool:
 def _has_all_records(data: bytes) -> bool:
     _, count, _ = _INDEX_HEADER.unpack_from(data)
     return len(data) == _INDEX_HEADER.size + int(count) * _INDEX_RECORD.size
-
-
-def may_be_index(data: bytes) -> bool:
-    """Return whether data is a damaged index of the known version: it was cut, or begins with zeros."""
-    return data[:4] in (bytes(4), VERSION.to_bytes(4, "little"))
 
 
 def has_version_of(index: bytes, entry: bytes) -> bool:

@@ -246,19 +246,19 @@ class UserKernelDatabases(KernelDatabases):
     ) -> Mapping[str, bool | store.EntryError]:
         """Insert kernels, and place object files."""
 
-        def place(artifact: facts.Artifact) -> None:
+        def place(artifact: facts.Artifact) -> bool | errors.LayerError:
             if artifact.form != _OBJECT:
-                raise errors.not_a_key(self.name, artifact.key)
+                return errors.not_a_key(self.name, artifact.key)
             self._require_code(artifact.data, root, artifact.key)
-            placed = self._objects(root).write({artifact.key: {"": artifact.data}}, replace=replace)
-            result = placed[artifact.key]
-            if isinstance(result, errors.LayerError):
-                raise result
+            objects, members = self._objects(root), {"": artifact.data}
+            if objects.is_same(artifact.key, members, replace=replace):
+                return False
+            return objects.write({artifact.key: members}, replace=replace)[artifact.key]
 
-        objects = [artifact for artifact in artifacts if databases.SEPARATOR not in artifact.key]
+        others = [artifact for artifact in artifacts if databases.SEPARATOR not in artifact.key]
         rows = [artifact for artifact in artifacts if databases.SEPARATOR in artifact.key]
-        others = store.write_each(self, root, objects, place, replace=replace)
-        return {**others, **super().write(root, rows, replace=replace)}
+        placed = {artifact.key: store.attempt(partial(place, artifact)) for artifact in others}
+        return {**placed, **super().write(root, rows, replace=replace)}
 
     def remove_others(self, root: facts.Root, targets: Sequence[facts.Removable]) -> Iterator[store.Part]:
         """Remove object files, and what an interrupted cachectl left; MIOpen makes the folders again that it needs."""

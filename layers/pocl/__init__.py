@@ -212,15 +212,6 @@ class PoclKernels(driver_layers.DriverLayer):
 # ---------------------------------------------------------------------- running programs
 
 
-def of_program(number: int, environment: Environment) -> Environment | None:
-    """Return the environment a program was started with; ``None`` if it is unknown.
-
-    Its paths that are not absolute stay so: its working folder at that time is unknown.
-    """
-    variables = first_variables(number, processes=environment.processes)
-    return None if not variables else replace(environment, variables=variables, cwd=Path())
-
-
 def users_of(root: Path, environment: Environment) -> tuple[int, ...] | None:
     """Return the ids of processes with PoCL loaded whose root this is, or may be; ``None`` if they are unknown."""
     users = using(LIBRARIES, processes=environment.processes)
@@ -230,12 +221,14 @@ def users_of(root: Path, environment: Environment) -> tuple[int, ...] | None:
 def _may_use(number: int, root: Path, environment: Environment) -> bool:
     """Return whether a program's root is this one, by its first variables or its mapped files, or is unknown.
 
-    It is unknown for this very process, whose variables change, and where the variables name no absolute folder.
+    It is unknown for this very process, whose variables change, and where the variables name no absolute folder: the
+    folder in which a program was started is unknown.
     """
-    processes, program = environment.processes, of_program(number, environment)
-    if number == os.getpid() or program is None:
+    processes = environment.processes
+    variables = first_variables(number, processes=processes)
+    if number == os.getpid() or not variables:
         return True
-    roots = roots_in(program)
+    roots = roots_in(replace(environment, variables=variables, cwd=Path()))
     if not roots or not all(root.path.is_absolute() and root.source != _NO_HOME for root in roots):
         return True
     try:

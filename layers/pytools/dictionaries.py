@@ -153,7 +153,10 @@ class Dictionaries(row_store.Rows):
         """Add what a dictionary's name says of its entries."""
         miss = partial(_miss, name, self.environment.searches_pythons)
         stale, because = staleness(self.environment, "written by", name.python, miss, partial(_has_made, name))
-        versions, detail = {"python": name.python, **name.packages}, {"dictionary": name.identifier}
+        versions, detail = (
+            {"python": name.python, **pdict.packages_of(name.identifier)},
+            {"dictionary": name.identifier},
+        )
         return replace(entry, versions=versions, stale=stale, stale_because=because, detail=detail)
 
     def _folders(self, root: facts.Root) -> Iterator[Leaf | facts.Problem]:
@@ -216,7 +219,7 @@ class Dictionaries(row_store.Rows):
                 rows.append(artifact)
         return {**results, **super().write(root, rows, replace=replace)}
 
-    def _place_folder(self, root: facts.Root, artifact: facts.Artifact, *, replace: bool) -> bool:
+    def _place_folder(self, root: facts.Root, artifact: facts.Artifact, *, replace: bool) -> bool | errors.LayerError:
         tree = self._tree(root)
         try:
             members = archive.unpack(artifact.data)
@@ -224,10 +227,7 @@ class Dictionaries(row_store.Rows):
             raise errors.Damaged(self.name, str(error), artifact.key) from error
         if tree.is_same(artifact.key, members, replace=replace):
             return False
-        result = tree.write({artifact.key: members}, replace=replace)[artifact.key]
-        if isinstance(result, errors.LayerError):
-            raise result
-        return result
+        return tree.write({artifact.key: members}, replace=replace)[artifact.key]
 
     def write_rows(
         self, root: facts.Root, file: str, artifacts: Sequence[facts.Artifact], *, replace: bool
@@ -334,18 +334,23 @@ def _miss(name: pdict.DictionaryName, is_real: bool, python: Python) -> str | No
     current = _generation(pytools)
     if current is not None and (name.generation, name.dash) != current:
         return f"pytools {pytools} names and stores its dictionaries differently"
-    for package, version in name.packages.items():
+    for package, version in pdict.packages_of(name.identifier).items():
         installed = python.installed(package)
         if installed is not None and version not in (installed, pdict.UNKNOWN):
             return f"written with {package} {version}, {installed} is installed"
-    needed = ("pytools", *(package for package, version in name.packages.items() if version != pdict.UNKNOWN))
+    needed = (
+        "pytools",
+        *(package for package, version in pdict.packages_of(name.identifier).items() if version != pdict.UNKNOWN),
+    )
     absent = next((one for one in needed if python.installed(one) is None), None)
     return f"{absent} is not installed for {python.path}" if absent and is_real else None
 
 
 def _has_made(name: pdict.DictionaryName, python: Python) -> bool:
     """Return whether the versions of packages in a dictionary's name have been seen at a Python."""
-    packages = {package: version for package, version in name.packages.items() if version != pdict.UNKNOWN}
+    packages = {
+        package: version for package, version in pdict.packages_of(name.identifier).items() if version != pdict.UNKNOWN
+    }
     generations = {_generation(version) for version in python.seen.get("pytools", ())}
     return (name.generation, name.dash) in generations and all(starmap(python.has_had, packages.items()))
 
