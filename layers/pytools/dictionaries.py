@@ -153,10 +153,8 @@ class Dictionaries(row_store.Rows):
         """Add what a dictionary's name says of its entries."""
         miss = partial(_miss, name, self.environment.searches_pythons)
         stale, because = staleness(self.environment, "written by", name.python, miss, partial(_has_made, name))
-        versions, detail = (
-            {"python": name.python, **pdict.packages_of(name.identifier)},
-            {"dictionary": name.identifier},
-        )
+        versions = {"python": name.python, **pdict.packages_of(name.identifier)}
+        detail = {"dictionary": name.identifier}
         return replace(entry, versions=versions, stale=stale, stale_because=because, detail=detail)
 
     def _folders(self, root: facts.Root) -> Iterator[Leaf | facts.Problem]:
@@ -334,25 +332,25 @@ def _miss(name: pdict.DictionaryName, is_real: bool, python: Python) -> str | No
     current = _generation(pytools)
     if current is not None and (name.generation, name.dash) != current:
         return f"pytools {pytools} names and stores its dictionaries differently"
-    for package, version in pdict.packages_of(name.identifier).items():
+    packages = _packages(name)
+    for package, version in packages.items():
         installed = python.installed(package)
-        if installed is not None and version not in (installed, pdict.UNKNOWN):
+        if installed not in (None, version):
             return f"written with {package} {version}, {installed} is installed"
-    needed = (
-        "pytools",
-        *(package for package, version in pdict.packages_of(name.identifier).items() if version != pdict.UNKNOWN),
-    )
-    absent = next((one for one in needed if python.installed(one) is None), None)
+    absent = next((needed for needed in ("pytools", *packages) if python.installed(needed) is None), None)
     return f"{absent} is not installed for {python.path}" if absent and is_real else None
 
 
 def _has_made(name: pdict.DictionaryName, python: Python) -> bool:
     """Return whether the versions of packages in a dictionary's name have been seen at a Python."""
-    packages = {
-        package: version for package, version in pdict.packages_of(name.identifier).items() if version != pdict.UNKNOWN
-    }
     generations = {_generation(version) for version in python.seen.get("pytools", ())}
-    return (name.generation, name.dash) in generations and all(starmap(python.has_had, packages.items()))
+    return (name.generation, name.dash) in generations and all(starmap(python.has_had, _packages(name).items()))
+
+
+def _packages(name: pdict.DictionaryName) -> dict[str, str]:
+    """Return the versions of packages in a dictionary's name that are known."""
+    packages = pdict.packages_of(name.identifier)
+    return {package: version for package, version in packages.items() if version != pdict.UNKNOWN}
 
 
 def _generation(pytools: str | None) -> tuple[str, bool] | None:
