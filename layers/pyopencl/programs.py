@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cachectl.layers import pyopencl
 from cachectl.layers.base import errors, facts, lazy, store
@@ -24,11 +24,6 @@ from cachectl.layers.host import drivers, mounts, processes
 from cachectl.layers.pytools.dictionaries import Staleness, staleness
 from cachectl.layers.stores.files import Folders
 from cachectl.layers.stores.tree import CHANGED, GONE, Guard, Leaf, Shape, Tree
-
-if TYPE_CHECKING:
-    from cachectl.layers.formats import device_binaries
-else:
-    device_binaries = lazy.module("cachectl.layers.formats.device_binaries")
 
 _BASE: Final = lazy.regex(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
 _MEMBERS: Final = lazy.regex("source\\.cl|binary|info")
@@ -135,6 +130,8 @@ class ProgramFolders(Folders):
 
     def damages(self, contents: Mapping[str, bytes]) -> Iterator[store.Damage]:
         """Yield damage of the binary, if its kind is known, and an info that PyOpenCL has not stored."""
+        from cachectl.layers.formats import device_binaries
+
         binary, info = contents.get("binary"), contents.get("info")
         wrong = device_binaries.complaint(binary) if binary else "is missing or empty"
         if binary and wrong is None and not device_binaries.is_known(binary):
