@@ -249,15 +249,14 @@ def parse_name(file: str, root: Root = NOWHERE, folder: str = "") -> DatabaseFil
     match = (_SQLITE.fullmatch(file) or _TEXT.fullmatch(file)) if "gfx" in file else None
     if match is None:
         return None
-    facts = {"backend": None, "version": None, **match.groupdict()}
-    version = folder or (facts["version"] or "").replace("_", ".", 3) or None
-    backend = facts["backend"][1:] if facts["backend"] else None
-    base = _BASE.fullmatch(match["base"])
-    if base is None:
-        return DatabaseFile(file, match["kind"], match["base"], None, None, None, backend, version, root, folder)
-    units = int(base["decimal"] or base["hexadecimal"] or "0", 10 if base["decimal"] else 16) or None
-    device = base["arch"] + base["modes"]
-    return DatabaseFile(file, match["kind"], base[0], base["arch"], device, units, backend, version, root, folder)
+    parts = {"backend": None, "version": None, **match.groupdict()}
+    version = folder or (parts["version"] or "").replace("_", ".", 3) or None
+    backend = parts["backend"][1:] if parts["backend"] else None
+    arch = device = units = None
+    if (base := _BASE.fullmatch(match["base"])) is not None:
+        arch, device = base["arch"], base["arch"] + base["modes"]
+        units = int(base["decimal"] or base["hexadecimal"] or "0", 10 if base["decimal"] else 16) or None
+    return DatabaseFile(file, match["kind"], match["base"], arch, device, units, backend, version, root, folder)
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
