@@ -251,8 +251,10 @@ class MIOpenTuning(MIOpenLayer):
         return _ACTIONS.get(value.upper(), value)
 
     def diagnose(self) -> Iterator[facts.Finding]:
-        """Yield problems with the switch, and variables of a past tuning session."""
+        """Yield problems with the switch, and for the user's results variables of a past tuning session."""
         yield from super().diagnose()
+        if not self.about.precious:
+            return
         action = self._enforced()
         effects = {_ENFORCE: _ENFORCED[action]} if action in _ENFORCED else {}
         if not effects and action != "1":
@@ -272,7 +274,3 @@ class MIOpenSystemTuning(MIOpenTuning):
     places = where.SYSTEM_TUNING
     about = _PACKAGED
     store: Any = lazy.later("cachectl.layers.miopen.tuning", "TuningDatabases", "miopen-tuning")
-
-    def diagnose(self) -> Iterator[facts.Finding]:
-        """Yield problems with the switch."""
-        yield from MIOpenLayer.diagnose(self)

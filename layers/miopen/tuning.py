@@ -26,7 +26,6 @@ from cachectl.layers.stores import database, rows, tree
 from cachectl.layers.stores.records import Fault, Record, RecordFile, record_complaint
 
 _FORM: Final = "miopen-record/1"
-_NO_KERNELS: Final = "a record has a problem and its solvers, not the kernels they run"
 _TIME: Final = ".time"
 # Other users lock the same files.
 _OPEN_TO_ALL: Final = 0o777
@@ -47,8 +46,6 @@ _FAULTS: Final = {
     **dict.fromkeys(("duplicate", "duplicate-id"), facts.Severity.WASTES),
     **dict.fromkeys(("hidden", "item"), facts.Severity.HARMLESS),
 }
-#: Faults of records that MIOpen still reads.
-_READ: Final = frozenset({"item", "duplicate-id"})
 
 
 class TuningDatabases(databases.MIOpenDatabases):
@@ -66,7 +63,8 @@ class TuningDatabases(databases.MIOpenDatabases):
 
     def refusals(self) -> Mapping[facts.Ability, str]:
         """Refuse kernels, too."""
-        return {**super().refusals(), facts.Ability.KERNELS: _NO_KERNELS}
+        reason = "a record has a problem and its solvers, not the kernels they run"
+        return {**super().refusals(), facts.Ability.KERNELS: reason}
 
     def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
         """Compare with the names of databases, and of the files that their rewrites leave."""
@@ -89,8 +87,8 @@ class TuningDatabases(databases.MIOpenDatabases):
             if isinstance(found, Record):
                 key, stamp = databases.SEPARATOR.join((file.relative, found.key)), (found.checksum,)
                 yield changed(template, key=key, bytes=len(found.line) + 1, stamp=stamp)
-            # The others have a record, which is listed; only verify reports the fault.
-            elif found.code not in _READ:
+            # These have a record, which MIOpen reads and which is listed; only verify reports the fault.
+            elif found.code not in ("item", "duplicate-id"):
                 yield facts.Problem(file.path, found.code, f"line {found.number}: {found.message}")
         marks = file.path.with_name(file.path.name + _TIME)
         if (status := presence.status_at(marks)) is not None:

@@ -72,26 +72,22 @@ UNCACHED: Final = "_UNCACHED_"
 _SUFFIX: Final = r"\.(?:cl|preproc\.cl|so|so\.o|spirv|spv|bc|s|binary|map)"
 
 
-def _leaked(drawn: str) -> tuple[OrphanRule, OrphanRule]:
-    """Return the rules for leaked temporaries with these random characters in their names."""
-    leaked, uncached = regex(f"tempfile_{drawn}"), regex(f"{UNCACHED}{drawn}")
+def _temporaries(drawn: str) -> tuple[OrphanRule, ...]:
+    """Return the rules for temporaries with these random characters in their names.
+
+    The last one, for those of a compile, is safe only in a folder with PoCL's name.
+    """
+    leaked, uncached, compiling = map(regex, (f"tempfile_{drawn}", f"{UNCACHED}{drawn}", f"tempfile_{drawn}{_SUFFIX}"))
     return (
         OrphanRule(leaked, "leaked by a PoCL process", idle_only=False, empty=True, private=True),
         OrphanRule(uncached, "a program built with the cache off", private=True, members=MEMBERS),
+        OrphanRule(compiling, "a compile's temporary file", private=True),
     )
-
-
-def _compiling(drawn: str) -> OrphanRule:
-    """Return the rule for a compile's temporaries, which is safe only in a folder with PoCL's name."""
-    return OrphanRule(regex(f"tempfile_{drawn}{_SUFFIX}"), "a compile's temporary file", private=True)
 
 
 #: Headers handed to a compile may have any name, so they are recognised only in a folder that belongs to PoCL alone.
 _HEADERS: Final = OrphanRule(
-    regex(f"tempdir_{DRAWN}"),
-    "a compile's temporary folder",
-    private=True,
-    members=regex(".*", re.DOTALL),
+    regex(f"tempdir_{DRAWN}"), "a compile's temporary folder", private=True, members=regex(".*", re.DOTALL)
 )
 LEVELS: Final = (regex("[A-P]{2}"), regex("[A-P]{37}"))
 #: A purge beside a running PoCL leaves these: PoCL makes one if it is missing, then a program's folder in it, and the
@@ -99,16 +95,10 @@ LEVELS: Final = (regex("[A-P]{2}"), regex("[A-P]{37}"))
 _EMPTY: Final = OrphanRule(LEVELS[0], "an empty folder of programs", members=regex("(?!)"))
 #: Shapes of three kinds of root: any folder, one whose name contains ``pocl``, and one that PoCL alone uses.
 NAMED: Final = Shape(
-    LEVELS,
-    folders=True,
-    members=MEMBERS,
-    orphans=_leaked(_NO_WORD),
-    first=(BITCODE, "program.spv"),
+    LEVELS, folders=True, members=MEMBERS, orphans=_temporaries(_NO_WORD)[:2], first=(BITCODE, "program.spv")
 )
-_BEARING: Final = NAMED._replace(
-    orphans=(*_leaked(_NO_WORD), _compiling(_NO_WORD)), empty=_EMPTY._replace(private=True)
-)
-_OWN: Final = NAMED._replace(orphans=(*_leaked(DRAWN), _compiling(DRAWN), _HEADERS), empty=_EMPTY)
+_BEARING: Final = NAMED._replace(orphans=_temporaries(_NO_WORD), empty=_EMPTY._replace(private=True))
+_OWN: Final = NAMED._replace(orphans=(*_temporaries(DRAWN), _HEADERS), empty=_EMPTY)
 
 
 class Programs(Folders):
