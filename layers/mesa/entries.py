@@ -103,12 +103,13 @@ def checksum(data: bytes) -> int:
     return zlib.crc32(data) ^ 0xFFFFFFFF
 
 
-def complaint(data: bytes) -> str | None:
-    """Return why Mesa would not use an entry; ``None`` where it would."""
+def complaint(data: bytes, whole: int = 0) -> str | None:
+    """Return why Mesa would not use an entry; ``None`` where it would. ``whole`` is its checksum in a larger file."""
     header = read_header(data)
     if header is None or header.payload is None:
         return "has no whole header"
-    return None if checksum(data[header.payload :]) == header.checksum else "its checksum does not match"
+    is_same = checksum(data[header.payload :]) == header.checksum and whole in (0, checksum(data))
+    return None if is_same else "its checksum does not match"
 
 
 def is_foreign(data: bytes) -> bool:
@@ -125,24 +126,21 @@ def inflate(data: bytes) -> bytes:
     if header is None or header.payload is None or header.inflated > _LARGEST:
         raise ValueError("its header is missing or impossible")
     packed, most = data[header.payload :], header.inflated + 1
-    if not packed.startswith(_ZSTD):
-        content = _attempted(zlib.decompressobj().decompress, zlib.error, packed, most)
-    else:
+    unpack: Callable[[bytes, int], bytes] = zlib.decompressobj().decompress
+    failure: type[Exception] = zlib.error
+    if packed.startswith(_ZSTD):
         try:
             from cachectl.layers.formats import zstd
         except ImportError as error:
             raise ValueError("this Python was built without zstd") from error
-        content = _attempted(zstd.decompressor().decompress, zstd.ZstdError, packed, most)
+        unpack, failure = zstd.decompressor().decompress, zstd.ZstdError
+    try:
+        content = unpack(packed, most)
+    except failure as error:
+        raise ValueError(str(error)) from error
     if len(content) != header.inflated:
         raise ValueError("its length is not the one in its header")
     return content
-
-
-def _attempted(unpack: Callable[[bytes, int], bytes], failure: type[Exception], packed: bytes, most: int) -> bytes:
-    try:
-        return unpack(packed, most)
-    except failure as error:
-        raise ValueError(str(error)) from error
 
 
 def kernels(content: bytes) -> tuple[str, ...] | None:

@@ -129,7 +129,7 @@ def test_a_damaged_entry_that_nobody_writes_again_is_a_miss(home: Home, sources:
 @pytest.mark.thorough
 def test_differences_of_two_cuda_keys_are_named(home: Home, sources: Mapping[str, Path]) -> None:
     """A front end's key holds the include path, a back end's the date of the compiler: each is named, once."""
-    from cachectl.layers.formats import compute_cache
+    from cachectl.layers.cuda import entries as compute_cache
 
     for path in sources["cuda"].rglob("?" * 14):
         data = path.read_bytes()
