@@ -286,8 +286,8 @@ def _places(path: Path) -> list[str]:
         folder = next(filter(os.path.exists, place.parents))
         device = folder.stat().st_dev
         # A file system of the network has no major number.
-        mount = None if os.name != "posix" or os.major(device) else mounts.mount_of(folder)
-        places.append(mount.source if mount is not None and mount.is_network else f"{locks.node()}:{device}")
+        kind, source = ("", "") if os.name != "posix" or os.major(device) else mounts.mount_of(folder)
+        places.append(source if kind in mounts.NETWORK else f"{locks.node()}:{device}")
     return places
 
 

@@ -16,7 +16,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -329,6 +329,7 @@ class Seen:
     ``shared`` maps files that hold many entries to their openings; ``doubts`` lists why uses may be missing.
     """
 
+    files: EntryFiles
     entries: list[tuple[facts.Root, str, History]] = field(default_factory=list)
     shared: dict[Path, int] = field(default_factory=dict)
     doubts: dict[str, None] = field(default_factory=dict)
@@ -337,27 +338,25 @@ class Seen:
 class EntryEvents:
     """Watches the files of some layers' entries: :meth:`watching` is the block in which they are used."""
 
-    def __init__(self, layers: Iterable[tuple[Layer, EntryFiles]]) -> None:
-        self._files: dict[str, EntryFiles] = {}
-        watched = []
-        for layer, files in layers:
-            self._files[layer.name] = files
-            watched.append(layer)
-        places, unknown = places_of(watched)
+    _events: FileEvents
+
+    def __init__(self, layers: Sequence[tuple[Layer, EntryFiles]]) -> None:
+        places, unknown = places_of(layer for layer, _ in layers)
         self.why_not: str | None = None
-        self._seen = {name: Seen(doubts={why: None for why in [unknown.get(name)] if why}) for name in self._files}
+        self._seen = {layer.name: Seen(files) for layer, files in layers}
+        for name, why in unknown.items():
+            self._seen[name].doubts[why] = None
         # Too much happens in a folder where everybody keeps files.
         self._places = [place for place in places if not place.everybodys]
         self._unwatched = [place for place in places if place.everybodys]
         self._histories: dict[Path, History] = {}
         self._recorded = 0
-        self._events: FileEvents | None = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch during the block."""
-        self._events = events = FileEvents(self._note)
-        self.why_not = events.why_not
+        self._events = FileEvents(self._note)
+        self.why_not = self._events.why_not
         try:
             for place in self._places if self.why_not is None else ():
                 # Folders above it: all that exist until it does.
@@ -367,10 +366,10 @@ class EntryEvents:
                 self._descend(place.path, new=False)
             yield
         finally:
-            events.stop()
+            self._events.stop()
 
     def _watch(self, folder: Path, mask: int) -> bool:
-        if self._events is None or not folder.is_dir():
+        if not folder.is_dir():
             return False
         why = self._events.watch(folder, mask)
         if why is not None and folder.is_dir():
@@ -388,8 +387,8 @@ class EntryEvents:
         waiting = [folder]
         while waiting:
             path = waiting.pop()
-            is_place = any(place.relative(path) is not None for place in self._places)
-            if not self._watch(path, _USES if is_place else ARRIVED):
+            is_in_place = any(place.relative(path) is not None for place in self._places)
+            if not self._watch(path, _USES if is_in_place else ARRIVED):
                 continue
             with suppress(OSError), os.scandir(path) as names:
                 for name in names:
@@ -403,8 +402,7 @@ class EntryEvents:
         return any(folder in (place.path, *place.path.parents) for place in self._places) or self._is_owned(folder)
 
     def _is_owned(self, path: Path) -> bool:
-        names = ((place, place.relative(path)) for place in self._places)
-        return any(name and place.owners(name) for place, name in names)
+        return any((name := place.relative(path)) and place.owners(name) for place in self._places)
 
     def _note(self, path: Path, mask: int) -> None:
         if mask & FOLDER:
@@ -415,41 +413,40 @@ class EntryEvents:
             if self._recorded <= _MOST:
                 self._histories.setdefault(path, History()).record(mask, time.time())
 
-    def seen(self) -> dict[str, Seen] | None:
-        """Return what was seen of each layer; ``None`` if nothing could be seen."""
-        if self._events is None or self.why_not is not None:
-            return None
-        for place in self._places:
-            for why in self._limits(place):
-                self._doubt(place, why)
-        for place in self._unwatched:
-            with suppress(OSError):
-                if any(place.owners(name) for name in os.listdir(place.path)):
-                    self._doubt(place, f"{place.path}, where others keep files too, is not watched")
+    def seen(self) -> dict[str, Seen]:
+        """Return what was seen of each layer, when the block has ended; nothing if nothing could be watched."""
+        if self.why_not is not None:
+            return {}
+        self._doubt_places()
         for path, history in self._histories.items():
-            for place in self._places:
-                key = place.relative(path)
-                for layer, root in place.claims if history.uses and key else ():
-                    self._assign(layer, root, key or "", history)
+            for place in self._places if history.uses else ():
+                if key := place.relative(path):
+                    for layer, root in place.claims:
+                        self._assign(layer, root, key, history)
         return self._seen
 
-    def _limits(self, place: WatchedPlace) -> Iterator[str]:
-        if self._events is None or self._events.lost or self._recorded > _MOST:
-            yield LOST
-        if any(place.is_unclear(name) for name in place.layers):
-            yield "the layer cannot say which files are its own"
-        # Other roots are fallbacks.
-        if any(root == layer.roots()[0] and root.scope is facts.Scope.USER for layer, root in place.claims):
-            why = storing_refused(place.path)
-            yield from () if why is None else (f"{why}: a miss that stores nothing does not show",)
+    def _doubt_places(self) -> None:
+        for place in self._places:
+            if self._events.lost or self._recorded > _MOST:
+                self._doubt(place, LOST)
+            if any(map(place.is_unclear, place.layers)):
+                self._doubt(place, "the layer cannot say which files are its own")
+            # Other roots are fallbacks.
+            is_first = any(root == layer.roots()[0] and root.scope is facts.Scope.USER for layer, root in place.claims)
+            if is_first and (why := storing_refused(place.path)) is not None:
+                self._doubt(place, f"{why}: a miss that stores nothing does not show")
+        for place in self._unwatched:
+            with suppress(OSError):
+                if any(map(place.owners, os.listdir(place.path))):
+                    self._doubt(place, f"{place.path}, where others keep files too, is not watched")
 
     def _assign(self, layer: Layer, root: facts.Root, key: str, history: History) -> None:
-        seen, shared = self._seen[layer.name], self._files[layer.name].shared
+        seen = self._seen[layer.name]
         if not _owns(layer, root, tuple(key.split("/"))):
             return
         if layer.store.is_key(key):
             seen.entries.append((root, key, history))
-        elif shared is not None and shared.fullmatch(key.rpartition("/")[2]):
+        elif seen.files.shared is not None and seen.files.shared.fullmatch(key.rpartition("/")[2]):
             seen.shared[root.path / key] = history.openings
         else:
             return

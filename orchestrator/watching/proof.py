@@ -17,7 +17,6 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Final
 
@@ -54,20 +53,8 @@ _LEADS_TO: Final = " -> "
 _Stamp = tuple[int, int, int, int, int]
 
 
-class Verdict(Enum):
-    """The verdict on a layer, or on all layers."""
-
-    HOLDS = "holds"
-    UNKNOWN = "cannot be given"
-    FAILS = "fails"
-
-
-@dataclass(frozen=True, slots=True)
-class Touch:
-    """What happened to one path, in words (``was opened``, ``appeared``, ``vanished``)."""
-
-    path: Path
-    what: tuple[str, ...]
+#: The verdict on a layer, or on all layers.
+HOLDS, UNKNOWN, FAILS = "holds", "cannot be given", "fails"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +62,8 @@ class Attestation:
     """The observations in one layer's roots.
 
     ``compared`` counts the files that were there before, ``folders`` those under watch; ``notes`` are limits of that;
-    ``unknown`` lists why something could not be observed; ``touches`` lists what happened.
+    ``unknown`` lists why something could not be observed; ``touches`` lists what happened to a path, in words (``was
+    opened``, ``appeared``, ``vanished``).
     """
 
     layer: str
@@ -83,12 +71,12 @@ class Attestation:
     folders: int
     notes: tuple[str, ...]
     unknown: tuple[str, ...]
-    touches: tuple[Touch, ...]
+    touches: tuple[tuple[Path, tuple[str, ...]], ...]
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> str:
         """Return the verdict: one touch fails, even if something else could not be observed."""
-        return Verdict.FAILS if self.touches else Verdict.UNKNOWN if self.unknown else Verdict.HOLDS
+        return FAILS if self.touches else UNKNOWN if self.unknown else HOLDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +86,14 @@ class Proof:
     attestations: tuple[Attestation, ...]
     left_out: tuple[str, ...] = ()
 
-    def of(self, verdict: Verdict) -> tuple[str, ...]:
+    def of(self, verdict: str) -> tuple[str, ...]:
         """Return the names of the layers with a verdict."""
-        return tuple(one.layer for one in self.attestations if one.verdict is verdict)
+        return tuple(layer.layer for layer in self.attestations if layer.verdict == verdict)
 
     @property
     def holds(self) -> bool:
         """Return whether every layer is known to have been left alone; ``False`` if there is no layer."""
-        return 0 < len(self.attestations) == len(self.of(Verdict.HOLDS))
+        return 0 < len(self.attestations) == len(self.of(HOLDS))
 
 
 class Watch:
@@ -114,13 +102,12 @@ class Watch:
     def __init__(
         self, stack: layer_set.LayerSet, layers: Iterable[Layer], *, left_out: frozenset[str] = frozenset()
     ) -> None:
-        named = tuple(layer.name for layer in layers)
+        named = [layer.name for layer in layers]
         self._left_out = tuple(name for name in named if name in left_out)
         self._layers = tuple(name for name in named if name not in left_out)
         places, self._failed = events.places_of(stack)
-        self._folders = [_Folder(place) for place in places if place.layers & {*self._layers}]
+        self._folders = [_Folder(place) for place in places if not place.layers.isdisjoint(self._layers)]
         self._seen: dict[tuple[Path, str], None] = {}
-        self._full = False
         self._events = events.FileEvents(self._note)
         for folder in self._folders:
             if self._events.why_not is not None:
@@ -133,10 +120,28 @@ class Watch:
         """Stop watching, look at every root again, and return the proof."""
         self._events.stop()
         for folder in self._folders:
-            if self._events.lost or self._full:
+            if self._events.lost or len(self._seen) >= _MOST:
                 folder.doubt(events.LOST)
-        touches = {folder.path: folder.end(self._seen) for folder in self._folders}
-        return Proof(tuple(self._attest(name, touches) for name in self._layers), self._left_out)
+            folder.end(self._seen)
+        return Proof(tuple(map(self._attest, self._layers)), self._left_out)
+
+    def _attest(self, name: str) -> Attestation:
+        mine = [folder for folder in self._folders if name in folder.place.layers]
+        unknown = dict.fromkeys([self._failed[name]] if name in self._failed else [])
+        notes = []
+        for folder in mine:
+            unknown.update(dict.fromkeys(folder.unknown_of(name)))
+            mounts = folder.place.claims[0][0].environment.mounts
+            if folder.watched and (kind := network_file_system(folder.path, mounts=mounts)) is not None:
+                notes.append(f"{folder.shown} is on {kind}, where only events of this machine are reported")
+        return Attestation(
+            name,
+            compared=sum(folder.files_of(name) for folder in mine),
+            folders=sum(folder.watched for folder in mine),
+            notes=tuple(notes),
+            unknown=tuple(unknown),
+            touches=tuple((path, what) for folder in mine for owners, path, what in folder.touches if name in owners),
+        )
 
     def _note(self, path: Path, mask: int) -> None:
         """Record an event, unless it is of a file that is no layer's."""
@@ -145,13 +150,10 @@ class Watch:
         if not missing and not any(name is not None and folder.owners(name) for folder, name in names):
             return
         for bit, word in _WORDS.items():
-            if mask & bit & ~(_LISTING if mask & events.FOLDER else 0):
-                self._full = self._full or len(self._seen) >= _MOST
-                if not self._full:
-                    self._seen[path, word] = None
-        if mask & events.ARRIVED:
-            for folder in missing:
-                self._expect(folder)
+            if mask & bit & ~(_LISTING if mask & events.FOLDER else 0) and len(self._seen) < _MOST:
+                self._seen[path, word] = None
+        for folder in missing if mask & events.ARRIVED else ():
+            self._expect(folder)
 
     def _expect(self, folder: _Folder) -> None:
         """Watch for a folder that does not exist: each folder on the way to it, once it exists."""
@@ -170,24 +172,6 @@ class Watch:
                 self._seen[step, _APPEARED] = None
                 return
 
-    def _attest(self, name: str, touches: Mapping[Path, list[tuple[frozenset[str], Touch]]]) -> Attestation:
-        mine = [folder for folder in self._folders if name in folder.place.layers]
-        unknown = [self._failed[name]] if name in self._failed else []
-        notes = []
-        for folder in mine:
-            unknown += folder.unknown_of(name)
-            mounts = folder.place.claims[0][0].environment.mounts
-            if folder.watched and (kind := network_file_system(folder.path, mounts=mounts)) is not None:
-                notes.append(f"{folder.shown} is on {kind}, where only events of this machine are reported")
-        return Attestation(
-            name,
-            compared=sum(folder.files_of(name) for folder in mine),
-            folders=sum(folder.watched for folder in mine),
-            notes=tuple(notes),
-            unknown=tuple(dict.fromkeys(unknown)),
-            touches=tuple(touch for folder in mine for owners, touch in touches[folder.path] if name in owners),
-        )
-
 
 class _Folder:
     """One folder in which layers keep entries, before and after the run."""
@@ -197,6 +181,8 @@ class _Folder:
         self.path = place.path
         self.shown = place.claims[0][1].path
         self.before: dict[str, _Stamp] = {}
+        #: What happened to each path, and whose it is.
+        self.touches: list[tuple[frozenset[str], Path, tuple[str, ...]]] = []
         #: How many folders are under watch.
         self.watched = 0
         self._is_shared = len(place.layers) > 1 or place.everybodys
@@ -248,13 +234,12 @@ class _Folder:
                 self.doubt(f"no file events ({why})")
                 return
 
-    def end(self, seen: Iterable[tuple[Path, str]]) -> list[tuple[frozenset[str], Touch]]:
-        """Return what happened, and to which layers."""
+    def end(self, seen: Iterable[tuple[Path, str]]) -> None:
+        """Compare the content with that at the beginning, and add the events that were seen."""
         words: dict[str, dict[str, None]] = {}
         for relative, word in (*self._changes(), *self._events_of(seen)):
             words.setdefault(relative, {})[word] = None
         parents = {relative.rpartition("/")[0] for relative in words}
-        touches = []
         for relative, what in words.items():
             # A folder changes whenever something in it comes or goes; that is reported for the thing itself.
             implied = {_CHANGED} if relative in parents else set()
@@ -263,8 +248,7 @@ class _Folder:
             implied |= {_TOUCHED} if what.keys() & {_WRITTEN, _APPEARED, _VANISHED} else set()
             said = tuple(word for word in what if word not in implied)
             if said and (owners := self.owners(relative)):
-                touches.append((owners, Touch(self.shown / relative if relative else self.shown, said)))
-        return touches
+                self.touches.append((owners, self.shown / relative, said))
 
     def _changes(self) -> Iterator[tuple[str, str]]:
         after, _ = self._look()

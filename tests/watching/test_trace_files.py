@@ -29,7 +29,7 @@ from cachectl.layers.base.parts import Lookups
 from cachectl.watching import events
 from cachectl.watching.events import LOST, EntryEvents
 from cachectl.watching.evidence import EntryTrace, with_files
-from cachectl.watching.timeline import Clock, read_timeline, summarize
+from cachectl.watching.timeline import read_timeline, summarize
 
 DATA = Path(__file__).parents[1] / "data"
 #: The folder of each kind below the home.
@@ -176,9 +176,8 @@ def watched(home: Home, *, lost: bool = False) -> Iterator[dict[str, Any]]:
     with watching.watching():
         yield seen
         if lost:
-            assert watching._events is not None
             watching._events.lost = True
-    seen.update(watching.seen() or {})
+    seen.update(watching.seen())
 
 
 WRITING = (events.OPEN, events.MODIFY, events.CLOSE_WRITE)
@@ -364,7 +363,7 @@ def test_a_cache_that_is_off_shows_no_lookup(home: Home, sources: Mapping[str, P
 def test_a_build_by_a_driver_that_says_nothing(*, compiled: bool | None) -> None:
     """The entries of its kernels show whether it compiled; the summary uses that."""
     build: dict[str, Any] = {"event": "build", "pid": 1, "thread": 1, "layer": "pyopencl", "kernels": ["k"]}
-    clock = Clock(0, 0)
+    clock = (0, 0)
     build |= {"start": 0, "end": 10**10, "at": 10.0, "seconds": 10.0, "failed": False, "compiles": [[10**9, 9 * 10**9]]}
     stores = int(compiled is True)
     entry = EntryTrace("drv", "key", 1 - stores, stores, None, ("k",), "gpu", at=(5.0,))
