@@ -30,8 +30,8 @@ def watch(module: Any, notes: Any) -> None:
     else:
         _watch_builds(module, notes)
         # Only the timeline lacks what these two cannot watch.
-        notes.fit("pyopencl (launches)", _watch_launches, module)
-        notes.fit("pyopencl (drivers)", _watch_driver, module)
+        notes.fit("pyopencl (launches)", _watch_launches, module, notes)
+        notes.fit("pyopencl (drivers)", _watch_driver, module, notes)
 
 
 def _watch_binaries(module: Any, notes: Any) -> None:

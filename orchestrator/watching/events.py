@@ -9,6 +9,7 @@ than many commands that are watched, and leaks a descriptor in Python before 3.1
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import select
@@ -63,16 +64,12 @@ def open_queue() -> tuple[Any, int]:
     """Return the C library, and the kernel's queue of events. Raises :class:`OSError` where there is none."""
     if not sys.platform.startswith("linux"):
         raise OSError(errno.ENOSYS, "only Linux reports every file that is opened")
-    import ctypes
-
     library = ctypes.CDLL(None, use_errno=True)
     return library, _checked(library.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
 
 
 def _checked(result: int) -> int:
     if result < 0:
-        import ctypes
-
         number = ctypes.get_errno()
         raise OSError(number, _REASONS.get(number, os.strerror(number)))
     return result
@@ -90,7 +87,8 @@ class FileEvents:
         self.lost = False
         self._lock = threading.RLock()
         self._note = note
-        self._paths: dict[int, list[Path]] = {}
+        #: A folder may have several names.
+        self._paths: dict[int, dict[Path, None]] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._drain, name="cachectl-events", daemon=True)
         try:
@@ -111,11 +109,9 @@ class FileEvents:
         with self._lock:
             try:
                 watch = self._library.inotify_add_watch(self._queue, os.fsencode(path), mask | _MASK_ADD)
-                paths = self._paths.setdefault(_checked(watch), [])
+                self._paths.setdefault(_checked(watch), {})[path] = None
             except OSError as error:
                 return error.strerror
-            if path not in paths:
-                paths.append(path)
             return None
 
     def stop(self) -> None:
@@ -153,7 +149,7 @@ class FileEvents:
                 name = os.fsdecode(data[at + _HEAD.size : at + _HEAD.size + length].rstrip(b"\0"))
                 at += _HEAD.size + length
                 self.lost = self.lost or bool(mask & _OVERFLOW)
-                for path in self._paths.get(watch, ()):
+                for path in tuple(self._paths.get(watch, ())):
                     self._note(path / name if name else path, mask)
             return True
 
