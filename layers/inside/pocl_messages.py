@@ -61,6 +61,7 @@ class Listener:
         self._notes = notes
         self._pid = 0
         self._path = ""
+        #: Where in the file the messages of the present builds begin.
         self._start = 0
         self._file: int | None = None
         self._own: int | None = None
@@ -72,21 +73,25 @@ class Listener:
     def _begin(self) -> None:
         # A fork may happen while another thread holds the lock.
         self._lock = threading.Lock()
-        self._inside = 0
         self._listening = False
-        self._kinds: list[str] = []
-        self._failed = 0
+        #: How many builds run now. How many have ended since none did, and failed.
+        self._inside = self._ended = self._failed = 0
+
+    def _forked(self) -> None:
+        if self._listening and self._inside:
+            self._turn_off()
+        self._begin()
 
     def listen(self) -> bool:
         """Begin to listen, unless another build does."""
         with self._lock:
             self._inside += 1
             if self._inside == 1:
-                self._kinds, self._failed = [], 0
+                self._ended = self._failed = 0
                 self._listening = self._notes.quietly(self._turn_on) or False
             return True
 
-    def heard(self, kind: str, *, failed: bool) -> tuple[bool | None, bool]:
+    def heard(self, *, failed: bool) -> tuple[bool | None, bool]:
         """End listening to one build. Return whether PoCL compiled it, ``None`` if unknown, and whether PoCL was heard.
 
         If builds ran at the same time and PoCL compiled one of them, it is unknown which. Messages are switched off,
@@ -94,31 +99,32 @@ class Listener:
         """
         with self._lock:
             self._inside -= 1
-            self._kinds.append(kind)
+            self._ended += 1
             self._failed += failed
             if not self._listening:
                 return None, False
-            if not self._inside:
+            is_last = not self._inside
+            if is_last:
                 self._notes.quietly(self._turn_off)
             said = self._said()
             others, devices, wrote, clear = read_messages(said)
             # A hit prints no message: it needs proof that PoCL was heard in each build.
-            heard_all = clear and devices >= len(self._kinds)
-            is_miss = bool(wrote) and not self._inside and len(self._kinds) == 1
-            if not self._inside:
+            heard_all = clear and devices >= self._ended
+            is_miss = bool(wrote) and is_last and self._ended == 1
+            if is_last:
                 lookups = None
-                if self._failed == len(self._kinds):
+                if self._failed == self._ended:
                     # A failure is no hit, but may have stored a program for one of several devices.
                     lookups = len(wrote)
                 elif not self._failed:
                     lookups = devices
                     # False where the program switched messages off, or the release words them differently.
                     self._listening = heard_all
-                # A thread that holds our stream may still print: the next episode reads on from here.
+                # A thread that holds our stream may still print: the next builds are read on from here.
                 self._start += len(said)
                 self._notes.add(event="messages", layer=self.layer, lookups=lookups, wrote=wrote, upto=self._start)
-            ended, listened = not self._inside, self._listening
-        if ended and others:
+            listened = self._listening
+        if is_last and others:
             # Not under the lock: the reader may be slow.
             self._notes.quietly(os.write, 2, others)
         return (is_miss if is_miss or (heard_all and not wrote) else None), listened
@@ -126,32 +132,33 @@ class Listener:
     def _turn_on(self) -> bool:
         self._filters = self._filters or _filters_of_pocl(self._notes.quietly)
         library = ctypes.CDLL(None)
-        # Elsewhere than in glibc the stream is no variable.
         is_silent = self._filters and not any(variable.value for variable in self._filters)
+        # Elsewhere than in glibc the stream is no variable.
         if not is_silent or not hasattr(library, "gnu_get_libc_version"):
             return False
-        self._open(library)
+        # A program may close files that it did not open.
+        if self._file is None or self._pid != os.getpid() or not self._is_ours(library):
+            self._open(library)
         if self._file is None:
             return False
         stream = ctypes.c_void_p.in_dll(library, "stderr")
         self._own, stream.value = stream.value, self._file
-        for variable in self._filters:
-            variable.value = _ABOUT_LLVM
+        self._filter(_ABOUT_LLVM)
         return True
 
     def _turn_off(self) -> None:
-        for variable in self._filters:
-            variable.value = 0
+        self._filter(0)
         library = ctypes.CDLL(None)
         library.fflush(ctypes.c_void_p(self._file))
         stream = ctypes.c_void_p.in_dll(library, "stderr")
         if stream.value == self._file:
             stream.value = self._own
 
+    def _filter(self, messages: int) -> None:
+        for variable in self._filters:
+            variable.value = messages
+
     def _open(self, library: Any) -> None:
-        """Open the file of this process, unless it is open: a program may close files that it did not open."""
-        if self._file is not None and self._pid == os.getpid() and self._is_ours(library):
-            return
         self._pid = os.getpid()
         self._path = os.path.join(self._notes.folder, f"{self._pid}.messages")
         # After ``exec`` the file of the previous program has the same name.
@@ -177,11 +184,6 @@ class Listener:
                 return file.read()
         except OSError:
             return b""
-
-    def _forked(self) -> None:
-        if self._listening and self._inside:
-            self._turn_off()
-        self._begin()
 
 
 def _filters_of_pocl(quietly: Any) -> list[Any]:

@@ -70,15 +70,13 @@ def _tagged_build(tagger: Any, build: Callable[..., object]) -> Callable[..., ob
 
     @wraps(build)
     def build_tagged(program: Any, *arguments: Any, **named: Any) -> object:
+        source, due = None, set()
         try:
             source = _source_of(program)
             due = tagger.layers_of(_platform_of(_context_of(program)))
-            if not due:
-                source = None
         except Exception as error:  # noqa: BLE001 - of a PyOpenCL that is not as expected; the program's build goes on
             warnings.warn(f"a build of {LIBRARY} gets no salt: {error!r}", RuntimeWarning, stacklevel=2)
-            source = None
-        if source is None:
+        if source is None or not due:
             return build(program, *arguments, **named)
         made = program._prg  # noqa: SLF001 - what the driver counts references to
         # Not every driver stores programs that are only compiled.
@@ -105,11 +103,10 @@ def _tagged_link(tagger: Any, link: Callable[..., object]) -> Callable[..., obje
 
     @wraps(link)
     def link_tagged(context: Any, programs: Iterable[Any], *rest: object, **named: object) -> object:
-        pyopencl = _pyopencl()
         if not tagger.layers_of(_platform_of(context)):
             return link(context, programs, *rest, **named)
         # Compiled by the replacement, it has a constant of its own.
-        tagged = pyopencl.Program(context, "\n").compile()
+        tagged = _pyopencl().Program(context, "\n").compile()
         with tagger.build(set()) as built:
             linked: Any = link(context, [*programs, tagged], *rest, **named)
             built.program = _held(linked)
@@ -121,23 +118,19 @@ def _tagged_link(tagger: Any, link: Callable[..., object]) -> Callable[..., obje
 
 def _held(program: Any) -> Any:
     """Return a second reference to what a program has built, if anything."""
-    pyopencl = _pyopencl()
-    return None if program._prg is None else pyopencl.Program.from_int_ptr(program._prg.int_ptr)  # noqa: SLF001
+    made = program._prg  # noqa: SLF001
+    return None if made is None else _pyopencl().Program.from_int_ptr(made.int_ptr)
 
 
 def ask_for_binaries(program: Any) -> None:
     """Have the driver make the binaries of a program, if it has not."""
-    pyopencl = _pyopencl()
-    with suppress(pyopencl.Error):
-        program.get_info(pyopencl.program_info.BINARIES)
+    with suppress(_pyopencl().Error):
+        program.get_info(_pyopencl().program_info.BINARIES)
 
 
 def count_references(program: Any) -> int:
     """Return how many hold a program, by the driver's own count; 0 for none."""
-    if program is None:
-        return 0
-    pyopencl = _pyopencl()
-    return int(program.get_info(pyopencl.program_info.REFERENCE_COUNT))
+    return 0 if program is None else int(program.get_info(_pyopencl().program_info.REFERENCE_COUNT))
 
 
 def holders() -> tuple[Counter[int], dict[int, list[int]] | None]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import ClassVar, Final
 
 from cachectl.layers.base import facts
@@ -292,8 +292,14 @@ class Evidence:
 
     # ------------------------------------------------------------------ misses
 
-    def reason(self, kernels: Sequence[str], event: Event) -> str:
-        """Return why a lookup missed: the nearest entry that was there before the run, and what differs."""
+    def miss(self, event: Event, because: str | None = None) -> Miss:
+        """Explain a lookup that missed: the nearest entry that was there before the run, and what differs."""
+        kernels = tuple(event.get("kernels") or ())
+        return Miss(self.layer.name, kernels, because or self._because(kernels, event), self.part.part_of(event))
+
+    def _because(self, kernels: Sequence[str], event: Event) -> str:
+        if event.get("root") and any(entry.key == event.get("key") for entry in self._known):
+            return "its entry was there before, and was damaged or removed"
         named = [entry for entry in self._known if set(kernels) & set(entry.kernels or ())]
         alike = [entry for entry in named if self.part.is_alike(entry, event)]
         if not alike:
@@ -303,12 +309,6 @@ class Evidence:
         if all(entry.stale for entry in alike):
             return f"an entry of the same kernel is there, but {alike[0].stale_because}"
         return self.part.difference(alike, event)
-
-    def reason_of_store(self, entry: EntryTrace) -> str:
-        """Return why the lookup missed after which this entry was stored."""
-        if any(known.key == entry.key for known in self._known):
-            return "its entry was there before, and was damaged or removed"
-        return self.reason(entry.kernels or (), {"root": entry.root, "key": entry.key, "device": entry.device})
 
 
 def misfits(events: Iterable[Event]) -> dict[str, str]:
@@ -330,16 +330,14 @@ def misses(layers: Mapping[str, Evidence], events: Iterable[Event], entries: Ite
         is_compilation = is_build and event.get("compiled") and not event.get("by_files")
         if event["event"] == "miss" or is_compilation:
             name = str(event.get("driver")) if is_compilation else layer_of(event, layers)
-            kernels = tuple(event.get("kernels") or ())
             # A program can note any name.
             if name in layers:
-                reason = _other_build(event, built) or layers[name].reason(kernels, event)
-                yield Miss(name, kernels, reason, layers[name].part.part_of(event))
+                yield layers[name].miss(event, _other_build(event, built))
         if is_build:
             built.append(event)
     for entry in entries:
         if entry.stores or entry.broken:
-            yield Miss(entry.layer, entry.kernels or (), layers[entry.layer].reason_of_store(entry))
+            yield layers[entry.layer].miss(asdict(entry))
 
 
 def _other_build(event: Event, built: Sequence[Event]) -> str | None:

@@ -44,7 +44,7 @@ _WORDS: Final[Mapping[int, str]] = {
 _LISTING: Final = events.OPEN | events.ACCESS | events.ATTRIBUTES
 _ON_THE_WAY: Final = events.ARRIVED | events.LEFT | events.DELETE_SELF | events.MOVE_SELF
 _EVERYTHING: Final = sum(_WORDS) - events.UNMOUNTED
-#: Limit on the number of different events that are kept.
+#: Limit on the number of different events that are kept of one place.
 _MOST: Final = 100_000
 #: Separates the name of a link from that of the file behind it.
 _LEADS_TO: Final = " -> "
@@ -107,7 +107,6 @@ class Watch:
         self._layers = tuple(name for name in named if name not in left_out)
         places, self._failed = events.places_of(stack)
         self._folders = [_Folder(place) for place in places if not place.layers.isdisjoint(self._layers)]
-        self._seen: dict[tuple[Path, str], None] = {}
         self._events = events.FileEvents(self._note)
         for folder in self._folders:
             if self._events.why_not is not None:
@@ -119,41 +118,37 @@ class Watch:
     def end(self) -> Proof:
         """Stop watching, look at every root again, and return the proof."""
         self._events.stop()
-        for folder in self._folders:
-            if self._events.lost or len(self._seen) >= _MOST:
-                folder.doubt(events.LOST)
-            folder.end(self._seen)
-        return Proof(tuple(map(self._attest, self._layers)), self._left_out)
-
-    def _attest(self, name: str) -> Attestation:
-        mine = [folder for folder in self._folders if name in folder.place.layers]
-        unknown = dict.fromkeys([self._failed[name]] if name in self._failed else [])
-        notes = []
-        for folder in mine:
-            unknown.update(dict.fromkeys(folder.unknown_of(name)))
-            mounts = folder.place.claims[0][0].environment.mounts
-            if folder.watched and (kind := network_file_system(folder.path, mounts=mounts)) is not None:
-                notes.append(f"{folder.shown} is on {kind}, where only events of this machine are reported")
-        return Attestation(
-            name,
-            compared=sum(folder.files_of(name) for folder in mine),
-            folders=sum(folder.watched for folder in mine),
-            notes=tuple(notes),
-            unknown=tuple(unknown),
-            touches=tuple((path, what) for folder in mine for owners, path, what in folder.touches if name in owners),
-        )
+        touches = {folder.path: folder.end(lost=self._events.lost) for folder in self._folders}
+        attestations = []
+        for name in self._layers:
+            mine = [folder for folder in self._folders if name in folder.place.layers]
+            unknown = [self._failed[name]] if name in self._failed else []
+            notes = []
+            for folder in mine:
+                unknown += folder.unknown_of(name)
+                mounts = folder.place.claims[0][0].environment.mounts
+                if folder.watched and (kind := network_file_system(folder.path, mounts=mounts)) is not None:
+                    notes.append(f"{folder.shown} is on {kind}, where only events of this machine are reported")
+            attestation = Attestation(
+                name,
+                compared=sum(folder.files_of(name) for folder in mine),
+                folders=sum(folder.watched for folder in mine),
+                notes=tuple(notes),
+                unknown=tuple(dict.fromkeys(unknown)),
+                touches=tuple(
+                    (path, what) for folder in mine for owners, path, what in touches[folder.path] if name in owners
+                ),
+            )
+            attestations.append(attestation)
+        return Proof(tuple(attestations), self._left_out)
 
     def _note(self, path: Path, mask: int) -> None:
-        """Record an event, unless it is of a file that is no layer's."""
-        missing = [folder for folder in self._folders if not folder.before and path in folder.path.parents]
-        names = ((folder, folder.place.relative(path)) for folder in self._folders)
-        if not missing and not any(name is not None and folder.owners(name) for folder, name in names):
-            return
-        for bit, word in _WORDS.items():
-            if mask & bit & ~(_LISTING if mask & events.FOLDER else 0) and len(self._seen) < _MOST:
-                self._seen[path, word] = None
-        for folder in missing if mask & events.ARRIVED else ():
-            self._expect(folder)
+        said = mask & ~(_LISTING if mask & events.FOLDER else 0)
+        words = [word for bit, word in _WORDS.items() if said & bit]
+        for folder in self._folders:
+            folder.note(path, words)
+            if mask & events.ARRIVED and folder.is_below(path):
+                self._expect(folder)
 
     def _expect(self, folder: _Folder) -> None:
         """Watch for a folder that does not exist: each folder on the way to it, once it exists."""
@@ -169,7 +164,7 @@ class Watch:
                 return
             if step == folder.path:
                 # It arrived before the watch was set.
-                self._seen[step, _APPEARED] = None
+                folder.note(step, (_APPEARED,))
                 return
 
 
@@ -180,14 +175,13 @@ class _Folder:
         self.place = place
         self.path = place.path
         self.shown = place.claims[0][1].path
-        self.before: dict[str, _Stamp] = {}
-        #: What happened to each path, and whose it is.
-        self.touches: list[tuple[frozenset[str], Path, tuple[str, ...]]] = []
         #: How many folders are under watch.
         self.watched = 0
+        self._before: dict[str, _Stamp] = {}
         self._is_shared = len(place.layers) > 1 or place.everybodys
         self._owners: dict[str, frozenset[str]] = {}
-        #: Why something could not be observed, with the name below the place.
+        #: What events said of names below the place, and why something could not be observed there.
+        self._seen: dict[tuple[str, str], None] = {}
         self._unknown: dict[tuple[str, str], None] = {}
 
     def doubt(self, why: str, relative: str = "") -> None:
@@ -196,8 +190,7 @@ class _Folder:
 
     # ------------------------------------------------------------------ whose is what
 
-    def owners(self, relative: str) -> frozenset[str]:
-        """Return the names of the layers that own a path below the place."""
+    def _owners_of(self, relative: str) -> frozenset[str]:
         if not relative or not self._is_shared:
             return self.place.layers
         owners = self._owners.get(relative)
@@ -211,12 +204,12 @@ class _Folder:
 
     def files_of(self, layer: str) -> int:
         """Count the files of a layer that were there before."""
-        files = (relative for relative, stamp in self.before.items() if not stat.S_ISDIR(stamp[0]))
-        return sum(layer in self.owners(relative) for relative in files)
+        files = (relative for relative, stamp in self._before.items() if not stat.S_ISDIR(stamp[0]))
+        return sum(layer in self._owners_of(relative) for relative in files)
 
     def unknown_of(self, layer: str) -> Iterator[str]:
         """Yield why something of a layer could not be observed here."""
-        yield from (why for relative, why in self._unknown if layer in self.owners(relative))
+        yield from (why for relative, why in self._unknown if layer in self._owners_of(relative))
         if self.place.everybodys and self.place.is_unclear(layer):
             yield f"the layer cannot say which files in {self.shown} are its own"
 
@@ -224,8 +217,8 @@ class _Folder:
 
     def begin(self, reader: events.FileEvents) -> None:
         """Record the present content, and watch it. A file made in between shows, because it was not there before."""
-        self.before, watched = self._look()
-        self.watched = sum(relative in self.before and stat.S_ISDIR(self.before[relative][0]) for relative in watched)
+        self._before, watched = self._look()
+        self.watched = sum(relative in self._before and stat.S_ISDIR(self._before[relative][0]) for relative in watched)
         for relative in watched if reader.why_not is None else ():
             path = self.path / relative
             # Of a folder that everybody uses, most events concern others.
@@ -234,12 +227,32 @@ class _Folder:
                 self.doubt(f"no file events ({why})")
                 return
 
-    def end(self, seen: Iterable[tuple[Path, str]]) -> None:
-        """Compare the content with that at the beginning, and add the events that were seen."""
+    def is_below(self, path: Path) -> bool:
+        """Return whether a path leads to this folder, which did not exist at the beginning."""
+        return not self._before and path in self.path.parents
+
+    def note(self, path: Path, words: Iterable[str]) -> None:
+        """Record an event, unless it is of a file that is no layer's."""
+        relative = self.place.relative(path)
+        if relative is None:
+            for word in {*words} & {_VANISHED, _MOVED} if self.is_below(path) else ():
+                # The place may have come and gone in it.
+                self.doubt(f"{path} {word}; its content meanwhile is unknown")
+        elif self._owners_of(relative):
+            for word in words if len(self._seen) < _MOST else ():
+                # A program may read what it wrote itself; no cache served that.
+                if relative in self._before or word not in (_OPENED, _READ):
+                    self._seen[relative, word] = None
+
+    def end(self, *, lost: bool) -> list[tuple[frozenset[str], Path, tuple[str, ...]]]:
+        """Return what happened to each path, and to which layers, by its content and by the events."""
+        if lost or len(self._seen) >= _MOST:
+            self.doubt(events.LOST)
         words: dict[str, dict[str, None]] = {}
-        for relative, word in (*self._changes(), *self._events_of(seen)):
+        for relative, word in (*self._changes(), *self._seen):
             words.setdefault(relative, {})[word] = None
         parents = {relative.rpartition("/")[0] for relative in words}
+        touches = []
         for relative, what in words.items():
             # A folder changes whenever something in it comes or goes; that is reported for the thing itself.
             implied = {_CHANGED} if relative in parents else set()
@@ -247,13 +260,14 @@ class _Folder:
             implied |= {_OPENED} if what.keys() & {_READ, _WRITTEN} else set()
             implied |= {_TOUCHED} if what.keys() & {_WRITTEN, _APPEARED, _VANISHED} else set()
             said = tuple(word for word in what if word not in implied)
-            if said and (owners := self.owners(relative)):
-                self.touches.append((owners, self.shown / relative, said))
+            if said and (owners := self._owners_of(relative)):
+                touches.append((owners, self.shown / relative, said))
+        return touches
 
     def _changes(self) -> Iterator[tuple[str, str]]:
         after, _ = self._look()
-        for relative in (*self.before, *(after.keys() - self.before.keys())):
-            old, new = self.before.get(relative), after.get(relative)
+        for relative in (*self._before, *(after.keys() - self._before.keys())):
+            old, new = self._before.get(relative), after.get(relative)
             if old is None or new is None:
                 yield relative, _APPEARED if old is None else _VANISHED
             elif old != new:
@@ -262,17 +276,6 @@ class _Folder:
         if any(os.path.realpath(root.path) != str(self.path) for _, root in self.place.claims):
             # A link on the path leads elsewhere now.
             yield "", _MOVED
-
-    def _events_of(self, seen: Iterable[tuple[Path, str]]) -> Iterator[tuple[str, str]]:
-        for path, word in seen:
-            relative = self.place.relative(path)
-            if relative is None:
-                if not self.before and word in (_VANISHED, _MOVED) and path in self.path.parents:
-                    # The place may have come and gone in it.
-                    self.doubt(f"{path} {word}; its content meanwhile is unknown")
-            elif relative in self.before or word not in (_OPENED, _READ):
-                # A program may read what it wrote itself; no cache served that.
-                yield relative, word
 
     def _look(self) -> tuple[dict[str, _Stamp], list[str]]:
         """Return the names here with their stamps, and the paths to watch; nothing is opened or hashed.
@@ -296,7 +299,7 @@ class _Folder:
             for entry in self._entries(folder):
                 relative = f"{folder}/{entry.name}" if folder else entry.name
                 with suppress(OSError):
-                    if not self.owners(relative):
+                    if not self._owners_of(relative):
                         continue
                     status = entry.stat(follow_symlinks=False)
                     stamps[relative] = _stamp(status)
