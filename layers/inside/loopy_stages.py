@@ -61,7 +61,7 @@ def _watch_executor(executor: Any, notes: Any) -> None:
         if launched(call) != call.before:
             notes.span("launch", call.start, name="first call", **about(call))
 
-    notes.put(executor, "__call__", notes.around(executor.__call__, called, launched))
+    notes.wrap(executor, "__call__", called, launched)
     notes.put(executor, "get_invoker_uncached", notes.timed(executor.get_invoker_uncached, "codegen", about))
 
 

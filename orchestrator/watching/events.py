@@ -23,9 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from cachectl.layers.base import errors, facts
+from cachectl.layers.base import errors, facts, parts
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.parts import EntryFiles
 from cachectl.layers.disk.presence import nearest
 
 # sys/inotify.h
@@ -181,18 +180,18 @@ class WatchedPlace:
 
     def owners(self, relative: str) -> frozenset[str]:
         """Return the names of the layers that recognise a path below the place as theirs, or as leading to theirs."""
-        parts = tuple(relative.split("/"))
-        return frozenset(layer.name for layer, root in self.claims if _owns(layer, root, parts))
+        names = tuple(relative.split("/"))
+        return frozenset(layer.name for layer, root in self.claims if _owns(layer, root, names))
 
     def is_unclear(self, name: str) -> bool:
         """Return whether a layer cannot say which files here are its own."""
         return any(layer.name == name and _owns(layer, root, ("?",)) is None for layer, root in self.claims)
 
 
-def _owns(layer: Layer, root: facts.Root, parts: tuple[str, ...]) -> bool | None:
+def _owns(layer: Layer, root: facts.Root, names: tuple[str, ...]) -> bool | None:
     """Ask a layer whether it owns a path; a layer that fails to answer counts as unknown."""
     try:
-        return layer.store.owns(root, parts)
+        return layer.store.owns(root, names)
     except errors.FAILURES:
         return None
 
@@ -248,10 +247,6 @@ class History:
     _gone: bool = False
     #: The file was found when its new folder was listed; its creation may be reported again.
     _listed: bool = False
-
-    def times(self, *, stores: bool) -> tuple[float, ...]:
-        """Return when it was stored, or hit."""
-        return tuple(at for at, stored in self.uses if stored is stores)
 
     def listed(self, at: float) -> None:
         """Record a file that was in a new folder already: its events are missing, or the last ones will come."""
@@ -325,7 +320,7 @@ class Seen:
     ``shared`` maps files that hold many entries to their openings; ``doubts`` lists why uses may be missing.
     """
 
-    files: EntryFiles
+    files: parts.EntryFiles
     entries: list[tuple[facts.Root, str, History]] = field(default_factory=list)
     shared: dict[Path, int] = field(default_factory=dict)
     doubts: dict[str, None] = field(default_factory=dict)
@@ -336,7 +331,7 @@ class EntryEvents:
 
     _events: FileEvents
 
-    def __init__(self, layers: Sequence[tuple[Layer, EntryFiles]]) -> None:
+    def __init__(self, layers: Sequence[tuple[Layer, parts.EntryFiles]]) -> None:
         places, unknown = places_of(layer for layer, _ in layers)
         self.why_not: str | None = None
         self._seen = {layer.name: Seen(files) for layer, files in layers}

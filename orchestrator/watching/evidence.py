@@ -14,10 +14,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar, Final
 
-from cachectl.layers.base import facts
-from cachectl.layers.base.errors import FAILURES, Damaged
+from cachectl.layers.base import errors, facts, parts
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.parts import Lookups
 from cachectl.watching.events import History, Seen, storing_refused
 from cachectl.watching.notes import Event
 
@@ -99,7 +97,7 @@ class Evidence:
 
     def __init__(self, layer: Layer, *, explain: bool = False) -> None:
         self.layer = layer
-        self.part = layer.about.lookups or Lookups()
+        self.part = layer.about.lookups or parts.Lookups()
         self.began = 0.0
         self.events: Sequence[Event] = ()
         self.unread: Sequence[str] = ()
@@ -114,7 +112,7 @@ class Evidence:
         self._counters = self._count()
         self._known: list[facts.Entry] = []
         if explain:
-            with suppress(*FAILURES):
+            with suppress(*errors.FAILURES):
                 self._known += layer.entries()
 
     def owns(self, event: Event) -> bool:
@@ -131,14 +129,14 @@ class Evidence:
                 for entry in self.layer.store.scan(root, contents=False)
                 if isinstance(entry, facts.Entry)
             }
-        except FAILURES:
+        except errors.FAILURES:
             return None
 
     def _count(self) -> tuple[int, int] | None:
         """Return the cache's own counters; ``None`` if it has none, or if a plug-in fails to read them."""
         try:
             return self.part.counters(self.layer.environment)
-        except FAILURES:
+        except errors.FAILURES:
             return None
 
     def trace(self, used: Sequence[EntryTrace]) -> LayerTrace:
@@ -150,7 +148,7 @@ class Evidence:
             bound = f"{counted.why}; a lower bound: {' and '.join(reasons)}"
             counted = replace(counted, evidence=INFERRED, why=bound)
         # Why it took no part; what was counted counts more, because a program may switch a layer itself.
-        with suppress(*FAILURES):
+        with suppress(*errors.FAILURES):
             state = self.layer.state()
             if state.condition is facts.Condition.DISABLED:
                 return counted if counted.hits else replace(counted, state="disabled", state_why=state.why)
@@ -232,18 +230,19 @@ class Evidence:
     def _described(self, root: facts.Root, key: str, history: History, size: int | None) -> EntryTrace:
         artifact: object = None
         # An entry that cannot be read shows what is known without its content.
-        with suppress(*FAILURES):
+        with suppress(*errors.FAILURES):
             artifact = self.layer.store.read(root, [key]).get(key)
         detail = artifact.detail if isinstance(artifact, facts.Artifact) else {}
+        stores = sum(is_store for _, is_store in history.uses)
         return EntryTrace(
             layer=self.layer.name,
             key=key,
-            hits=len(history.times(stores=False)),
-            stores=len(history.times(stores=True)),
+            hits=len(history.uses) - stores,
+            stores=stores,
             bytes=size,
             kernels=tuple((detail.get("kernels") or "").split()) or None,
             device=detail.get("device") or None,
-            broken=isinstance(artifact, Damaged),
+            broken=isinstance(artifact, errors.Damaged),
             at=tuple(at for at, _ in history.uses),
             root=str(root.path),
         )
@@ -277,7 +276,7 @@ class Evidence:
 
     def _silent(self, used: Sequence[EntryTrace]) -> Iterator[str]:
         """Yield why misses may have stored nothing, and so do not show."""
-        with suppress(*FAILURES):
+        with suppress(*errors.FAILURES):
             state = self.layer.state()
             if state.condition is facts.Condition.DISABLED:
                 yield f"it is off ({state.why}), so that no lookup shows"

@@ -116,48 +116,55 @@ def read_timeline(
     """
     monotonic, epoch = began
     latest = monotonic + (wall + _SLACK) * 1e9
-    processes: dict[int, Process] = {}
-    for event in events:
-        if event["event"] == "started":
-            pid = event["pid"]
-            processes[pid] = Process(pid, " ".join(event["program"]), event["host"], event.get("rank"))
+    started = {event["pid"]: event for event in events if event["event"] == "started"}
     spans: list[Span] = []
     #: What a driver has said that it stored. It says so just before a build ends.
     stored: Sequence[str] = ()
     #: Kernels that were compiled after the build of their program, by process and name; they start at the end.
     later: dict[tuple[int, str], list[Span]] = {}
     for event in events:
-        kind, start, end = event["event"], event.get("start", monotonic), event.get("end", monotonic)
+        kind = event["event"]
         # A program can write any event, and other machines have other clocks.
-        if event["pid"] not in processes or not monotonic <= start <= end <= latest:
+        within = monotonic <= event.get("start", monotonic) <= event.get("end", monotonic) <= latest
+        if event["pid"] not in started or not within:
             continue
         if kind == "messages":
             stored = event["wrote"]
         elif kind == "span" and event["stage"] in STAGES:
-            span = _span(event, event["stage"], event["name"], (start, end), monotonic)
+            span = _span(event, event["stage"], event["name"], monotonic)
             spans += [span, *(_compiled_in(span, later) if span.stage == "launch" else ())]
         elif kind in ("hit", "miss", "store"):
-            name = event.get("dictionary") or event.get("key") or event["layer"]
-            span = _span(event, "store" if kind == "store" else "lookup", name, (start, end), monotonic)
-            spans.append(replace(span, layer=layer_of(event), outcome=kind, bytes=event.get("bytes")))
+            stage, name = "store" if kind == "store" else "lookup", event.get("dictionary") or event.get("key")
+            span = _span(event, stage, name or event["layer"], monotonic, layer=layer_of(event), outcome=kind)
+            spans.append(replace(span, bytes=event.get("bytes")))
         elif kind == "build":
-            span = _span(event, "build", event.get("kind") or kind, (start, end), monotonic)
-            spans.append(replace(span, layer=event["layer"], outcome=event.get("binary")))
+            name, binary = event.get("kind") or kind, event.get("binary")
+            spans.append(_span(event, "build", name, monotonic, layer=event["layer"], outcome=binary))
             part = lookups.get(event.get("driver") or "", Lookups())
             spans += _driver_spans(event, part, stored if event.get("compiled") else (), began, later)
             stored = ()
+    processes = [
+        Process(pid, " ".join(event["program"]), event["host"], event.get("rank")) for pid, event in started.items()
+    ]
+    processes.sort(key=lambda process: (process.rank is None, process.rank or 0, process.process))
     spans.sort(key=lambda span: (span.start, -span.seconds))
-    in_order = sorted(
-        processes.values(), key=lambda process: (math.inf if process.rank is None else process.rank, process.process)
-    )
-    return Timeline(tuple(command), epoch / 1e9, wall, tuple(in_order), tuple(spans))
+    return Timeline(tuple(command), epoch / 1e9, wall, tuple(processes), tuple(spans))
 
 
-def _span(event: Event, stage: str, name: str, when: Sequence[int], began: int) -> Span:
+def _span(
+    event: Event,
+    stage: str,
+    name: str,
+    began: int,
+    *,
+    when: Sequence[int] = (),
+    layer: str | None = None,
+    outcome: str | None = None,
+) -> Span:
+    start, end = when or (event["start"], event["end"])
     kernel = " ".join(event.get("kernels") or ()) or None
-    return Span(
-        event["pid"], event["thread"], stage, name, (when[0] - began) / 1e9, (when[1] - when[0]) / 1e9, kernel=kernel
-    )
+    times = (start - began) / 1e9, (end - start) / 1e9
+    return Span(event["pid"], event["thread"], stage, name, *times, layer, kernel, outcome)
 
 
 def _compiled_in(launch: Span, later: Mapping[tuple[int, str], list[Span]]) -> Iterator[Span]:
@@ -184,8 +191,7 @@ def _driver_spans(
     times = [(path, *compilation) for path in stored for compilation in part.compilations(path)]
     outcome = None if compiled is None else "miss" if compiled else "hit"
     for interval in event["compiles"]:
-        span = _span(event, "compile", DRIVER, interval, began[0])
-        span = replace(span, layer=event.get("driver"), outcome=outcome)
+        span = _span(event, "compile", DRIVER, began[0], when=interval, layer=event.get("driver"), outcome=outcome)
         inside = []
         for path, kernel, begun, ended in times:
             end = ended - began[1] / 1e9

@@ -200,7 +200,7 @@ def test_histories(*, listed: bool, masks: tuple[int, ...], hits: list[float], s
         history.listed(0)
     for at, mask in enumerate(masks, 1):
         history.record(mask, at)
-    assert [[*history.times(stores=stored)] for stored in (False, True)] == [hits, stores]
+    assert [[at for at, stored in history.uses if stored is kind] for kind in (False, True)] == [hits, stores]
 
 
 @pytest.mark.parametrize(("order", "fewest"), [("oc", 100), ("oo.c.c", 100), ("o.o.c.c", 200)])
@@ -217,7 +217,7 @@ def test_openings_at_once_are_doubtful(home: Home, order: str, fewest: int) -> N
                 handles.append(os.open(entry, os.O_RDONLY))
             else:
                 os.close(handles.pop() if step == "c" else os.open(other, os.O_RDONLY))
-    hits = len(found["comgr"].entries[0][2].times(stores=False))
+    hits = sum(not stored for _, stored in found["comgr"].entries[0][2].uses)
     assert fewest <= hits <= order.count("o") * 100
     assert [*found["comgr"].doubts] == ([] if order == "oc" else [events._TOGETHER])
 
@@ -237,8 +237,8 @@ def test_entries_that_are_read_before_their_folder_is_watched(
                 os.write(handle, b"entry") if flags != os.O_RDONLY else os.read(handle, 5)
                 os.close(handle)
                 time.sleep(pause)
-    histories = [history for _, _, history in found["cuda"].entries]
-    hits, stores = (sum(len(history.times(stores=stored)) for history in histories) for stored in (False, True))
+    uses = [stored for _, _, history in found["cuda"].entries for _, stored in history.uses]
+    hits, stores = uses.count(False), uses.count(True)
     assert stores == 5
     assert hits == 5 or found["cuda"].doubts
 
