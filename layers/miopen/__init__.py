@@ -195,12 +195,12 @@ class MIOpenSystemKernels(MIOpenLayer):
         yield from super().diagnose()
         roots = self.roots()
         present = {base for root in roots for file in self.store.present(root) for base in file.bases}
-        for gpu in hardware.amd_gpus(self.environment) if roots else ():
-            looked_for = (*gpu.bases, gpu.arch)
+        for arch, databases in hardware.amd_gpus(self.environment) if roots else ():
+            looked_for = (*databases, arch)
             if present.isdisjoint(looked_for):
                 files = " nor ".join(f"{stem}.kdb" for stem in looked_for)
-                message = f"no system kernels for the GPU {gpu.arch}, neither {files}: each is compiled when first used"
-                package = f"miopen-hip-{gpu.arch}kdb"
+                message = f"no system kernels for the GPU {arch}, neither {files}: each is compiled when first used"
+                package = f"miopen-hip-{arch}kdb"
                 fix = f"sudo apt-get install {package} || sudo dnf install {package}"
                 place = self.name, roots[0].path, None
                 yield facts.Finding(*place, Severity.RECOMPILES, "no-database", message, fix)

@@ -124,9 +124,9 @@ class PoclLookups(parts.Lookups):
 
     def other_output(self, heard: bytes) -> bytes:
         """Return the output that is not PoCL's."""
-        from cachectl.layers.inside.pocl_messages import Messages
+        from cachectl.layers.inside.pocl_messages import read_messages
 
-        return Messages(heard).others
+        return read_messages(heard)[0]
 
     def difference(self, alike: Sequence[facts.Entry], event: Mapping[str, Any]) -> str:
         """Return an explanation that names the inputs of PoCL's keys."""

@@ -225,32 +225,26 @@ def _store_use(request: Request) -> StoreUse | None:
 
 def _lines(proof: Proof) -> Iterator[str]:
     """Yield the proof of each layer, then the verdict."""
-    from cachectl.watching.proof import Verdict
+    from cachectl.watching.proof import FAILS, UNKNOWN
 
     for one in proof.attestations:
         yield f"proof: {one.layer}: {_attested(one)}"
     for name in proof.left_out:
         yield f"proof: {name}: stays in use, so nothing is proved of it"
-    if proof.of(Verdict.FAILS):
+    if proof.of(FAILS):
         yield "proof: other programs that use these caches count too; if one may have run, try again without it"
-    bad = [
-        f"{verdict.value} for {', '.join(names)}"
-        for verdict in (Verdict.FAILS, Verdict.UNKNOWN)
-        if (names := proof.of(verdict))
-    ]
+    bad = [f"{verdict} for {', '.join(names)}" for verdict in (FAILS, UNKNOWN) if (names := proof.of(verdict))]
     holds = "holds" if proof.holds else "cannot be given: no layer is left to prove it of"
     yield f"proof {'; '.join(bad) or holds}"
 
 
 def _attested(one: Attestation) -> str:
-    from cachectl.watching.proof import Verdict
-
-    if one.verdict is Verdict.FAILS:
-        shown = [f"{touch.path} {', '.join(touch.what)}" for touch in one.touches[:_FEW]]
+    if one.touches:
+        shown = [f"{path} {', '.join(what)}" for path, what in one.touches[:_FEW]]
         more = len(one.touches) - len(shown)
         return "; ".join([*shown, *([f"and {more:,} more"] if more else [])])
     files = f"{errors.plural(one.compared, 'file')} compared"
     means = ", ".join([f"file events on {errors.plural(one.folders, 'folder')}", *one.notes])
-    if one.verdict is Verdict.UNKNOWN:
+    if one.unknown:
         return f"no write seen ({files}), but reads are unknown: {'; '.join(one.unknown)}"
     return f"not written ({files}), not read ({means})"
