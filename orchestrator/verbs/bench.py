@@ -12,31 +12,26 @@ from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
+from cachectl import verbs
 from cachectl.layer_set import LayerSet, warn_user
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.host import hardware
 from cachectl.layers.host.drivers import opencl_drivers
-from cachectl.options import FORCE, UNEXPECTED, Option, Request, Step, positive
 from cachectl.switching import isolated
 from cachectl.switching import run as child
-from cachectl.table import Column, Table
 
 OPTIONS: Final = (
-    UNEXPECTED,
-    Option(
-        *("-n", "--rounds"), type=positive, default=3, metavar="N", help="how often each setting is run (default: 3)"
+    verbs.UNEXPECTED,
+    verbs.value("-n --rounds", "N", "how often each setting is run (default: 3)", type=verbs.positive, default=3),
+    verbs.value("--json", "FILE", "write JSON to a file, - for standard output instead of tables"),
+    verbs.value(
+        "--plot", "FILE", "draw it, as PNG or SVG by the ending, - for SVG on standard output (needs matplotlib)"
     ),
-    Option("--json", metavar="FILE", help="write JSON to a file, - for standard output instead of tables"),
-    Option(
-        "--plot",
-        metavar="FILE",
-        help="draw it, as PNG or SVG by the ending, - for SVG on standard output (needs matplotlib)",
-    ),
-    FORCE.having(help="replace an existing FILE that is not JSON or a picture of bench"),
+    verbs.FORCE.having("replace an existing FILE that is not JSON or a picture of bench"),
 )
 USAGE: Final = "cachectl bench [-n N] [--json FILE] [--plot FILE] [--force] -- COMMAND..."
 
@@ -148,7 +143,7 @@ def bench(
     rounds: int = 3,
     *,
     notice: Callable[[str], None] = warn_user,
-    show: Callable[[Step], None] = lambda _step: None,
+    show: Callable[[verbs.Step], None] = lambda _step: None,
 ) -> Bench:
     """Run a command in every setting, ``rounds`` times, the settings interleaved; return the measured times.
 
@@ -164,7 +159,7 @@ def bench(
         for done in range(rounds * len(settings)):
             # Each round begins with another setting, so that none is always first.
             setting = settings[(done // len(settings) + done) % len(settings)]
-            show(Step(setting.setting, done, rounds * len(settings)))
+            show(verbs.Step(setting.setting, done, rounds * len(settings)))
             taken.setdefault(setting.setting, []).append(work.measure(setting))
     measured = tuple(replace(setting, seconds=tuple(taken[setting.setting])) for setting in settings)
     warm, saved = measured[0], []
@@ -225,12 +220,12 @@ class _Work:
     notice: Callable[[str], None]
     full: Path
 
-    def fill(self, show: Callable[[Step], None]) -> dict[str, int]:
+    def fill(self, show: Callable[[verbs.Step], None]) -> dict[str, int]:
         """Run until no new entry is stored; return the number of entries of each layer."""
         changes = child.variables_isolated(self.layers, self.full)
         before: dict[str, int] = {}
         for number in range(_FILLS):
-            show(Step("filling the caches", number, None))
+            show(verbs.Step("filling the caches", number, None))
             self._seconds("first", self.full, changes)
             after = self._entries(self.full)
             if after == before:
@@ -297,7 +292,7 @@ class _Work:
 # ---------------------------------------------------------------------- the command line
 
 
-def run(request: Request) -> int:
+def run(request: verbs.Request) -> int:
     """Carry out ``cachectl bench``."""
     from cachectl.output_files import PICTURE, STREAM, demand_targets, json_kind
     from cachectl.verbs import bench_plot
@@ -334,26 +329,22 @@ def run(request: Request) -> int:
     return 0
 
 
-_SETTINGS: Final[tuple[Column[BenchSetting], ...]] = (
-    Column("median s", lambda measured: f"{measured.median:.2f}", right=True),
-    Column("fastest", lambda measured: f"{min(measured.seconds):.2f}", right=True),
-    Column("slowest", lambda measured: f"{max(measured.seconds):.2f}", right=True),
-    Column("setting", lambda measured: measured.setting),
-    Column("how", lambda measured: measured.how),
-)
-_SAVED: Final[tuple[Column[Saved], ...]] = (
-    Column("saves s", lambda saved: _difference(saved.seconds), right=True),
-    Column("least", lambda saved: _difference(min(saved.by_round)), right=True),
-    Column("most", lambda saved: _difference(max(saved.by_round)), right=True),
-    Column("layer", lambda saved: saved.layer),
-)
-
-
-def show(measured: Bench) -> Iterator[str | Table[Any]]:
+def show(measured: Bench) -> Iterator[str | verbs.Table]:
     """Yield the times of each setting, then what each layer saves."""
-    yield Table(_SETTINGS, measured.settings)
+    rows = []
+    for setting in measured.settings:
+        numbers = (setting.median, min(setting.seconds), max(setting.seconds))
+        rows.append((*(f"{number:.2f}" for number in numbers), setting.setting, setting.how))
+    yield verbs.Table((*map(verbs.Column, ("median s", "fastest", "slowest")), "setting", "how"), rows)
     yield ""
-    yield Table(_SAVED, measured.saved) if measured.saved else "the command fills no cache"
+    if measured.saved:
+        rows = [
+            (*map(_difference, (saved.seconds, min(saved.by_round), max(saved.by_round))), saved.layer)
+            for saved in measured.saved
+        ]
+        yield verbs.Table((*map(verbs.Column, ("saves s", "least", "most")), "layer"), rows)
+    else:
+        yield "the command fills no cache"
     if measured.unused:
         yield ""
         yield f"not used: {', '.join(measured.unused)}"

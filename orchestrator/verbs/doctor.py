@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cachectl import options
+from cachectl import verbs
 from cachectl.findings import Findings, failure, lines, table
 from cachectl.layers.base import errors, store
 from cachectl.layers.base.environment import user_name
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OPTIONS", "diagnosis", "doctor", "job_of", "run", "show", "table"]
 
-OPTIONS: Final = (options.LAYERS, options.PLACES, options.FORM)
+OPTIONS: Final = (verbs.LAYERS, verbs.PLACES, verbs.FORM)
 
 _WORST_FIRST: Final = tuple(Severity)
 #: Free bytes and files: below the first nothing can be stored, below the second the next program may run out of space.
@@ -350,12 +350,12 @@ def _group_name(number: int) -> str:
 # ---------------------------------------------------------------------- the command line
 
 
-def run(request: options.Request) -> Findings:
+def run(request: verbs.Request) -> Findings:
     """Carry out ``cachectl doctor``."""
     with request.working("examining"):
         return doctor(request.stack, request.options.layers)
 
 
-def show(result: Findings, _request: options.Request) -> Iterator[object]:
+def show(result: Findings, _request: verbs.Request) -> Iterator[object]:
     """Yield each finding."""
     return lines(result, "nothing is wrong with this set-up; cachectl verify checks the entries")

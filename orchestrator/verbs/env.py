@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
-from cachectl import options, table
+from cachectl import verbs
 from cachectl.layers.base import errors, facts
 from cachectl.switching import isolated
 from cachectl.switching.run import merged
@@ -29,22 +29,14 @@ _SYNTAXES: Final = {
 #: Shells by the names of login shells; the others are like sh.
 _LOGIN: Final = {"csh": "csh", "tcsh": "csh", "fish": "fish", "pwsh": "powershell"}
 OPTIONS: Final = (
-    options.OneOf(
-        (
-            options.Option("--disable", action="store_true", help="switch layers off"),
-            options.Option("--enable", action="store_true", help="switch layers on"),
-            options.Option(
-                "--root",
-                metavar="DIR",
-                help="keep every layer under one folder (moves XDG_CACHE_HOME, for every program)",
-            ),
-        )
+    (
+        verbs.flag("--disable", "switch layers off"),
+        verbs.flag("--enable", "switch layers on"),
+        verbs.value("--root", "DIR", "keep every layer under one folder (moves XDG_CACHE_HOME, for every program)"),
     ),
-    options.Option(
-        "--base", metavar="DIR", help="start every layer warm from DIR, which may be read-only; --root is your own root"
-    ),
-    options.LAYER,
-    options.Option("--shell", choices=tuple(_SYNTAXES), help="whose commands to print (default: the login shell's)"),
+    verbs.value("--base", "DIR", "start every layer warm from DIR, which may be read-only; --root is your own root"),
+    verbs.LAYER,
+    verbs.value("--shell", None, "whose commands to print (default: the login shell's)", choices=tuple(_SYNTAXES)),
 )
 
 
@@ -103,7 +95,7 @@ def _variables(
     return merged(switches), tuple(notes)
 
 
-def run(request: options.Request) -> int:
+def run(request: verbs.Request) -> int:
     """Carry out ``cachectl env``."""
     given = request.options
     if not (given.disable or given.enable or given.root is not None or given.base is not None):
@@ -112,7 +104,7 @@ def run(request: options.Request) -> int:
         request.misuse("--base starts layers warm, which is on; leave --disable or --enable out")
     changes, notes = env(request.stack, enable=given.enable, root=given.root, base=given.base, layers=given.layers)
     login = PurePath(request.environment.get("SHELL") or "sh").name
-    request.say([table.Raw(format_changes(changes, given.shell or _LOGIN.get(login, "sh")))])
+    request.say([verbs.Raw(format_changes(changes, given.shell or _LOGIN.get(login, "sh")))])
     for note in notes:
         request.notice(note)
     return 0

@@ -9,9 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cachectl import layer_set
+from cachectl import layer_set, verbs
 from cachectl.layers.base import errors, facts
-from cachectl.options import LAYER, UNEXPECTED, OneOf, Option, Request, seconds
 
 if TYPE_CHECKING:
     from cachectl.exchange.around import StoreUse
@@ -21,56 +20,44 @@ if TYPE_CHECKING:
 
 #: How many paths the proof of a layer names.
 _FEW: Final = 3
-#: Stands for the folder of a bare ``--isolated``; no argument of a process can contain it.
-_NO_FOLDER: Final = "\0"
 
 
 def _folder(text: str) -> str:
     """Parse the folder of ``--isolated=DIR``; it is empty for a bare ``--isolated``."""
     if not text:
         raise argparse.ArgumentTypeError("no folder after =; write --isolated=DIR, or --isolated alone")
-    return text.removeprefix(_NO_FOLDER)
+    return text.removeprefix(verbs.NO_FOLDER)
 
 
 OPTIONS: Final = (
-    OneOf(
-        (
-            Option("--no-cache", action="store_true", help="every layer off"),
-            Option(
-                "--isolated",
-                nargs="?",
-                type=_folder,
-                metavar="=DIR",
-                help="every layer on, in an empty root or in DIR, which is kept",
-            ),
-        )
+    (
+        verbs.flag("--no-cache", "every layer off"),
+        verbs.value(
+            "--isolated", "=DIR", "every layer on, in an empty root or in DIR, which is kept", nargs="?", type=_folder
+        ),
     ),
-    Option(
+    verbs.value(
         "--base",
-        metavar="DIR",
-        help="every layer on and warm from DIR, which may be read-only; new entries go to a root of your own",
+        "DIR",
+        "every layer on and warm from DIR, which may be read-only; new entries go to a root of your own",
     ),
-    LAYER,
-    UNEXPECTED,
-    Option(
-        "--prove", action="store_true", help="attest that no real root was read or written; also without another option"
-    ),
-    Option("--store", metavar="SOURCE", help="pull from this store before the command, and push what is new after it"),
-    Option("--store-mode", choices=("rw", "ro"), default="rw", help="ro: only pull; rw: pull and push (default)"),
-    Option(
+    verbs.LAYER,
+    verbs.UNEXPECTED,
+    verbs.flag("--prove", "attest that no real root was read or written; also without another option"),
+    verbs.value("--store", "SOURCE", "pull from this store before the command, and push what is new after it"),
+    verbs.value("--store-mode", None, "ro: only pull; rw: pull and push (default)", choices=("rw", "ro"), default="rw"),
+    verbs.value(
         "--store-wait",
-        type=seconds,
-        metavar="SECONDS",
-        help="how long the store may delay the command; then it runs without (default: 30)",
+        "SECONDS",
+        "how long the store may delay the command; then it runs without (default: 30)",
+        type=verbs.seconds,
     ),
-    OneOf(
-        (
-            Option("--allowed-signers", metavar="LIST", help="pull what a signer of this list has signed"),
-            Option("--digest", metavar="HEX", help="pull if the store is exactly the one with this digest"),
-            Option("--trust", action="store_true", help="pull unchecked: it is code that the command will run"),
-        )
+    (
+        verbs.value("--allowed-signers", "LIST", "pull what a signer of this list has signed"),
+        verbs.value("--digest", "HEX", "pull if the store is exactly the one with this digest"),
+        verbs.flag("--trust", "pull unchecked: it is code that the command will run"),
     ),
-    Option("--sign", metavar="KEY", help="sign what is pushed with a key of OpenSSH"),
+    verbs.SIGN.having("sign what is pushed with a key of OpenSSH"),
 )
 USAGE: Final = """\
 cachectl run (--no-cache | --base DIR | --isolated[=DIR] | --prove | --store SOURCE)
@@ -174,7 +161,7 @@ def _kept_below(stack: LayerSet, root: Path | bool) -> LayerSet:
     return type(stack)(environment_below(stack.environment, str(root)))
 
 
-def run(request: Request) -> int:
+def run(request: verbs.Request) -> int:
     """Carry out ``cachectl run``."""
     given = request.options
     if not (given.no_cache or given.prove or given.store or given.isolated is not None or given.base is not None):
@@ -205,7 +192,7 @@ def run(request: Request) -> int:
     return ran.status if ran.proof.holds else 1
 
 
-def _store_use(request: Request) -> StoreUse | None:
+def _store_use(request: verbs.Request) -> StoreUse | None:
     """Return the store around the command; ``None`` without one."""
     options, trust = request.options, request.trust()
     if not options.store:

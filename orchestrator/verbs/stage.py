@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from cachectl import verbs
 from cachectl.layers.base import errors
-from cachectl.options import FORCE_BUNDLE, SIGN, TRUST, Option, Request
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
@@ -15,20 +15,18 @@ if TYPE_CHECKING:
     from cachectl.switching.run import Signals
 
 OPTIONS: Final = (
-    Option(
+    verbs.value(
         "source",
+        "SOURCE",
+        "what pull takes: a bundle, a folder, a URL or an isolated root (default: empty caches)",
         nargs="?",
-        metavar="SOURCE",
-        help="what pull takes: a bundle, a folder, a URL or an isolated root (default: empty caches)",
     ),
-    TRUST,
-    Option("--out", metavar="TARGET", help="push what the nodes have at the end to this bundle or store"),
-    SIGN,
-    FORCE_BUNDLE,
-    Option(
-        "--scratch",
-        metavar="DIR",
-        help="on each node's own disk: your folder of mode 700, or its parent (default: TMPDIR)",
+    verbs.TRUST,
+    verbs.value("--out", "TARGET", "push what the nodes have at the end to this bundle or store"),
+    verbs.SIGN,
+    verbs.FORCE_BUNDLE,
+    verbs.value(
+        "--scratch", "DIR", "on each node's own disk: your folder of mode 700, or its parent (default: TMPDIR)"
     ),
 )
 USAGE: Final = """\
@@ -37,7 +35,7 @@ mpiexec -n N cachectl stage
        [--out TARGET [--sign KEY] [--force]] [--scratch DIR] -- COMMAND..."""
 
 
-def run(request: Request) -> int:
+def run(request: verbs.Request) -> int:
     """Carry out ``cachectl stage``."""
     from cachectl.stage import Job
 

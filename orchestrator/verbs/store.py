@@ -8,8 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from cachectl import table
-from cachectl import table as tables
+from cachectl import verbs
 from cachectl.exchange import trust
 from cachectl.exchange.format import INDEX, Item, PartName, is_name
 from cachectl.exchange.index import Gone, StoreIndex, place_of
@@ -18,7 +17,6 @@ from cachectl.layers.base import errors
 from cachectl.layers.base.facts import AsJson
 from cachectl.layers.base.selection import moment_text
 from cachectl.layers.disk import plain
-from cachectl.options import JSON, STORES, Group, Option, Request
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,30 +29,22 @@ GRACE: Final = 86400.0
 _SKEW: Final = GRACE / 4
 
 
-class _Removing(Group):
-    """The options of ``gc``."""
-
-    __slots__ = ()
-    title = "gc"
-
-
 OPTIONS: Final = (
-    Option(
+    verbs.value(
         "action",
-        metavar="ls|gc|verify",
+        "ls|gc|verify",
+        "ls: what it holds, and its digest; gc: remove old entries, and what nothing lists; verify: check all",
         choices=("ls", "gc", "verify"),
-        help="ls: what it holds, and its digest; gc: remove old entries, and what nothing lists; verify: check all",
     ),
-    Option("target", metavar="TARGET", help=STORES),
-    _Removing(
-        (
-            Option("--older-than", metavar="AGE", help="remove what was pushed more than 30d, 12h, 2w ago"),
-            Option("--max-size", metavar="SIZE", help="then remove the oldest until at most 500M, 2GiB stay"),
-            Option("-n", "--dry-run", action="store_true", help="list what would be removed, and touch nothing"),
-        )
+    verbs.value("target", "TARGET", verbs.STORES),
+    (
+        "gc",
+        verbs.value("--older-than", "AGE", "remove what was pushed more than 30d, 12h, 2w ago"),
+        verbs.value("--max-size", "SIZE", "then remove the oldest until at most 500M, 2GiB stay"),
+        verbs.DRY_RUN.having("list what would be removed, and touch nothing"),
     ),
-    Option("--allowed-signers", metavar="LIST", help="verify: all must be signed by a signer of this list"),
-    JSON,
+    verbs.value("--allowed-signers", "LIST", "verify: all must be signed by a signer of this list"),
+    verbs.JSON,
 )
 
 
@@ -316,10 +306,8 @@ def _lists(index: StoreIndex, name: PartName, pack: str) -> bool:
 # ---------------------------------------------------------------------- the verb
 
 
-def run(request: Request) -> StoreListing | Collection | StoreCheck:
+def run(request: verbs.Request) -> StoreListing | Collection | StoreCheck:
     """Carry out ``cachectl store``."""
-    from cachectl.layers.base.selection import parse_age, parse_size
-
     options = request.options
     if options.action != "gc" and (options.older_than, options.max_size, options.dry_run) != (None, None, False):
         request.misuse("--older-than, --max-size and --dry-run are for store gc")
@@ -332,46 +320,40 @@ def run(request: Request) -> StoreListing | Collection | StoreCheck:
     if options.action == "verify":
         with request.working("checking"):
             return store.verify(allowed_signers=options.allowed_signers)
-    older_than = None if options.older_than is None else parse_age(options.older_than)
-    max_size = None if options.max_size is None else parse_size(options.max_size)
+    older_than, max_size = request.older_than, request.max_size
     with request.working("cleaning up"):
         return store.gc(older_than=older_than, max_size=max_size, dry_run=options.dry_run)
 
 
-def show(done: StoreListing | Collection | StoreCheck, request: Request) -> Iterator[object]:
+def show(done: StoreListing | Collection | StoreCheck, request: verbs.Request) -> Iterator[object]:
     """Yield what the store holds, what was removed, or what is wrong with it."""
     if isinstance(done, StoreListing):
         yield _listing(done, request.now)
         yield ""
-        yield table.Whole(f"digest {done.digest}")
+        yield verbs.Whole(f"digest {done.digest}")
     elif isinstance(done, Collection):
         would = "would be " if done.dry_run else ""
         entries = errors.plural(done.entries, "entry", "entries")
-        yield table.Whole(f"{errors.plural(len(done.parts), 'part')} of the index with {entries} {would}removed")
-        sizes = f"{tables.size(done.freed)}; {tables.size(done.kept)} stay"
-        yield table.Whole(f"{errors.plural(done.removed, 'pack')} {would}removed: {sizes}")
+        yield verbs.Whole(f"{errors.plural(len(done.parts), 'part')} of the index with {entries} {would}removed")
+        sizes = f"{verbs.size(done.freed)}; {verbs.size(done.kept)} stay"
+        yield verbs.Whole(f"{errors.plural(done.removed, 'pack')} {would}removed: {sizes}")
     else:
         for finding in done.findings:
             yield f"{finding.severity}: {finding.name}: {finding.message}"
         index = f"{errors.plural(done.entries, 'entry', 'entries')} in {errors.plural(done.parts, 'part')} of the index"
-        yield table.Whole(f"{index} and {errors.plural(done.packs, 'pack')} checked")
-        yield table.Whole(f"digest {done.digest}")
+        yield verbs.Whole(f"{index} and {errors.plural(done.packs, 'pack')} checked")
+        yield verbs.Whole(f"digest {done.digest}")
 
 
-def _listing(done: StoreListing, now: float) -> table.Table[ListedKey]:
-    def facts(key: ListedKey) -> str:
-        return ", ".join(f"{name} {fact or tables.DASH}" for name, fact in key.fingerprint.items())
-
-    columns: tuple[table.Column[ListedKey], ...] = (
-        table.Column("layer", lambda key: key.layer),
-        tables.counts("entries", lambda key: key.entries),
-        tables.sizes("size", lambda key: key.bytes),
-        tables.counts("parts", lambda key: key.parts),
-        tables.counts("unsigned", lambda key: key.unsigned),
-        tables.ages("newest", lambda key: key.newest, now),
-        table.Column("for", facts),
+def _listing(done: StoreListing, now: float) -> verbs.Table:
+    columns = (
+        *("layer", verbs.counts("entries"), verbs.sizes("size"), verbs.counts("parts"), verbs.counts("unsigned")),
+        *(verbs.ages("newest", now), "for"),
     )
-    entries, size = sum(key.entries for key in done.keys), sum(key.bytes for key in done.keys)
-    parts = sum(key.parts for key in done.keys)
-    last = ("total", tables.count(entries), tables.size(size), tables.count(parts), "", "", "")
-    return table.Table(columns, done.keys, last)
+    rows = []
+    for key in done.keys:
+        facts = ", ".join(f"{name} {fact or verbs.DASH}" for name, fact in key.fingerprint.items())
+        rows.append((key.layer, key.entries, key.bytes, key.parts, key.unsigned, key.newest, facts))
+    entries, sizes = sum(key.entries for key in done.keys), sum(key.bytes for key in done.keys)
+    last = ("total", entries, sizes, sum(key.parts for key in done.keys), "", "", "")
+    return verbs.Table(columns, rows, last)
