@@ -151,62 +151,52 @@ def bench(
     neither read nor written. Raises :class:`Ended` if the command fails, and :class:`~.child.CannotStart`.
     """
     layers = tuple(layer for layer in stack if layer.abilities()[facts.Ability.RELOCATE] is None)
-    taken: dict[str, list[float]] = {}
     with child.signals_held() as signals, isolated.isolated_root(stack.environment, notice=notice) as full:
         work = _Work(tuple(command), stack, layers, signals, notice, full)
         entries = work.fill(show)
         settings, unused = _settings(stack, layers, entries)
-        for done in range(rounds * len(settings)):
+        taken: dict[str, list[float]] = {setting.setting: [] for setting in settings}
+        for number in range(rounds * len(settings)):
             # Each round begins with another setting, so that none is always first.
-            setting = settings[(done // len(settings) + done) % len(settings)]
-            show(verbs.Step(setting.setting, done, rounds * len(settings)))
-            taken.setdefault(setting.setting, []).append(work.measure(setting))
-    measured = tuple(replace(setting, seconds=tuple(taken[setting.setting])) for setting in settings)
+            setting = settings[(number // len(settings) + number) % len(settings)]
+            show(verbs.Step(setting.setting, number, rounds * len(settings)))
+            taken[setting.setting].append(work.measure(setting))
+    measured = [replace(setting, seconds=tuple(taken[setting.setting])) for setting in settings]
     warm, saved = measured[0], []
     for off in measured:
         if off.layer is not None:
             by_round = tuple(cold - hot for cold, hot in zip(off.seconds, warm.seconds, strict=True))
             saved.append(Saved(off.layer, off.median - warm.median, by_round, entries[off.layer]))
-    return Bench(tuple(command), measured, tuple(saved), unused, machine(stack.environment))
+    return Bench(tuple(command), tuple(measured), tuple(saved), unused, machine(stack.environment))
 
 
 def _settings(
-    stack: LayerSet, layers: Sequence[Layer], entries: Mapping[str, int]
-) -> tuple[tuple[BenchSetting, ...], dict[str, str]]:
+    stack: LayerSet, layers: Iterable[Layer], entries: Mapping[str, int]
+) -> tuple[list[BenchSetting], dict[str, str]]:
     """Return the settings, one for each layer that the command filled, and the layers that cannot be turned off."""
-    used = [layer for layer in layers if entries.get(layer.name)]
     left_alone = child.left_alone((layer for layer in stack if layer.about.scope is facts.Scope.USER), off=False)
     unused = {name: f"stays as it is: {why}" for name, why in left_alone.items()}
-    unused |= {layer.name: "the command stores nothing in it" for layer in layers if layer not in used}
-    turned: list[BenchSetting] = []
-    for layer in used:
-        how = _how(layer, used)
-        if how is None:
-            unused[layer.name] = "no switch, and it cannot be emptied"
+    used: dict[Layer, set[str]] = {}
+    for layer in layers:
+        if entries.get(layer.name):
+            switch = layer.disable() if isolated.can_switch(layer) else facts.Switch(layer.name)
+            used[layer] = {*switch.unset, *switch.set}
         else:
-            turned.append(BenchSetting(f"{layer.name} off", how, layer.name))
-    warm, cold = BenchSetting(WARM, "every cache full"), BenchSetting(COLD, "every cache empty")
-    return (warm, *turned, cold, BenchSetting(OFF, "all off")), unused
-
-
-def _how(layer: Layer, used: Iterable[Layer]) -> str | None:
-    """Return how one layer alone is turned off; ``None`` if that is impossible.
-
-    A layer that is only emptied stores entries again, so its seconds include that.
-    """
-    sharing = [other.name for other in used if other is not layer and _variables(other) & _variables(layer)]
-    if isolated.can_switch(layer) and not layer.disable().patches and not sharing:
-        return _SWITCHED
-    if layer.abilities()[facts.Ability.CLEAR] is not None:
-        return None
-    return "emptied: " + (f"its switch is that of {', '.join(sharing)} too" if sharing else "no variable switches it")
-
-
-def _variables(layer: Layer) -> frozenset[str]:
-    if not isolated.can_switch(layer):
-        return frozenset()
-    switch = layer.disable()
-    return switch.unset | switch.set.keys()
+            unused[layer.name] = "the command stores nothing in it"
+    settings = [BenchSetting(WARM, "every cache full")]
+    for layer, variables in used.items():
+        sharing = [other.name for other, others in used.items() if other is not layer and others & variables]
+        # A layer that is only emptied stores entries again, so its seconds include that.
+        how = "emptied: " + (
+            f"its switch is that of {', '.join(sharing)} too" if sharing else "no variable switches it"
+        )
+        if isolated.can_switch(layer) and not layer.disable().patches and not sharing:
+            how = _SWITCHED
+        if how != _SWITCHED and layer.abilities()[facts.Ability.CLEAR] is not None:
+            unused[layer.name] = "no switch, and it cannot be emptied"
+            continue
+        settings.append(BenchSetting(f"{layer.name} off", how, layer.name))
+    return [*settings, BenchSetting(COLD, "every cache empty"), BenchSetting(OFF, "all off")], unused
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,10 +256,8 @@ class _Work:
             started = time.perf_counter()
             status = child.run(self.command, changes, environment, self.signals, quiet=said)
             seconds = time.perf_counter() - started
-            status = status or self.signals.ending()
-            if status:
-                end = said.seek(0, 2)
-                said.seek(max(0, end - _BYTES))
+            if status := status or self.signals.ending():
+                said.seek(max(0, said.seek(0, os.SEEK_END) - _BYTES))
                 raise Ended(setting, status, said.read().decode(errors="replace").splitlines()[-_LINES:])
         return seconds
 
@@ -294,27 +282,29 @@ class _Work:
 
 def run(request: verbs.Request) -> int:
     """Carry out ``cachectl bench``."""
-    from cachectl.output_files import PICTURE, STREAM, demand_targets, json_kind
+    from cachectl import output_files
     from cachectl.verbs import bench_plot
 
-    options = request.options
+    options, stream = request.options, output_files.STREAM
     request.demand_command()
+    document = picture = None
     if options.plot is not None:
         bench_plot.check(options.plot)
-        if options.plot == options.json == STREAM:
+        if options.plot == options.json == stream:
             request.misuse("JSON and the picture cannot both go to standard output; name a FILE")
-    document = None if options.json is None else request.output_file(options.json, json_kind("cachectl/bench"))
-    picture = None if options.plot is None else request.output_file(options.plot, PICTURE)
-    demand_targets(document, picture)
+        picture = request.output_file(options.plot, output_files.PICTURE)
+    if options.json is not None:
+        document = request.output_file(options.json, output_files.json_kind("cachectl/bench"))
+    output_files.demand_targets(document, picture)
     try:
         with request.progress() as show_step:
             measured = bench(request.command, request.stack, options.rounds, notice=request.notice, show=show_step)
     except Ended as ended:
         request.say_on_stderr(f"command: {line}" for line in ended.said)
         raise
-    if options.json != STREAM:
+    if options.json != stream:
         # Standard output may belong to the picture.
-        with redirect_stdout(sys.stderr) if options.plot == STREAM else nullcontext():
+        with redirect_stdout(sys.stderr) if options.plot == stream else nullcontext():
             request.say(show(measured))
     if document is not None:
         request.write_json(measured, document)
@@ -323,8 +313,8 @@ def run(request: verbs.Request) -> int:
             f"without {setting.layer}" if setting.layer else f"all caches {setting.setting}": setting.seconds
             for setting in measured.settings
         }
-        count = len(measured.settings[0].seconds)
-        below = f"{measured.machine.title} · {'once' if count == 1 else f'{count} times'} each"
+        times = "once" if options.rounds == 1 else f"{options.rounds} times"
+        below = f"{measured.machine.title} · {times} each"
         picture.write((bench_plot.draw(picture.name, measured.command, below, runs),))
     return 0
 

@@ -189,17 +189,17 @@ def report(stack: LayerSet, layers: Iterable[str] = (), *, neighbours: bool = Fa
 def _layer_report(layer: Layer) -> LayerReport:
     failures: dict[str, None] = {}
     state = facts.State(facts.Condition.UNKNOWN, "its state could not be read")
-    reports: list[RootReport] = []
+    roots: tuple[facts.Root, ...] = ()
     try:
-        reports += [_root_report(layer, root) for root in tuple(every_root(layer))]
+        roots = tuple(every_root(layer))
     except errors.FAILURES as error:
         failures[errors.reason_of(error)] = None
     try:
         state = layer.state()
     except errors.FAILURES as error:
         failures[errors.reason_of(error)] = None
-    about = layer.about
-    return LayerReport(layer.name, layer.title, state, about.scope, about.precious, tuple(reports), tuple(failures))
+    reports, about = tuple(_root_report(layer, root) for root in roots), layer.about
+    return LayerReport(layer.name, layer.title, state, about.scope, about.precious, reports, tuple(failures))
 
 
 def _root_report(layer: Layer, root: facts.Root) -> RootReport:
@@ -265,12 +265,57 @@ def run(request: verbs.Request) -> Report | int:
 
 def draw(whole: Report, listing: Listing, findings: Iterable[facts.Finding]) -> bytes:
     """Return a report as an HTML page, with its entries and findings."""
-    from cachectl.pages.report_rows import report_page
+    from cachectl.pages.skeleton import Words, build_page
 
-    total = whole.total
-    sums = {"complete": total.complete, "total": [total.entries, total.bytes]}
-    layers = [layer.layer for layer in whole.layers]
-    return report_page({"generated": whole.generated, "layers": layers, **sums}, listing, findings)
+    printable, words = errors.printable, Words()
+    rows: list[list[object]] = []
+    # Entries that only share a folder are in no total.
+    for entry in (entry for entry in listing.entries if entry.guest is None):
+        # A row has no time of its own: its file bounds it.
+        changed = entry.written_before if entry.modified is None else entry.modified
+        stale = printable(entry.stale_because or "no known Python or driver can hit it") if entry.stale else None
+        rows.append(
+            [
+                words[entry.layer],
+                words[_place_of(entry)],
+                words[", ".join(map(printable, entry.kernels))] if entry.kernels else None,
+                printable(entry.key),
+                entry.bytes,
+                None if changed is None else round(changed),
+                None if entry.used is None else round(entry.used),
+                None if stale is None else words[stale],
+            ]
+        )
+    data = {
+        "generated": whole.generated,
+        "layers": [layer.layer for layer in whole.layers],
+        "complete": whole.total.complete,
+        "total": [whole.total.entries, whole.total.bytes],
+        "entries": rows,
+        "missing": [f"{trouble.layer}: {printable(trouble.message)}" for trouble in listing.problems if trouble.failed],
+        "findings": [
+            [one.layer, one.severity.value, printable(one.root), printable(one.message), printable(one.fix)]
+            for one in findings
+        ],
+        # Texts that repeat stand in the rows by their numbers.
+        "words": list(words),
+    }
+    return build_page("report", "cachectl report", data)
+
+
+def _place_of(entry: facts.Entry) -> str:
+    """Return the device or the Python that an entry is for, else the versions that it names."""
+    if entry.device:
+        return errors.printable(entry.device)
+    if python := entry.versions.get("python"):
+        return f"Python {_release(python)}"
+    versions = (f"{name} {errors.printable(version)}" for name, version in entry.versions.items())
+    return ", ".join(versions) or "device unknown"
+
+
+def _release(python: str) -> str:
+    """Return the first three numbers of a five-part version."""
+    return ".".join(python.split(".")[:3])
 
 
 _COLUMNS: Final[tuple[str | verbs.Column, ...]] = (
@@ -333,8 +378,7 @@ def _others(whole: Report, home: str) -> Iterator[object]:
         columns = ("python", verbs.counts("entries"), verbs.counts("stale"), verbs.sizes("size"), "packages")
         rows, places = list[tuple[str | int, ...]](), []
         for share in whole.pythons:
-            # The first three numbers of five.
-            release = ".".join(share.python.split(".")[:3])
+            release = _release(share.python)
             packages = " ".join(f"{name} {version}" for name, version in share.packages.items())
             rows.append((release, share.entries, share.stale, share.bytes, packages))
             places += [f"  {_short(path, home)}: Python {release}" for path in share.interpreters]
