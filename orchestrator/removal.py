@@ -181,7 +181,7 @@ def show(result: PurgeResult, request: verbs.Request) -> Iterator[object]:
     if hidden := len(cleared) - len(shown):
         yield f"{errors.plural(hidden, 'more layer' if shown else 'layer')}: nothing to remove"
     for outcome in result.layers:
-        request.warn_notes(f"{outcome.layer}: skipped", outcome.skipped)
+        request.output.warn_notes(f"{outcome.layer}: skipped", outcome.skipped)
         # A full disk is one warning, however many files it holds.
         keys: dict[str, list[str]] = {}
         for note in outcome.failed:

@@ -140,7 +140,7 @@ def show(done: Transfer, request: verbs.Request) -> Iterator[object]:
         if layer.sensitive is not None:
             request.notice(f"{layer.layer}: it now holds {layer.sensitive}")
         for what, notes in (("skipped", layer.skipped), ("kept", layer.kept), ("failed", layer.failed)):
-            request.warn_notes(f"{layer.layer}: {what}:", notes)
+            request.output.warn_notes(f"{layer.layer}: {what}:", notes)
     for note in done.unread:
         yield verbs.Whole(f"{note.key}: {note.because}")
-    request.warn_notes("not trusted:", done.left_out)
+    request.output.warn_notes("not trusted:", done.left_out)

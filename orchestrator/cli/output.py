@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
+from itertools import chain
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -20,7 +21,7 @@ from cachectl.verbs import DASH, Column, Raw, Table, Whole
 
 if TYPE_CHECKING:
     from cachectl.layers.base import facts
-    from cachectl.verbs import Step
+    from cachectl.verbs import Progress
 
 #: The width of a line where nothing is to be cut.
 _ENDLESS: Final = 1 << 30
@@ -115,16 +116,16 @@ def _show_lines(lines: Iterable[str]) -> None:
 
 def say(parts: Iterable[object]) -> None:
     """Print what a verb shows: tables, lines, and lines that stay whole; on a terminal other lines are wrapped."""
+    terminal = sys.stdout.isatty()
     for part in parts:
         if isinstance(part, Table):
-            titles, rows = _lines(part, width(sys.stdout))
-            if sys.stdout.isatty() and not process_variable("NO_COLOR") and process_variable("TERM") != "dumb":
-                _write("".join(f"\x1b[1m{printable(title)}\x1b[0m\n" for title in titles))
-                titles = []
-            _show_lines([*titles, *rows])
+            rows = _rows(part, width(sys.stdout))
+            if terminal and not process_variable("NO_COLOR") and process_variable("TERM") != "dumb":
+                _write("".join(f"\x1b[1m{printable(title)}\x1b[0m\n" for title in rows.pop(0)))
+            _show_lines(chain.from_iterable(rows))
         elif isinstance(part, Raw):
             show_raw(part)
-        elif isinstance(part, Whole) or not sys.stdout.isatty():
+        elif isinstance(part, Whole) or not terminal:
             _show_lines([str(part)])
         else:
             _show_lines(_wrapped(printable(str(part))))
@@ -217,8 +218,7 @@ def plain_table(table: Table, width: int = _ENDLESS) -> list[str]:
     names in the first column stay different from each other. If the columns still do not fit, a row takes several
     lines, each but the first indented.
     """
-    titles, rows = _lines(table, width)
-    return [*titles, *rows]
+    return list(chain.from_iterable(_rows(table, width)))
 
 
 class _Shown:
@@ -235,17 +235,16 @@ class _Shown:
             self.least += 1
 
 
-def _lines(table: Table, width: int) -> tuple[list[str], list[str]]:
-    """Return the lines of the titles, and those of the rows."""
-    rows = [*table.rows, *([table.last] if table.last else [])]
+def _rows(table: Table, width: int) -> list[tuple[str, ...]]:
+    """Return the lines of each row, that of the titles first."""
+    cells = [*table.rows, *([table.last] if table.last else [])]
     columns = [
-        _Shown(column, [row[number] for row in rows], first=not number) for number, column in enumerate(table.columns)
+        _Shown(column, [row[number] for row in cells], first=not number) for number, column in enumerate(table.columns)
     ]
     columns = [column for column in columns if column.width]
     for gap in (2, 1):
         if sum(column.least + gap for column in columns) - gap <= width:
-            lines = _side_by_side(columns, width, gap)
-            return lines[:1], lines[1:]
+            return [(line,) for line in _side_by_side(columns, width, gap)]
     # There is room for whole names.
     columns[0].least = min(columns[0].width, width)
     groups: list[list[_Shown]] = [[]]
@@ -256,8 +255,7 @@ def _lines(table: Table, width: int) -> tuple[list[str], list[str]]:
         groups[-1].append(column)
     parts = [_side_by_side(groups[0], width, 2)]
     parts += [[f"  {line}" for line in _side_by_side(group, width - 2, 2)] for group in groups[1:]]
-    lines = [line for row in zip(*parts, strict=True) for line in row]
-    return lines[: len(parts)], lines[len(parts) :]
+    return list(zip(*parts, strict=True))
 
 
 def _side_by_side(columns: Sequence[_Shown], width: int, gap: int) -> list[str]:
@@ -283,10 +281,10 @@ def _side_by_side(columns: Sequence[_Shown], width: int, gap: int) -> list[str]:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str | Step], None]]:
-    """Yield a function to call with what is done now, or with a step of long work, which has a bar; for terminals."""
+def progress() -> Iterator[Progress]:
+    """Yield a function to call with what is done now, which has a bar for long work; it shows that on a terminal."""
     if not sys.stderr.isatty() or process_variable("TERM") == "dumb":
-        yield lambda _: None
+        yield lambda *_: None
         return
     try:
         yield _show_progress
@@ -294,14 +292,12 @@ def progress() -> Iterator[Callable[[str | Step], None]]:
         _show_progress("")
 
 
-def _show_progress(now: str | Step) -> None:
+def _show_progress(text: str, done: int | None = None, total: int | None = None) -> None:
     """Replace the last line of a terminal."""
-    line = printable(now if isinstance(now, str) else _bar(now))
+    if done is not None:
+        full = _BAR * done // (total or 1)
+        text = f"{text} [{'#' * full}{'.' * (_BAR - full)}] {done}/{total}"
+    line = printable(text)
     _PROGRESS[:] = [line] if line else []
     with suppress(OSError):
         print(f"\r\x1b[K{shorten(line, width(sys.stderr) - 1)}", end="", file=sys.stderr, flush=True)
-
-
-def _bar(step: Step) -> str:
-    full = _BAR * step.done // (step.total or 1)
-    return f"{step.doing} [{'#' * full}{'.' * (_BAR - full)}] {step.done}/{step.total}"

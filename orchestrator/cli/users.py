@@ -79,7 +79,7 @@ def run(request: verbs.Request) -> int:
         if options.get(name):
             request.misuse(f"--{name} is for the caches of one user")
     words, answers = list(_words(request.words)), []
-    with request.progress() as show:
+    with request.output.progress() as show:
         for user in _users(options["user"]):
             show(f"reading the caches of {user.pw_name}")
             answers.append(_ask(user, words))

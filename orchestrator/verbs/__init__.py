@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
@@ -16,45 +16,36 @@ if TYPE_CHECKING:
     from cachectl.config import Config
     from cachectl.exchange.trust import Trust
     from cachectl.layer_set import LayerSet
-    from cachectl.layers.base import environment, facts, selection
+    from cachectl.layers.base import environment, selection
     from cachectl.output_files import Kind, OutputFile
 
 
-class Step(NamedTuple):
-    """Progress: runs done, and runs in all; ``None`` is not known yet."""
-
-    doing: str
-    done: int
-    total: int | None
+#: Shows what is being done; of long work also how many runs are done, and how many there are in all if that is known.
+Progress = Callable[..., None]
 
 
 class Request:
     """What a verb is given by the command line: the options that were typed, and the command after ``--``.
 
-    ``words`` is the whole line. ``output`` is the module that prints: ``say`` prints tables and lines for people,
-    ``notice`` a line on standard error, ``say_on_stderr`` tables, lines and bytes there, ``warn_notes`` the first
-    notes; ``progress`` yields a function to call with what is done, or with each :class:`Step`. ``environment`` is the
-    one that :func:`~cachectl.cli.main.main` was given, by default this process's.
+    ``words`` is the whole line. ``output`` is the module that prints (:mod:`cachectl.cli.output`); ``notice`` prints a
+    line on standard error. ``environment`` is the one that :func:`~cachectl.cli.main.main` was given, by default this
+    process's.
     """
 
     def __init__(
         self,
         output: Any,  # noqa: ANN401 - a module
         options: argparse.Namespace,
-        words: Sequence[str] = (),
-        command: Sequence[str] = (),
-        environment: environment.Environment | None = None,
+        words: Sequence[str],
+        command: Sequence[str],
+        environment: environment.Environment | None,
     ) -> None:
+        self.output = output
+        self.notice: Callable[[str], None] = output.warn
         self.options = options
         self.words = list(words)
         self.command = list(command)
         self._given = environment
-        self._output = output
-        self.notice: Callable[[str], None] = output.warn
-        self.say: Callable[[Iterable[object]], None] = output.say
-        self.say_on_stderr: Callable[[Iterable[object]], None] = output.say_on_stderr
-        self.warn_notes: Callable[[str, Sequence[facts.Note]], None] = output.warn_notes
-        self.progress: Callable[[], AbstractContextManager[Callable[[str | Step], None]]] = output.progress
 
     # ------------------------------------------------------------------ what it is about
 
@@ -197,16 +188,16 @@ class Request:
     @contextmanager
     def working(self, what: str) -> Iterator[None]:
         """Say on a terminal what is being done."""
-        with self.progress() as show:
+        with self.output.progress() as show:
             show(what)
             yield
 
     def write_json(self, fact: object, file: OutputFile) -> None:
         """Write a fact to a file as a JSON document."""
         if file.name == "-":
-            self._output.show_json(fact)
+            self.output.show_json(fact)
         else:
-            file.write((self._output.json_bytes(fact),))
+            file.write((self.output.json_bytes(fact),))
 
 
 # ---------------------------------------------------------------------- options

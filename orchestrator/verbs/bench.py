@@ -143,7 +143,7 @@ def bench(
     rounds: int = 3,
     *,
     notice: Callable[[str], None] = warn_user,
-    show: Callable[[verbs.Step], None] = lambda _step: None,
+    show: verbs.Progress = lambda *_: None,
 ) -> Bench:
     """Run a command in every setting, ``rounds`` times, the settings interleaved; return the measured times.
 
@@ -159,7 +159,7 @@ def bench(
         for number in range(rounds * len(settings)):
             # Each round begins with another setting, so that none is always first.
             setting = settings[(number // len(settings) + number) % len(settings)]
-            show(verbs.Step(setting.setting, number, rounds * len(settings)))
+            show(setting.setting, number, rounds * len(settings))
             taken[setting.setting].append(work.measure(setting))
     measured = [replace(setting, seconds=tuple(taken[setting.setting])) for setting in settings]
     warm, saved = measured[0], []
@@ -210,12 +210,12 @@ class _Work:
     notice: Callable[[str], None]
     full: Path
 
-    def fill(self, show: Callable[[verbs.Step], None]) -> dict[str, int]:
+    def fill(self, show: verbs.Progress) -> dict[str, int]:
         """Run until no new entry is stored; return the number of entries of each layer."""
         changes = child.variables_isolated(self.layers, self.full)
         before: dict[str, int] = {}
         for number in range(_FILLS):
-            show(verbs.Step("filling the caches", number, None))
+            show("filling the caches", number)
             self._seconds("first", self.full, changes)
             after = self._entries(self.full)
             if after == before:
@@ -297,15 +297,15 @@ def run(request: verbs.Request) -> int:
         document = request.output_file(options.json, output_files.json_kind("cachectl/bench"))
     output_files.demand_targets(document, picture)
     try:
-        with request.progress() as show_step:
+        with request.output.progress() as show_step:
             measured = bench(request.command, request.stack, options.rounds, notice=request.notice, show=show_step)
     except Ended as ended:
-        request.say_on_stderr(f"command: {line}" for line in ended.said)
+        request.output.say_on_stderr(f"command: {line}" for line in ended.said)
         raise
     if options.json != stream:
         # Standard output may belong to the picture.
         with redirect_stdout(sys.stderr) if options.plot == stream else nullcontext():
-            request.say(show(measured))
+            request.output.say(show(measured))
     if document is not None:
         request.write_json(measured, document)
     if picture is not None:

@@ -48,7 +48,7 @@ def run(request: verbs.Request) -> int:
             rows.append((f"{in_kernels:.2f}", f"{time.perf_counter() - started:.2f}", entries, what))
             return entries
 
-        request.say([verbs.Whole(f"{number} loopy kernels on PoCL; every cache under {root}"), ""])
+        request.output.say([verbs.Whole(f"{number} loopy kernels on PoCL; every cache under {root}"), ""])
         cold = measure("cold: every cache empty", stack.environment)
         warm = measure("warm: every cache full", stack.environment)
         without = measure("caches off", off)
@@ -56,9 +56,9 @@ def run(request: verbs.Request) -> int:
         purged = stack.plan_clear().apply()
         again = measure("after purge --all: cold again", stack.environment)
     columns = (verbs.Column("kernels s"), verbs.Column("process s"), verbs.counts("entries after"), "run")
-    request.say([verbs.Table(columns, rows), "", *lines(report, "/"), "", "cachectl purge --all"])
+    request.output.say([verbs.Table(columns, rows), "", *lines(report, "/"), "", "cachectl purge --all"])
     cleared = [(outcome.layer, outcome.removed, outcome.bytes_freed) for outcome in purged.layers if outcome.removed]
-    request.say([verbs.Table(("layer", verbs.counts("removed"), verbs.sizes("size")), cleared)])
+    request.output.say([verbs.Table(("layer", verbs.counts("removed"), verbs.sizes("size")), cleared)])
     for outcome in purged.layers:
         for note in outcome.skipped[:_FEW]:
             request.notice(f"{outcome.layer}: skipped {note.key}: {note.because}")

@@ -46,5 +46,5 @@ def run(request: verbs.Request) -> Transfer | int:
         return pushed
     # Standard output holds the bundle.
     with redirect_stdout(sys.stderr):
-        request.say(show(pushed, request))
+        request.output.say(show(pushed, request))
     return int(pushed.failed)

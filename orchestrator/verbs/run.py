@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cachectl.exchange.around import StoreUse
     from cachectl.layer_set import LayerSet
     from cachectl.layers.base.layer import Layer
-    from cachectl.watching.proof import Attestation, Proof, Watch
+    from cachectl.watching.proof import Proof, Watch
 
 #: How many paths the proof of a layer names.
 _FEW: Final = 3
@@ -110,15 +110,14 @@ def run_with(
             kept = _kept_below(stack, isolated)
             block.enter_context(around.shared_around(kept, store, notice, layers=layers, besides=besides, own=here))
         staying = child.left_alone(chosen, off=no_cache) if no_cache or isolated else {}
-        for name in (name for name, why in staying.items() if stack[name].about.scope is facts.Scope.USER):
+        for name in (name for name in staying if stack[name].about.scope is facts.Scope.USER):
             if name in layers:
                 raise errors.Refused(name, f"stays as it is: {staying[name]}")
             notice(f"{name} stays as it is: {staying[name]}")
         signals = block.enter_context(child.signals_held())
         changes: dict[str, str | None] = {}
         if no_cache or isolated:
-            folder = isolated if isinstance(isolated, Path) else None
-            root = block.enter_context(isolated_root(here, folder, notice))
+            root = block.enter_context(isolated_root(here, isolated if isinstance(isolated, Path) else None, notice))
             moved = chosen
             if no_cache:
                 changes = child.variables_off(chosen, stack, root)
@@ -163,25 +162,26 @@ def _kept_below(stack: LayerSet, root: Path | bool) -> LayerSet:
 
 def run(request: verbs.Request) -> int:
     """Carry out ``cachectl run``."""
-    given = request.options
-    if not (given.no_cache or given.prove or given.store or given.isolated is not None or given.base is not None):
-        words = request.command or given.unexpected
+    options = request.options
+    isolated, base = options.isolated, options.base
+    if not (options.no_cache or options.prove or options.store or isolated is not None or base is not None):
+        words = request.command or options.unexpected
         line = f", such as: {shlex.join(['cachectl', 'run', '--isolated', '--', *words])}" if words else ""
         request.misuse(
             f"choose --no-cache, --base, --isolated, --prove or --store, then write -- and the command{line}"
         )
-    if given.no_cache and given.base is not None:
+    if options.no_cache and base is not None:
         request.misuse("--no-cache switches off what --base would start warm; choose one of them")
     store = _store_use(request)
     request.demand_command()
     ran = run_with(
         request.stack,
         request.command,
-        no_cache=given.no_cache,
-        base=given.base,
-        isolated=Path(given.isolated) if given.isolated else given.isolated is not None,
-        layers=given.layers,
-        prove=given.prove,
+        no_cache=options.no_cache,
+        base=base,
+        isolated=Path(isolated) if isolated else isolated is not None,
+        layers=options.layers,
+        prove=options.prove,
         store=store,
         notice=request.notice,
     )
@@ -215,7 +215,17 @@ def _lines(proof: Proof) -> Iterator[str]:
     from cachectl.watching.proof import Verdict
 
     for one in proof.attestations:
-        yield f"proof: {one.layer}: {_attested(one)}"
+        files = f"{errors.plural(one.compared, 'file')} compared"
+        if one.verdict is Verdict.FAILS:
+            shown = [f"{touch.path} {', '.join(touch.what)}" for touch in one.touches[:_FEW]]
+            more = len(one.touches) - len(shown)
+            attested = "; ".join([*shown, *([f"and {more:,} more"] if more else [])])
+        elif one.verdict is Verdict.UNKNOWN:
+            attested = f"no write seen ({files}), but reads are unknown: {'; '.join(one.unknown)}"
+        else:
+            means = ", ".join([f"file events on {errors.plural(one.folders, 'folder')}", *one.notes])
+            attested = f"not written ({files}), not read ({means})"
+        yield f"proof: {one.layer}: {attested}"
     for name in proof.left_out:
         yield f"proof: {name}: stays in use, so nothing is proved of it"
     if proof.of(Verdict.FAILS):
@@ -227,17 +237,3 @@ def _lines(proof: Proof) -> Iterator[str]:
     ]
     holds = "holds" if proof.holds else "cannot be given: no layer is left to prove it of"
     yield f"proof {'; '.join(bad) or holds}"
-
-
-def _attested(one: Attestation) -> str:
-    from cachectl.watching.proof import Verdict
-
-    if one.verdict is Verdict.FAILS:
-        shown = [f"{touch.path} {', '.join(touch.what)}" for touch in one.touches[:_FEW]]
-        more = len(one.touches) - len(shown)
-        return "; ".join([*shown, *([f"and {more:,} more"] if more else [])])
-    files = f"{errors.plural(one.compared, 'file')} compared"
-    means = ", ".join([f"file events on {errors.plural(one.folders, 'folder')}", *one.notes])
-    if one.verdict is Verdict.UNKNOWN:
-        return f"no write seen ({files}), but reads are unknown: {'; '.join(one.unknown)}"
-    return f"not written ({files}), not read ({means})"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -252,11 +252,15 @@ class SharedStore:
             check = StoreCheck(self._place.shown, index.digest, len(index.names.parts))
             packs: dict[str, list[Item]] = {}
             for name in index.names.parts:
-                for item in _checked(index, check, name):
-                    check.entries += 1
-                    packs.setdefault(item.pack.name if item.pack is not None else "", []).append(item)
+                with _reporting(check, index, f"{INDEX}{name}"):
+                    index.key(name.key)
+                    for item in index.part(name).entries:
+                        check.entries += 1
+                        packs.setdefault(item.pack.name if item.pack is not None else "", []).append(item)
             for pack, items in packs.items():
-                _check_pack(index, check, pack, items)
+                with _reporting(check, index, pack):
+                    # Each entry is checked as it is read.
+                    deque(index.contents(items), maxlen=0)
         if not check.failed:
             for pack in sorted(contents - packs.keys()):
                 check.add(pack, "unlisted", "no part of the index lists it; cachectl store gc removes it later", "note")
@@ -264,42 +268,28 @@ class SharedStore:
         return check
 
 
-def _checked(index: StoreIndex, check: StoreCheck, name: PartName) -> tuple[Item, ...]:
-    """Return the entries of an index part."""
-    shown = f"{INDEX}{name}"
+@contextmanager
+def _reporting(check: StoreCheck, index: StoreIndex, name: str) -> Iterator[None]:
+    """Add what is wrong with a part of the index or a pack to the findings."""
     try:
-        index.key(name.key)
-        return index.part(name).entries
+        yield
     except trust.Untrusted as error:
-        check.add(shown, "untrusted", error)
+        check.add(name, "untrusted", error)
     except Gone as error:
         index.refresh()
-        # Else gc has removed it meanwhile.
-        if name in index.names.parts:
-            check.add(shown, "missing", error)
+        # Else gc has removed it meanwhile, and of a pack the part, too.
+        if any(name == f"{INDEX}{part}" for part in index.names.parts) or _is_listed(index, name):
+            check.add(name, "missing", error)
     except BadStore as error:
-        check.add(shown, "damaged", error)
-    return ()
+        check.add(name, "damaged", error)
 
 
-def _check_pack(index: StoreIndex, check: StoreCheck, pack: str, items: list[Item]) -> None:
-    """Read the entries of a pack."""
-    try:
-        for _ in index.contents(items):
-            pass
-    except Gone as error:
-        index.refresh()
-        # Else gc has removed the part, too.
-        if any(_lists(index, name, pack) for name in index.names.parts):
-            check.add(pack, "missing", error)
-    except BadStore as error:
-        check.add(pack, "damaged", error)
-
-
-def _lists(index: StoreIndex, name: PartName, pack: str) -> bool:
-    # Parts that cannot be used are findings of their own.
-    with suppress(BadStore, trust.Untrusted):
-        return pack in index.part(name).packs
+def _is_listed(index: StoreIndex, pack: str) -> bool:
+    for name in index.names.parts:
+        # Parts that cannot be used are findings of their own.
+        with suppress(BadStore, trust.Untrusted):
+            if pack in index.part(name).packs:
+                return True
     return False
 
 

@@ -73,7 +73,7 @@ def run(request: verbs.Request) -> int:
     if document is not None:
         request.write_json(traced, document)
     # Standard output belongs to the command.
-    request.say_on_stderr(show(traced))
+    request.output.say_on_stderr(show(traced))
     if drawn is not None and traced.timeline is None:
         request.notice(f"no process of the run could be watched, so {drawn.name} was not written")
         return traced.exit_status or 1
