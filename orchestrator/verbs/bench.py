@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import ClassVar, Final
@@ -42,6 +44,14 @@ _SWITCHED: Final = "switched off"
 #: Maximum number of runs that fill the caches. PyOpenCL's binary cache makes the driver store again in the second
 #: run; the third run finds that entry.
 _FILLS: Final = 3
+#: Endings of pictures, and matplotlib's names for the formats.
+_FORMS: Final = {".png": "png", ".svg": "svg"}
+#: Colours that differ in print and for colour-blind readers: warm, without one layer, without any.
+_WARM, _ONE_OFF, _NONE, _INK = "#2a9d8f", "#e9a03b", "#9aa5b1", "#1f2933"
+#: How many settings, the last ones, have no cache.
+_WITHOUT_CACHES: Final = 2
+#: Length of a command that fits above the bars.
+_TITLE: Final = 58
 #: Limits on the shown end of a failed command's standard error: lines, and bytes to search for them.
 _LINES: Final = 10
 _BYTES: Final = 10_000
@@ -283,13 +293,16 @@ class _Work:
 def run(request: verbs.Request) -> int:
     """Carry out ``cachectl bench``."""
     from cachectl import output_files
-    from cachectl.verbs import bench_plot
 
     options, stream = request.options, output_files.STREAM
     request.demand_command()
     document = picture = None
     if options.plot is not None:
-        bench_plot.check(options.plot)
+        form = "svg" if options.plot == stream else _FORMS.get(os.path.splitext(options.plot)[1].lower())
+        if form is None:
+            raise errors.BadRequest(f"--plot {options.plot!r}: the file name must end in {' or '.join(_FORMS)}")
+        if find_spec("matplotlib") is None:
+            raise errors.CachectlError("--plot needs matplotlib, the extra plot: pip install 'opencl-cachectl[plot]'")
         if options.plot == options.json == stream:
             request.misuse("JSON and the picture cannot both go to standard output; name a FILE")
         picture = request.output_file(options.plot, output_files.PICTURE)
@@ -308,14 +321,8 @@ def run(request: verbs.Request) -> int:
             request.output.say(show(measured))
     if document is not None:
         request.write_json(measured, document)
-    if picture is not None:
-        runs = {
-            f"without {setting.layer}" if setting.layer else f"all caches {setting.setting}": setting.seconds
-            for setting in measured.settings
-        }
-        times = "once" if options.rounds == 1 else f"{options.rounds} times"
-        below = f"{measured.machine.title} · {times} each"
-        picture.write((bench_plot.draw(picture.name, measured.command, below, runs),))
+    if picture is not None and form is not None:
+        picture.write((_draw(measured, form),))
     return 0
 
 
@@ -343,3 +350,48 @@ def show(measured: Bench) -> Iterator[str | verbs.Table]:
 def _difference(seconds: float) -> str:
     # Without -0.00.
     return f"{round(seconds, 2) or 0.0:+.2f}"
+
+
+# ---------------------------------------------------------------------- the picture
+
+
+def _draw(measured: Bench, form: str) -> bytes:
+    """Draw medians as bars with every run as a point; return the bytes of a file in matplotlib's format ``form``."""
+    import io
+
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    from cachectl.output_files import MAKER
+
+    titles = [f"without {one.layer}" if one.layer else f"all caches {one.setting}" for one in measured.settings]
+    # The first setting has all caches, and the last ones have none.
+    medians = [setting.median for setting in measured.settings]
+    colours = [_WARM, *[_ONE_OFF] * (len(medians) - _WITHOUT_CACHES - 1), *[_NONE] * _WITHOUT_CACHES]
+    # Text stays text in an SVG, so that a slide can be searched.
+    with mpl.rc_context({"font.size": 13, "svg.fonttype": "none", "text.parse_math": False}):
+        figure = Figure(figsize=(10, 2 + 0.52 * len(medians)), layout="constrained")
+        axes = figure.add_subplot()
+        axes.barh(titles, medians, height=0.62, color=colours, zorder=2)
+        for place, setting in enumerate(measured.settings):
+            axes.scatter(
+                setting.seconds, [place] * len(setting.seconds), s=26, color=_INK, edgecolors="white", zorder=3
+            )
+        axes.invert_yaxis()
+        axes.set_xlabel("wall seconds; every run is a point, and in brackets is the difference to warm")
+        axes.grid(visible=True, axis="x", color="#e4e7eb", zorder=0)
+        # Numbers stand beside the scale, where no run can be.
+        numbers = axes.twinx()
+        over = [f"{median:.2f} ({_difference(median - medians[0])})" for median in medians]
+        numbers.set_yticks(range(len(over)), over)
+        numbers.set_ylim(axes.get_ylim())
+        for spines in (axes.spines, numbers.spines):
+            spines[:].set_visible(False)
+        # Programs and files without their folders, cut to the width of the picture.
+        words = shlex.join(os.path.basename(word) if os.path.isabs(word) else word for word in measured.command)
+        figure.suptitle(words if len(words) <= _TITLE else words[: _TITLE - 1] + "…", fontweight="bold", color=_INK)
+        rounds = len(measured.settings[0].seconds)
+        axes.set_title(f"{measured.machine.title} · {'once' if rounds == 1 else f'{rounds} times'} each")
+        file = io.BytesIO()
+        figure.savefig(file, format=form, dpi=160, metadata={"Software" if form == "png" else "Creator": MAKER})
+    return file.getvalue()
