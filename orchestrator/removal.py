@@ -103,8 +103,14 @@ def planned(layers: Iterable[Layer], plan: Callable[[Layer], Plan]) -> PurgePlan
 
 
 def existing_roots(layer: Layer) -> list[facts.Root]:
-    """Return the roots of a layer where something exists."""
-    return [root for root in every_root(layer) if os.path.lexists(root.path)]
+    """Return the roots of a layer where something exists, and those of which that is unknown."""
+    return [root for root in every_root(layer) if _may_exist(root)]
+
+
+def _may_exist(root: facts.Root) -> bool:
+    with suppress(OSError):
+        return root.exists or os.path.lexists(root.path)
+    return True
 
 
 def carry_out(
