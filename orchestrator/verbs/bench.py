@@ -21,8 +21,7 @@ from cachectl.layer_set import LayerSet, warn_user
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.host import hardware
-from cachectl.layers.host.drivers import opencl_drivers
+from cachectl.layers.host import drivers, hardware
 from cachectl.switching import isolated
 from cachectl.switching import run as child
 
@@ -129,7 +128,7 @@ def machine(environment: Environment) -> Machine:
         cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         gpus=hardware.nvidia_gpus(environment),
         system=f"{platform.system()} {platform.release()}",
-        drivers=opencl_drivers(environment),
+        drivers=drivers.opencl_drivers(environment),
     )
 
 

@@ -18,21 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cachectl import findings, verbs
-from cachectl.findings import table
 from cachectl.layers.base import errors, store
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Root, Scope, Severity, Usage
 from cachectl.layers.disk import presence, room, trust
-from cachectl.layers.host import launcher
-from cachectl.layers.host.mounts import network_file_system
+from cachectl.layers.host import launcher, mounts
 
 if TYPE_CHECKING:
     from cachectl import layer_set
     from cachectl.layers.base import registry
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
-
-__all__ = ["OPTIONS", "diagnosis", "doctor", "job_of", "run", "show", "table"]
 
 OPTIONS: Final = (verbs.LAYERS, verbs.PLACES, verbs.FORM)
 
@@ -232,7 +228,7 @@ def _of_surroundings(held: _Held, *, reachable: bool) -> Iterator[Placed]:
             return
     if reachable and root.scope is Scope.USER and layer.about.when_closed is not None:
         yield from _of_use(held, layer.about.when_closed)
-    kind = network_file_system(root.path, mounts=environment.mounts)
+    kind = mounts.network_file_system(root.path, mounts=environment.mounts)
     if kind is not None and (hazard := layer.about.on_network) is not None:
         message = f"lies on a network file system ({kind}): {hazard.message}"
         yield held.found(root.path, hazard.severity, "network", message, held.elsewhere(_TEMPORARY))
@@ -265,7 +261,7 @@ def _apart(environment: Environment, path: Path) -> bool:
     The rank within the node counts on a local disk, and elsewhere only if the name has the node too.
     """
     home, node = environment.home_folder, platform.node()
-    local = network_file_system(path, mounts=environment.mounts) is None
+    local = mounts.network_file_system(path, mounts=environment.mounts) is None
     for part in path.relative_to(home).parts if path.is_relative_to(home) else path.parts:
         end = re.search(r"[0-9]{1,12}$", part)
         within = {*_LOCAL_RANKS} if local or node in part else set()
@@ -351,6 +347,9 @@ def run(request: verbs.Request) -> findings.Findings:
     """Carry out ``cachectl doctor``."""
     with request.working("examining"):
         return doctor(request.stack, request.options.layers)
+
+
+table = findings.table
 
 
 def show(result: findings.Findings, _request: verbs.Request) -> Iterator[object]:

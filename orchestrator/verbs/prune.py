@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING, Final
 from cachectl import config, layer_set, removal, verbs
 from cachectl.layers.base import errors, facts, selection
 from cachectl.layers.base.layer import every_root
-from cachectl.removal import show, table
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
-
-__all__ = ["OPTIONS", "plan_prune", "prune", "run", "show", "table"]
 
 OPTIONS: Final = (
     verbs.CLEARABLE,
@@ -118,6 +115,9 @@ def _make_room(holdings: Iterable[_Holding], most: int) -> None:
             break
         holding.going.append(thing)
         total -= thing.bytes
+
+
+show, table = removal.show, removal.table
 
 
 def run(request: verbs.Request) -> removal.PurgeResult:

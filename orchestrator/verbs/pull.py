@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from cachectl import verbs
-from cachectl.transfer import Transfer, show, table
-
-__all__ = ["OPTIONS", "USAGE", "run", "show", "table"]
+from cachectl import transfer, verbs
 
 OPTIONS: Final = (
     verbs.value(
@@ -31,7 +28,10 @@ cachectl pull SOURCE... [LAYER...] [selection]
        [--allowed-signers LIST | --digest HEX | --trust] [-n]"""
 
 
-def run(request: verbs.Request) -> Transfer:
+show, table = transfer.show, transfer.table
+
+
+def run(request: verbs.Request) -> transfer.Transfer:
     """Carry out ``cachectl pull``."""
     from cachectl.exchange.pull import pull
 

@@ -9,9 +9,6 @@ from cachectl import layer_set, removal, verbs
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.removal import show, table
-
-__all__ = ["OPTIONS", "plan_purge", "purge", "run", "show", "table"]
 
 OPTIONS: Final = (
     verbs.LAYERS.having("a layer that cachectl layers lists (name one, or use --all)"),
@@ -51,6 +48,9 @@ def purge(
         return plan_purge(chosen, selection, damaged=damaged)
 
     return removal.carry_out(stack, chosen, plan, notice, dry_run=dry_run)
+
+
+show, table = removal.show, removal.table
 
 
 def run(request: verbs.Request) -> removal.PurgeResult:

@@ -6,10 +6,7 @@ import sys
 from contextlib import redirect_stdout
 from typing import Final
 
-from cachectl import verbs
-from cachectl.transfer import Transfer, show, table
-
-__all__ = ["OPTIONS", "run", "show", "table"]
+from cachectl import transfer, verbs
 
 OPTIONS: Final = (
     verbs.value("target", "TARGET", f"made if missing: {verbs.STORES}; - (standard output); a database file of MIOpen"),
@@ -25,7 +22,10 @@ OPTIONS: Final = (
 )
 
 
-def run(request: verbs.Request) -> Transfer | int:
+show, table = transfer.show, transfer.table
+
+
+def run(request: verbs.Request) -> transfer.Transfer | int:
     """Carry out ``cachectl push``."""
     from cachectl.exchange.push import push
 

@@ -14,7 +14,6 @@ from cachectl.layers.base import errors, facts
 
 if TYPE_CHECKING:
     from cachectl.exchange.around import StoreUse
-    from cachectl.layer_set import LayerSet
     from cachectl.layers.base.layer import Layer
     from cachectl.watching.proof import Proof, Watch
 
@@ -72,7 +71,7 @@ class Ran(NamedTuple):
 
 
 def run_with(
-    stack: LayerSet,
+    stack: layer_set.LayerSet,
     command: Sequence[str],
     *,
     no_cache: bool = False,
@@ -136,13 +135,13 @@ def run_with(
         return Ran(status, None if watch is None else watch.end())
 
 
-def _watch(stack: LayerSet, layers: Iterable[Layer], left_out: frozenset[str]) -> Watch:
+def _watch(stack: layer_set.LayerSet, layers: Iterable[Layer], left_out: frozenset[str]) -> Watch:
     from cachectl.watching.proof import Watch
 
     return Watch(stack, layers, left_out=left_out)
 
 
-def _kept_below(stack: LayerSet, root: Path | bool) -> LayerSet:
+def _kept_below(stack: layer_set.LayerSet, root: Path | bool) -> layer_set.LayerSet:
     """Return the layers in an isolated root that is kept, which is made if it is missing; with ``False`` these.
 
     Raises :class:`BadRequest` for a root that is not kept.

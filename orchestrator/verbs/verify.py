@@ -6,9 +6,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from cachectl import findings, verbs
-from cachectl.findings import table
-
-__all__ = ["OPTIONS", "run", "show", "table"]
 
 OPTIONS: Final = (verbs.LAYERS, verbs.PLACES, verbs.WAIT, verbs.FORM)
 
@@ -17,6 +14,9 @@ def run(request: verbs.Request) -> findings.Findings:
     """Carry out ``cachectl verify``."""
     with request.working("verifying"):
         return findings.damage(request.stack.named(request.options.layers))
+
+
+table = findings.table
 
 
 def show(result: findings.Findings, request: verbs.Request) -> Iterator[object]:
