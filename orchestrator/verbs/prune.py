@@ -51,70 +51,59 @@ def prune(
     return removal.carry_out(stack, chosen, plan, notice, dry_run=dry_run)
 
 
-class _Holding:
-    """The things of one layer to keep, and those to remove; ``bytes`` are those that stay whatever is removed."""
-
-    def __init__(self, failure: Exception | None = None) -> None:
-        self.kept: list[facts.Removable] = []
-        self.going: list[facts.Removable] = []
-        self.bytes = 0
-        #: Places that could not be read; the rest of the layer is still pruned.
-        self.failed = [] if failure is None else [facts.Note("*", errors.reason_of(failure))]
-
-
 def plan_prune(layers: Iterable[Layer], limits: config.Limits) -> removal.PurgePlan:
     """Plan the removals that the limits require; changes nothing.
 
     The longest unused goes first, by time of use, else of change, else by a bound on it. Things of unknown age stay.
     """
-    holdings: dict[Layer, _Holding] = {}
-    for layer in layers:
+    going: dict[Layer, list[facts.Removable]] = {}
+    failed: dict[Layer, list[facts.Note]] = {}
+    aged: list[tuple[float, int, Layer, facts.Removable]] = []
+    total = 0
+    for number, layer in enumerate(layers):
         try:
-            holdings[layer] = _look(layer, limits)
-        except errors.FAILURES as error:  # noqa: PERF203 - one must not end the rest
+            going[layer], kept, fixed, failed[layer] = _look(layer, limits)
+        except errors.FAILURES as error:
             # Nothing is removed because of an incomplete count.
-            holdings[layer] = _Holding(error)
-    if limits.bytes is not None:
-        _make_room(holdings.values(), limits.bytes)
+            going[layer], kept, fixed, failed[layer] = [], [], 0, [facts.Note("*", errors.reason_of(error))]
+        total += fixed + sum(thing.bytes for thing in kept)
+        for thing in kept:
+            latest = thing.latest if isinstance(thing, facts.Entry) else thing.modified
+            aged.append((_UNKNOWN if latest is None else latest, number, layer, thing))
+    for latest, _, layer, thing in sorted(aged, key=lambda item: item[:2]):
+        if limits.bytes is None or total <= limits.bytes or latest == _UNKNOWN:
+            break
+        going[layer].append(thing)
+        total -= thing.bytes
 
     def plan(layer: Layer) -> facts.Plan:
-        holding = holdings[layer]
-        plan = layer.plan_removal(holding.going)
-        return replace(plan, failed=(*plan.failed, *holding.failed))
+        plan = layer.plan_removal(going[layer])
+        return replace(plan, failed=(*plan.failed, *failed[layer]))
 
-    return removal.planned(holdings, plan)
+    return removal.planned(going, plan)
 
 
-def _look(layer: Layer, limits: config.Limits) -> _Holding:
-    holding = _Holding()
+def _look(
+    layer: Layer, limits: config.Limits
+) -> tuple[list[facts.Removable], list[facts.Removable], int, list[facts.Note]]:
+    """Return what is stale or old, what is not, the bytes that stay whatever is removed, and what could not be read."""
+    going: list[facts.Removable] = []
+    kept: list[facts.Removable] = []
+    fixed, failed = 0, list[facts.Note]()
     for root in every_root(layer):
         for thing in layer.store.scan(root, contents=limits.stale):
             if isinstance(thing, facts.Housekeeping):
                 # A file of fixed length does not shrink, so it must not make prune remove entries.
-                holding.bytes += 0 if thing.fixed else thing.bytes
+                fixed += 0 if thing.fixed else thing.bytes
             elif isinstance(thing, facts.Problem):
-                holding.failed += [thing.note] if thing.hides else []
+                # The rest of the layer is still pruned.
+                failed += [thing.note] if thing.hides else []
             elif isinstance(thing, facts.Orphan) or thing.guest is None:
                 # A guest belongs to another program.
                 stale = limits.stale and (isinstance(thing, facts.Orphan) or thing.stale)
                 old = limits.before is not None and selection.Selection(before=limits.before).matches(thing)
-                (holding.going if stale or old else holding.kept).append(thing)
-    return holding
-
-
-def _make_room(holdings: Iterable[_Holding], most: int) -> None:
-    """Let the longest unused things go until the rest fits."""
-    total, aged = 0, list[tuple[float, int, facts.Removable, _Holding]]()
-    for number, holding in enumerate(holdings):
-        total += holding.bytes + sum(thing.bytes for thing in holding.kept)
-        for thing in holding.kept:
-            latest = thing.latest if isinstance(thing, facts.Entry) else thing.modified
-            aged.append((_UNKNOWN if latest is None else latest, number, thing, holding))
-    for latest, _, thing, holding in sorted(aged, key=lambda item: item[:2]):
-        if latest == _UNKNOWN or total <= most:
-            break
-        holding.going.append(thing)
-        total -= thing.bytes
+                (going if stale or old else kept).append(thing)
+    return going, kept, fixed, failed
 
 
 show, table = removal.show, removal.table
