@@ -72,7 +72,7 @@ class _Held(NamedTuple):
         """Return whether what is there is known, and can be removed."""
         return isinstance(self.usage, Usage) and self.layer.abilities()[Ability.CLEAR] is None
 
-    def found(self, place: object, severity: Severity, code: str, message: str, fix: str) -> Placed:
+    def finding(self, place: object, severity: Severity, code: str, message: str, fix: str) -> Placed:
         """Return a finding about this root."""
         return place, Finding(self.layer.name, self.root.path, None, severity, code, message, fix)
 
@@ -122,10 +122,10 @@ def _held(layer: Layer) -> Iterator[_Held]:
             yield _Held(layer, root, not number, exists, usage)
 
 
-def _guarded(layer: Layer, path: Path, found: Iterable[Placed]) -> Iterator[Placed]:
+def _guarded(layer: Layer, path: Path, placed: Iterable[Placed]) -> Iterator[Placed]:
     """Yield findings, and the error that ends them as one more; of an error met several times, one is shown."""
     try:
-        yield from found
+        yield from placed
     except errors.FAILURES as error:
         yield (layer, path), findings.failure(layer, path, error)
 
@@ -170,12 +170,12 @@ def _of_root(held: _Held) -> Iterator[Placed]:
     if usage.stale_entries:
         amount = errors.plural(usage.stale_entries, "stale entry", "stale entries")
         message = f"{amount} of {usage.stale_bytes or 0:,} bytes, which no known Python or driver can hit"
-        yield held.found(root, Severity.WASTES, "stale", message, fix)
+        yield held.finding(root, Severity.WASTES, "stale", message, fix)
     if usage.orphan_files:
         wastes = usage.orphan_bytes or usage.orphan_files >= _MANY_FILES
         amount = errors.plural(usage.orphan_files, "leaked file")
         message = f"{amount} of {usage.orphan_bytes or 0:,} bytes, which nothing reads"
-        yield held.found(root, Severity.WASTES if wastes else Severity.HARMLESS, "leaked", message, fix)
+        yield held.finding(root, Severity.WASTES if wastes else Severity.HARMLESS, "leaked", message, fix)
 
 
 # ---------------------------------------------------------------------- full file systems
@@ -188,10 +188,10 @@ def _of_space(roots: Iterable[_Held]) -> Iterator[Finding]:
         if held.root.scope is Scope.USER and held.in_use:
             with suppress(OSError):
                 devices.setdefault(presence.nearest(held.root.path).stat().st_dev, []).append(held)
-    for there in devices.values():
+    for same in devices.values():
         with suppress(OSError):
-            for free in room.room_at(there[0].root.path):
-                yield from _shortage(there, free)
+            for free in room.room_at(same[0].root.path):
+                yield from _shortage(same, free)
 
 
 def _shortage(roots: list[_Held], free: room.Room) -> Iterator[Finding]:
@@ -214,7 +214,7 @@ def _shortage(roots: list[_Held], free: room.Room) -> Iterator[Finding]:
         owner = f"{largest.layer.name} holds most of what can be cleared there, {most:,} {unit}"
         fix = f"cachectl purge {largest.layer.name}"
     severity = Severity.FAILS if max(grades) > 1 else Severity.RISKS
-    yield largest.found(None, severity, "full", f"{free.source} has room for {' and '.join(short)}; {owner}", fix)[1]
+    yield largest.finding(None, severity, "full", f"{free.source} has room for {' and '.join(short)}; {owner}", fix)[1]
 
 
 # ---------------------------------------------------------------------- network file systems and shared roots
@@ -231,7 +231,7 @@ def _of_surroundings(held: _Held, *, reachable: bool) -> Iterator[Placed]:
     kind = mounts.network_file_system(root.path, mounts=environment.mounts)
     if kind is not None and (hazard := layer.about.on_network) is not None:
         message = f"lies on a network file system ({kind}): {hazard.message}"
-        yield held.found(root.path, hazard.severity, "network", message, held.elsewhere(_TEMPORARY))
+        yield held.finding(root.path, hazard.severity, "network", message, held.elsewhere(_TEMPORARY))
     job, hazard = job_of(environment), layer.about.among_ranks
     if job is None or hazard is None or _apart(environment, root.path):
         return
@@ -243,7 +243,7 @@ def _of_surroundings(held: _Held, *, reachable: bool) -> Iterator[Placed]:
     node = "$(hostname)-" if variable in _LOCAL_RANKS else ""
     # The shell stops with an error if the variable is not set.
     fix = held.elsewhere(f'"$HOME/.cachectl/rank{node}${{{variable}:?}}"')
-    yield held.found(root.path, hazard.severity, "ranks", message, fix)
+    yield held.finding(root.path, hazard.severity, "ranks", message, fix)
 
 
 def job_of(environment: Environment) -> tuple[int | None, str] | None:
@@ -287,7 +287,7 @@ def _of_use(held: _Held, hazard: Hazard) -> Iterator[Placed]:
             fix = f"unset {root.source}"
         which = "there" if itself else f"at {place}"
         message = f"something that is not a directory is {which}, so {hazard.message}"
-        yield held.found(place, hazard.severity, "no-folder", message, fix)
+        yield held.finding(place, hazard.severity, "no-folder", message, fix)
     elif not _writable_for_us(place):
         closed, status = trust.closed_by_another(place, environment.home_folder), place.stat()
         state = "is" if itself else f"cannot be made, because {place} is"
@@ -298,7 +298,7 @@ def _of_use(held: _Held, hazard: Hazard) -> Iterator[Placed]:
             fix = closed.command
         elif hasattr(os, "geteuid") and status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWUSR:
             fix = f"chmod u+w {quoted}"
-        yield held.found(place, hazard.severity, "closed", message, fix)
+        yield held.finding(place, hazard.severity, "closed", message, fix)
 
 
 def _writable_for_us(place: Path) -> bool:
@@ -315,7 +315,7 @@ def _of_writers(held: _Held) -> Iterator[Placed]:
     owner = real.stat().st_uid
     if root.scope is Scope.USER and owner not in (0, os.geteuid()):
         message = f"belongs to {user_name(owner)}, whose code runs as you"
-        yield held.found(root.path, Severity.UNSAFE, "owner", message, held.elsewhere(_OWN))
+        yield held.finding(root.path, Severity.UNSAFE, "owner", message, held.elsewhere(_OWN))
     for folder in trust.open_to_others(root.path):
         status = folder.stat()
         whose = "everybody" if status.st_mode & stat.S_IWOTH else f"the group {_group_name(status.st_gid)}"
@@ -328,7 +328,7 @@ def _of_writers(held: _Held) -> Iterator[Placed]:
             fix = held.elsewhere(_OWN)
         elif os.geteuid() not in (0, status.st_uid):
             fix = f"as {user_name(status.st_uid)}: {fix}"
-        yield held.found((status.st_dev, status.st_ino), Severity.UNSAFE, "writable", message, fix)
+        yield held.finding((status.st_dev, status.st_ino), Severity.UNSAFE, "writable", message, fix)
 
 
 def _group_name(number: int) -> str:

@@ -213,18 +213,18 @@ def _lines(proof: Proof) -> Iterator[str]:
     """Yield the proof of each layer, then the verdict."""
     from cachectl.watching.proof import Verdict
 
-    for one in proof.attestations:
-        files = f"{errors.plural(one.compared, 'file')} compared"
-        if one.verdict is Verdict.FAILS:
-            shown = [f"{touch.path} {', '.join(touch.what)}" for touch in one.touches[:_FEW]]
-            more = len(one.touches) - len(shown)
+    for attestation in proof.attestations:
+        files = f"{errors.plural(attestation.compared, 'file')} compared"
+        if attestation.verdict is Verdict.FAILS:
+            shown = [f"{touch.path} {', '.join(touch.what)}" for touch in attestation.touches[:_FEW]]
+            more = len(attestation.touches) - len(shown)
             attested = "; ".join([*shown, *([f"and {more:,} more"] if more else [])])
-        elif one.verdict is Verdict.UNKNOWN:
-            attested = f"no write seen ({files}), but reads are unknown: {'; '.join(one.unknown)}"
+        elif attestation.verdict is Verdict.UNKNOWN:
+            attested = f"no write seen ({files}), but reads are unknown: {'; '.join(attestation.unknown)}"
         else:
-            means = ", ".join([f"file events on {errors.plural(one.folders, 'folder')}", *one.notes])
+            means = ", ".join([f"file events on {errors.plural(attestation.folders, 'folder')}", *attestation.notes])
             attested = f"not written ({files}), not read ({means})"
-        yield f"proof: {one.layer}: {attested}"
+        yield f"proof: {attestation.layer}: {attested}"
     for name in proof.left_out:
         yield f"proof: {name}: stays in use, so nothing is proved of it"
     if proof.of(Verdict.FAILS):

@@ -133,11 +133,11 @@ def _require_printable(what: str, text: str) -> None:
 
 def _places(layers: LayerSet) -> set[Path]:
     """Return where caches and settings are."""
-    found = {path for _, path in config_paths(layers.environment)}
+    places = {path for _, path in config_paths(layers.environment)}
     for layer in layers:
         with suppress(*FAILURES):
-            found.update(root.path for root in layer.roots())
-    return found
+            places.update(root.path for root in layer.roots())
+    return places
 
 
 def _unit_word(text: str) -> str:

@@ -233,9 +233,9 @@ class SharedStore:
         self._place.remove([probe])
         for moment in moments:
             if moment is not None and abs(moment - now) > _SKEW:
-                there, here = moment_text(moment), moment_text(now)
+                store_time, own_time = moment_text(moment), moment_text(now)
                 raise errors.CachectlError(
-                    f"{self._place.shown}: its clock shows {there}, that of this machine {here}; set it"
+                    f"{self._place.shown}: its clock shows {store_time}, that of this machine {own_time}; set it"
                 )
 
     def verify(self, *, allowed_signers: str | None = None) -> StoreCheck:
@@ -315,35 +315,36 @@ def run(request: verbs.Request) -> StoreListing | Collection | StoreCheck:
         return store.gc(older_than=older_than, max_size=max_size, dry_run=options.dry_run)
 
 
-def show(done: StoreListing | Collection | StoreCheck, request: verbs.Request) -> Iterator[object]:
+def show(result: StoreListing | Collection | StoreCheck, request: verbs.Request) -> Iterator[object]:
     """Yield what the store holds, what was removed, or what is wrong with it."""
-    if isinstance(done, StoreListing):
-        yield _listing(done, request.now)
+    if isinstance(result, StoreListing):
+        yield _listing(result, request.now)
         yield ""
-        yield verbs.Whole(f"digest {done.digest}")
-    elif isinstance(done, Collection):
-        would = "would be " if done.dry_run else ""
-        entries = errors.plural(done.entries, "entry", "entries")
-        yield verbs.Whole(f"{errors.plural(len(done.parts), 'part')} of the index with {entries} {would}removed")
-        sizes = f"{verbs.size(done.freed)}; {verbs.size(done.kept)} stay"
-        yield verbs.Whole(f"{errors.plural(done.removed, 'pack')} {would}removed: {sizes}")
+        yield verbs.Whole(f"digest {result.digest}")
+    elif isinstance(result, Collection):
+        would = "would be " if result.dry_run else ""
+        entries = errors.plural(result.entries, "entry", "entries")
+        yield verbs.Whole(f"{errors.plural(len(result.parts), 'part')} of the index with {entries} {would}removed")
+        sizes = f"{verbs.size(result.freed)}; {verbs.size(result.kept)} stay"
+        yield verbs.Whole(f"{errors.plural(result.removed, 'pack')} {would}removed: {sizes}")
     else:
-        for finding in done.findings:
+        for finding in result.findings:
             yield f"{finding.severity}: {finding.name}: {finding.message}"
-        index = f"{errors.plural(done.entries, 'entry', 'entries')} in {errors.plural(done.parts, 'part')} of the index"
-        yield verbs.Whole(f"{index} and {errors.plural(done.packs, 'pack')} checked")
-        yield verbs.Whole(f"digest {done.digest}")
+        entries, parts = errors.plural(result.entries, "entry", "entries"), errors.plural(result.parts, "part")
+        packs = errors.plural(result.packs, "pack")
+        yield verbs.Whole(f"{entries} in {parts} of the index and {packs} checked")
+        yield verbs.Whole(f"digest {result.digest}")
 
 
-def _listing(done: StoreListing, now: float) -> verbs.Table:
+def _listing(listing: StoreListing, now: float) -> verbs.Table:
     columns = (
         *("layer", verbs.counts("entries"), verbs.sizes("size"), verbs.counts("parts"), verbs.counts("unsigned")),
         *(verbs.ages("newest", now), "for"),
     )
     rows = []
-    for key in done.keys:
+    for key in listing.keys:
         facts = ", ".join(f"{name} {fact or verbs.DASH}" for name, fact in key.fingerprint.items())
         rows.append((key.layer, key.entries, key.bytes, key.parts, key.unsigned, key.newest, facts))
-    entries, sizes = sum(key.entries for key in done.keys), sum(key.bytes for key in done.keys)
-    last = ("total", entries, sizes, sum(key.parts for key in done.keys), "", "", "")
+    entries, sizes = sum(key.entries for key in listing.keys), sum(key.bytes for key in listing.keys)
+    last = ("total", entries, sizes, sum(key.parts for key in listing.keys), "", "", "")
     return verbs.Table(columns, rows, last)

@@ -89,7 +89,7 @@ def show(traced: Trace) -> Iterator[bytes | str | verbs.Table]:
     stopped = [layer for layer in traced.layers if layer.state is not None]
     if shown:
         numbers = map(verbs.counts, ("hits", "misses", "stores"))
-        rows = [(one.layer, one.hits, one.misses, one.stores, one.bytes, one.evidence) for one in shown]
+        rows = [(use.layer, use.hits, use.misses, use.stores, use.bytes, use.evidence) for use in shown]
         yield verbs.Table(("layer", *numbers, verbs.sizes("stored"), "evidence"), rows)
     yield from (f"{layer.layer}: {layer.state} ({layer.state_why})" for layer in stopped)
     others = len(traced.layers) - len({layer.layer for layer in (*shown, *stopped)})
