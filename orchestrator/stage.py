@@ -20,9 +20,10 @@ from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
-from cachectl.exchange import bundle, copying, index, push
+from cachectl.exchange import bundle, copying, push
 from cachectl.exchange.place import STREAM, Missing
 from cachectl.exchange.pull import pull
+from cachectl.exchange.store import Store, place_of
 from cachectl.exchange.trust import UNTRUSTED, Trust, judges
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import Environment
@@ -111,7 +112,7 @@ class Job:
             if folder is not None and not folder.is_dir():
                 return f"--out {self.out!r}: the folder {folder} does not exist"
             if self.out is not None and (self.source is None or not self.is_same):
-                index.place_of(self.out, environment, writes=True, force=self.force).names("index")
+                place_of(self.out, environment, writes=True, force=self.force).names("index")
         except (OSError, CachectlError) as error:
             return f"--out {_reason(error)}"
         return None
@@ -215,12 +216,12 @@ class NodeRoot:
         stack = self.stack()
         parcel = _Parcel(stack.environment)
         try:
-            writer = push.Writer(index.StoreIndex(parcel, stack.environment))
-            others = _names_in(stack) - names
-            layers = sorted(stack.clearable(), key=lambda layer: layer.name)
-            besides = {layer.name: {key for name, key in others if name == layer.name} for layer in layers}
-            push.push_layers(stack, writer, ALL, layers, besides)
-            writer.finish()
+            besides: dict[str, set[str]] = {}
+            for name, key in _names_in(stack) - names:
+                besides.setdefault(name, set()).add(key)
+            store = Store(parcel, stack.environment)
+            push.push_layers(stack, store, stack.clearable(), besides=besides)
+            store.finish()
         except (OSError, CachectlError) as error:
             self.notes.append(f"{len(names)} new entries are lost: {_reason(error)}")
             return None
@@ -402,16 +403,16 @@ class Ranks:
     def _push(self, here: NodeRoot, received: Sequence[BinaryIO]) -> None:
         job, stack = self._job, here.stack()
         with judges(self.environment, job.sign, None) as trusted:
-            place = index.place_of(job.out or "", self._apart(), writes=True, force=job.force)
-            writer = push.Writer(index.StoreIndex(place, self.environment, trusted), job.sign)
-            layers = sorted(stack.clearable(), key=lambda layer: layer.name) if here.root is not None else ()
-            added = sum(layer.placed for layer in push.push_layers(stack, writer, ALL, layers))
+            place = place_of(job.out or "", self._apart(), writes=True, force=job.force)
+            store = Store(place, self.environment, trusted, key=job.sign)
+            result = push.push_layers(stack, store, stack.clearable() if here.root is not None else ())
             for file in received:
                 if file.tell():
-                    added += writer.take(index.StoreIndex(_Parcel(self.environment, file), self.environment))
-            writer.finish()
-        digest = f"; digest {writer.digest}" * bool(writer.written or writer.index.names.parts)
-        self._inform(f"{place.shown}: {plural(added, 'entry', 'entries')} added{digest}")
+                    parcel = Store(_Parcel(self.environment, file), self.environment)
+                    copying.copy(parcel, store, copying.missing(parcel, store, parcel.portability_keys(), ALL, result))
+            store.finish()
+        digest = f"; digest {store.digest}" * bool(store.written or store.parts)
+        self._inform(f"{place.shown}: {plural(result.total.placed, 'entry', 'entries')} added{digest}")
 
     def _apart(self) -> Environment:
         """Return an environment whose unnamed temporary files lie on the node's own disk, if possible."""

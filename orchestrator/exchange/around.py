@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from cachectl.exchange import copying
+from cachectl.exchange.format import StoreKey
 from cachectl.exchange.place import STREAM, Deadline, Missing, without_secrets
 from cachectl.exchange.pull import pull
 from cachectl.exchange.push import push
@@ -25,11 +26,12 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors
 from cachectl.layers.base.environment import own_roots_folder
 from cachectl.layers.base.facts import Ability
+from cachectl.layers.base.selection import ALL
 from cachectl.layers.disk import private_folders
 from cachectl.layers.disk.trust import open_to_others
 from cachectl.switching import isolated
 from cachectl.switching.run import environment_of
-from cachectl.transfer import Moved, Transfer
+from cachectl.transfer import Transfer
 
 if TYPE_CHECKING:
     from cachectl.exchange.trust import Trust
@@ -173,20 +175,19 @@ def start_from(
     if (place := next(open_to_others(base), None)) is not None:
         notice(f"base: other users can write to {place}, and programs run what is in a base")
     source, own = LayerSet(environment_of(environment, base)), LayerSet(environment_of(environment, here))
-    names = tuple(layers) or tuple(layer.name for layer in own)
-    is_empty = True
-    for name in names:
+    keys = []
+    for name in tuple(layers) or tuple(layer.name for layer in own):
         abilities = own[name].abilities()
-        if name not in source or any(abilities[one] is not None for one in (Ability.RELOCATE, Ability.PUT)):
-            continue
-        counts = Moved(name)
-        copying.copy_layer(source[name], own[name], counts)
-        is_empty = is_empty and not (counts.placed or counts.there or counts.failed)
-        said = {"copied": counts.placed, "there before": counts.there}
+        if name in source and abilities[Ability.RELOCATE] is None and abilities[Ability.PUT] is None:
+            keys.append(StoreKey(name, {}))
+    result, whole, part = Transfer(str(base)), copying.Layers(source), copying.Layers(own)
+    copying.copy(whole, part, copying.missing(whole, part, keys, ALL, result))
+    for done in result.layers:
+        said = {"copied": done.placed, "there before": done.there}
         if words := ", ".join(f"{number:,} {word}" for word, number in said.items() if number):
-            notice(f"base: {name}: {words}")
-        _say_failed(f"base: {name}", "left", counts.failed, notice)
-    if is_empty:
+            notice(f"base: {done.layer}: {words}")
+        _say_failed(f"base: {done.layer}", "left", done.failed, notice)
+    if not any(done.placed or done.there or done.failed for done in result.layers):
         notice(f"base: {base} has no entry of any layer; cachectl run --isolated={base} -- COMMAND makes some")
     return here
 

@@ -12,8 +12,8 @@ from cachectl import table
 from cachectl import table as tables
 from cachectl.exchange import trust
 from cachectl.exchange.format import INDEX, Item, PartName, is_name
-from cachectl.exchange.index import Gone, StoreIndex, place_of
 from cachectl.exchange.place import FOLDERS, BadStore, Stored
+from cachectl.exchange.store import Gone, Store, place_of
 from cachectl.layers.base import errors
 from cachectl.layers.base.facts import AsJson
 from cachectl.layers.base.selection import moment_text
@@ -145,10 +145,10 @@ class SharedStore:
 
     def ls(self) -> StoreListing:
         """Return what is in the store, by portability key. Raises :class:`BadStore` and :class:`Missing`."""
-        index = StoreIndex(self._place, self._environment)
+        index = Store(self._place, self._environment)
         index.require_store()
         groups: dict[str, list[PartName]] = {}
-        for name in index.names.parts:
+        for name in index.parts:
             groups.setdefault(name.key, []).append(name)
         keys = []
         for group, names in groups.items():
@@ -189,9 +189,9 @@ class SharedStore:
         place, now = self._place, self._environment.clock()
         # Before the index: what is listed by then is not taken for unlisted.
         contents = {stored.name: stored for folder in FOLDERS for stored in place.names(folder)}
-        index = StoreIndex(place, self._environment)
+        index = Store(place, self._environment)
         index.require_store()
-        parts = {name: index.part(name) for name in index.names.parts}
+        parts = {name: index.part(name) for name in index.parts}
         uses = Counter(pack for part in parts.values() for pack in part.packs)
         sizes = {name: stored.bytes or 0 for name, stored in contents.items()}
         kept = sum(sizes.get(pack, 0) for pack in uses)
@@ -257,11 +257,11 @@ class SharedStore:
         # Before the index: a writer adds packs first.
         contents = set(filter(is_name, (stored.name for stored in self._place.names("packs"))))
         with trust.judges(self._environment, None, allowed_signers) as trusted:
-            index = StoreIndex(self._place, self._environment, trusted)
+            index = Store(self._place, self._environment, trusted)
             index.require_store()
-            check = StoreCheck(self._place.shown, index.digest, len(index.names.parts))
+            check = StoreCheck(self._place.shown, index.digest, len(index.parts))
             packs: dict[str, list[Item]] = {}
-            for name in index.names.parts:
+            for name in index.parts:
                 for item in _checked(index, check, name):
                     check.entries += 1
                     packs.setdefault(item.pack.name if item.pack is not None else "", []).append(item)
@@ -274,7 +274,7 @@ class SharedStore:
         return check
 
 
-def _checked(index: StoreIndex, check: StoreCheck, name: PartName) -> tuple[Item, ...]:
+def _checked(index: Store, check: StoreCheck, name: PartName) -> tuple[Item, ...]:
     """Return the entries of an index part."""
     shown = f"{INDEX}{name}"
     try:
@@ -285,14 +285,14 @@ def _checked(index: StoreIndex, check: StoreCheck, name: PartName) -> tuple[Item
     except Gone as error:
         index.refresh()
         # Else gc has removed it meanwhile.
-        if name in index.names.parts:
+        if name in index.parts:
             check.add(shown, "missing", error)
     except BadStore as error:
         check.add(shown, "damaged", error)
     return ()
 
 
-def _check_pack(index: StoreIndex, check: StoreCheck, pack: str, items: list[Item]) -> None:
+def _check_pack(index: Store, check: StoreCheck, pack: str, items: list[Item]) -> None:
     """Read the entries of a pack."""
     try:
         for _ in index.contents(items):
@@ -300,13 +300,13 @@ def _check_pack(index: StoreIndex, check: StoreCheck, pack: str, items: list[Ite
     except Gone as error:
         index.refresh()
         # Else gc has removed the part, too.
-        if any(_lists(index, name, pack) for name in index.names.parts):
+        if any(_lists(index, name, pack) for name in index.parts):
             check.add(pack, "missing", error)
     except BadStore as error:
         check.add(pack, "damaged", error)
 
 
-def _lists(index: StoreIndex, name: PartName, pack: str) -> bool:
+def _lists(index: Store, name: PartName, pack: str) -> bool:
     # Parts that cannot be used are findings of their own.
     with suppress(BadStore, trust.Untrusted):
         return pack in index.part(name).packs

@@ -1,0 +1,372 @@
+"""A store as one command sees it: what is listed, what is read of it on demand, and what is added to it.
+
+Packs are written first and the index part that lists them last: that acknowledges a push. A push that is killed leaves
+packs that nothing lists, which ``store gc`` removes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
+
+from cachectl.exchange import format as stores
+from cachectl.exchange import memory, trust
+from cachectl.exchange.format import Item, PartName, StoreKey
+from cachectl.exchange.place import STREAM, BadStore, Deadline, Missing, StorePlace, TransferFailed, is_url
+from cachectl.layers.base import errors, facts
+
+if TYPE_CHECKING:
+    from cachectl.exchange.copying import Group
+    from cachectl.layers.base.environment import Environment
+    from cachectl.layers.base.selection import Selection
+    from cachectl.transfer import Moved
+
+#: Seconds after which a long push writes an index part for what it has uploaded.
+_CHECKPOINT: Final = 600.0
+#: Seconds between the upload of a pack and that of its index part, after which the push fails: half of the time after
+#: which ``store gc`` removes packs that nothing lists.
+_TOO_SLOW: Final = 43200.0
+#: Bytes that the name of its pack, and an offset, add to the line of an entry.
+_PLACE: Final = 100
+#: Entries after which an index part is written, and those of a pack: half of what a reader takes.
+_FULL_PART: Final = stores.MOST_ENTRIES // 2
+#: Random bytes in a pack.
+_SALT: Final = 16
+#: How often something starts again because ``gc`` removed an index part or a pack that it was about to read.
+_AGAIN: Final = 100
+
+T = TypeVar("T")
+
+
+class Gone(BadStore):
+    """A part or a pack was removed after it had been listed."""
+
+
+def place_of(address: str | Path, environment: Environment, *, writes: bool = False, force: bool = False) -> StorePlace:
+    """Return the place of a path or a URL, to be read or written; ``force`` replaces a file that is not a bundle.
+
+    Nothing is made yet, but the server may be connected to, and a bundle is opened. Raises :class:`BadRequest`,
+    :class:`TransferFailed`, and :class:`BadStore` for a file that is not a bundle.
+    """
+    url = str(address)
+    if not url:
+        raise errors.BadRequest("no store is named; name a bundle FILE, a folder or a URL")
+    if url.lower().startswith(("oci://", "oci+http://")):
+        from cachectl.exchange.registry import RegistryPlace
+
+        return RegistryPlace(url, environment)
+    if is_url(url):
+        from cachectl.exchange.remote import RemotePlace
+
+        return RemotePlace(url)
+    path = environment.expand(url)
+    # A new name that ends in .zip means a bundle, too.
+    if url == STREAM or (not path.is_dir() if path.exists() else path.suffix == ".zip"):
+        from cachectl.exchange.bundle import BundlePlace
+
+        return BundlePlace(None if url == STREAM else path, environment, writes=writes, force=force)
+    from cachectl.exchange.folder import FolderPlace
+
+    return FolderPlace(path)
+
+
+class Store:
+    """A store as a collection: ``parts`` and ``files`` of its index as they were listed, the oldest part first.
+
+    With ``judges``, one of them has to trust a part. Index files that were read before come from what this user's
+    machine remembers. :meth:`save` writes to that; until then nothing is written. What is added is signed with ``key``,
+    and complete after :meth:`finish`. ``deadline`` ends the reading of entries that were downloaded.
+    """
+
+    def __init__(
+        self,
+        place: StorePlace,
+        environment: Environment,
+        judges: Sequence[trust.Judge] = (),
+        *,
+        key: str | None = None,
+        deadline: Deadline | None = None,
+    ) -> None:
+        self.place = place
+        self.environment = environment
+        self.memory = None if place.is_bundle else memory.StoreMemory(environment, place.shown)
+        #: Bytes of packs that were read, and of all files that were written.
+        self.fetched = self.written = 0
+        #: Index parts that were removed before: they are left out if they come back.
+        self.gone: Sequence[str] = ()
+        self._judges = judges
+        self._key = key
+        self._deadline = deadline
+        self._parts: dict[PartName, stores.Part] = {}
+        self._keys: dict[str, StoreKey] = {}
+        self._added: list[PartName] = []
+        self._spool: BinaryIO | None = None
+        self._offsets: dict[tuple[str, str], int] = {}
+        self.parts: tuple[PartName, ...] = ()
+        self.files: frozenset[str] = frozenset()
+        self.refresh()
+
+    # ------------------------------------------------------------------ the index
+
+    def refresh(self) -> bool:
+        """List the names again; return whether they have changed."""
+        before = self.files
+        if self.memory is not None:
+            self.memory.look()
+        with self._naming():
+            self.parts, self.files = stores.sort_names(self.place.names("index"))
+        #: The parts whose entries may be used, with their signers, and those that may not, each with the reason.
+        self.trusted: dict[PartName, str | None] = {}
+        self.left_out: dict[PartName, str] = {}
+        return self.files != before
+
+    def settled(self, work: Callable[[], T]) -> T:
+        """Return the result of some reading, which is done again if ``gc`` has removed something meanwhile."""
+        for _ in range(_AGAIN):
+            try:
+                return work()
+            except Gone:  # noqa: PERF203
+                if not self.refresh():
+                    raise
+        message = f"cannot read {self.place.shown}: its index changes all the time; try again"
+        raise TransferFailed(message)
+
+    @property
+    def digest(self) -> str:
+        """Return what pins the content: the SHA-256 of a bundle, else of the sorted names of the index parts."""
+        return self.place.digest() or stores.digest_of({*self.parts, *self._added})
+
+    def require_store(self) -> None:
+        """Raise :class:`Missing` if there is no store."""
+        if not self.files:
+            raise Missing(f"{self.place.shown}: there is no store; cachectl push {self.place.shown} makes one")
+
+    def key(self, name: str) -> StoreKey:
+        """Return the key document of a name of 16 digits. Raises :class:`BadStore`."""
+        if name not in self._keys:
+            self._keys[name] = self._read(f"key-{name}", stores.LARGEST_KEY, partial(stores.parse_key, name))
+        return self._keys[name]
+
+    def portability_keys(self) -> list[StoreKey]:
+        """Return the portability keys of which there are parts, by layer."""
+        names = dict.fromkeys(name.key for name in self.parts)
+        return sorted(map(self.key, names), key=lambda key: key.layer)
+
+    def part(self, name: PartName) -> stores.Part:
+        """Return an index part. It is parsed, and kept by this machine, only if it is trusted.
+
+        Raises :class:`Untrusted` with the reason, :class:`BadStore`, and :class:`Gone` if it was removed meanwhile.
+        """
+        if name not in self._parts:
+            self._parts[name] = self._read(str(name), stores.MOST_PART, partial(self._judged, name))
+        return self._parts[name]
+
+    def _judged(self, name: PartName, file: bytes) -> stores.Part:
+        text, signature = stores.open_part(name, file)
+        signer, reason = None, None
+        for judge in self._judges:
+            try:
+                signer = judge.signer(text, signature)
+                break
+            except trust.Untrusted as error:
+                reason = reason or error
+            except trust.Forged as error:
+                raise BadStore(f"{name}: {error}") from error
+        if reason is not None and signer is None:
+            raise reason
+        return stores.parse_part(name, text)._replace(is_signed=bool(signature), signer=signer)
+
+    def usable(self, name: PartName) -> stores.Part | None:
+        """Return an index part; ``None``, with the reason in ``left_out``, if its entries may not be used."""
+        if name not in self.left_out:
+            try:
+                part = self.part(name)
+            except trust.Untrusted as error:
+                self.left_out[name] = str(error)
+                return None
+            if str(name) not in self.gone:
+                self.trusted[name] = part.signer
+                return part
+            self.left_out[name] = "it was removed from the store before, and has come back"
+        return None
+
+    def _read(self, file: str, most: int, parse: Callable[[bytes], T]) -> T:
+        """Return what is in a file of the index: one that this machine keeps, or that of the store."""
+        kept = None if self.memory is None else self.memory.read(file, most)
+        if kept is not None:
+            with suppress(BadStore):
+                return parse(kept)
+        with self._naming():
+            data = self.place.read(stores.INDEX + file, most)
+            parsed = parse(data)
+        if self.memory is not None:
+            self.memory.add(file, data)
+        return parsed
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Say in an error which store is damaged."""
+        try:
+            yield
+        except Missing as error:
+            raise Gone(str(error)) from error
+        except BadStore as error:
+            if str(error).startswith(self.place.shown):
+                raise
+            raise BadStore(f"{self.place.shown}: {error}") from error
+
+    # ------------------------------------------------------------------ entries
+
+    def _items(self, key: StoreKey) -> Iterator[Item]:
+        """Yield the entries in the parts of a portability key that may be used, the newest part first."""
+        for name in reversed(self.parts):
+            if name.key == key.name and (part := self.usable(name)) is not None:
+                yield from part.entries
+
+    def entries(self, key: StoreKey, selection: Selection, _: Moved) -> Iterator[Item]:
+        """Yield the selected entries of a portability key."""
+        for item in self._items(key):
+            if selection.everything or selection.matches(item.to_entry(Path())):
+                yield item
+
+    def known(self, key: StoreKey) -> set[str]:
+        """Return the keys of the entries of a portability key."""
+        return self.settled(lambda: {item.key for item in self._items(key)})
+
+    def contents(self, items: Iterable[Item]) -> Iterator[tuple[Item, bytes]]:
+        """Yield the verified bytes of entries, with one request for each pack.
+
+        Raises :class:`BadStore` for anything that is not what the index says, and :class:`Gone` if it is missing.
+        """
+        groups: dict[stores.Pack, list[Item]] = {}
+        for item in items:
+            if item.pack is not None:
+                groups.setdefault(item.pack, []).append(item)
+        for pack, group in groups.items():
+            with self._naming():
+                file = self.place.read(pack.name, pack.packed)
+                self.fetched += len(file)
+                entries = stores.open_pack(group, pack, file)
+            del file
+            yield from entries
+
+    @contextmanager
+    def downloaded(self, plan: Iterable[Group]) -> Iterator[None]:
+        """Download and verify what a plan needs; in the block :meth:`read` takes it from there.
+
+        It lies in a file that no other process can reach.
+        """
+        from cachectl.exchange import bundle
+
+        with bundle.unnamed_file(self.environment) as file:
+            for group in plan:
+                for item, data in self.contents(group.entries):
+                    self._offsets[item.layer, item.key] = file.tell()
+                    bundle.spool(file, data, self.environment, self.place.shown)
+            self._spool = file
+            yield
+            self._spool = None
+
+    def read(self, key: StoreKey, items: Iterable[Item], done: Moved) -> Iterator[tuple[Item, bytes]]:
+        """Yield items with their bytes, until the deadline."""
+        if self._spool is None:
+            yield from self.contents(items)
+            return
+        for item in items:
+            if self._deadline is not None and not self._deadline.left:
+                done.failed.append(facts.Note(item.key, "the time for the store was up"))
+                continue
+            self._spool.seek(self._offsets[key.layer, item.key])
+            yield item, self._spool.read(item.bytes)
+
+    # ------------------------------------------------------------------ writing
+
+    def write(self, key: StoreKey, contents: Iterable[tuple[Item, bytes]], done: Moved) -> list[str]:
+        """Upload entries of one portability key, each with its bytes, list them in the index, and return their keys."""
+        keys: list[str] = []
+        items: list[Item] = []
+        lines, began = 0, self.environment.clock()
+        for entries, length in _packs(contents, with_times=not self.place.is_bundle):
+            items += self._write_pack(entries)
+            keys += (item.key for item, _ in entries)
+            done.bytes += sum(item.bytes for item, _ in entries)
+            lines += length
+            is_old = self.environment.clock() - began > _CHECKPOINT
+            if len(items) >= _FULL_PART or lines >= stores.FULL_PART or is_old:
+                self._write_part(key, items, began)
+                items, lines, began = [], 0, self.environment.clock()
+        if items:
+            self._write_part(key, items, began)
+        done.placed += len(keys)
+        return keys
+
+    def _write_pack(self, entries: list[tuple[Item, bytes]]) -> list[Item]:
+        content = b"".join(data for _, data in entries)
+        # No other push makes a pack of that name, so that gc cannot remove what another push relies on.
+        file = stores.file_of(content, b"" if self.place.is_bundle else os.urandom(_SALT))
+        pack = stores.Pack(hashlib.sha256(file).hexdigest(), len(file), len(content))
+        self._put(pack.name, file)
+        items, offset = [], 0
+        for item, _ in entries:
+            items.append(replace(item, pack=pack, offset=offset))
+            offset += item.bytes
+        return items
+
+    def _write_part(self, key: StoreKey, items: list[Item], began: float) -> None:
+        if self.environment.clock() - began > _TOO_SLOW:
+            message = f"cannot push to {self.place.shown}: it took longer than half a day; push fewer layers at once"
+            raise TransferFailed(message)
+        if f"key-{key.name}" not in self.files and all(name.key != key.name for name in self._added):
+            self._put(f"{stores.INDEX}key-{key.name}", key.to_bytes())
+        # The bytes of a bundle do not depend on the clock, so its parts are numbered.
+        number = 1 + max((name.made for name in (*self.parts, *self._added)), default=-1)
+        part = stores.Part(number if self.place.is_bundle else int(self.environment.clock()), key, tuple(items))
+        text = part.to_bytes()
+        file = stores.file_of(text, b"" if self._key is None else trust.sign(text, self._key))
+        name = PartName(part.made, key.name, hashlib.sha256(file).hexdigest())
+        self._put(f"{stores.INDEX}{name}", file)
+        self._added.append(name)
+
+    def _put(self, name: str, data: bytes) -> None:
+        self.place.write(name, data)
+        self.written += len(data)
+        if self.memory is not None and name.startswith(stores.INDEX):
+            self.memory.add(name.removeprefix(stores.INDEX), data)
+
+    def finish(self) -> None:
+        """Complete what was added."""
+        self.place.finish()
+        self.save()
+
+    def save(self) -> None:
+        """Keep the files of the index, which were read or written, for the next command."""
+        if self.memory is not None:
+            self.memory.save(self.files)
+
+
+def _packs(
+    contents: Iterable[tuple[Item, bytes]], *, with_times: bool
+) -> Iterator[tuple[list[tuple[Item, bytes]], int]]:
+    """Group entries into packs, each with the length of its lines in an index part."""
+    pack: list[tuple[Item, bytes]] = []
+    size = lines = 0
+    for entry, data in contents:
+        # When a bundle's entry was stored does not change its bytes.
+        item = entry if with_times else replace(entry, modified=None)
+        length = _PLACE + len(stores.canonical(item.to_line()))
+        if item.bytes >= stores.LARGE:
+            yield [(item, data)], length
+            continue
+        pack.append((item, data))
+        size, lines = size + item.bytes, lines + length
+        if size + lines >= stores.FULL_PACK or len(pack) >= _FULL_PART:
+            yield pack, lines
+            pack, size, lines = [], 0, 0
+    if pack:
+        yield pack, lines
