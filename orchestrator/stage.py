@@ -24,7 +24,7 @@ from cachectl.exchange import bundle, copying, push
 from cachectl.exchange.place import STREAM, Missing
 from cachectl.exchange.pull import pull
 from cachectl.exchange.store import Store, place_of
-from cachectl.exchange.trust import UNTRUSTED, Trust, judges
+from cachectl.exchange.trust import UNTRUSTED, Trust, allowed_lists
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import BadRequest, CachectlError, plural, reason_of
@@ -402,9 +402,9 @@ class Ranks:
 
     def _push(self, here: NodeRoot, received: Sequence[BinaryIO]) -> None:
         job, stack = self._job, here.stack()
-        with judges(self.environment, job.sign, None) as trusted:
+        with allowed_lists(self.environment, job.sign, None) as allowed:
             place = place_of(job.out or "", self._apart(), writes=True, force=job.force)
-            store = Store(place, self.environment, trusted, key=job.sign)
+            store = Store(place, self.environment, allowed, key=job.sign)
             result = push.push_layers(stack, store, stack.clearable() if here.root is not None else ())
             for file in received:
                 if file.tell():

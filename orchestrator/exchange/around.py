@@ -15,16 +15,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from cachectl.exchange import copying
 from cachectl.exchange.format import StoreKey
 from cachectl.exchange.place import STREAM, Deadline, Missing, without_secrets
 from cachectl.exchange.pull import pull
 from cachectl.exchange.push import push
+from cachectl.exchange.trust import Trust
 from cachectl.layer_set import LayerSet
-from cachectl.layers.base import errors
-from cachectl.layers.base.environment import own_roots_folder
+from cachectl.layers.base import errors, facts
+from cachectl.layers.base.environment import Environment, own_roots_folder
 from cachectl.layers.base.facts import Ability
 from cachectl.layers.base.selection import ALL
 from cachectl.layers.disk import private_folders
@@ -32,11 +33,6 @@ from cachectl.layers.disk.trust import open_to_others
 from cachectl.switching import isolated
 from cachectl.switching.run import environment_of
 from cachectl.transfer import Transfer
-
-if TYPE_CHECKING:
-    from cachectl.exchange.trust import Trust
-    from cachectl.layers.base import facts
-    from cachectl.layers.base.environment import Environment
 
 #: Seconds that a store may delay a command, by default.
 PATIENCE: Final = 30.0

@@ -18,18 +18,15 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, BinaryIO, Final, cast
+from pathlib import Path
+from typing import BinaryIO, Final, cast
 
 from cachectl.exchange import place
 from cachectl.exchange.format import is_name
 from cachectl.layers.base import errors
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk import atomic, locking
 from cachectl.layers.disk.plain import own_name
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from cachectl.layers.base.environment import Environment
 
 #: Bytes of the directory of a bundle, and members in it.
 _LARGEST_DIRECTORY: Final = 24 << 20
@@ -58,7 +55,7 @@ def unnamed_file(environment: Environment) -> BinaryIO:
     return cast("BinaryIO", tempfile.TemporaryFile(dir=folder if folder.is_dir() else None))
 
 
-def spool(file: BinaryIO, data: bytes, environment: Environment, shown: str) -> None:
+def spool(file: BinaryIO, data: bytes, folder: Path, shown: str) -> None:
     """Add to an unnamed file. Raises :class:`TransferFailed` if that would fill a disk that others use too."""
     lacks_room = file.tell() > errors.LARGEST_BUNDLE
     if hasattr(os, "fstatvfs"):
@@ -66,7 +63,7 @@ def spool(file: BinaryIO, data: bytes, environment: Environment, shown: str) -> 
         spared = min(errors.SPARED_ROOM, disk.f_blocks * disk.f_frsize // 20) + _CHUNK
         lacks_room |= disk.f_bavail * disk.f_frsize < spared
     if lacks_room:
-        raise place.TransferFailed(f"{environment.temporary} has no room for {shown}; set TMPDIR to a larger folder")
+        raise place.TransferFailed(f"{folder} has no room for {shown}; set TMPDIR to a larger folder")
     file.write(data)
 
 
@@ -77,7 +74,7 @@ def spooled(environment: Environment, chunks: Iterable[bytes], shown: str) -> Bi
         if not file.tell() and not is_begun_by(chunk):
             # Before a device that never ends is copied.
             raise place.BadStore(f"{shown} is not a bundle of cachectl")
-        spool(file, chunk, environment, shown)
+        spool(file, chunk, environment.temporary, shown)
     file.flush()
     return file
 

@@ -13,17 +13,16 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from cachectl import listing
 from cachectl.exchange.format import Item, StoreKey, complaint
+from cachectl.exchange.store import Store
 from cachectl.layers.base import errors, facts
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.parts import Outlook
 from cachectl.layers.base.selection import ALL, Selection
-
-if TYPE_CHECKING:
-    from cachectl.exchange.store import Store
-    from cachectl.layers.base.layer import Layer
-    from cachectl.transfer import Moved, Transfer
+from cachectl.transfer import Moved, Transfer
 
 #: Largest batch to read or place: entries, and bytes before its last entry.
 _MOST_AT_ONCE: Final = 1024
@@ -35,11 +34,12 @@ T = TypeVar("T")
 
 
 class Group(NamedTuple):
-    """Entries of one portability key that a target lacks, and the result of their layer."""
+    """Entries of one portability key that a target lacks, the result of their layer, and the outlooks of the keys."""
 
     key: StoreKey
     entries: list[Any]
     done: Moved
+    outlooks: dict[str, Outlook]
 
 
 def missing(
@@ -66,24 +66,26 @@ def missing(
         done.there += len(found) - len(new)
         # Another portability key of the layer may have them too.
         known.update(found)
-        plan.append(Group(key, new, done))
+        plan.append(Group(key, new, done, {}))
     return plan
 
 
-def copy(source: Layers | Store, target: Layers | Store, plan: Iterable[Group]) -> list[list[str]]:
-    """Carry out a plan; return for each of its groups the keys of the entries that are in the target now."""
-    return [target.write(key, source.read(key, entries, done), done) for key, entries, done in plan]
+def copy(source: Layers | Store, target: Layers | Store, plan: Iterable[Group]) -> None:
+    """Carry out a plan, and count the outlooks of the entries that are in the target then."""
+    for key, entries, done, outlooks in plan:
+        present = target.write(key, source.read(key, entries, done), done)
+        done.outlooks.update(outlooks[name] for name in present if name in outlooks)
 
 
-def list_plan(plan: Iterable[Group], target: Layers) -> list[list[str]]:
-    """List in the results what :func:`copy` would place, which it returns."""
-    for key, entries, done in plan:
+def list_plan(_: Layers | Store, target: Layers, plan: Iterable[Group]) -> None:
+    """List in the results what :func:`copy` would place."""
+    for key, entries, done, outlooks in plan:
         root = target.layers[key.layer].roots()[0].path
         listed = [entry.to_entry(root) if isinstance(entry, Item) else replace(entry, root=root) for entry in entries]
         done.entries = [*(done.entries or ()), *listed]
         done.placed += len(listed)
         done.bytes += sum(entry.bytes for entry in listed)
-    return [[entry.key for entry in group.entries] for group in plan]
+        done.outlooks.update(outlooks[entry.key] for entry in entries if entry.key in outlooks)
 
 
 def batches(things: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:

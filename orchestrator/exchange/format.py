@@ -11,20 +11,17 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 from cachectl.exchange.place import BadStore, Stored
 from cachectl.layers.base import errors
 from cachectl.layers.base.facts import Entry
 from cachectl.layers.base.lazy import regex
-
-if TYPE_CHECKING:
-    import types
-    from pathlib import Path
-
-    from cachectl.layers.base.parts import Facts
+from cachectl.layers.base.parts import Facts
 
 INDEX: Final = "index/"
 SCHEMA: Final = "cachectl/store-index/1"
@@ -224,7 +221,7 @@ def parse_key(name: str, document: bytes | Mapping[str, Any]) -> StoreKey:
 class Part(NamedTuple):
     """The content of an index part; ``made`` is when, in epoch seconds.
 
-    ``signer`` is who signed it, as the first judge that trusts it says; ``None`` without judges.
+    ``signer`` is who signed it, as the first list that allows it says; ``None`` without lists.
     """
 
     made: int

@@ -11,14 +11,12 @@ import hashlib
 import json
 import platform
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from cachectl import layer_set
 from cachectl.exchange.format import Item
 from cachectl.layers.base import parts
 from cachectl.layers.base.environment import Environment
-
-if TYPE_CHECKING:
-    from cachectl import layer_set
 
 _EVERYWHERE: Final = {"platform": "another system's", "machine": "another kind of processor's"}
 

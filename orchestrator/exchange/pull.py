@@ -11,27 +11,23 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import BinaryIO, Final
 
-from cachectl.exchange import copying, portability, roots
+from cachectl.exchange import bundle, copying, portability, roots
 from cachectl.exchange.format import StoreKey
 from cachectl.exchange.memory import Newest
-from cachectl.exchange.place import STREAM, is_url, timely
+from cachectl.exchange.place import STREAM, Deadline, in_time, is_url
 from cachectl.exchange.store import Store, place_of
-from cachectl.exchange.trust import UNTRUSTED, Trust, Untrusted, judges
+from cachectl.exchange.trust import UNTRUSTED, Trust, Untrusted, allowed_lists
+from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors, facts
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.parts import Outlook
 from cachectl.layers.base.selection import ALL, Selection, moment_text
 from cachectl.transfer import Transfer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from cachectl.exchange.place import Deadline
-    from cachectl.layer_set import LayerSet
-    from cachectl.layers.base.environment import Environment
-    from cachectl.layers.base.layer import Layer
-    from cachectl.layers.base.parts import Outlook
 
 #: Why something is trusted that nothing else shows to be.
 _SAID: Final = "you said so"
@@ -92,10 +88,11 @@ class _Pull:
                 return self._from_layers(name, source)
         if self.trust is None:
             raise errors.BadRequest(UNTRUSTED)
-        place = timely(partial(place_of, name, self.own), self.deadline)
-        with judges(self.own, None, self.trust.allowed_signers) as trusted:
-            store = Store(place, self.own, trusted, deadline=self.deadline)
-            return store.settled(partial(self._from_store, store, self.trust))
+        with (
+            allowed_lists(self.own, None, self.trust.allowed_signers) as allowed,
+            bundle.unnamed_file(self.stack.environment) as file,
+        ):
+            return self._from_store(name, self.trust, allowed, file)
 
     # ------------------------------------------------------------------ from a root or a database file
 
@@ -139,47 +136,53 @@ class _Pull:
             and here.layers[layer].abilities()[facts.Ability.PUT] is None
         ]
         plan = copying.missing(source, here, keys, self.selection, result)
-        (copying.list_plan(plan, here) if self.dry_run else copying.copy(source, here, plan))
+        (copying.list_plan if self.dry_run else copying.copy)(source, here, plan)
         result.layers = tuple(done for done in result.layers if done.placed or done.there or done.failed)
         return result
 
     # ------------------------------------------------------------------ from a store
 
-    def _from_store(self, store: Store, trust: Trust) -> Transfer:
-        """Pull from a store that was listed. Raises :class:`Gone` only before anything is placed."""
-        store.require_store()
-        shown, digest, by_digest = store.place.shown, store.digest, trust.sha256 is not None
-        if trust.sha256 is not None and digest != trust.sha256.lower():
-            message = f"{shown}: its digest is {digest}, not the given one; somebody has pushed, or changed it"
-            raise Untrusted(message)
-        if store.memory is not None and not by_digest:
-            self._require_new(store, store.memory.seen())
-        result = Transfer(shown, digest, dry_run=self.dry_run)
-        here = copying.Layers(self.chosen)
-        keys = self._keys(store, result)
-        plan = copying.missing(store, here, keys, self.selection, result, besides=self.besides)
-        if store.left_out and not store.trusted:
-            what = "; ".join(f"{name}: {why}" for name, why in list(store.left_out.items())[:3])
-            message = f"{shown}: no part of its index that is needed here is trusted ({what})"
-            raise Untrusted(message)
-        outlooks = [self._foresee(group) for group in plan]
-        if self.dry_run:
-            present = copying.list_plan(plan, here)
-        else:
-            # Everything is verified before anything is placed.
-            with store.downloaded(plan):
-                present = copying.copy(store, here, plan)
-            if store.memory is not None:
-                made = max((name.made for name in store.trusted), default=0)
-                newest = Newest(made, tuple(str(name) for name in store.trusted if name.made == made))
-                store.memory.save(store.files, newest, afresh=by_digest)
-        for group, seen, names in zip(plan, outlooks, present, strict=True):
-            group.done.outlooks.update(seen[name] for name in names)
+    def _from_store(self, name: str, trust: Trust, allowed: Sequence[str], file: BinaryIO) -> Transfer:
+        """Place what is missing here, after all of it was verified and lies in ``file``."""
+        by_digest, here = trust.sha256 is not None, copying.Layers(self.chosen)
+
+        def download() -> tuple[Store, list[copying.Group], Transfer]:
+            store = Store(place_of(name, self.own), self.own, allowed, deadline=self.deadline)
+            return store.settled(partial(self._downloaded, store, trust, file))
+
+        store, plan, result = in_time(self.deadline, download)
+        (copying.list_plan if self.dry_run else copying.copy)(store, here, plan)
+        if store.memory is not None and not self.dry_run:
+            made = max((name.made for name in store.trusted), default=0)
+            newest = Newest(made, tuple(str(name) for name in store.trusted if name.made == made))
+            store.memory.save(store.files, newest, afresh=by_digest)
         said = "its digest is the given one" if by_digest else _SAID
         why = {said if signer is None else f"signed by {signer}" for signer in store.trusted.values()}
         result.trusted, result.moved = tuple(sorted(why)), store.fetched
         result.left_out = tuple(facts.Note(str(name), why) for name, why in store.left_out.items())
         return result
+
+    def _downloaded(self, store: Store, trust: Trust, file: BinaryIO) -> tuple[Store, list[copying.Group], Transfer]:
+        """Return what to place from a store, downloaded unless this is a dry run, and the result to be added to."""
+        store.require_store()
+        shown, digest = store.place.shown, store.digest
+        if trust.sha256 is not None and digest != trust.sha256.lower():
+            message = f"{shown}: its digest is {digest}, not the given one; somebody has pushed, or changed it"
+            raise Untrusted(message)
+        if store.memory is not None and trust.sha256 is None:
+            self._require_new(store, store.memory.seen())
+        result = Transfer(shown, digest, dry_run=self.dry_run)
+        keys, here = self._keys(store, result), copying.Layers(self.chosen)
+        plan = copying.missing(store, here, keys, self.selection, result, besides=self.besides)
+        if store.left_out and not store.trusted:
+            what = "; ".join(f"{name}: {why}" for name, why in list(store.left_out.items())[:3])
+            message = f"{shown}: no part of its index that is needed here is trusted ({what})"
+            raise Untrusted(message)
+        for group in plan:
+            self._foresee(group)
+        if not self.dry_run:
+            store.download((group.entries for group in plan), file, self.stack.environment.temporary)
+        return store, plan, result
 
     def _require_new(self, store: Store, seen: Newest) -> None:
         """Raise :class:`Untrusted` if the store is older than what this machine has read from it, or another one."""
@@ -215,19 +218,17 @@ class _Pull:
         here = portability.portability_key(knows, self.stack.environment)
         return portability.differences(knows, key.facts, here)
 
-    def _foresee(self, group: copying.Group) -> dict[str, Outlook]:
-        """Return the outlook of each entry; those that cannot be hit are counted, and taken off the plan."""
+    def _foresee(self, group: copying.Group) -> None:
+        """Note the outlook of each entry; those that cannot be hit are counted, and taken off the plan."""
         knows, differing = self.stack.portability(group.key.layer), self._differences(group.key)
         # Looking up what is installed takes long.
         known: dict[tuple[object, ...], Outlook] = {}
-        outlooks = {}
         for item in group.entries:
             about = (item.device, *sorted(item.versions.items()))
             if about not in known:
                 known[about] = portability.outlook(knows, item, group.key.facts, self.stack.environment, differing)
-            outlooks[item.key] = known[about]
-        hopeless = [seen for seen in outlooks.values() if seen.hits is False]
+            group.outlooks[item.key] = known[about]
+        hopeless = [seen for seen in group.outlooks.values() if seen.hits is False]
         group.done.cannot_hit += len(hopeless)
         group.done.outlooks.update(hopeless)
-        group.entries[:] = [item for item in group.entries if outlooks[item.key].hits is not False]
-        return outlooks
+        group.entries[:] = [item for item in group.entries if group.outlooks[item.key].hits is not False]

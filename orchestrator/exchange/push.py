@@ -5,25 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cachectl.exchange import copying, portability, roots, trust
 from cachectl.exchange.format import StoreKey
-from cachectl.exchange.place import Changed, Deadline, TransferFailed, is_url, timely
+from cachectl.exchange.place import Changed, Deadline, TransferFailed, in_time, is_url, without_secrets
 from cachectl.exchange.store import Store, place_of
+from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors, facts
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.disk import atomic, locking
 from cachectl.layers.stores import database
 from cachectl.transfer import Transfer
-
-if TYPE_CHECKING:
-    from cachectl.layer_set import LayerSet
-    from cachectl.layers.base.environment import Environment
-    from cachectl.layers.base.layer import Layer
 
 #: How often a push starts again because another command has written the bundle meanwhile.
 _AGAIN: Final = 100
@@ -57,23 +54,23 @@ def push(
     name = os.fspath(target)
     file = None if is_url(name) else here.expand(name)
     of_file = None if file is None else roots.place_of_file(chosen, file)
-    with trust.judges(here, sign, allowed_signers) as judges:
-        for rest in reversed(range(_AGAIN)):
-            try:
+    with trust.allowed_lists(here, sign, allowed_signers) as allowed:
+
+        def to_store() -> Transfer:
+            place = place_of(target, here, writes=True, force=force)
+            store = Store(place, here, allowed, key=sign, deadline=deadline)
+            result = push_layers(stack, store, chosen, selection, besides, named=bool(named))
+            store.finish()
+            result.digest, result.moved = store.digest, store.written
+            return result
+
+        for _ in range(_AGAIN):
+            # Another command may have written the file meanwhile.
+            with suppress(Changed):
                 if file is not None and of_file is not None:
                     return _push_to_file(stack, file, *of_file, selection)
-                place = timely(partial(place_of, target, here, writes=True, force=force), deadline)
-                store = Store(place, here, judges, key=sign)
-                done = push_layers(stack, store, chosen, selection, besides, named=bool(named))
-                store.finish()
-                done.digest, done.moved = store.digest, store.written
-            except Changed:  # noqa: PERF203
-                # Another command has written the file meanwhile.
-                if not rest:
-                    raise
-            else:
-                return done
-    raise AssertionError("unreachable")
+                return in_time(deadline, to_store)
+    raise Changed(errors.printable(without_secrets(name)))
 
 
 def push_layers(

@@ -8,19 +8,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cachectl.exchange.trust import Untrusted
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base import environment as environments
 from cachectl.layers.base import errors
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Ability
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.disk import trust
 from cachectl.switching import isolated, run
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.environment import Environment
-    from cachectl.layers.base.layer import Layer
 
 _SQLITE: Final = b"SQLite format 3\0"
 

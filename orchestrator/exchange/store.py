@@ -13,19 +13,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
+from typing import BinaryIO, Final, TypeVar
 
 from cachectl.exchange import format as stores
 from cachectl.exchange import memory, trust
 from cachectl.exchange.format import Item, PartName, StoreKey
 from cachectl.exchange.place import STREAM, BadStore, Deadline, Missing, StorePlace, TransferFailed, is_url
 from cachectl.layers.base import errors, facts
-
-if TYPE_CHECKING:
-    from cachectl.exchange.copying import Group
-    from cachectl.layers.base.environment import Environment
-    from cachectl.layers.base.selection import Selection
-    from cachectl.transfer import Moved
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.selection import Selection
+from cachectl.transfer import Moved
 
 #: Seconds after which a long push writes an index part for what it has uploaded.
 _CHECKPOINT: Final = 600.0
@@ -79,16 +76,17 @@ def place_of(address: str | Path, environment: Environment, *, writes: bool = Fa
 class Store:
     """A store as a collection: ``parts`` and ``files`` of its index as they were listed, the oldest part first.
 
-    With ``judges``, one of them has to trust a part. Index files that were read before come from what this user's
-    machine remembers. :meth:`save` writes to that; until then nothing is written. What is added is signed with ``key``,
-    and complete after :meth:`finish`. ``deadline`` ends the reading of entries that were downloaded.
+    If there are lists of ``allowed`` signers, one of these must have signed a part. Index files that were read before
+    come from what this user's machine remembers; :meth:`save` writes to that, and until then nothing is written. What
+    is added is signed with ``key``, and complete after :meth:`finish`. After ``deadline`` nothing is added, and nothing
+    read that was downloaded.
     """
 
     def __init__(
         self,
         place: StorePlace,
         environment: Environment,
-        judges: Sequence[trust.Judge] = (),
+        allowed: Sequence[str] = (),
         *,
         key: str | None = None,
         deadline: Deadline | None = None,
@@ -100,7 +98,7 @@ class Store:
         self.fetched = self.written = 0
         #: Index parts that were removed before: they are left out if they come back.
         self.gone: Sequence[str] = ()
-        self._judges = judges
+        self._allowed = allowed
         self._key = key
         self._deadline = deadline
         self._parts: dict[PartName, stores.Part] = {}
@@ -170,9 +168,9 @@ class Store:
     def _judged(self, name: PartName, file: bytes) -> stores.Part:
         text, signature = stores.open_part(name, file)
         signer, reason = None, None
-        for judge in self._judges:
+        for allowed in self._allowed:
             try:
-                signer = judge.signer(text, signature)
+                signer = trust.signer(self.environment, allowed, text, signature)
                 break
             except trust.Untrusted as error:
                 reason = reason or error
@@ -256,22 +254,15 @@ class Store:
             del file
             yield from entries
 
-    @contextmanager
-    def downloaded(self, plan: Iterable[Group]) -> Iterator[None]:
-        """Download and verify what a plan needs; in the block :meth:`read` takes it from there.
-
-        It lies in a file that no other process can reach.
-        """
+    def download(self, groups: Iterable[Iterable[Item]], file: BinaryIO, folder: Path) -> None:
+        """Download and verify groups of entries into an open file of a folder, out of which they are read then."""
         from cachectl.exchange import bundle
 
-        with bundle.unnamed_file(self.environment) as file:
-            for group in plan:
-                for item, data in self.contents(group.entries):
-                    self._offsets[item.layer, item.key] = file.tell()
-                    bundle.spool(file, data, self.environment, self.place.shown)
-            self._spool = file
-            yield
-            self._spool = None
+        for group in groups:
+            for item, data in self.contents(group):
+                self._offsets[item.layer, item.key] = file.tell()
+                bundle.spool(file, data, folder, self.place.shown)
+        self._spool = file
 
     def read(self, key: StoreKey, items: Iterable[Item], done: Moved) -> Iterator[tuple[Item, bytes]]:
         """Yield items with their bytes, until the deadline."""
@@ -334,13 +325,20 @@ class Store:
         self._added.append(name)
 
     def _put(self, name: str, data: bytes) -> None:
+        self._require_time()
         self.place.write(name, data)
         self.written += len(data)
         if self.memory is not None and name.startswith(stores.INDEX):
             self.memory.add(name.removeprefix(stores.INDEX), data)
 
+    def _require_time(self) -> None:
+        """Raise :class:`TransferFailed` if nobody waits for this push any more."""
+        if self._deadline is not None and not self._deadline.left:
+            raise self._deadline.passed()
+
     def finish(self) -> None:
         """Complete what was added."""
+        self._require_time()
         self.place.finish()
         self.save()
 

@@ -13,19 +13,16 @@ from functools import cache
 from importlib import import_module, reload
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors, facts
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.host import processes
 from cachectl.layers.inside import tagged_builds
 from cachectl.switching import isolated as roots
 from cachectl.switching import overlay
 from cachectl.switching.salt import SALTING
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.layer import Layer
-
 
 _INSTEAD_OF_DISABLED: Final = (
     "enter disabled() before these libraries start, or run: cachectl run --no-cache -- COMMAND; "

@@ -17,14 +17,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment, user_cache_folder
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.disk import atomic, private_folders, temporaries
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.layer import Layer
 
 #: Variables that move several layers, and caches of other programs.
 _SHARED: Final = frozenset({"XDG_CACHE_HOME", "WIN_PD_OVERRIDE_LOCAL_APPDATA"})

@@ -20,14 +20,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from cachectl.layers.base import errors, facts
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.host import processes
 from cachectl.layers.inside import tagged_builds
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.layer import Layer
 
 _NAME: Final = "cachectl_salt"
 #: Seconds by which the clock of a file server may be behind.

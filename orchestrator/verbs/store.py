@@ -256,8 +256,8 @@ class SharedStore:
         """
         # Before the index: a writer adds packs first.
         contents = set(filter(is_name, (stored.name for stored in self._place.names("packs"))))
-        with trust.judges(self._environment, None, allowed_signers) as trusted:
-            index = Store(self._place, self._environment, trusted)
+        with trust.allowed_lists(self._environment, None, allowed_signers) as allowed:
+            index = Store(self._place, self._environment, allowed)
             index.require_store()
             check = StoreCheck(self._place.shown, index.digest, len(index.parts))
             packs: dict[str, list[Item]] = {}
