@@ -56,7 +56,9 @@ class FolderPlace(place.StorePlace):
             self._opened("read", name) as folder,
             os.fdopen(plain.open_plain(_last(name), dir_fd=folder), "rb") as file,
         ):
-            return self.bounded(name, file.read(most + 1), most)
+            data = file.read(most + 1)
+            self.require_small(name, len(data), most)
+            return data
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file next to its place, sync it and rename it."""

@@ -99,11 +99,10 @@ class StorePlace(ABC):
         """Return the error for a name that the store does not have."""
         return Missing(f"{self.shown}: {errors.printable(name)} is missing")
 
-    def bounded(self, name: str, data: bytes, most: int) -> bytes:
-        """Return what was read of a name. Raises :class:`BadStore` for more than ``most`` bytes."""
-        if len(data) > most:
+    def require_small(self, name: str, size: int, most: int) -> None:
+        """Raise :class:`BadStore` if a name has more than ``most`` bytes."""
+        if size > most:
             raise BadStore(f"{self.shown}: {errors.printable(name)} has more than the {most:,} bytes that it may have")
-        return data
 
 
 def is_url(name: str) -> bool:

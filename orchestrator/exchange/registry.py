@@ -40,7 +40,6 @@ class RegistryPlace(bundle.BundlePlace):
     """The bundle at ``oci://HOST/NAME:TAG``; plain HTTP is for this machine, and for ``oci+http://``."""
 
     def __init__(self, url: str, environment: Environment) -> None:
-        super().__init__(None, environment)
         address = _ADDRESS.fullmatch(url)
         if address is None:
             message = f"{errors.printable(url)[:200]!r} is not of the form oci://HOST/NAME:TAG"
@@ -62,6 +61,7 @@ class RegistryPlace(bundle.BundlePlace):
         session = self._registry.session
         session.request = partial(session.request, timeout=_SILENCE)
         self._seen: str | None = None
+        super().__init__(None, environment, shown=self.shown)
 
     def _open(self) -> BinaryIO | None:
         """Download the bundle of the tag; ``None`` if there is no such tag."""

@@ -69,7 +69,9 @@ class RemotePlace(place.StorePlace):
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
         with self._reached("read", name):
-            return self.bounded(name, self._read(f"{self._root}/{name}", most + 1), most)
+            data = self._read(f"{self._root}/{name}", most + 1)
+            self.require_small(name, len(data), most)
+            return data
 
     def write(self, name: str, data: bytes) -> None:
         """Upload a file."""
