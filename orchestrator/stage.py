@@ -518,7 +518,7 @@ def staged(
             ranks.close(wait=True)
 
     atexit.register(close)
-    hold = overlay.PROCESS.push({overlay.Slot(name): value for name, value in variables.items()}, {})
+    hold = overlay.push({overlay.Slot(name): value for name, value in variables.items()}, {})
     ok = False
     try:
         # Only after all ranks have passed: a warning may be an error.
@@ -526,7 +526,7 @@ def staged(
         yield ranks.root
         ok = True
     finally:
-        overlay.PROCESS.pop(hold)
+        overlay.pop(hold)
         # A forked child leaves the block too, but is no rank.
         if os.getpid() == process:
             ranks.stage_out(ok=ok)

@@ -8,8 +8,10 @@ store (:class:`~cachectl.exchange.store.Store`). An isolated root and a database
 from __future__ import annotations
 
 import hashlib
+import os
+import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -18,10 +20,15 @@ from typing import Any, Final, NamedTuple, TypeVar
 from cachectl import listing
 from cachectl.exchange.format import Item, StoreKey, complaint
 from cachectl.exchange.store import Store
+from cachectl.exchange.trust import Untrusted
+from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors, facts
+from cachectl.layers.base.environment import Environment, user_name, user_state_folder
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import Outlook
 from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers.disk import trust
+from cachectl.switching import isolated, run
 from cachectl.transfer import Moved, Transfer
 
 #: Largest batch to read or place: entries, and bytes before its last entry.
@@ -29,6 +36,7 @@ _MOST_AT_ONCE: Final = 1024
 _LARGEST_BATCH: Final = 16 << 20
 #: New entries up to this number are described one by one, more of them by a listing of all.
 _FEW: Final = 64
+_SQLITE: Final = b"SQLite format 3\0"
 
 T = TypeVar("T")
 
@@ -155,7 +163,7 @@ class Layers:
         """Yield entries as items of a store, each with its bytes; those that cannot be read are noted."""
         layer = self.layers[key.layer]
         if entries and self._describes:
-            entries = _described(layer, entries, done)
+            entries = _described(layer, entries)
         for batch in batches(entries, lambda entry: entry.bytes):
             yield from _read(layer, batch, done)
 
@@ -172,27 +180,16 @@ class Layers:
         return present
 
 
-def _described(layer: Layer, entries: Sequence[facts.Entry], done: Moved) -> list[facts.Entry]:
-    """Return entries with what their bytes say: kernels, and for some layers the device and versions.
-
-    Entries that cannot be read are left out and noted.
-    """
+def _described(layer: Layer, entries: Sequence[facts.Entry]) -> list[facts.Entry]:
+    """Return entries with what their bytes say: kernels, and for some layers the device and versions."""
     selections = [Selection(key=entry.key) for entry in entries] if len(entries) <= _FEW else [ALL]
-    troubles: list[listing.Trouble] = []
-    full = {entry.key: entry for entry in entries}
-    paths = {entry.root / entry.key: entry.key for entry in entries}
+    described = {(entry.root, entry.key): entry for entry in entries}
     for selection in selections:
-        for entry in listing.listed((layer,), selection, troubles.append):
-            if entry.key in full and full[entry.key].root == entry.root:
-                full[entry.key] = entry
-    for trouble in troubles:
-        if trouble.failed and trouble.path is not None:
-            key = next((paths[path] for path in (trouble.path, *trouble.path.parents) if path in paths), None)
-            note = facts.Note(str(trouble.path) if key is None else key, trouble.message)
-            full.pop(note.key, None)
-            if note not in done.failed:
-                done.failed.append(note)
-    return list(full.values())
+        # What cannot be listed is noted when it cannot be read.
+        for entry in listing.listed((layer,), selection, lambda _: None):
+            if (entry.root, entry.key) in described:
+                described[entry.root, entry.key] = entry
+    return list(described.values())
 
 
 def _read(layer: Layer, entries: Sequence[facts.Entry], done: Moved) -> Iterator[tuple[Item, bytes]]:
@@ -235,16 +232,24 @@ def _place(layer: Layer, artifacts: Sequence[facts.Artifact], done: Moved) -> li
     except errors.FAILURES as error:
         # The error is about the layer as a whole.
         results = [error for _ in artifacts]
-    reached = _reached(layer, artifacts, results)
+    settled = (errors.EntryExists, errors.Unsettled)
+    pairs = list(zip(artifacts, results, strict=True))
+    failed = [
+        artifact.key for artifact, result in pairs if isinstance(result, Exception) and not isinstance(result, settled)
+    ]
+    held: Mapping[str, object] = {}
+    with suppress(*errors.FAILURES):
+        # An error may come after several entries of a batch were placed.
+        held = layer.get_many(failed) if failed else {}
     present = []
-    for artifact, result in zip(artifacts, results, strict=True):
+    for artifact, result in pairs:
+        is_new = result is not False
         if isinstance(result, errors.EntryExists):
             done.kept.append(facts.Note(artifact.key, "a different or damaged entry is here, and stays"))
             continue
-        is_new = artifact.key in reached or isinstance(result, errors.Unsettled) or result is True
-        if isinstance(result, errors.FAILURES) and artifact.key not in reached:
+        if isinstance(result, Exception) and getattr(held.get(artifact.key), "data", None) != artifact.data:
             done.failed.append(facts.Note(artifact.key, errors.reason_of(result)))
-            if not is_new:
+            if not isinstance(result, errors.Unsettled):
                 continue
         present.append(artifact.key)
         done.placed += is_new
@@ -253,17 +258,88 @@ def _place(layer: Layer, artifacts: Sequence[facts.Artifact], done: Moved) -> li
     return present
 
 
-def _reached(layer: Layer, artifacts: Sequence[facts.Artifact], results: Sequence[bool | Exception]) -> set[str]:
-    """Return the keys of entries that are there although the layer reported a failure.
+# ---------------------------------------------------------------------- roots and files as layers
 
-    An error may come after several entries of a batch were placed.
+
+def root_of(environment: Environment, folder: Path) -> LayerSet | None:
+    """Return the layers of an isolated root, of a folder for ``XDG_CACHE_HOME``, or of a home; ``None`` for others."""
+    layers = tuple(LayerSet(environment))
+    switches = [layer.disable() for layer in layers if isolated.can_switch(layer)]
+    switches += isolated.relocations(layers, folder).values()
+    # Variables that move a layer, or switch one off, are meant for other folders.
+    variables: dict[str, str | None] = dict.fromkeys(name for switch in switches for name in switch.set)
+    # What cachectl remembers stays with the user: a source is only read.
+    variables["XDG_STATE_HOME"] = str(user_state_folder(environment).parent)
+    bare = environment.with_variables(variables)
+    if (folder / "xdg").is_dir():
+        return LayerSet(run.environment_of(bare, folder))
+    # What layers keep in a folder for caches and in a home, wherever these are; a folder for caches contains no home.
+    apart = replace(bare.with_variables({"XDG_CACHE_HOME": "/cache", "HOME": "/home"}), home=Path("/home"))
+    places = [root.path.parts for layer in LayerSet(apart).clearable() for root in layer.roots()]
+    both = {"XDG_CACHE_HOME": str(folder), "HOME": str(folder)}
+    for top, always, changes in (("cache", (), both), ("home", (".cache",), {"HOME": str(folder)})):
+        names = {*always, *(name for parts in places if parts[1:2] == (top,) for name in parts[2:3])}
+        if any((folder / name).is_dir() for name in names):
+            return LayerSet(replace(bare.with_variables(changes), home=folder))
+    return None
+
+
+def require_own(path: Path, folders: Iterable[Path] = ()) -> None:
+    """Raise :class:`Untrusted` if another user could have written to a database file, or to a root.
+
+    ``folders`` are those of the root's layers; whatever lies in them counts.
     """
-    failed = {
-        artifact.key: artifact.data
-        for artifact, result in zip(artifacts, results, strict=True)
-        if isinstance(result, errors.FAILURES) and not isinstance(result, (errors.EntryExists, errors.Unsettled))
-    }
-    held: Mapping[str, object] = {}
-    with suppress(*errors.FAILURES):
-        held = layer.get_many(list(failed)) if failed else {}
-    return {key for key, entry in held.items() if isinstance(entry, facts.Artifact) and entry.data == failed[key]}
+    if (owner := trust.deciding_owner(path)) is not None:
+        reason: str | None = f"it belongs to {user_name(owner.st_uid)}"
+    elif path.is_dir():
+        reason = trust.shared_because(path)
+    else:
+        reason = trust.shared_because(path.parent, (path.name,))
+    for folder in folders if reason is None else ():
+        with suppress(FileNotFoundError, NotADirectoryError):
+            reason = reason or trust.shared_within(folder)
+    if reason is not None:
+        message = (
+            f"{errors.printable(path)}: another user can write it ({reason}); pass --trust if you trust its content"
+        )
+        raise Untrusted(message)
+
+
+def place_of_file(layers: Iterable[Layer], file: Path) -> tuple[Layer, Path] | None:
+    """Return the layer of a database file, and where the file belongs in its first root; ``None`` for other files."""
+    for layer in layers:
+        if (place := layer.place_of_file(file)) is not None:
+            return layer, place
+    return None
+
+
+@contextmanager
+def layers_with_file(
+    environment: Environment, layer: Layer, file: Path, place: Path
+) -> Iterator[tuple[LayerSet, Path]]:
+    """Yield the layers of a temporary root with a copy of a database file in its place, and that copy's path."""
+    with isolated.isolated_root(environment) as root:
+        stack = LayerSet(run.environment_of(environment, root.resolve()))
+        copied = stack[layer.name].roots()[0].path / place
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        if file.exists():
+            copy_database(file, copied)
+        yield stack, copied
+
+
+def copy_database(source: Path, target: Path) -> None:
+    """Copy a database file, in sqlite with what is only in its log. Raises :class:`OSError`."""
+    with open(source, "rb") as file:
+        is_sqlite = file.read(len(_SQLITE)) == _SQLITE
+        file.seek(0)
+        if not is_sqlite:
+            target.write_bytes(file.read())
+            return
+    try:
+        there = sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)
+        with closing(there), closing(sqlite3.connect(target)) as here:
+            there.backup(here)
+            here.execute("pragma journal_mode=delete")
+    except sqlite3.Error as error:
+        raise errors.LayerError("sqlite", f"cannot be read: {error}", source) from error
+    os.chmod(target, 0o600)

@@ -15,11 +15,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, Final
 
-from cachectl.exchange import bundle, copying, portability, roots
+from cachectl.exchange import bundle, copying, portability
 from cachectl.exchange.format import StoreKey
-from cachectl.exchange.memory import Newest
 from cachectl.exchange.place import STREAM, Deadline, in_time, is_url
-from cachectl.exchange.store import Store, place_of
+from cachectl.exchange.store import Newest, Store, place_of
 from cachectl.exchange.trust import UNTRUSTED, Trust, Untrusted, allowed_lists
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors, facts
@@ -102,12 +101,12 @@ class _Pull:
         path = self.own.expand(name) if name and name != STREAM and not is_url(name) else None
         of_file = within = None
         if path is not None and path.is_file():
-            of_file = roots.place_of_file(self.chosen if self.named else self.stack, path)
+            of_file = copying.place_of_file(self.chosen if self.named else self.stack, path)
         elif path is not None and path.is_dir() and not (path / "index").is_dir():
-            within = roots.root_of(self.own, path)
+            within = copying.root_of(self.own, path)
         if path is not None and of_file is not None:
             self._require_trusted(path)
-            with roots.layers_with_file(self.stack.environment, of_file[0], path, of_file[1]) as (copied, _):
+            with copying.layers_with_file(self.stack.environment, of_file[0], path, of_file[1]) as (copied, _):
                 yield copying.Layers([copied[of_file[0].name]])
         elif path is not None and within is not None:
             sources = [within[layer.name] for layer in self.chosen if layer.name in within]
@@ -118,7 +117,7 @@ class _Pull:
 
     def _require_trusted(self, path: Path, folders: Iterable[Path] = ()) -> None:
         if self.trust is None:
-            roots.require_own(path, (folder for folder in folders if folder.is_relative_to(path)))
+            copying.require_own(path, (folder for folder in folders if folder.is_relative_to(path)))
         elif not self.trust.blindly:
             message = (
                 f"{errors.printable(path)} is not a store, so it has neither signature nor digest; --trust takes it"
@@ -152,7 +151,7 @@ class _Pull:
 
         store, plan, result = in_time(self.deadline, download)
         (copying.list_plan if self.dry_run else copying.copy)(store, here, plan)
-        if store.memory is not None and not self.dry_run:
+        if not self.dry_run:
             made = max((name.made for name in store.trusted), default=0)
             newest = Newest(made, tuple(str(name) for name in store.trusted if name.made == made))
             store.memory.save(store.files, newest, afresh=by_digest)
@@ -169,7 +168,7 @@ class _Pull:
         if trust.sha256 is not None and digest != trust.sha256.lower():
             message = f"{shown}: its digest is {digest}, not the given one; somebody has pushed, or changed it"
             raise Untrusted(message)
-        if store.memory is not None and trust.sha256 is None:
+        if trust.sha256 is None:
             self._require_new(store, store.memory.seen())
         result = Transfer(shown, digest, dry_run=self.dry_run)
         keys, here = self._keys(store, result), copying.Layers(self.chosen)

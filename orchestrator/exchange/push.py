@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from cachectl.exchange import copying, portability, roots, trust
+from cachectl.exchange import copying, portability, trust
 from cachectl.exchange.format import StoreKey
 from cachectl.exchange.place import Changed, Deadline, TransferFailed, in_time, is_url, without_secrets
 from cachectl.exchange.store import Store, place_of
@@ -53,7 +53,7 @@ def push(
     here = own or stack.environment
     name = os.fspath(target)
     file = None if is_url(name) else here.expand(name)
-    of_file = None if file is None else roots.place_of_file(chosen, file)
+    of_file = None if file is None else copying.place_of_file(chosen, file)
     with trust.allowed_lists(here, sign, allowed_signers) as allowed:
 
         def to_store() -> Transfer:
@@ -105,13 +105,13 @@ def _push_to_file(stack: LayerSet, file: Path, layer: Layer, place: Path, select
     """Add to a database file the entries of its layer that belong to it, through a copy of the file."""
     result, target = Transfer(str(file)), file.resolve()
     done = result.layer(layer.name)
-    with _locked(target) as before, roots.layers_with_file(stack.environment, layer, target, place) as (at, copied):
+    with _locked(target) as before, copying.layers_with_file(stack.environment, layer, target, place) as (at, copied):
         source, copies = copying.Layers([layer], prefix=place.as_posix()), copying.Layers([at[layer.name]])
         plan = copying.missing(source, copies, [StoreKey(layer.name, {})], selection, result)
         copying.copy(source, copies, plan)
         if done.placed:
             flat = copied.with_name(f"{copied.name}.flat")
-            roots.copy_database(copied, flat)
+            copying.copy_database(copied, flat)
             if _state_of(target) != before:
                 raise Changed(str(file))
             try:

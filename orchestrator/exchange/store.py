@@ -6,22 +6,28 @@ packs that nothing lists, which ``store gc`` removes.
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import platform
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final, TypeVar
+from typing import BinaryIO, Final, NamedTuple, TypeVar
 
 from cachectl.exchange import format as stores
-from cachectl.exchange import memory, trust
+from cachectl.exchange import trust
 from cachectl.exchange.format import Item, PartName, StoreKey
 from cachectl.exchange.place import STREAM, BadStore, Deadline, Missing, StorePlace, TransferFailed, is_url
 from cachectl.layers.base import errors, facts
-from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.environment import Environment, user_state_folder
 from cachectl.layers.base.selection import Selection
+from cachectl.layers.disk import atomic, handles, plain, presence
+from cachectl.layers.disk.trust import shared_because
 from cachectl.transfer import Moved
 
 #: Seconds after which a long push writes an index part for what it has uploaded.
@@ -33,6 +39,10 @@ _TOO_SLOW: Final = 43200.0
 _PLACE: Final = 100
 #: Entries after which an index part is written, and those of a pack: half of what a reader takes.
 _FULL_PART: Final = stores.MOST_ENTRIES // 2
+#: The largest record of what was seen that is read, in bytes, and most vanished parts in it.
+_SEEN: Final = "seen.json"
+_LARGEST: Final = 1 << 20
+_MOST_GONE: Final = 2000
 #: Random bytes in a pack.
 _SALT: Final = 16
 #: How often something starts again because ``gc`` removed an index part or a pack that it was about to read.
@@ -73,11 +83,108 @@ def place_of(address: str | Path, environment: Environment, *, writes: bool = Fa
     return FolderPlace(path)
 
 
+# ---------------------------------------------------------------------- what this machine remembers
+
+
+class Newest(NamedTuple):
+    """The newest trusted parts of a store: when they were made, in epoch seconds, and their names.
+
+    Several parts may be made in one second. ``gone`` are parts that were read once, and were removed.
+    """
+
+    made: int = 0
+    parts: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+
+
+class StoreMemory:
+    """What this machine remembers of the store at an address: files of its index, and how new the newest one was.
+
+    Everything is kept in the user's state folder, and only where no other user can write; failures to read or write are
+    ignored. Index parts and key documents are held against the digest in their names when they are read again. By the
+    newest parts that were trusted, and those that have vanished since, an older state of a store is recognised. Nothing
+    is remembered without an address.
+    """
+
+    def __init__(self, environment: Environment, address: str | None) -> None:
+        # Machines that share a home may have different stores at one path.
+        place = address if address is None or is_url(address) else f"{platform.node()}:{address}"
+        name = hashlib.sha256((place or "").encode(errors="replace")).hexdigest()[:32]
+        self._folder = None if place is None else user_state_folder(environment) / "stores" / name
+        #: What is kept by :meth:`save`, by name.
+        self.new: dict[str, bytes] = {}
+        self._before: list[str] = []
+
+    def look(self) -> None:
+        """Note what is kept now, before the store is listed: what it does not list then was removed from it.
+
+        What another process adds later may be newer than the listing.
+        """
+        with suppress(OSError), self._opened() as folder:
+            self._before = sorted(os.listdir(folder))
+
+    def read(self, name: str, most: int) -> bytes | None:
+        """Return the bytes that were kept, which may have been changed since; ``None`` if there are none."""
+        with suppress(OSError):
+            if name in self.new:
+                return self.new[name]
+            with self._opened() as folder:
+                return plain.read_plain(name, dir_fd=folder, most=most)
+        return None
+
+    def seen(self) -> Newest:
+        """Return the newest parts that were trusted; none if there are none, or if they cannot be read."""
+        try:
+            made, parts, gone = json.loads(self.read(_SEEN, _LARGEST) or b"")
+            return Newest(int(made), tuple(map(str, parts)), tuple(map(str, gone)))
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            return Newest()
+
+    def save(self, listed: Collection[str], newest: Newest = Newest(), *, afresh: bool = False) -> None:  # noqa: B008
+        """Write what is new, and remove the index parts and keys that are not listed any more.
+
+        ``newest`` are parts to remember unless newer ones are; ``afresh`` forgets what was remembered before.
+        """
+        gone = []
+        with suppress(OSError), self._opened(make=bool(self.new or newest.parts)) as folder:
+            for name in self._before:
+                status = handles.status_of(folder, name)
+                is_own = status is not None and stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+                if is_own and stores.is_name(stores.INDEX + name) and name not in listed and name not in self.new:
+                    atomic.remove_file(name, folder)
+                    gone.append(name)
+            known = Newest() if afresh else self.seen()
+            # Another process may have seen newer ones meanwhile.
+            parts = {*known.parts, *newest.parts} if known.made == newest.made else max(known, newest).parts
+            vanished = tuple(dict.fromkeys((*known.gone, *gone)))[-_MOST_GONE:]
+            seen = Newest(max(known.made, newest.made), tuple(sorted(parts)), vanished)
+            if afresh or seen != known:
+                self.new[_SEEN] = json.dumps(seen).encode()
+            for name, data in self.new.items():
+                atomic.replace_file(name, [data], folder=folder)
+        self.new.clear()
+
+    @contextmanager
+    def _opened(self, *, make: bool = False) -> Iterator[int]:
+        """Open the folder. Raises :class:`OSError` if another user could write there, and for a link."""
+        if self._folder is None:
+            raise FileNotFoundError
+        if (why := shared_because(presence.nearest(self._folder))) is not None:
+            raise PermissionError(errno.EPERM, why, str(self._folder))
+        if make:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with handles.opened(str(self._folder)) as folder:
+            yield folder
+
+
+# ---------------------------------------------------------------------- the store
+
+
 class Store:
     """A store as a collection: ``parts`` and ``files`` of its index as they were listed, the oldest part first.
 
     If there are lists of ``allowed`` signers, one of these must have signed a part. Index files that were read before
-    come from what this user's machine remembers; :meth:`save` writes to that, and until then nothing is written. What
+    come from ``memory``, which is written when it is saved. What
     is added is signed with ``key``, and complete after :meth:`finish`. After ``deadline`` nothing is added, and nothing
     read that was downloaded.
     """
@@ -93,7 +200,7 @@ class Store:
     ) -> None:
         self.place = place
         self.environment = environment
-        self.memory = None if place.is_bundle else memory.StoreMemory(environment, place.shown)
+        self.memory = StoreMemory(environment, None if place.is_bundle else place.shown)
         #: Bytes of packs that were read, and of all files that were written.
         self.fetched = self.written = 0
         #: Index parts that were removed before: they are left out if they come back.
@@ -115,8 +222,7 @@ class Store:
     def refresh(self) -> bool:
         """List the names again; return whether they have changed."""
         before = self.files
-        if self.memory is not None:
-            self.memory.look()
+        self.memory.look()
         with self._naming():
             self.parts, self.files = stores.sort_names(self.place.names("index"))
         #: The parts whose entries may be used, with their signers, and those that may not, each with the reason.
@@ -196,15 +302,13 @@ class Store:
 
     def _read(self, file: str, most: int, parse: Callable[[bytes], T]) -> T:
         """Return what is in a file of the index: one that this machine keeps, or that of the store."""
-        kept = None if self.memory is None else self.memory.read(file, most)
-        if kept is not None:
+        if (kept := self.memory.read(file, most)) is not None:
             with suppress(BadStore):
                 return parse(kept)
         with self._naming():
             data = self.place.read(stores.INDEX + file, most)
             parsed = parse(data)
-        if self.memory is not None:
-            self.memory.add(file, data)
+        self.memory.new[file] = data
         return parsed
 
     @contextmanager
@@ -328,8 +432,8 @@ class Store:
         self._require_time()
         self.place.write(name, data)
         self.written += len(data)
-        if self.memory is not None and name.startswith(stores.INDEX):
-            self.memory.add(name.removeprefix(stores.INDEX), data)
+        if name.startswith(stores.INDEX):
+            self.memory.new[name.removeprefix(stores.INDEX)] = data
 
     def _require_time(self) -> None:
         """Raise :class:`TransferFailed` if nobody waits for this push any more."""
@@ -340,12 +444,7 @@ class Store:
         """Complete what was added."""
         self._require_time()
         self.place.finish()
-        self.save()
-
-    def save(self) -> None:
-        """Keep the files of the index, which were read or written, for the next command."""
-        if self.memory is not None:
-            self.memory.save(self.files)
+        self.memory.save(self.files)
 
 
 def _packs(

@@ -96,11 +96,11 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
             # Every step runs even if another one fails.
             block.callback(_drop_copies, switch)
             block.callback(_reload_modules, switch)
-        hold = overlay.PROCESS.push(settings, _flags_left_behind(chosen))
+        hold = overlay.push(settings, _flags_left_behind(chosen))
         try:
             yield held
         finally:
-            overlay.PROCESS.pop(hold)
+            overlay.pop(hold)
             # Memoised results of the block, programs among them, end with the settings.
             del settings, hold
 
@@ -126,11 +126,11 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
         roots.make_folders(moved.values())
         switches = [*moved.values(), *(stack[name].enable() for name in moved if roots.can_switch(stack[name]))]
         roots.link_cache_home(stack.environment, stack, root)
-        hold = overlay.PROCESS.push(_settings(switches), _flags_left_behind(stack))
+        hold = overlay.push(_settings(switches), _flags_left_behind(stack))
         try:
             yield root
         finally:
-            overlay.PROCESS.pop(hold)
+            overlay.pop(hold)
     finally:
         # A forked child leaves the block too, but the root belongs to its parent.
         if folder is None and os.getpid() == process:
@@ -305,5 +305,5 @@ def _reload_modules(switch: facts.Switch) -> None:
         return
     for module, attribute in switch.reloads:
         loaded = sys.modules.get(module)
-        if loaded is not None and isinstance(overlay.Slot(attribute, module).read(), overlay.NoValue):
+        if loaded is not None and overlay.Slot(attribute, module).read() is overlay.MISSING:
             reload(loaded)

@@ -166,7 +166,7 @@ class SharedStore:
                     fingerprint=dict(key.facts),
                 )
             )
-        index.save()
+        index.memory.save(index.files)
         keys.sort(key=lambda listed: (listed.layer, listed.key))
         return StoreListing(self._place.shown, index.digest, tuple(keys))
 
@@ -212,7 +212,7 @@ class SharedStore:
             place.remove([f"{INDEX}{name}" for name in old])
             place.remove(unlisted)
             place.finish()
-            index.save()
+            index.memory.save(index.files)
         return Collection(
             url=place.shown,
             dry_run=dry_run,
