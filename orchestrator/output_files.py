@@ -28,10 +28,6 @@ _HEAD: Final = 1 << 18
 _PNG: Final = b"\x89PNG\r\n"
 
 
-class FileInTheWay(errors.CachectlError):
-    """A file that cachectl did not write is in the way."""
-
-
 class Kind(NamedTuple):
     """A kind of file that cachectl writes: its name, whether it is binary, and a check of its first bytes."""
 
@@ -68,7 +64,7 @@ class OutputFile:
     def demand(self) -> None:
         """Raise an error if the file may not be written; called before there is content.
 
-        Raises :class:`BadRequest` for an invalid name, :class:`FileInTheWay` for a file that cachectl did not write.
+        Raises :class:`BadRequest` for an invalid name, :class:`CachectlError` for a file that cachectl did not write.
         """
         name, shown, status = self.name, errors.printable(self.name), _status_of(self.name)
         if name in self.layers:
@@ -85,10 +81,10 @@ class OutputFile:
                 head = file.read(_HEAD)
         except OSError as error:
             reason = f"exists and cannot be read ({error.strerror}); --force replaces it unread"
-            raise FileInTheWay(f"{shown} {reason}") from error
+            raise errors.CachectlError(f"{shown} {reason}") from error
         if head and not self.kind.is_begun_by(head):
             reason = f"exists and is not {self.kind.what}; name another file, or replace it with --force"
-            raise FileInTheWay(f"{shown} {reason}")
+            raise errors.CachectlError(f"{shown} {reason}")
 
     def write(self, chunks: Iterable[bytes]) -> None:
         """Write the file next to its place and rename it into place, so that readers never see half of it.

@@ -34,19 +34,15 @@ def _warn(line: str) -> None:
     warnings.warn(line, RuntimeWarning, stacklevel=2)
 
 
-class NoRoot(errors.CachectlError, OSError):
-    """An isolated root that is kept cannot be made."""
-
-
 def make_kept_root(folder: Path, mode: int = 0o777) -> None:
-    """Make an isolated root that is kept, if it is missing. Raises :class:`NoRoot`."""
+    """Make an isolated root that is kept, if it is missing. Raises :class:`CachectlError`."""
     try:
         folder.mkdir(mode=mode, parents=True, exist_ok=True)
     except OSError as error:
         message = (
             f"cannot make the root {errors.printable(folder)}: {error.strerror}; --isolated=DIR names another folder"
         )
-        raise NoRoot(message) from error
+        raise errors.CachectlError(message) from error
 
 
 @contextmanager

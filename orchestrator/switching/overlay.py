@@ -84,7 +84,7 @@ def pop(hold: Mapping[Slot, object]) -> None:
         _lay(hold)
         for slot in hold:
             if not any(slot in other for other in _HOLDS):
-                del _GROUND[slot]
+                _GROUND.pop(slot, None)
 
 
 def _lay(slots: Mapping[Slot, object]) -> None:

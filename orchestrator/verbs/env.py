@@ -67,7 +67,7 @@ def env(
     chosen = stack.named(layers)
     if base is None:
         return _variables(chosen, on=enable, root=folder)
-    from cachectl.exchange.around import base_at, start_from
+    from cachectl.exchange.copying import base_at, start_from
 
     notes: list[str] = []
     names = [layer.name for layer in chosen] if layers else ()
