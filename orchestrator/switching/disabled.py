@@ -13,19 +13,16 @@ from functools import cache
 from importlib import import_module, reload
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors, facts
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.host import processes
 from cachectl.layers.inside import tagged_builds
 from cachectl.switching import isolated as roots
 from cachectl.switching import overlay
 from cachectl.switching.salt import SALTING
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.layer import Layer
-
 
 _INSTEAD_OF_DISABLED: Final = (
     "enter disabled() before these libraries start, or run: cachectl run --no-cache -- COMMAND; "
@@ -99,11 +96,11 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
             # Every step runs even if another one fails.
             block.callback(_drop_copies, switch)
             block.callback(_reload_modules, switch)
-        hold = overlay.PROCESS.push(settings, _flags_left_behind(chosen))
+        hold = overlay.push(settings, _flags_left_behind(chosen))
         try:
             yield held
         finally:
-            overlay.PROCESS.pop(hold)
+            overlay.pop(hold)
             # Memoised results of the block, programs among them, end with the settings.
             del settings, hold
 
@@ -130,11 +127,11 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
         enabled = (stack[name].switched(on=True) for name in moved if roots.can_switch(stack[name]))
         switches = [*moved.values(), *enabled]
         roots.link_cache_home(stack.environment, stack, root)
-        hold = overlay.PROCESS.push(_settings(switches), _flags_left_behind(stack))
+        hold = overlay.push(_settings(switches), _flags_left_behind(stack))
         try:
             yield root
         finally:
-            overlay.PROCESS.pop(hold)
+            overlay.pop(hold)
     finally:
         # A forked child leaves the block too, but the root belongs to its parent.
         if folder is None and os.getpid() == process:
@@ -309,5 +306,5 @@ def _reload_modules(switch: facts.Switch) -> None:
         return
     for module, attribute in switch.reloads:
         loaded = sys.modules.get(module)
-        if loaded is not None and isinstance(overlay.Slot(attribute, module).read(), overlay.NoValue):
+        if loaded is not None and overlay.Slot(attribute, module).read() is overlay.MISSING:
             reload(loaded)

@@ -56,7 +56,7 @@ def env(
         raise errors.BadRequest(f"--root {root!r} is not a directory")
     chosen, notes = stack.named(layers), list[str]()
     if base is not None:
-        from cachectl.exchange.around import base_at, start_from
+        from cachectl.exchange.copying import base_at, start_from
 
         names = [layer.name for layer in chosen] if layers else ()
         place = base_at(stack.environment, base)

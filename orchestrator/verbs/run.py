@@ -99,11 +99,11 @@ def run_with(
         place = None
         besides: Mapping[str, frozenset[str]] = {}
         if base is not None or store is not None:
-            from cachectl.exchange import around
+            from cachectl.exchange import around, copying
         if base is not None:
-            place = around.base_at(here, base)
-            isolated = isolated or around.make_own_root(here, place)
-            besides = around.base_keys(here, place, layers) if store else {}
+            place = copying.base_at(here, base)
+            isolated = isolated or copying.make_own_root(here, place)
+            besides = copying.base_keys(here, place, layers) if store else {}
         if store is not None:
             isolated = isolated if isinstance(isolated, bool) else here.absolute(isolated)
             kept = _kept_below(stack, isolated)
@@ -128,7 +128,7 @@ def run_with(
                 changes = child.variables_isolated(chosen, root)
             if place is not None:
                 names = tuple(layer.name for layer in moved)
-                around.start_from(here, place, root, layers=names, notice=notice)
+                copying.start_from(here, place, root, layers=names, notice=notice)
             link_cache_home(here, moved, root)
         watch = _watch(stack, chosen, frozenset(staying)) if prove else None
         status = child.run(command, changes, here, signals)

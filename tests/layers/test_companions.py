@@ -16,7 +16,7 @@ from cachectl.layers.base.conformance import LayerConformance
 from cachectl.layers.base.declarations import EnvPath, user_cache
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Entry, Orphan, Severity
-from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.layer import Layer, plan_removal
 from cachectl.layers.base.store import Codec, Damage
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.archive import pack, unpack
@@ -76,7 +76,7 @@ class TestNumba(LayerConformance):
         artifact = layer.get(key)
         assert artifact is not None
         assert sorted(unpack(artifact.data)) == ["k.f-2.py311.1.nbc", "k.f-2.py311.2.nbc", "k.f-2.py311.nbi"]
-        removed = layer.clear(layer.plan_removal([entries[key]]))
+        removed = layer.clear(plan_removal(layer, [entries[key]]))
         assert (removed.removed, removed.bytes_freed) == (1, entries[key].bytes)
         assert not list(folder.glob("k.f-2.py311.*"))
         layer.put(artifact.key, artifact)
