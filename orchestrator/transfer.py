@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
+from cachectl import listing, verbs
 from cachectl.layers.base.facts import AsJson, Entry, Note, total
 from cachectl.layers.base.parts import Outlook
-from cachectl.table import Column, Table, Whole, count, counts, size, sizes
-
-if TYPE_CHECKING:
-    from cachectl.options import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +50,12 @@ class Moved:
         """Return the outlooks, each with its number of entries."""
         return tuple(Foreseen(seen, number) for seen, number in self.outlooks.items())
 
-    def plan(self, entries: Iterable[Entry]) -> None:
-        """Count and list what would be placed."""
-        self.entries = [*(self.entries or ()), *entries]
-        self.placed = len(self.entries)
-        self.bytes = sum(entry.bytes for entry in self.entries)
+    def add(self, other: Moved) -> None:
+        """Add what was done with more entries of the layer."""
+        for name in ("placed", "bytes", "there", "cannot_hit", "kept", "skipped", "failed", "outlooks"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        if other.entries is not None:
+            self.entries = [*(self.entries or ()), *other.entries]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ class MovedTotal:
     failed: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Transfer:
     """What a push or a pull did with each layer, or (``dry_run``) would do.
 
@@ -84,14 +82,32 @@ class Transfer:
     """
 
     url: str
-    digest: str | None
-    moved: int
+    digest: str | None = None
+    moved: int = 0
     layers: tuple[Moved, ...] = ()
     dry_run: bool = False
     trusted: tuple[str, ...] = ()
     unread: tuple[Note, ...] = ()
     left_out: tuple[Note, ...] = ()
     as_json: ClassVar[AsJson] = AsJson("cachectl/transfer/1", also=("total",))
+
+    def layer(self, name: str) -> Moved:
+        """Return the result for a layer, to be added to."""
+        for layer in self.layers:
+            if layer.layer == name:
+                return layer
+        self.layers += (Moved(name, entries=[] if self.dry_run else None),)
+        return self.layers[-1]
+
+    def add(self, other: Transfer) -> None:
+        """Add what was done with another source."""
+        self.url, self.digest = f"{self.url} {other.url}", None
+        self.moved += other.moved
+        for layer in other.layers:
+            self.layer(layer.layer).add(layer)
+        self.trusted = tuple(dict.fromkeys((*self.trusted, *other.trusted)))
+        self.unread += other.unread
+        self.left_out += other.left_out
 
     @property
     def total(self) -> MovedTotal:
@@ -104,50 +120,46 @@ class Transfer:
         return any(layer.failed for layer in self.layers)
 
 
-def table(done: Transfer, request: Request) -> Table[Any]:
+def table(done: Transfer, request: verbs.Request) -> verbs.Table:
     """Return what was placed: layers, or in a dry run entries."""
     if not done.dry_run:
-        return Table(_columns("placed"), done.layers)
-    from cachectl.verbs.ls import columns
-
-    return Table(columns(request.now), [entry for layer in done.layers for entry in layer.entries or ()])
+        return _table("placed", done.layers)
+    return listing.entries_table([entry for layer in done.layers for entry in layer.entries or ()], request.now)
 
 
-def _columns(verb: str) -> tuple[Column[Moved], ...]:
-    return (
-        Column("layer", lambda layer: layer.layer),
-        counts(verb, lambda layer: layer.placed),
-        sizes("size", lambda layer: layer.bytes),
-        counts("there", lambda layer: layer.there),
-        counts("differ", lambda layer: len(layer.kept)),
-        counts("cannot hit", lambda layer: layer.cannot_hit),
-        counts("failed", lambda layer: len(layer.failed)),
-    )
+def _table(verb: str, layers: Iterable[Moved]) -> verbs.Table:
+    left = map(verbs.counts, ("there", "differ", "cannot hit", "failed"))
+    columns: tuple[str | verbs.Column, ...] = ("layer", verbs.counts(verb), verbs.sizes("size"), *left)
+    rows = []
+    for layer in layers:
+        numbers = (layer.there, len(layer.kept), layer.cannot_hit, len(layer.failed))
+        rows.append((layer.layer, layer.placed, layer.bytes, *numbers))
+    return verbs.Table(columns, rows)
 
 
-def show(done: Transfer, request: Request) -> Iterator[object]:
+def show(done: Transfer, request: verbs.Request) -> Iterator[object]:
     """Yield what was or would be placed, whether programs here will hit it, and what was left alone."""
     if done.dry_run and (entries := table(done, request)).rows:
         yield entries
         yield ""
     if rows := [layer for layer in done.layers if layer != Moved(layer.layer)]:
-        yield Table(_columns("would place" if done.dry_run else "placed"), rows)
+        yield _table("would place" if done.dry_run else "placed", rows)
     else:
         verb = request.options.verb
         request.notice(f"no entry to {verb} in {', '.join(layer.layer for layer in done.layers) or 'the layers here'}")
     yield ""
-    yield Whole(f"{done.url}: {size(done.moved)} moved")
+    yield verbs.Whole(f"{done.url}: {verbs.size(done.moved)} moved")
     if done.digest is not None:
-        yield Whole(f"digest {done.digest}")
+        yield verbs.Whole(f"digest {done.digest}")
     for why in done.trusted:
-        yield Whole(f"trusted: {why}")
+        yield verbs.Whole(f"trusted: {why}")
     for layer in done.layers:
         for seen in layer.foreseen:
-            yield Whole(f"{layer.layer}: {count(seen.entries)} {seen.outlook.words}")
+            yield verbs.Whole(f"{layer.layer}: {verbs.count(seen.entries)} {seen.outlook.words}")
         if layer.sensitive is not None:
             request.notice(f"{layer.layer}: it now holds {layer.sensitive}")
         for what, notes in (("skipped", layer.skipped), ("kept", layer.kept), ("failed", layer.failed)):
-            request.warn_notes(f"{layer.layer}: {what}:", notes)
+            request.output.warn_notes(f"{layer.layer}: {what}:", notes)
     for note in done.unread:
-        yield Whole(f"{note.key}: {note.because}")
-    request.warn_notes("not trusted:", done.left_out)
+        yield verbs.Whole(f"{note.key}: {note.because}")
+    request.output.warn_notes("not trusted:", done.left_out)

@@ -174,7 +174,8 @@ class Layer:
         """Remove the entries of a plan. Entries that have changed since are skipped."""
         _require(self, Ability.CLEAR)
         outcome = Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
-        for root in every_root(self):
+        # Listed first: a folder of roots that cannot be listed must not hide what was removed.
+        for root in tuple(every_root(self)):
             entries = tuple(entry for entry in plan.entries if entry.root == root.path)
             try:
                 if entries:

@@ -96,7 +96,8 @@ class MesaShaderCache(driver_layers.DriverLayer):
 
         Releases before 2025 ignore ``HOME`` and use the account's home folder. Where the two differ, both count.
         """
-        selected = (form for form, variable in _SELECTORS.items() if _is_true(self.environment.get(variable)))
+        values = ((form, self.environment.get(variable) or "") for form, variable in _SELECTORS.items())
+        selected = (form for form, value in values if re.fullmatch(_TRUE, value, re.IGNORECASE | re.ASCII))
         used = next(selected, MULTI_FILE)
         return tuple(
             facts.Root(base / FOLDERS[role], facts.Scope.USER, source, role)
@@ -172,10 +173,6 @@ class MesaShaderCache(driver_layers.DriverLayer):
             message = f"counts {counted:,} of at most {limit:,} bytes: Mesa drops entries to make room"
             fix = f"export {_SIZES[0]}={max(2, 2 * (limit >> 30))}G"
             yield from self.near_limit(counted, limit, message, fix, root.path)
-
-
-def _is_true(value: str | None) -> bool:
-    return re.fullmatch(_TRUE, value or "", re.IGNORECASE | re.ASCII) is not None
 
 
 def read_limit(value: str) -> tuple[int, bool]:

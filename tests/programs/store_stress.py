@@ -20,6 +20,7 @@ from pathlib import Path
 # Before the forks.
 import cachectl.exchange.pull
 import cachectl.exchange.push
+import cachectl.exchange.store
 import cachectl.verbs.store
 from cachectl.exchange.trust import Trust
 from cachectl.stack import Stack
@@ -64,7 +65,7 @@ def checked(layer, known=()):
 
 
 def write(url, home, number):
-    cachectl.exchange.push._TOO_SLOW = 15.0
+    cachectl.exchange.store._TOO_SLOW = 15.0
     stack, first = Stack(), (number + 1) * SPAN
     for kernel in range(first + len(noted(home)), first + SPAN):
         code = code_of(kernel)

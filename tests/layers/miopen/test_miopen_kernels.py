@@ -45,8 +45,8 @@ from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refuse
 from cachectl.layers.base.facts import Artifact, Entry, Housekeeping, Problem, Root, Severity
 from cachectl.layers.base.layer import Layer, get_many, put_many
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenSystemTuning, MIOpenTuning, kernel_db
-from cachectl.layers.miopen.kernel_db import kernel_key, split_kernel_key
+from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenSystemTuning, MIOpenTuning
+from cachectl.layers.miopen.kernels import encode, kernel_key, split_kernel_key
 
 OBJECT = "2.2.1/0123456789abcdef0123456789abcdef/MIOpenPooling.cl.o"
 OTHER = ("Conv_Winograd_v21_1_3.s.o", " -mcpu=gfx90a")
@@ -315,7 +315,7 @@ def test_rows_that_miopen_accepts_are_read_and_put_as_it_stores_them(
     assert (problems(layer), findings(layer)) == ([], [])
     assert layer.clear(layer.plan_clear()).removed == 1
     layer.put(KEY, read)
-    assert stored(path) == [(NAME, ARGS, *kernel_db.encode(read.data))]
+    assert stored(path) == [(NAME, ARGS, *encode(read.data))]
 
 
 @pytest.mark.parametrize("values", REJECTED.values(), ids=REJECTED)
@@ -341,7 +341,7 @@ def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path, layer: M
     keys = {kernel_key(name, args): (name, args) for name in NAMES for args in ("", ":x", "::", ARGS, "ns::name.cl.o")}
     assert len(keys) == len(NAMES) * 5
     assert {key: split_kernel_key(key) for key in keys} == keys
-    odd = {(name, ARGS): kernel_db.encode(CODE + name.encode()) for name in NAMES}
+    odd = {(name, ARGS): encode(CODE + name.encode()) for name in NAMES}
     path = store(user_file(tmp_path), odd)
     before = stored(path)
     entries = {entry.detail["kernel_name"]: entry.key for entry in layer.entries()}

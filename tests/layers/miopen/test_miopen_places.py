@@ -16,8 +16,7 @@ from cachectl.layers.miopen import (
     MIOpenTuning,
     read_flag,
 )
-from cachectl.layers.miopen.names import newest, parse_name, program_names
-from cachectl.layers.miopen.places import libraries
+from cachectl.layers.miopen.places import libraries, newest, parse_name, program_names
 
 LAYERS = (MIOpenKernels, MIOpenSystemKernels, MIOpenTuning, MIOpenSystemTuning)
 HOME = Path("/home/u")
