@@ -184,9 +184,7 @@ class _Open(NamedTuple):
 class Pair:
     """A data file with its index, in a folder below a root."""
 
-    def __init__(
-        self, form: Format, layer: str, root: Path, folder: tuple[str, ...] = (), *, environment: Environment
-    ) -> None:
+    def __init__(self, form: Format, layer: str, root: Path, folder: str = "", *, environment: Environment) -> None:
         self.form = form
         self.layer = layer
         self.root = root
@@ -196,7 +194,7 @@ class Pair:
     @property
     def path(self) -> Path:
         """The data file."""
-        return self.root.joinpath(*self.folder, self.form.data_name)
+        return self.root / self.folder / self.form.data_name
 
     def blobs(self) -> list[Blob]:
         """Return the entries. A later one replaces an earlier one of the same name, as in Mesa's table."""
@@ -392,7 +390,7 @@ class Pair:
         if make:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         root = stack.enter_context(opened_root(self.root))
-        folder = None if root is None else descend(stack, root, self.folder, make=make)
+        folder = None if root is None else descend(stack, root, [*filter(None, self.folder.split("/"))], make=make)
         missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
         if root is None or folder is None:
             raise missing

@@ -148,8 +148,7 @@ class ShaderCache(files.TreeStore):
         return self._pair(root, folder) if form is not None and name == form.data_name else None
 
     def _pair(self, root: facts.Root, folder: str = "") -> Pair:
-        parts = tuple(folder.split("/")) if folder else ()
-        return Pair(_FORMATS[root.role], self.name, root.path, parts, environment=self.environment)
+        return Pair(_FORMATS[root.role], self.name, root.path, folder, environment=self.environment)
 
     def _located(self, root: facts.Root, key: str) -> tuple[Pair, Blob] | None:
         """Find an entry among the pairs of a root."""
