@@ -26,7 +26,7 @@ from cachectl.exchange.place import STREAM, Missing
 from cachectl.exchange.pull import pull
 from cachectl.exchange.store import Store, place_of
 from cachectl.exchange.trust import UNTRUSTED, Trust, allowed_lists
-from cachectl.layer_set import LayerSet
+from cachectl.layer_set import LayerSet, warn_user
 from cachectl.layers.base import errors
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.selection import ALL
@@ -103,9 +103,8 @@ class Job:
     def misuse(self, environment: Environment) -> str | None:
         """Return why nothing can be staged; ``None`` if it can."""
         layers = LayerSet(environment)
-        for name in (self.out, self.source):
-            if name in layers:
-                return f"{name!r} is a layer, not a FILE; write ./NAME for a file"
+        if name := next((name for name in (self.out, self.source) if name in layers), None):
+            return f"{name!r} is a layer, not a FILE; write ./NAME for a file"
         if self.source is not None and self.trust is None and not os.path.isdir(environment.expand(self.source)):
             return UNTRUSTED
         try:
@@ -260,7 +259,10 @@ class Ranks:
         notice: Callable[[str], None],
         inform: Callable[[str], None],
     ) -> None:
-        mpi = _connected(environment)
+        mpi = _mpi()
+        if mpi.COMM_WORLD.size == 1 and (launch := launcher.launched(environment)) is not None:
+            name, version = mpi.get_vendor()
+            raise NotConnected(launch, " ".join((name, ".".join(map(str, version)))))
         self.environment = environment
         self.notice = notice
         self.root: Path | None = None
@@ -448,16 +450,6 @@ def _mpi() -> _Module:
     return MPI
 
 
-def _connected(environment: Environment) -> _Module:
-    """Return mpi4py's MPI. Raises :class:`NotConnected` if the ranks of the job are not connected through it."""
-    mpi = _mpi()
-    launch = launcher.launched(environment) if mpi.COMM_WORLD.size == 1 else None
-    if launch is not None:
-        name, version = mpi.get_vendor()
-        raise NotConnected(launch, " ".join((name, ".".join(map(str, version)))))
-    return mpi
-
-
 def _rest(comm: Intracomm) -> None:
     """Wait for all ranks without keeping a processor busy: other processes of the node may need it."""
     _poll(comm.Ibarrier().Test, None)
@@ -505,9 +497,9 @@ def staged(
     folder = None if scratch is None else Path(scratch).absolute()
     job = Job(source, Trust(*vouchers) if any(vouchers) else None, out, sign, folder)
     lines: list[str] = []
-    ranks = Ranks(environment, job, comm, notice=lines.append, inform=lambda _: None if notice is None else notice(_))
-    late = ranks.united(too_late(LayerSet(environment).clearable(), environment.temporary))
-    if late:
+    tell = notice or warn_user
+    ranks = Ranks(environment, job, comm, notice=lines.append, inform=notice or (lambda _: None))
+    if late := ranks.united(too_late(LayerSet(environment).clearable(), environment.temporary)):
         reasons = "; ".join(f"{name}: {why}" for name, why in late.items())
         raise errors.CachectlError(f"too late to stage; enter the block before these are used: {reasons}")
     variables = ranks.stage_in()
@@ -522,7 +514,8 @@ def staged(
     ok = False
     try:
         # Only after all ranks have passed: a warning may be an error.
-        _say(lines, notice)
+        while lines:
+            tell(lines.pop(0))
         yield ranks.root
         ok = True
     finally:
@@ -530,13 +523,5 @@ def staged(
         # A forked child leaves the block too, but is no rank.
         if os.getpid() == process:
             ranks.stage_out(ok=ok)
-            _say(lines, notice)
-
-
-def _say(lines: list[str], notice: Callable[[str], None] | None) -> None:
-    while lines:
-        line = lines.pop(0)
-        if notice is None:
-            warnings.warn(line, RuntimeWarning, stacklevel=4)
-        else:
-            notice(line)
+            while lines:
+                tell(lines.pop(0))

@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from cachectl import listing
@@ -60,7 +59,7 @@ def missing(
     selection: Selection,
     result: Transfer,
     *,
-    besides: Mapping[str, Collection[str]] = MappingProxyType({}),
+    besides: Mapping[str, Collection[str]] | None = None,
 ) -> list[Group]:
     """Plan to copy the selected entries of some portability keys that a target lacks, in the order of their keys.
 
@@ -69,7 +68,7 @@ def missing(
     plan = []
     for key in keys:
         done, known = result.layer(key.layer), target.known(key)
-        present = known.union(besides.get(key.layer, ()))
+        present = known.union((besides or {}).get(key.layer, ()))
         found: dict[str, Any] = {}
         for entry in source.entries(key, selection, done):
             found.setdefault(entry.key, entry)

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import BinaryIO, Final
 
 from cachectl.exchange import bundle, copying, portability
@@ -39,7 +38,7 @@ def pull(
     selection: Selection = ALL,
     *,
     layers: Iterable[str] = (),
-    besides: Mapping[str, Collection[str]] = MappingProxyType({}),
+    besides: Mapping[str, Collection[str]] | None = None,
     dry_run: bool = False,
     own: Environment | None = None,
     deadline: Deadline | None = None,
@@ -75,7 +74,7 @@ class _Pull:
     named: bool
     trust: Trust | None
     selection: Selection
-    besides: Mapping[str, Collection[str]]
+    besides: Mapping[str, Collection[str]] | None
     dry_run: bool
     own: Environment
     deadline: Deadline | None
@@ -92,8 +91,6 @@ class _Pull:
             bundle.unnamed_file(self.stack.environment) as file,
         ):
             return self._from_store(name, self.trust, allowed, file)
-
-    # ------------------------------------------------------------------ from a root or a database file
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[copying.Layers | None]:
@@ -138,8 +135,6 @@ class _Pull:
         (copying.list_plan if self.dry_run else copying.copy)(source, here, plan)
         result.layers = tuple(done for done in result.layers if done.placed or done.there or done.failed)
         return result
-
-    # ------------------------------------------------------------------ from a store
 
     def _from_store(self, name: str, trust: Trust, allowed: Sequence[str], file: BinaryIO) -> Transfer:
         """Place what is missing here, after all of it was verified and lies in ``file``."""

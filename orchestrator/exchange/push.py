@@ -6,7 +6,6 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 from cachectl.exchange import copying, portability, trust
@@ -32,7 +31,7 @@ def push(
     selection: Selection = ALL,
     *,
     layers: Iterable[str] = (),
-    besides: Mapping[str, Collection[str]] = MappingProxyType({}),
+    besides: Mapping[str, Collection[str]] | None = None,
     sign: str | None = None,
     allowed_signers: str | None = None,
     force: bool = False,
@@ -78,7 +77,7 @@ def push_layers(
     store: Store,
     chosen: Iterable[Layer],
     selection: Selection = ALL,
-    besides: Mapping[str, Collection[str]] = MappingProxyType({}),
+    besides: Mapping[str, Collection[str]] | None = None,
     *,
     named: bool = False,
 ) -> Transfer:
@@ -96,9 +95,6 @@ def push_layers(
     for done in result.layers:
         done.sensitive = source.layers[done.layer].about.reveals if done.placed else None
     return result
-
-
-# ---------------------------------------------------------------------- to a database file
 
 
 def _push_to_file(stack: LayerSet, file: Path, layer: Layer, place: Path, selection: Selection) -> Transfer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
@@ -21,8 +22,8 @@ _OBJECT_STORES: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "a
 _WEB: Final = ("http://", "https://")
 _SFTP: Final = re.compile("(?:ssh|sftp)://", re.IGNORECASE)
 _S3: Final = re.compile("s3a?://", re.IGNORECASE)
-#: How often folders are made before that is an error.
-_AGAIN: Final = 4
+#: How often folders are made again before that is an error.
+_AGAIN: Final = 3
 _MODIFIED: Final = ("LastModified", "mtime", "last_modified", "updated", "modified", "created")
 #: Limit on the silence of a server, in seconds. The whole transfer has no limit.
 _SILENCE: Final = 60
@@ -96,15 +97,13 @@ class RemotePlace(place.StorePlace):
                 raise
 
     def _make(self, folder: str) -> None:
-        for rest in reversed(range(_AGAIN)):
-            try:
+        # Another writer makes the same folders at the same time, which fsspec does not expect.
+        for _ in range(_AGAIN):
+            with suppress(Exception):
                 self._system.makedirs(folder, exist_ok=True)
-            except Exception:  # noqa: PERF203
-                # Another writer makes the same folders at the same time, which fsspec does not expect.
-                if not rest:
-                    raise
-            else:
                 break
+        else:
+            self._system.makedirs(folder, exist_ok=True)
         self._made.add(folder)
 
     def remove(self, names: Sequence[str]) -> None:
@@ -119,15 +118,14 @@ class RemotePlace(place.StorePlace):
             # With a range it is one request, without one that asks for the size.
             data: bytes = self._system.cat_file(path, start=0, end=most)
             return data
-        with self._system.open(path, "rb") as file:
+        with self._system.open(path, "rb") as file, io.BytesIO() as held:
             if hasattr(file, "prefetch"):
                 # Otherwise paramiko waits for every 32 KiB. It asks for the size, which not every server says.
                 with suppress(OSError):
                     file.prefetch()
-            held = bytearray()
-            while len(held) < most and (piece := file.read(most - len(held))):
-                held += piece
-            return bytes(held)
+            while held.tell() < most and (piece := file.read(most - held.tell())):
+                held.write(piece)
+            return held.getvalue()
 
     def _reached(self, verb: str, name: str = "") -> AbstractContextManager[None]:
         return place.translated(partial(self._failure, verb, name))
@@ -147,9 +145,6 @@ def _moment(info: Mapping[str, Any]) -> float | None:
         if isinstance(value, (int, float)):
             return float(value)
     return None
-
-
-# ---------------------------------------------------------------------- fsspec
 
 
 def _located(name: str) -> tuple[Any, str]:

@@ -68,8 +68,6 @@ class Salting:
         self._since = 0.0
         self._forked = False
 
-    # ------------------------------------------------------------------ blocks
-
     def enter(self, layers: Iterable[Layer], now: float, block: Mapping[str, tuple[str, ...]]) -> None:
         """Begin a block. Its end removes the entries that salted builds have stored in these layers."""
         with self._lock:
@@ -119,8 +117,6 @@ class Salting:
         self._built.clear()
         _warn(notes)
 
-    # ------------------------------------------------------------------ builds
-
     @contextmanager
     def build(self, due: set[str]) -> Iterator[_Built]:
         """Give a build its salt, and record it; a build that outlives the last block is swept when it ends.
@@ -159,8 +155,6 @@ class Salting:
         """
         blocks = tuple(self._blocks)
         return {name for block in blocks for name, platforms in block.items() if platform in platforms}
-
-    # ------------------------------------------------------------------ removing
 
     def sweep(self, *, ends: bool = False) -> tuple[int, list[str]]:
         """Remove the entries of salted builds, except those whose kernels may be compiling now.
