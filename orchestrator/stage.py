@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 from cachectl.exchange import bundle, copying, push
 from cachectl.exchange.place import STREAM, Missing
 from cachectl.exchange.pull import pull
-from cachectl.exchange.store import Store, place_of
+from cachectl.exchange.store import StoreCollection, place_of
 from cachectl.exchange.trust import UNTRUSTED, Trust, allowed_lists
 from cachectl.layer_set import LayerSet, warn_user
 from cachectl.layers.base import errors
@@ -208,7 +208,7 @@ class NodeRoot:
             besides: dict[str, set[str]] = {}
             for name, key in _names_in(stack) - names:
                 besides.setdefault(name, set()).add(key)
-            store = Store(parcel, stack.environment)
+            store = StoreCollection(parcel, stack.environment)
             push.push_layers(stack, store, stack.clearable(), besides=besides)
             store.finish()
         except (OSError, errors.CachectlError) as error:
@@ -390,11 +390,11 @@ class Ranks:
         job, stack = self._job, here.stack()
         with allowed_lists(self.environment, job.sign, None) as allowed:
             place = place_of(job.out or "", self._apart(), writes=True, force=job.force)
-            store = Store(place, self.environment, allowed, key=job.sign)
+            store = StoreCollection(place, self.environment, allowed, key=job.sign)
             result = push.push_layers(stack, store, stack.clearable() if here.root is not None else ())
             for file in received:
                 if file.tell():
-                    parcel = Store(_Parcel(self.environment, file), self.environment)
+                    parcel = StoreCollection(_Parcel(self.environment, file), self.environment)
                     copying.copy(parcel, store, copying.missing(parcel, store, parcel.portability_keys(), ALL, result))
             store.finish()
         digest = f"; digest {store.digest}" * bool(store.written or store.parts)

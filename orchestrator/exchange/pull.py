@@ -17,7 +17,7 @@ from typing import BinaryIO, Final
 from cachectl.exchange import bundle, copying, portability
 from cachectl.exchange.format import StoreKey
 from cachectl.exchange.place import STREAM, Deadline, in_time, is_url
-from cachectl.exchange.store import Newest, Store, place_of
+from cachectl.exchange.store import Newest, StoreCollection, place_of
 from cachectl.exchange.trust import UNTRUSTED, Trust, Untrusted, allowed_lists
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors, facts
@@ -93,7 +93,7 @@ class _Pull:
             return self._from_store(name, self.trust, allowed, file)
 
     @contextmanager
-    def _opened(self, name: str) -> Iterator[copying.Layers | None]:
+    def _opened(self, name: str) -> Iterator[copying.LayerCollection | None]:
         """Yield the layers of a root or a database file that may be used; ``None`` for a store."""
         path = self.own.expand(name) if name and name != STREAM and not is_url(name) else None
         of_file = within = None
@@ -104,11 +104,11 @@ class _Pull:
         if path is not None and of_file is not None:
             self._require_trusted(path)
             with copying.layers_with_file(self.stack.environment, of_file[0], path, of_file[1]) as (copied, _):
-                yield copying.Layers([copied[of_file[0].name]])
+                yield copying.LayerCollection([copied[of_file[0].name]])
         elif path is not None and within is not None:
             sources = [within[layer.name] for layer in self.chosen if layer.name in within]
             self._require_trusted(path, [root.path for source in sources for root in source.roots()])
-            yield copying.Layers(sources, below=path)
+            yield copying.LayerCollection(sources, below=path)
         else:
             yield None
 
@@ -121,10 +121,10 @@ class _Pull:
             )
             raise errors.BadRequest(message)
 
-    def _from_layers(self, name: str, source: copying.Layers) -> Transfer:
+    def _from_layers(self, name: str, source: copying.LayerCollection) -> Transfer:
         trusted = "no other user can write to it" if self.trust is None else _SAID
         result = Transfer(errors.printable(name), dry_run=self.dry_run, trusted=(trusted,))
-        here = copying.Layers(self.stack[layer] for layer in source.layers)
+        here = copying.LayerCollection(self.stack[layer] for layer in source.layers)
         keys = [
             StoreKey(layer, {})
             for layer in source.layers
@@ -138,10 +138,10 @@ class _Pull:
 
     def _from_store(self, name: str, trust: Trust, allowed: Sequence[str], file: BinaryIO) -> Transfer:
         """Place what is missing here, after all of it was verified and lies in ``file``."""
-        by_digest, here = trust.sha256 is not None, copying.Layers(self.chosen)
+        by_digest, here = trust.sha256 is not None, copying.LayerCollection(self.chosen)
 
-        def download() -> tuple[Store, list[copying.Group], Transfer]:
-            store = Store(place_of(name, self.own), self.own, allowed, deadline=self.deadline)
+        def download() -> tuple[StoreCollection, list[copying.CopyPlan], Transfer]:
+            store = StoreCollection(place_of(name, self.own), self.own, allowed, deadline=self.deadline)
             return store.settled(partial(self._downloaded, store, trust, file))
 
         store, plan, result = in_time(self.deadline, download)
@@ -156,7 +156,9 @@ class _Pull:
         result.left_out = tuple(facts.Note(str(name), why) for name, why in store.left_out.items())
         return result
 
-    def _downloaded(self, store: Store, trust: Trust, file: BinaryIO) -> tuple[Store, list[copying.Group], Transfer]:
+    def _downloaded(
+        self, store: StoreCollection, trust: Trust, file: BinaryIO
+    ) -> tuple[StoreCollection, list[copying.CopyPlan], Transfer]:
         """Return what to place from a store, downloaded unless this is a dry run, and the result to be added to."""
         store.require_store()
         shown, digest = store.place.shown, store.digest
@@ -166,7 +168,7 @@ class _Pull:
         if trust.sha256 is None:
             self._require_new(store, store.memory.seen())
         result = Transfer(shown, digest, dry_run=self.dry_run)
-        keys, here = self._keys(store, result), copying.Layers(self.chosen)
+        keys, here = self._keys(store, result), copying.LayerCollection(self.chosen)
         plan = copying.missing(store, here, keys, self.selection, result, besides=self.besides)
         if store.left_out and not store.trusted:
             what = "; ".join(f"{name}: {why}" for name, why in list(store.left_out.items())[:3])
@@ -178,7 +180,7 @@ class _Pull:
             store.download((group.entries for group in plan), file, self.stack.environment.temporary)
         return store, plan, result
 
-    def _require_new(self, store: Store, seen: Newest) -> None:
+    def _require_new(self, store: StoreCollection, seen: Newest) -> None:
         """Raise :class:`Untrusted` if the store is older than what this machine has read from it, or another one."""
         store.gone = seen.gone
         newer = (name for name in reversed(store.parts) if name.made > seen.made)
@@ -191,7 +193,7 @@ class _Pull:
         )
         raise Untrusted(message)
 
-    def _keys(self, store: Store, result: Transfer) -> Iterator[StoreKey]:
+    def _keys(self, store: StoreCollection, result: Transfer) -> Iterator[StoreKey]:
         """Yield the portability keys whose entries may be hit here, and note why others are left alone."""
         chosen = {layer.name: layer for layer in self.chosen}
         for key in store.portability_keys():
@@ -212,7 +214,7 @@ class _Pull:
         here = portability.portability_key(knows, self.stack.environment)
         return portability.differences(knows, key.facts, here)
 
-    def _foresee(self, group: copying.Group) -> None:
+    def _foresee(self, group: copying.CopyPlan) -> None:
         """Note the outlook of each entry; those that cannot be hit are counted, and taken off the plan."""
         knows, differing = self.stack.portability(group.key.layer), self._differences(group.key)
         # Looking up what is installed takes long.

@@ -137,12 +137,18 @@ def companions(layers: Iterable[Layer], everything: Iterable[Layer], folder: Pat
 
 def link_cache_home(environment: Environment, layers: Iterable[Layer], folder: Path) -> None:
     """Link everything in the user cache folder below an isolated root, except the entries of the given layers."""
-    real, links = _user_cache_home(environment), folder / "xdg"
+    own, links = user_cache_folder(environment, "any")[0], folder / "xdg"
+    # On Windows an application's folder is any/any/Cache.
+    real = own.parents[2] if environment.platform == "win32" else own.parent
     if real.resolve() == links.resolve():
         # Nested block in the same folder: it is already empty, or warm on purpose.
         return
     links.mkdir(parents=True, exist_ok=True)
-    hidden = _hidden(layers, real, folder)
+    hidden: set[str] = set()
+    for layer in layers:
+        # A layer with a variable of its own needs no hiding.
+        if layer.abilities()[facts.Ability.RELOCATE] is None and _SHARED & layer.relocate(folder).set.keys():
+            hidden.update(root.path.relative_to(real).parts[0] for root in layer.roots() if real in root.path.parents)
     for name in _names(links):
         # Links of an earlier run that are broken or now hidden.
         is_ours = os.path.islink(links / name) and os.readlink(links / name) == str(real / name)
@@ -153,22 +159,6 @@ def link_cache_home(environment: Environment, layers: Iterable[Layer], folder: P
         if name not in hidden and (real / name) not in (links, *links.parents):
             with suppress(FileExistsError):
                 os.symlink(real / name, links / name)
-
-
-def _user_cache_home(environment: Environment) -> Path:
-    """Return the folder that holds the cache folder of every program of this user."""
-    folder = user_cache_folder(environment, "any")[0]
-    # On Windows an application's folder is any/any/Cache.
-    return folder.parents[2] if environment.platform == "win32" else folder.parent
-
-
-def _hidden(layers: Iterable[Layer], real: Path, folder: Path) -> frozenset[str]:
-    """Return the names that the shared variable moves; a layer with a variable of its own needs no hiding."""
-    names: set[str] = set()
-    for layer in layers:
-        if layer.abilities()[facts.Ability.RELOCATE] is None and _SHARED & layer.relocate(folder).set.keys():
-            names.update(root.path.relative_to(real).parts[0] for root in layer.roots() if real in root.path.parents)
-    return frozenset(names)
 
 
 def _names(folder: Path) -> list[str]:

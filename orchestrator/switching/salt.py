@@ -71,7 +71,11 @@ class Salting:
     def enter(self, layers: Iterable[Layer], now: float, block: Mapping[str, tuple[str, ...]]) -> None:
         """Begin a block. Its end removes the entries that salted builds have stored in these layers."""
         with self._lock:
-            self._arm()
+            if not self._armed:
+                self._armed = True
+                atexit.register(self._end)
+                if hasattr(os, "register_at_fork"):
+                    os.register_at_fork(after_in_parent=self._note_fork, after_in_child=self._begin_child)
             if not self._built and not self._blocks:
                 self._since = now - _SLACK
             for layer in layers:
@@ -88,14 +92,6 @@ class Salting:
         with self._lock:
             self._blocks.remove(block)
         _warn(self.sweep()[1], error)
-
-    def _arm(self) -> None:
-        if self._armed:
-            return
-        self._armed = True
-        atexit.register(self._end)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_parent=self._note_fork, after_in_child=self._begin_child)
 
     def _note_fork(self) -> None:
         self._forked = self._forked or bool(self._blocks)

@@ -13,7 +13,7 @@ from cachectl import table as tables
 from cachectl.exchange import trust
 from cachectl.exchange.format import INDEX, Item, PartName, is_name
 from cachectl.exchange.place import FOLDERS, BadStore, Stored
-from cachectl.exchange.store import Gone, Store, place_of
+from cachectl.exchange.store import Gone, StoreCollection, place_of
 from cachectl.layers.base import errors
 from cachectl.layers.base.facts import AsJson
 from cachectl.layers.base.selection import moment_text
@@ -145,7 +145,7 @@ class SharedStore:
 
     def ls(self) -> StoreListing:
         """Return what is in the store, by portability key. Raises :class:`BadStore` and :class:`Missing`."""
-        index = Store(self._place, self._environment)
+        index = StoreCollection(self._place, self._environment)
         index.require_store()
         groups: dict[str, list[PartName]] = {}
         for name in index.parts:
@@ -189,7 +189,7 @@ class SharedStore:
         place, now = self._place, self._environment.clock()
         # Before the index: what is listed by then is not taken for unlisted.
         contents = {stored.name: stored for folder in FOLDERS for stored in place.names(folder)}
-        index = Store(place, self._environment)
+        index = StoreCollection(place, self._environment)
         index.require_store()
         parts = {name: index.part(name) for name in index.parts}
         uses = Counter(pack for part in parts.values() for pack in part.packs)
@@ -257,7 +257,7 @@ class SharedStore:
         # Before the index: a writer adds packs first.
         contents = set(filter(is_name, (stored.name for stored in self._place.names("packs"))))
         with trust.allowed_lists(self._environment, None, allowed_signers) as allowed:
-            index = Store(self._place, self._environment, allowed)
+            index = StoreCollection(self._place, self._environment, allowed)
             index.require_store()
             check = StoreCheck(self._place.shown, index.digest, len(index.parts))
             packs: dict[str, list[Item]] = {}
@@ -274,7 +274,7 @@ class SharedStore:
         return check
 
 
-def _checked(index: Store, check: StoreCheck, name: PartName) -> tuple[Item, ...]:
+def _checked(index: StoreCollection, check: StoreCheck, name: PartName) -> tuple[Item, ...]:
     """Return the entries of an index part."""
     shown = f"{INDEX}{name}"
     try:
@@ -292,7 +292,7 @@ def _checked(index: Store, check: StoreCheck, name: PartName) -> tuple[Item, ...
     return ()
 
 
-def _check_pack(index: Store, check: StoreCheck, pack: str, items: list[Item]) -> None:
+def _check_pack(index: StoreCollection, check: StoreCheck, pack: str, items: list[Item]) -> None:
     """Read the entries of a pack."""
     try:
         for _ in index.contents(items):
@@ -306,7 +306,7 @@ def _check_pack(index: Store, check: StoreCheck, pack: str, items: list[Item]) -
         check.add(pack, "damaged", error)
 
 
-def _lists(index: Store, name: PartName, pack: str) -> bool:
+def _lists(index: StoreCollection, name: PartName, pack: str) -> bool:
     # Parts that cannot be used are findings of their own.
     with suppress(BadStore, trust.Untrusted):
         return pack in index.part(name).packs
