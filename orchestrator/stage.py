@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from operator import or_
 from pathlib import Path
@@ -26,7 +27,7 @@ from cachectl.exchange.place import STREAM, Missing
 from cachectl.exchange.pull import pull
 from cachectl.exchange.store import StoreCollection, place_of
 from cachectl.exchange.trust import UNTRUSTED, Trust, allowed_lists
-from cachectl.layer_set import LayerSet, warn_user
+from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.selection import ALL
@@ -497,7 +498,7 @@ def staged(
     folder = None if scratch is None else Path(scratch).absolute()
     job = Job(source, Trust(*vouchers) if any(vouchers) else None, out, sign, folder)
     lines: list[str] = []
-    tell = notice or warn_user
+    tell = notice or partial(warnings.warn, category=RuntimeWarning, stacklevel=3)
     ranks = Ranks(environment, job, comm, notice=lines.append, inform=notice or (lambda _: None))
     if late := ranks.united(too_late(LayerSet(environment).clearable(), environment.temporary)):
         reasons = "; ".join(f"{name}: {why}" for name, why in late.items())

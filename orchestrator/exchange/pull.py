@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -81,9 +80,18 @@ class _Pull:
 
     def take(self, name: str) -> Transfer:
         """Pull from one source."""
-        with self._opened(name) as source:
-            if source is not None:
-                return self._from_layers(name, source)
+        path = self.own.expand(name) if name and name != STREAM and not is_url(name) else None
+        if path is not None and path.is_file():
+            of_file = copying.place_of_file(self.chosen if self.named else self.stack, path)
+            if of_file is not None:
+                self._require_trusted(path)
+                with copying.layers_with_file(self.stack.environment, of_file[0], path, of_file[1]) as (copied, _):
+                    return self._from_layers(name, copying.LayerCollection([copied[of_file[0].name]]))
+        is_root = path is not None and path.is_dir() and not (path / "index").is_dir()
+        if path is not None and is_root and (within := copying.root_of(self.own, path)) is not None:
+            sources = [within[layer.name] for layer in self.chosen if layer.name in within]
+            self._require_trusted(path, [root.path for source in sources for root in source.roots()])
+            return self._from_layers(name, copying.LayerCollection(sources, below=path))
         if self.trust is None:
             raise errors.BadRequest(UNTRUSTED)
         with (
@@ -91,26 +99,6 @@ class _Pull:
             bundle.unnamed_file(self.stack.environment) as file,
         ):
             return self._from_store(name, self.trust, allowed, file)
-
-    @contextmanager
-    def _opened(self, name: str) -> Iterator[copying.LayerCollection | None]:
-        """Yield the layers of a root or a database file that may be used; ``None`` for a store."""
-        path = self.own.expand(name) if name and name != STREAM and not is_url(name) else None
-        of_file = within = None
-        if path is not None and path.is_file():
-            of_file = copying.place_of_file(self.chosen if self.named else self.stack, path)
-        elif path is not None and path.is_dir() and not (path / "index").is_dir():
-            within = copying.root_of(self.own, path)
-        if path is not None and of_file is not None:
-            self._require_trusted(path)
-            with copying.layers_with_file(self.stack.environment, of_file[0], path, of_file[1]) as (copied, _):
-                yield copying.LayerCollection([copied[of_file[0].name]])
-        elif path is not None and within is not None:
-            sources = [within[layer.name] for layer in self.chosen if layer.name in within]
-            self._require_trusted(path, [root.path for source in sources for root in source.roots()])
-            yield copying.LayerCollection(sources, below=path)
-        else:
-            yield None
 
     def _require_trusted(self, path: Path, folders: Iterable[Path] = ()) -> None:
         if self.trust is None:
