@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cachectl.layers.base import environment as environments
 from cachectl.layers.base import errors, selection
@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 _LARGEST: Final = 1 << 16
 #: The longest wait for a lock in seconds: a day.
 _LONGEST: Final = 86400
-
-
-class BadConfig(errors.BadRequest):
-    """A wrong key or value; the text begins with the file."""
-
-
-class ConfigRefused(errors.CachectlError):
-    """A config file that cannot be read, or that another user could have written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,36 +39,20 @@ class Limits:
         return self == Limits()
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigEntry:
-    """A key with the names of its tables, its value as it was written, and the file that has it."""
-
-    key: str
-    value: str | float | bool | tuple[str, ...]
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigFile:
-    """Where a config file is looked for, whose it is (``user``, ``site`` or ``named``), and whether it exists."""
-
-    path: Path
-    origin: str
-    exists: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Config:
-    """The settings of one environment, and where files are looked for, the one that counts most first."""
+    """The settings of one environment, and where files are looked for, the one that counts most first.
 
-    files: tuple[ConfigFile, ...]
-    settings: tuple[ConfigEntry, ...]
-    failed: ClassVar[bool] = False
+    ``files`` are paths, each with whose it is (``user``, ``site`` or ``named``) and whether it exists. ``settings``
+    maps keys, with the names of their tables, to the value as it was written and the file that has it.
+    """
+
+    def __init__(self) -> None:
+        self.files: list[tuple[Path, str, bool]] = []
+        self.settings: dict[str, tuple[Any, Path]] = {}
 
     def get(self, key: str) -> Any:  # noqa: ANN401 - each key has its type
         """Return the value of a key as it was read; ``None`` if no file has it."""
-        found = {setting.key: setting.value for setting in self.settings}
-        return _KEYS[key](found[key]) if key in found else None
+        return _KEYS[key](self.settings[key][0]) if key in self.settings else None
 
     @property
     def interpreters(self) -> tuple[str, ...]:
@@ -93,16 +69,16 @@ class Config:
 def load(environment: Environment) -> Config:
     """Read the config files of an environment.
 
-    Raises :class:`ConfigRefused` for a file that cannot be read, or that another user could have written, and
-    :class:`BadConfig` for one with an unknown key or a wrong value.
+    Raises :class:`CachectlError` for a file that cannot be read, or that another user could have written, and
+    :class:`BadRequest` for one with an unknown key or a wrong value; the text begins with the file.
     """
-    places, found = [], dict[str, ConfigEntry]()
+    config = Config()
     for origin, path in environments.config_paths(environment):
         content = _read(path, needed=origin == "named")
-        places.append(ConfigFile(path, origin, content is not None))
-        for setting in () if content is None else _settings(path, content):
-            found.setdefault(setting.key, setting)
-    return Config(tuple(places), tuple(found.values()))
+        config.files.append((path, origin, content is not None))
+        for key, value in () if content is None else _settings(path, content):
+            config.settings.setdefault(key, (value, path))
+    return config
 
 
 def configured_limits(environment: Environment) -> Limits:
@@ -110,7 +86,7 @@ def configured_limits(environment: Environment) -> Limits:
     config = load(environment)
     limits = config.limits(environment.clock())
     if limits.none:
-        first = f", or write a limit below [prune] in {errors.printable(config.files[0].path)}" if config.files else ""
+        first = f", or write a limit below [prune] in {errors.printable(config.files[0][0])}" if config.files else ""
         raise errors.BadRequest(f"name a limit: --stale, --older-than or --max-size{first}")
     return limits
 
@@ -121,26 +97,26 @@ def with_interpreters(environment: Environment) -> Environment:
     return replace(environment, python_paths=tuple(map(environment.expand, found))) if found else environment
 
 
-def _settings(path: Path, content: bytes) -> Iterator[ConfigEntry]:
-    """Yield the settings of a file. Raises :class:`BadConfig`."""
+def _settings(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:
+    """Yield the keys and values of a file. Raises :class:`BadRequest`."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
     try:
-        for key, value in _flat(tomllib.loads(content.decode()), ""):
+        for key, written in _flat(tomllib.loads(content.decode()), ""):
             if key not in _KEYS:
                 raise ValueError(f"{key}: unknown key; there are {', '.join(_KEYS)}")
-            setting = ConfigEntry(key, tuple(value) if isinstance(value, list) else value, path)
+            value = tuple(written) if isinstance(written, list) else written
             try:
-                _KEYS[key](setting.value)
+                _KEYS[key](value)
             except ValueError as error:
                 raise ValueError(f"{key}: {error}") from error
-            yield setting
+            yield key, value
     except RecursionError as error:
-        raise BadConfig(f"{errors.printable(path)}: its tables or lists are nested too deeply") from error
+        raise errors.BadRequest(f"{errors.printable(path)}: its tables or lists are nested too deeply") from error
     except ValueError as error:
-        raise BadConfig(f"{errors.printable(path)}: {error}") from error
+        raise errors.BadRequest(f"{errors.printable(path)}: {error}") from error
 
 
 def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -152,7 +128,7 @@ def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _read(path: Path, *, needed: bool) -> bytes | None:
-    """Return the content of a config file, or ``None`` if it does not exist. Raises :class:`ConfigRefused`."""
+    """Return the content of a config file, or ``None`` if it does not exist. Raises :class:`CachectlError`."""
     from cachectl.layers.disk.trust import shared_because
 
     shown, ignore = errors.printable(path), f"{environments.CONFIG_VARIABLE}={os.devnull}"
@@ -161,17 +137,19 @@ def _read(path: Path, *, needed: bool) -> bytes | None:
         try:
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
-                raise ConfigRefused(f"{shown}: not a file of at most {_LARGEST} bytes")
+                raise errors.CachectlError(f"{shown}: not a file of at most {_LARGEST} bytes")
             replaced = not os.path.samestat(status, os.stat(path))
             if reason := shared_because(path) or ("it was replaced just now" if replaced else None):
-                raise ConfigRefused(f"{shown}: refused: {reason}; chmod go-w or chown that, or ignore it: {ignore}")
+                raise errors.CachectlError(
+                    f"{shown}: refused: {reason}; chmod go-w or chown that, or ignore it: {ignore}"
+                )
             return os.read(handle, _LARGEST)
         finally:
             os.close(handle)
     except OSError as error:
         if isinstance(error, (FileNotFoundError, NotADirectoryError)) and not needed:
             return None
-        raise ConfigRefused(f"{shown}: {error.strerror}; correct it, or ignore it: {ignore}") from error
+        raise errors.CachectlError(f"{shown}: {error.strerror}; correct it, or ignore it: {ignore}") from error
 
 
 # ---------------------------------------------------------------------- values

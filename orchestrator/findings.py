@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar
 
+from cachectl import verbs
 from cachectl.layers.base import errors, facts
 from cachectl.layers.disk import trust
-from cachectl.table import Column, Table, Whole
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
@@ -34,11 +34,12 @@ def damage(layers: Iterable[Layer]) -> Findings:
     findings: list[facts.Finding] = []
     not_checked: dict[str, str] = {}
     for layer in layers:
+        # Until a place is known, the layer as a whole fails.
+        place = Path("*")
         try:
             roots = layer.roots()
         except errors.FAILURES as error:
-            # No place is known: the layer as a whole failed.
-            findings.append(failure(layer, Path("*"), error))
+            findings.append(failure(layer, place, error))
             continue
         for root in roots:
             try:
@@ -60,20 +61,13 @@ def failure(layer: Layer, place: Path, error: Exception) -> facts.Finding:
     return facts.Finding(layer.name, place, None, facts.Severity.FAILS, code, message, fix)
 
 
-_COLUMNS: Final[tuple[Column[facts.Finding], ...]] = (
-    Column("layer", lambda finding: finding.layer),
-    Column("severity", lambda finding: finding.severity.value),
-    Column("code", lambda finding: finding.code),
-    Column("root", lambda finding: str(finding.root or "")),
-    Column("key", lambda finding: finding.key or ""),
-    Column("message", lambda finding: finding.message),
-    Column("fix", lambda finding: finding.fix),
-)
-
-
-def table(result: Findings, _request: object) -> Table[facts.Finding]:
+def table(result: Findings, _request: object) -> verbs.Table:
     """Return the findings."""
-    return Table(_COLUMNS, result.findings)
+    rows = []
+    for one in result.findings:
+        place = str(one.root or "")
+        rows.append((one.layer, one.severity.value, one.code, place, one.key or "", one.message, one.fix))
+    return verbs.Table(("layer", "severity", "code", "root", "key", "message", "fix"), rows)
 
 
 def lines(result: Findings, nothing: str) -> Iterator[object]:
@@ -81,6 +75,6 @@ def lines(result: Findings, nothing: str) -> Iterator[object]:
     for finding in result.findings:
         where = finding.key if finding.key is not None else str(finding.root)
         yield f"{finding.layer}: {where}: {finding.message} ({finding.severity.value})"
-        yield Whole(f"  fix: {finding.fix}")
+        yield verbs.Whole(f"  fix: {finding.fix}")
     if not result.findings:
         yield nothing

@@ -66,18 +66,13 @@ class LayerSet:
             if name not in self._made:
                 self._made[name] = registry.built_in_layer(name, self.environment)
             return self._made[name]
-        if name not in self._plugged[0]:
-            raise self.no_layer(name, [*registry.BUILT_IN, *self._plugged[0]])
-        return self._plugged[0][name]
-
-    def no_layer(self, name: str, known: Iterable[str]) -> errors.BadRequest:
-        """Return the error for a name that no layer has, with the reason if a plug-in of that name was left out."""
+        if name in self._plugged[0]:
+            return self._plugged[0][name]
         if why := "; ".join(plugin.why for plugin in self.broken if plugin.name == name):
-            return errors.BadRequest(f"the plug-in {name} was left out: {why}")
-        names = tuple(known)
-        return errors.BadRequest(
-            f"unknown layer {name!r}{errors.did_you_mean(name, names) or '; there are ' + ', '.join(names)}"
-        )
+            raise errors.BadRequest(f"the plug-in {name} was left out: {why}")
+        names = [*registry.BUILT_IN, *self._plugged[0]]
+        advice = errors.did_you_mean(name, names) or f"; there are {', '.join(names)}"
+        raise errors.BadRequest(f"unknown layer {name!r}{advice}")
 
     def portability(self, name: str) -> parts.Portability | None:
         """Return the portability part of a layer; ``None`` if the layer has none, or is not here."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from cachectl import layer_set
+from cachectl import layer_set, verbs
 from cachectl.layers.base import errors, facts
 
 if TYPE_CHECKING:
@@ -75,3 +75,14 @@ def listed(
                         yield thing
             except errors.FAILURES as error:  # noqa: PERF203 - one must not end the rest
                 notice(Trouble(layer.name, root.path, "unreadable", errors.reason_of(error), failed=True))
+
+
+def entries_table(entries: Iterable[facts.Entry], now: float) -> verbs.Table:
+    """Return the rows of entries; ``now`` is the time that ages refer to."""
+    stale = verbs.Column("", lambda stale: "stale" if stale else "", name="stale")
+    columns = ("layer", "kernels", verbs.sizes("size"), verbs.ages("age", now), stale, "key")
+    rows = []
+    for entry in entries:
+        kernels, moment = " ".join(entry.kernels or (verbs.DASH,)), entry.modified if entry.used is None else entry.used
+        rows.append((entry.layer, kernels, entry.bytes, moment, entry.stale, entry.key))
+    return verbs.Table(columns, rows)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from cachectl import table as tables
-from cachectl.layers.base import errors
-from cachectl.layers.base.facts import Ability, AsJson, Note, Outcome, Plan, total
+from cachectl import verbs
+from cachectl.layers.base import errors, facts
+from cachectl.layers.base.facts import Note, Outcome, Plan
 from cachectl.layers.base.layer import every_root, require_changeable
 
 if TYPE_CHECKING:
     from cachectl import layer_set
-    from cachectl.layers.base import facts
     from cachectl.layers.base.layer import Layer
-    from cachectl.options import Request
-
-    Row = tuple[str, facts.Removable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,7 @@ class PurgeResult:
 
     dry_run: bool
     layers: tuple[Outcome, ...]
-    as_json: ClassVar[AsJson] = AsJson("cachectl/purge/1", also=("total",))
+    as_json: ClassVar[facts.AsJson] = facts.AsJson("cachectl/purge/1", also=("total",))
 
     def __repr__(self) -> str:
         return f"PurgeResult(dry_run={self.dry_run}, total={self.total})"
@@ -46,7 +43,7 @@ class PurgeResult:
     @property
     def total(self) -> PurgeTotal:
         """Return the sums over all layers."""
-        return total(PurgeTotal, self.layers)
+        return facts.total(PurgeTotal, self.layers)
 
     @property
     def failed(self) -> bool:
@@ -79,46 +76,65 @@ class PurgePlan:
         Layers that need no free disk space are cleared first.
         """
         outcomes = {}
-        for layer, plan in sorted(self.parts, key=lambda part: part[0].store.clearing_needs_room):
-            outcome = Outcome(plan.layer, skipped=plan.skipped, failed=plan.failed)
+        for layer, plan in self.parts:
+            outcomes[layer] = Outcome(plan.layer, skipped=plan.skipped, failed=plan.failed)
+        going = [(layer, plan) for layer, plan in self.parts if plan.entries]
+        for layer, plan in sorted(going, key=lambda part: part[0].store.clearing_needs_room):
             try:
-                outcomes[layer] = layer.clear(plan) if plan.entries else outcome
-            except errors.FAILURES as error:
-                outcomes[layer] = outcome.plus(Outcome(plan.layer, failed=(Note("*", errors.reason_of(error)),)))
-        return PurgeResult(dry_run=False, layers=tuple(outcomes[layer] for layer, _ in self.parts))
+                outcomes[layer] = layer.clear(plan)
+            except errors.FAILURES as error:  # noqa: PERF203 - one must not end the rest
+                outcomes[layer] = outcomes[layer].plus(Outcome(plan.layer, failed=_failure(error)))
+        return PurgeResult(dry_run=False, layers=tuple(outcomes.values()))
 
 
-def planned(layer: Layer, plan: Callable[[], Plan]) -> tuple[Layer, Plan]:
-    """Return a layer with its plan; a refusal is part of the plan."""
-    try:
-        return layer, plan()
-    except errors.FAILURES as error:
-        return layer, Plan(layer.name, failed=(Note("*", errors.reason_of(error)),))
+def _failure(error: Exception) -> tuple[Note]:
+    return (Note("*", errors.reason_of(error)),)
 
 
-def recover(layers: Iterable[Layer]) -> None:
-    """Finish or roll back interrupted writes; planning handles those of less than 1 GiB without that."""
+def planned(layers: Iterable[Layer], plan: Callable[[Layer], Plan]) -> PurgePlan:
+    """Return the plans of layers; a refusal is part of a plan."""
+    parts = []
     for layer in layers:
-        # The plan of a layer names its failure.
-        with suppress(*errors.FAILURES):
-            for root in every_root(layer) if layer.abilities()[Ability.CLEAR] is None else ():
-                with suppress(*errors.FAILURES):
-                    require_changeable(layer, root)
-                    layer.store.recover(root)
+        try:
+            parts.append((layer, plan(layer)))
+        except errors.FAILURES as error:  # noqa: PERF203 - one must not end the rest
+            parts.append((layer, Plan(layer.name, failed=_failure(error))))
+    return PurgePlan(tuple(parts))
+
+
+def existing_roots(layer: Layer) -> list[facts.Root]:
+    """Return the roots of a layer where something exists, and those of which that is unknown."""
+    return [root for root in every_root(layer) if _may_exist(root)]
+
+
+def _may_exist(root: facts.Root) -> bool:
+    with suppress(OSError):
+        return root.exists or os.path.lexists(root.path)
+    return True
 
 
 def carry_out(
     stack: layer_set.LayerSet,
-    layers: tuple[Layer, ...],
+    layers: Iterable[Layer],
     plan: Callable[[], PurgePlan],
     notice: Callable[[str], None],
     *,
     dry_run: bool,
 ) -> PurgeResult:
-    """Return the plan of a removal (``dry_run``), or apply it and remove what killed commands left."""
+    """Return the plan of a removal (``dry_run``), or apply it and remove what killed commands left.
+
+    Interrupted writes are finished or rolled back first; planning handles those of less than 1 GiB without that.
+    """
     if dry_run:
         return plan().result
-    recover(layers)
+    for layer in layers:
+        # The plan of a layer names its failure. Stores are loaded where there is something.
+        with suppress(*errors.FAILURES):
+            roots = existing_roots(layer)
+            for root in roots if roots and layer.abilities()[facts.Ability.CLEAR] is None else ():
+                with suppress(*errors.FAILURES):
+                    require_changeable(layer, root)
+                    layer.store.recover(root)
     result = plan().apply()
     from cachectl.switching.isolated import remove_abandoned
 
@@ -130,51 +146,48 @@ def carry_out(
 # ---------------------------------------------------------------------- the command line
 
 
-def _columns(verb: str) -> tuple[tables.Column[Outcome], ...]:
-    """Return the columns of a removal; ``verb`` is the title over the number of entries."""
-    return (
-        tables.Column("layer", lambda outcome: outcome.layer),
-        tables.counts(verb, lambda outcome: outcome.removed),
-        tables.counts("orphans", lambda outcome: outcome.orphans_removed),
-        tables.sizes("size", lambda outcome: outcome.bytes_freed),
-        tables.counts("skipped", lambda outcome: len(outcome.skipped)),
+def _layers_table(verb: str, outcomes: Iterable[Outcome], total: PurgeTotal | None = None) -> verbs.Table:
+    """Return the sums of layers; ``verb`` is the title over the number of entries."""
+    columns = (
+        *("layer", verbs.counts(verb), verbs.counts("orphans")),
+        *(verbs.sizes("size"), verbs.counts("skipped")),
     )
+    rows = [(one.layer, one.removed, one.orphans_removed, one.bytes_freed, len(one.skipped)) for one in outcomes]
+    if total is None:
+        return verbs.Table(columns, rows)
+    last = ("total", total.removed, total.orphans_removed, total.bytes_freed, total.skipped)
+    return verbs.Table(columns, rows, last)
 
 
-def table(result: PurgeResult, request: Request) -> tables.Table[Any]:
+def table(result: PurgeResult, request: verbs.Request) -> verbs.Table:
     """Return what was removed from each layer, or the entries of a plan."""
     if not result.dry_run:
-        return tables.Table(_columns("removed"), result.layers)
-    columns: tuple[tables.Column[Row], ...] = (
-        tables.Column("layer", lambda row: row[0]),
-        tables.Column("state", lambda row: row[1].state),
-        tables.sizes("size", lambda row: row[1].bytes),
-        tables.ages("age", lambda row: row[1].modified, request.now),
-        tables.Column("key", lambda row: row[1].key),
-    )
-    rows = ((outcome.layer, entry) for outcome in result.layers for entry in outcome.entries or ())
-    return tables.Table(columns, rows)
+        return _layers_table("removed", result.layers)
+    columns = ("layer", "state", verbs.sizes("size"), verbs.ages("age", request.now), "key")
+    rows: list[tuple[object, ...]] = []
+    for outcome in result.layers:
+        entries = outcome.entries or ()
+        rows += [(outcome.layer, entry.state, entry.bytes, entry.modified, entry.key) for entry in entries]
+    return verbs.Table(columns, rows)
 
 
-def show(result: PurgeResult, request: Request) -> Iterator[object]:
+def show(result: PurgeResult, request: verbs.Request) -> Iterator[object]:
     """Yield what a removal did, or would do, layer by layer, with ``-v`` each entry of a plan; warn of what stays.
 
     Without ``-v`` or a named layer, layers without anything to remove are one line.
     """
-    verbose, total = request.options.verbose, result.total
-    if verbose and result.dry_run and (entries := table(result, request)).rows:
+    whole = request.options.verbose or request.options.layers
+    if request.options.verbose and result.dry_run and (entries := table(result, request)).rows:
         yield entries
         yield ""
     cleared = [outcome for outcome in result.layers if not outcome.failed or outcome.removed]
-    shown = [outcome for outcome in cleared if verbose or request.options.layers or _did(outcome)]
+    shown = [outcome for outcome in cleared if whole or outcome != Outcome(outcome.layer, entries=outcome.entries)]
     if shown:
-        sums = (tables.count(total.removed), tables.count(total.orphans_removed), tables.size(total.bytes_freed))
-        last = ("total", *sums, tables.count(total.skipped))
-        yield tables.Table(_columns("would go" if result.dry_run else "removed"), shown, last)
+        yield _layers_table("would go" if result.dry_run else "removed", shown, result.total)
     if hidden := len(cleared) - len(shown):
         yield f"{errors.plural(hidden, 'more layer' if shown else 'layer')}: nothing to remove"
     for outcome in result.layers:
-        request.warn_notes(f"{outcome.layer}: skipped", outcome.skipped)
+        request.output.warn_notes(f"{outcome.layer}: skipped", outcome.skipped)
         # A full disk is one warning, however many files it holds.
         keys: dict[str, list[str]] = {}
         for note in outcome.failed:
@@ -182,7 +195,3 @@ def show(result: PurgeResult, request: Request) -> Iterator[object]:
         for reason, (first, *more) in keys.items():
             others = f" and {len(more)} more" if more else ""
             request.notice(f"{outcome.layer}: {'' if first == '*' else f'{first}{others}: '}{reason}")
-
-
-def _did(outcome: Outcome) -> bool:
-    return bool(outcome.removed or outcome.orphans_removed or outcome.bytes_freed or outcome.skipped)

@@ -62,11 +62,12 @@ class NotConnected(errors.CachectlError):
     """
 
     def __init__(self, launch: launcher.Launch, library: str) -> None:
-        self.first = not launch.rank or launch.ranks is None
-        ranks = "several ranks" if launch.ranks is None else f"{launch.ranks} ranks"
-        hint = "; srun --mpi=list names what Slurm offers" * launch.setting.startswith("SLURM")
+        setting, count, rank = launch
+        self.first = not rank or count is None
+        ranks = "several ranks" if count is None else f"{count} ranks"
+        hint = "; srun --mpi=list names what Slurm offers" * setting.startswith("SLURM")
         super().__init__(
-            f"the launcher started {ranks} ({launch.setting}), but MPI does not connect them: mpi4py uses {library}; "
+            f"the launcher started {ranks} ({setting}), but MPI does not connect them: mpi4py uses {library}; "
             f"start them with the mpiexec of that MPI, or install mpi4py for the launcher's MPI{hint}"
         )
 

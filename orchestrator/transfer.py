@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
+from cachectl import listing, verbs
 from cachectl.layers.base.facts import AsJson, Entry, Note, total
 from cachectl.layers.base.parts import Outlook
-from cachectl.table import Column, Table, Whole, count, counts, size, sizes
-
-if TYPE_CHECKING:
-    from cachectl.options import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,50 +120,46 @@ class Transfer:
         return any(layer.failed for layer in self.layers)
 
 
-def table(done: Transfer, request: Request) -> Table[Any]:
+def table(done: Transfer, request: verbs.Request) -> verbs.Table:
     """Return what was placed: layers, or in a dry run entries."""
     if not done.dry_run:
-        return Table(_columns("placed"), done.layers)
-    from cachectl.verbs.ls import columns
-
-    return Table(columns(request.now), [entry for layer in done.layers for entry in layer.entries or ()])
+        return _table("placed", done.layers)
+    return listing.entries_table([entry for layer in done.layers for entry in layer.entries or ()], request.now)
 
 
-def _columns(verb: str) -> tuple[Column[Moved], ...]:
-    return (
-        Column("layer", lambda layer: layer.layer),
-        counts(verb, lambda layer: layer.placed),
-        sizes("size", lambda layer: layer.bytes),
-        counts("there", lambda layer: layer.there),
-        counts("differ", lambda layer: len(layer.kept)),
-        counts("cannot hit", lambda layer: layer.cannot_hit),
-        counts("failed", lambda layer: len(layer.failed)),
-    )
+def _table(verb: str, layers: Iterable[Moved]) -> verbs.Table:
+    left = map(verbs.counts, ("there", "differ", "cannot hit", "failed"))
+    columns: tuple[str | verbs.Column, ...] = ("layer", verbs.counts(verb), verbs.sizes("size"), *left)
+    rows = []
+    for layer in layers:
+        numbers = (layer.there, len(layer.kept), layer.cannot_hit, len(layer.failed))
+        rows.append((layer.layer, layer.placed, layer.bytes, *numbers))
+    return verbs.Table(columns, rows)
 
 
-def show(done: Transfer, request: Request) -> Iterator[object]:
+def show(done: Transfer, request: verbs.Request) -> Iterator[object]:
     """Yield what was or would be placed, whether programs here will hit it, and what was left alone."""
     if done.dry_run and (entries := table(done, request)).rows:
         yield entries
         yield ""
     if rows := [layer for layer in done.layers if layer != Moved(layer.layer)]:
-        yield Table(_columns("would place" if done.dry_run else "placed"), rows)
+        yield _table("would place" if done.dry_run else "placed", rows)
     else:
         verb = request.options.verb
         request.notice(f"no entry to {verb} in {', '.join(layer.layer for layer in done.layers) or 'the layers here'}")
     yield ""
-    yield Whole(f"{done.url}: {size(done.moved)} moved")
+    yield verbs.Whole(f"{done.url}: {verbs.size(done.moved)} moved")
     if done.digest is not None:
-        yield Whole(f"digest {done.digest}")
+        yield verbs.Whole(f"digest {done.digest}")
     for why in done.trusted:
-        yield Whole(f"trusted: {why}")
+        yield verbs.Whole(f"trusted: {why}")
     for layer in done.layers:
         for seen in layer.foreseen:
-            yield Whole(f"{layer.layer}: {count(seen.entries)} {seen.outlook.words}")
+            yield verbs.Whole(f"{layer.layer}: {verbs.count(seen.entries)} {seen.outlook.words}")
         if layer.sensitive is not None:
             request.notice(f"{layer.layer}: it now holds {layer.sensitive}")
         for what, notes in (("skipped", layer.skipped), ("kept", layer.kept), ("failed", layer.failed)):
-            request.warn_notes(f"{layer.layer}: {what}:", notes)
+            request.output.warn_notes(f"{layer.layer}: {what}:", notes)
     for note in done.unread:
-        yield Whole(f"{note.key}: {note.because}")
-    request.warn_notes("not trusted:", done.left_out)
+        yield verbs.Whole(f"{note.key}: {note.because}")
+    request.output.warn_notes("not trusted:", done.left_out)

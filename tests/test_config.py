@@ -11,9 +11,9 @@ import pytest
 from homes import make_home
 
 from cachectl import Stack
-from cachectl.config import BadConfig, ConfigRefused, load, with_interpreters
+from cachectl.config import load, with_interpreters
 from cachectl.layers.base.environment import Environment, config_paths
-from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.errors import BadRequest, CachectlError
 
 if TYPE_CHECKING:
     from homes import Home
@@ -106,14 +106,14 @@ def test_a_config_that_is_not_a_file_is_refused(home: Home) -> None:
     file.unlink()
     for make, remove in ((os.mkfifo, os.unlink), (os.mkdir, os.rmdir)):
         make(file)
-        with pytest.raises(ConfigRefused, match="not a file"):
+        with pytest.raises(CachectlError, match="not a file"):
             load(home.environment())
         remove(file)
     file.write_bytes(b"# " + bytes([0xE9]))
-    with pytest.raises(BadConfig, match=r"config\.toml: 'utf-8' codec"):
+    with pytest.raises(BadRequest, match=r"config\.toml: 'utf-8' codec"):
         load(home.environment())
     file.write_bytes(b"#" * 100_000)
-    with pytest.raises(ConfigRefused, match="at most 65536 bytes"):
+    with pytest.raises(CachectlError, match="at most 65536 bytes"):
         load(home.environment())
 
 
@@ -139,7 +139,7 @@ def test_a_file_that_others_can_write_is_refused(reachable: Home) -> None:
     file.symlink_to(elsewhere)
     assert load(reachable.environment()).settings
     elsewhere.chmod(0o666)
-    with pytest.raises(ConfigRefused, match=r"can write to .*dotfiles\.toml"):
+    with pytest.raises(CachectlError, match=r"can write to .*dotfiles\.toml"):
         load(reachable.environment())
 
 
@@ -147,7 +147,7 @@ def test_a_file_that_others_can_write_is_refused(reachable: Home) -> None:
 def test_a_file_of_another_user_is_refused(reachable: Home) -> None:
     file = write(reachable, "wait = 3\n")
     os.chown(file, 65534, 65534)
-    with pytest.raises(ConfigRefused, match=r"belongs to nobody; .*CACHECTL_CONFIG=/dev/null"):
+    with pytest.raises(CachectlError, match=r"belongs to nobody; .*CACHECTL_CONFIG=/dev/null"):
         load(reachable.environment())
 
 

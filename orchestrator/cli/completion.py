@@ -11,33 +11,30 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Final
 
-from cachectl import listing, options
+from cachectl import listing, verbs
 from cachectl.cli import main
 from cachectl.layers.base import errors, selection
-from cachectl.table import Raw
 
 SHELLS: Final = ("bash", "zsh", "fish")
 #: The words that the script asks for while a line is typed, by how a placeholder is called in the help.
 _WORDS: Final = {"LAYER": "layers", "KEY": "keys", "GLOB": "kernels"}
 _FILES: Final = ("FILE", "LIST", "PATH", "BUNDLE")
 OPTIONS: Final = (
-    options.OneOf(
-        (
-            options.Option("shell", nargs="?", choices=SHELLS, help="the shell to print a script for"),
-            options.Option("--words", choices=tuple(_WORDS.values()), help=argparse.SUPPRESS),
-        )
+    (
+        verbs.value("shell", None, "the shell to print a script for", nargs="?", choices=SHELLS),
+        verbs.value("--words", None, argparse.SUPPRESS, choices=tuple(_WORDS.values())),
     ),
 )
 
 
-def run(request: options.Request) -> Raw:
+def run(request: verbs.Request) -> verbs.Raw:
     """Carry out ``cachectl completion``."""
-    given = request.options
-    if given.words is not None:
-        return Raw(sorted(set(map(errors.printable, _words(request, given.words)))))
-    if given.shell is None:
+    options = request.options
+    if options.words is not None:
+        return verbs.Raw(sorted(set(map(errors.printable, _words(request, options.words)))))
+    if options.shell is None:
         request.misuse(f"name the shell: {', '.join(SHELLS)}")
-    return Raw(script(given.shell).splitlines())
+    return verbs.Raw(script(options.shell).splitlines())
 
 
 def script(shell: str) -> str:
@@ -81,7 +78,7 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
         yield action
 
 
-def _words(request: options.Request, what: str) -> Iterator[str]:
+def _words(request: verbs.Request, what: str) -> Iterator[str]:
     if what == "layers":
         yield from (layer.name for layer in request.stack)
         return

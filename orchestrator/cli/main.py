@@ -10,13 +10,12 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from cachectl import __version__, table
+from cachectl import __version__, verbs
 from cachectl.layers.base import errors
-from cachectl.options import Group, OneOf, Option, Request
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
@@ -60,8 +59,6 @@ MEANT: Final = {
 #: Verbs that run a command, and options without a verb.
 _RUNNING: Final = ("run", "trace", "bench", "stage")
 _WITHOUT_VERB: Final = ("-h", "--help", "--version")
-#: Stands for the folder of a bare ``--isolated``; no argument of a process can contain it.
-_NO_FOLDER: Final = "\0"
 
 
 def main(arguments: Sequence[str] | None = None, *, environment: Environment | None = None) -> int:
@@ -102,29 +99,29 @@ def _carry_out(words: list[str], environment: Environment | None) -> int:
     options = _parse(words[:at])
     from cachectl.cli import output
 
-    request = Request(output, options, words, words[at + 1 :], environment)
-    if request.changes_user:
+    request = verbs.Request(output, options, words, words[at + 1 :], environment)
+    if getattr(options, "user", None) or getattr(options, "all_users", False):
         from cachectl.cli import users
 
         # Each child reads the settings of its user.
-        done: Any = users.run(request)
+        result: Any = users.run(request)
     else:
         verb = verb_module(options.verb)
-        done = verb.run(request)
-    if isinstance(done, bytes):
-        output.show_bytes(done)
-    elif isinstance(done, table.Raw):
-        output.show_raw(done)
-    elif isinstance(done, int):
+        result = verb.run(request)
+    if isinstance(result, bytes):
+        output.show_bytes(result)
+    elif isinstance(result, verbs.Raw):
+        output.show_raw(result)
+    elif isinstance(result, int):
         pass
     elif request.form == "json":
-        output.show_json(done)
+        output.show_json(result)
     elif request.form == "csv":
-        output.show_csv(verb.table(done, request))
+        output.show_csv(verb.table(result, request))
     else:
-        output.say(verb.show(done, request))
+        output.say(verb.show(result, request))
     output.show_bytes(b"")
-    return done if isinstance(done, int) else int(bool(getattr(done, "failed", False)))
+    return result if isinstance(result, int) else int(bool(getattr(result, "failed", False)))
 
 
 def _open_streams() -> None:
@@ -216,13 +213,15 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"cachectl {__version__}")
     # Without prog, argparse formats a usage to find it, for which it imports shutil.
-    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="verb", prog=parser.prog)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="verb", prog=parser.prog)
     typed = VERBS.keys() if words is None else VERBS.keys() & set(words)
     for name, summary in VERBS.items():
         if typed and name not in typed:
             continue
         description = summary[0].upper() + summary[1:] + "."
-        verb = verbs.add_parser(name, help=summary, description=description, allow_abbrev=False, add_help=bool(typed))
+        verb = commands.add_parser(
+            name, help=summary, description=description, allow_abbrev=False, add_help=bool(typed)
+        )
         if typed:
             verb.set_defaults(parser=verb)
             module = verb_module(name)
@@ -231,14 +230,14 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_to(container: argparse._ActionsContainer, options: Iterable[Option | OneOf | Group]) -> None:
+def _add_to(container: argparse._ActionsContainer, options: Sequence[Any]) -> None:
     for option in options:
-        if isinstance(option, OneOf):
-            _add_to(container.add_mutually_exclusive_group(), option)
-        elif isinstance(option, Group):
-            _add_to(container.add_argument_group(option.title), option)
-        else:
+        if isinstance(option, verbs.Option):
             container.add_argument(*option.names, **option.settings)
+        elif isinstance(option[0], str):
+            _add_to(container.add_argument_group(option[0]), option[1:])
+        else:
+            _add_to(container.add_mutually_exclusive_group(), option)
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
@@ -249,8 +248,8 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     if verb.startswith("-") and verb not in _WITHOUT_VERB:
         parser.error(f"write the command first, not {verb}{errors.did_you_mean(verb, _WITHOUT_VERB)}")
     # argparse would take the next word for the folder of a bare --isolated.
-    bare = verb == "run"
-    words = [f"{word}={_NO_FOLDER}" if bare and word == "--isolated" else word for word in words]
+    bare = "--isolated" if verb == "run" else None
+    words = [f"{word}={verbs.NO_FOLDER}" if word == bare else word for word in words]
     options, unknown = parser.parse_known_args(words)
     if isinstance(getattr(options, "layers", None), list) and not any(word.startswith("-") for word in unknown):
         # argparse takes the layers to be complete at the first option after FILE: push FILE --force LAYER.

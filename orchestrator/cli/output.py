@@ -1,26 +1,27 @@
 """How facts are shown, as text and as JSON. Only this module prints.
 
 JSON follows from the dataclass of a fact (:mod:`cachectl.layers.base.facts`). The file of a verb declares its tables
-(:mod:`cachectl.table`).
+(:mod:`cachectl.verbs`).
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
+from itertools import chain
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from cachectl.layers.base.environment import process_variable
 from cachectl.layers.base.errors import printable
-from cachectl.table import DASH, Raw, Table, Whole
+from cachectl.verbs import DASH, Column, Raw, Table, Whole
 
 if TYPE_CHECKING:
     from cachectl.layers.base import facts
-    from cachectl.options import Step
+    from cachectl.verbs import Progress
 
 #: The width of a line where nothing is to be cut.
 _ENDLESS: Final = 1 << 30
@@ -41,7 +42,7 @@ _MANY: Final = 3
 
 def to_json(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and JSON
     """Return a fact as what :mod:`json` writes."""
-    from cachectl.layers.base.facts import declared, members
+    from cachectl.layers.base.facts import declared, json_keys
 
     if fact is None or isinstance(fact, (str, int, float)):
         return fact
@@ -53,14 +54,14 @@ def to_json(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and JSON
         return {key: to_json(value) for key, value in fact.items()}
     if isinstance(fact, (tuple, list)):
         return [to_json(one) for one in fact]
-    schema = declared(type(fact)).schema
-    document: dict[str, object] = {} if schema is None else {"schema": schema}
-    for member in members(type(fact)):
-        value = getattr(fact, member.attribute)
-        if member.flat:
+    say = declared(type(fact))
+    document: dict[str, object] = {} if say.schema is None else {"schema": say.schema}
+    for attribute, key in json_keys(type(fact)).items():
+        value = getattr(fact, attribute)
+        if attribute in say.flat:
             document.update(to_json(value))
-        elif value is not None or not member.optional:
-            document[member.key] = to_json(value)
+        elif value is not None or attribute not in say.optional:
+            document[key] = to_json(value)
     return document
 
 
@@ -100,35 +101,34 @@ def show_bytes(data: bytes) -> None:
         raise
 
 
-def show_lines(lines: Iterable[str]) -> None:
-    """Print lines of text."""
-    for line in lines:
-        _write(f"{printable(line)}\n")
-
-
 def show_raw(lines: Iterable[str]) -> None:
     """Print lines for a machine, byte for byte; on a terminal control characters are escaped."""
     if sys.stdout.isatty():
-        show_lines(lines)
+        _show_lines(lines)
     else:
         show_bytes(b"".join(os.fsencode(line) + b"\n" for line in lines))
 
 
+def _show_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        _write(f"{printable(line)}\n")
+
+
 def say(parts: Iterable[object]) -> None:
     """Print what a verb shows: tables, lines, and lines that stay whole; on a terminal other lines are wrapped."""
+    terminal = sys.stdout.isatty()
     for part in parts:
         if isinstance(part, Table):
-            titles, rows = _lines(part, width(sys.stdout))
-            if sys.stdout.isatty() and not process_variable("NO_COLOR") and process_variable("TERM") != "dumb":
-                _write("".join(f"\x1b[1m{printable(title)}\x1b[0m\n" for title in titles))
-                titles = []
-            show_lines([*titles, *rows])
+            rows = _rows(part, width(sys.stdout))
+            if terminal and not process_variable("NO_COLOR") and process_variable("TERM") != "dumb":
+                _write("".join(f"\x1b[1m{printable(title)}\x1b[0m\n" for title in rows.pop(0)))
+            _show_lines(chain.from_iterable(rows))
         elif isinstance(part, Raw):
             show_raw(part)
-        elif isinstance(part, Whole) or not sys.stdout.isatty():
-            show_lines([str(part)])
+        elif isinstance(part, Whole) or not terminal:
+            _show_lines([str(part)])
         else:
-            show_lines(_wrapped(printable(str(part))))
+            _show_lines(_wrapped(printable(str(part))))
 
 
 def _wrapped(line: str) -> list[str]:
@@ -195,86 +195,84 @@ def shorten(text: str, width: int) -> str:
     return text[: room - tail] + mark[:width] + text[len(text) - tail :]
 
 
-def show_csv(table: Table[Any]) -> None:
+def show_csv(table: Table) -> None:
     """Print a table as CSV: sizes in bytes, ages in seconds, and nothing for what is unknown."""
     import csv
     import io
 
+    columns = [Column(column) if isinstance(column, str) else column for column in table.columns]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([column.name for column in table.columns])
-    for thing in table.rows:
-        cells = [column.raw(thing) for column in table.columns]
+    writer.writerow([column.title if column.name is None else column.name for column in columns])
+    for row in table.rows:
+        cells = [cell if column.raw is None else column.raw(cell) for column, cell in zip(columns, row, strict=True)]
         cells = [None if cell == DASH else cell for cell in cells]
         writer.writerow([printable(cell) if isinstance(cell, str) else cell for cell in cells])
     _write(text.getvalue())
 
 
-def plain_table(table: Table[Any], width: int = _ENDLESS) -> list[str]:
+def plain_table(table: Table, width: int = _ENDLESS) -> list[str]:
     """Return the lines of a table of at most ``width`` columns.
 
     Text that does not fit is shortened in the middle, in the widest column first. Numbers are never shortened, and
     names in the first column stay different from each other. If the columns still do not fit, a row takes several
     lines, each but the first indented.
     """
-    titles, rows = _lines(table, width)
-    return [*titles, *rows]
+    return list(chain.from_iterable(_rows(table, width)))
 
 
 class _Shown:
     """The cells of a column, title included, with their width and the least width that keeps them readable."""
 
-    def __init__(self, cells: list[str], *, right: bool, first: bool) -> None:
-        self.cells = cells
-        self.right = right
-        self.width = max(map(len, cells))
-        self.least = self.width if right else min(self.width, _READABLE)
-        names = set(cells)
+    def __init__(self, column: str | Column, cells: Iterable[Any], *, first: bool) -> None:
+        self.right = isinstance(column, Column)
+        title, shown = (column.title, column.shown) if isinstance(column, Column) else (column, str)
+        self.cells = [title, *(printable(cell if isinstance(cell, str) else shown(cell)) for cell in cells)]
+        self.width = max(map(len, self.cells))
+        self.least = self.width if self.right else min(self.width, _READABLE)
+        names = set(self.cells)
         while first and len({shorten(name, self.least) for name in names}) < len(names):
             self.least += 1
 
 
-def _lines(table: Table[Any], width: int) -> tuple[list[str], list[str]]:
-    """Return the lines of the titles, and those of the rows."""
-    shown = []
-    for number, column in enumerate(table.columns):
-        cells = [column.title, *(printable(column.value(thing)) for thing in table.rows)]
-        cells += () if table.last is None else (table.last[number],)
-        if any(cells):
-            shown.append(_Shown(cells, right=column.right, first=not number))
+def _rows(table: Table, width: int) -> list[tuple[str, ...]]:
+    """Return the lines of each row, that of the titles first."""
+    cells = [*table.rows, *([table.last] if table.last else [])]
+    columns = [
+        _Shown(column, [row[number] for row in cells], first=not number) for number, column in enumerate(table.columns)
+    ]
+    columns = [column for column in columns if column.width]
     for gap in (2, 1):
-        if sum(one.least + gap for one in shown) - gap <= width:
-            lines = _side_by_side(shown, width, gap)
-            return lines[:1], lines[1:]
+        if sum(column.least + gap for column in columns) - gap <= width:
+            return [(line,) for line in _side_by_side(columns, width, gap)]
     # There is room for whole names.
-    shown[0].least = min(shown[0].width, width)
+    columns[0].least = min(columns[0].width, width)
     groups: list[list[_Shown]] = [[]]
-    for one in shown:
+    for column in columns:
         room = width - 2 * (len(groups) > 1)
-        if groups[-1] and sum(other.least + 2 for other in groups[-1]) + one.least > room:
+        if groups[-1] and sum(other.least + 2 for other in groups[-1]) + column.least > room:
             groups.append([])
-        groups[-1].append(one)
+        groups[-1].append(column)
     parts = [_side_by_side(groups[0], width, 2)]
     parts += [[f"  {line}" for line in _side_by_side(group, width - 2, 2)] for group in groups[1:]]
-    lines = [line for row in zip(*parts, strict=True) for line in row]
-    return lines[: len(parts)], lines[len(parts) :]
+    return list(zip(*parts, strict=True))
 
 
-def _side_by_side(shown: Sequence[_Shown], width: int, gap: int) -> list[str]:
+def _side_by_side(columns: Sequence[_Shown], width: int, gap: int) -> list[str]:
     """Return a line for each row of some columns, with the widest columns shortened to the width."""
     cut = width < _ENDLESS // 2
-    widths = [one.width if cut else min(one.width, _PADDED) for one in shown]
-    while sum(widths) + gap * (len(shown) - 1) > width:
-        longer = [place for place, one in enumerate(shown) if widths[place] > one.least]
+    widths = [column.width if cut else min(column.width, _PADDED) for column in columns]
+    while sum(widths) + gap * (len(columns) - 1) > width:
+        longer = [place for place, column in enumerate(columns) if widths[place] > column.least]
         # A column on a line of its own is shortened to the line.
         place = max(longer or range(len(widths)), key=widths.__getitem__)
         widths[place] -= 1
     lines = []
-    for row in zip(*(one.cells for one in shown), strict=True):
+    for row in zip(*(column.cells for column in columns), strict=True):
         cells = []
-        for one, cell, most in zip(shown, row, widths, strict=True):
+        for column, cell, most in zip(columns, row, widths, strict=True):
             text = shorten(cell, most) if cut else cell
-            cells.append(text.rjust(most) if one.right else text.ljust(most))
+            cells.append(text.rjust(most) if column.right else text.ljust(most))
         lines.append((" " * gap).join(cells).rstrip())
     return lines
 
@@ -283,10 +281,10 @@ def _side_by_side(shown: Sequence[_Shown], width: int, gap: int) -> list[str]:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str | Step], None]]:
-    """Yield a function to call with what is done now, or with a step of long work, which has a bar; for terminals."""
+def progress() -> Iterator[Progress]:
+    """Yield a function to call with what is done now, which has a bar for long work; it shows that on a terminal."""
     if not sys.stderr.isatty() or process_variable("TERM") == "dumb":
-        yield lambda _: None
+        yield lambda *_: None
         return
     try:
         yield _show_progress
@@ -294,14 +292,12 @@ def progress() -> Iterator[Callable[[str | Step], None]]:
         _show_progress("")
 
 
-def _show_progress(now: str | Step) -> None:
+def _show_progress(text: str, done: int | None = None, total: int | None = None) -> None:
     """Replace the last line of a terminal."""
-    line = printable(now if isinstance(now, str) else _bar(now))
+    if done is not None:
+        full = _BAR * done // (total or 1)
+        text = f"{text} [{'#' * full}{'.' * (_BAR - full)}] {done}/{total}"
+    line = printable(text)
     _PROGRESS[:] = [line] if line else []
     with suppress(OSError):
         print(f"\r\x1b[K{shorten(line, width(sys.stderr) - 1)}", end="", file=sys.stderr, flush=True)
-
-
-def _bar(step: Step) -> str:
-    full = _BAR * step.done // (step.total or 1)
-    return f"{step.doing} [{'#' * full}{'.' * (_BAR - full)}] {step.done}/{step.total}"

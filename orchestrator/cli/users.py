@@ -20,14 +20,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from cachectl import table
+from cachectl import verbs
 from cachectl.cli import output
-from cachectl.layers.base.errors import BadRequest, printable
+from cachectl.layers.base import errors
+from cachectl.layers.base.errors import printable
 
 if TYPE_CHECKING:
     from pwd import struct_passwd
-
-    from cachectl.options import Request
 
 #: Bytes that a child may write, seconds that it may take, and lines of its standard error that are shown.
 _MOST_OUTPUT: Final = 32 << 20
@@ -68,48 +67,60 @@ def _number(item: Mapping[str, Any], name: str) -> int | None:
     return number if type(number) is int and 0 <= number < 1 << 62 else None
 
 
-def _column(name: str, title: str, *, is_text: bool) -> table.Column[Mapping[str, Any]]:
-    if is_text:
-        return table.Column(title, lambda item: str(item.get(name) or table.DASH)[:_LONGEST])
-    return (table.sizes if "bytes" in name else table.counts)(title, lambda item: _number(item, name))
+def run(request: verbs.Request) -> int:
+    """Carry out the verb for each user, show all answers, and return the exit status.
 
-
-def run(request: Request) -> int:
-    """Carry out the verb for each user, show all answers, and return the exit status."""
+    Raises :class:`CachectlError` if only root could do that.
+    """
+    if not hasattr(os, "geteuid") or os.geteuid():
+        raise errors.CachectlError("only root may become other users: sudo cachectl …")
     options = vars(request.options)
     for name in ("html", "quiet"):
         if options.get(name):
             request.misuse(f"--{name} is for the caches of one user")
     words, answers = list(_words(request.words)), []
-    with request.progress() as show:
+    with request.output.progress() as show:
         for user in _users(options["user"]):
             show(f"reading the caches of {user.pw_name}")
             answers.append(_ask(user, words))
     if answers and all(answer.status == 2 and answer.error == answers[0].error for answer in answers):  # noqa: PLR2004
-        raise BadRequest(str(answers[0].error))
-    items, texts, numbers = _SHOWN[request.options.verb]
-    rows = [{**item, "user": answer.user} for answer in answers for item in answer.document.get(items, ())]
-    rows = [row for row in rows if not numbers or any(_number(row, name) for name in numbers)]
-    total = {name: sum(_number(row, name) or 0 for row in rows) for name in numbers}
-    complete = all(answer.error is None and _is_complete(answer.document) for answer in answers)
-    # A dry run has removed nothing.
-    titles = {"removed": "would go"} if options.get("dry_run") else {}
-    columns = [_column(name, name, is_text=True) for name in ("user", *texts)]
-    columns += [_column(name, titles.get(name, name), is_text=False) for name in numbers]
-    if request.form == "json":
-        users = [{**answer.document, "user": answer.user, "error": answer.error} for answer in answers]
-        output.show_json({"users": users, "total": total, "complete": complete})
-    elif request.form == "csv":
-        output.show_csv(table.Table(columns, rows))
-    else:
-        cells = ((table.size if "bytes" in name else table.count)(number) for name, number in total.items())
-        last = ["total", *("" for _ in texts), *(cell if complete else f"{cell}+" for cell in cells)]
-        output.say([table.Table(columns, rows, last)])
+        raise errors.BadRequest(str(answers[0].error))
+    _show(request, answers)
     for answer in answers:
         for line in (answer.error, *answer.notes):
             if line:
                 output.warn(f"{answer.user}: {line}")
     return 1 if any(answer.error or answer.status for answer in answers) else 0
+
+
+def _show(request: verbs.Request, answers: Sequence[_Answer]) -> None:
+    """Print all answers in the form that was asked for."""
+    items, texts, numbers = _SHOWN[request.options.verb]
+    found = [{**item, "user": answer.user} for answer in answers for item in answer.document.get(items, ())]
+    found = [item for item in found if not numbers or any(_number(item, name) for name in numbers)]
+    total = {name: sum(_number(item, name) or 0 for item in found) for name in numbers}
+    complete = all(answer.error is None and _is_complete(answer.document) for answer in answers)
+    if request.form == "json":
+        users = [{**answer.document, "user": answer.user, "error": answer.error} for answer in answers]
+        output.show_json({"users": users, "total": total, "complete": complete})
+        return
+    columns: list[str | verbs.Column] = ["user", *texts]
+    sums: list[str] = []
+    for name, number in total.items():
+        # A dry run has removed nothing.
+        title = "would go" if name == "removed" and request.options.dry_run else name
+        column = verbs.sizes(title) if "bytes" in name else verbs.counts(title)
+        columns.append(column)
+        sums.append(column.shown(number) + ("" if complete else "+"))
+    rows = []
+    for item in found:
+        cells = [str(item.get(name) or verbs.DASH)[:_LONGEST] for name in ("user", *texts)]
+        rows.append((*cells, *(_number(item, name) for name in numbers)))
+    table = verbs.Table(columns, rows, ("total", *("" for _ in texts), *sums))
+    if request.form == "csv":
+        output.show_csv(table)
+    else:
+        output.say([table])
 
 
 def _is_complete(document: Mapping[str, Any]) -> bool:
@@ -150,14 +161,14 @@ def _account(name: str) -> struct_passwd:
     try:
         return pwd.getpwnam(name)
     except KeyError as error:
-        raise BadRequest(f"unknown user {name!r}; getent passwd lists accounts") from error
+        raise errors.BadRequest(f"unknown user {name!r}; getent passwd lists accounts") from error
 
 
 def _ask(user: struct_passwd, words: Sequence[str]) -> _Answer:
     """Run a verb as a user, and return what it wrote."""
-    status, data, errors, error = _run(user, words)
+    status, data, said, error = _run(user, words)
     document: dict[str, Any] = {}
-    lines = errors.decode(errors="replace").splitlines()
+    lines = said.decode(errors="replace").splitlines()
     notes = [printable(re.sub(r"^cachectl(?: \w+)?: ", "", line))[:1000] for line in lines if line.strip()]
     if error is None and status < 0:
         error = f"was ended by signal {-status}"

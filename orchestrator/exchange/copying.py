@@ -25,7 +25,7 @@ from cachectl.exchange.trust import Untrusted
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment, own_roots_folder, user_name, user_state_folder
-from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.layer import Layer, get_many, put_many
 from cachectl.layers.base.parts import Outlook
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.disk import private_folders, trust
@@ -200,7 +200,7 @@ def _described(layer: Layer, entries: Sequence[facts.Entry]) -> list[facts.Entry
 def _read(layer: Layer, entries: Sequence[facts.Entry], done: Moved) -> Iterator[tuple[Item, bytes]]:
     keys = [entry.key for entry in entries]
     try:
-        read = layer.get_many(keys)
+        read = get_many(layer, keys)
     except errors.FAILURES as error:
         read = dict.fromkeys(keys, error)
     for entry in entries:
@@ -233,7 +233,7 @@ def _read(layer: Layer, entries: Sequence[facts.Entry], done: Moved) -> Iterator
 def _place(layer: Layer, artifacts: Sequence[facts.Artifact], done: Moved) -> list[str]:
     results: Sequence[bool | Exception]
     try:
-        results = layer.put_new(artifacts)
+        results = put_many(layer, artifacts)
     except errors.FAILURES as error:
         # The error is about the layer as a whole.
         results = [error for _ in artifacts]
@@ -245,7 +245,7 @@ def _place(layer: Layer, artifacts: Sequence[facts.Artifact], done: Moved) -> li
     held: Mapping[str, object] = {}
     with suppress(*errors.FAILURES):
         # An error may come after several entries of a batch were placed.
-        held = layer.get_many(failed) if failed else {}
+        held = get_many(layer, failed) if failed else {}
     present = []
     for artifact, result in pairs:
         is_new = result is not False
@@ -269,7 +269,7 @@ def _place(layer: Layer, artifacts: Sequence[facts.Artifact], done: Moved) -> li
 def root_of(environment: Environment, folder: Path) -> LayerSet | None:
     """Return the layers of an isolated root, of a folder for ``XDG_CACHE_HOME``, or of a home; ``None`` for others."""
     layers = tuple(LayerSet(environment))
-    switches = [layer.disable() for layer in layers if isolated.can_switch(layer)]
+    switches = [layer.switched(on=False) for layer in layers if isolated.can_switch(layer)]
     switches += isolated.relocations(layers, folder).values()
     # Variables that move a layer, or switch one off, are meant for other folders.
     variables: dict[str, str | None] = dict.fromkeys(name for switch in switches for name in switch.set)

@@ -25,7 +25,7 @@ from cachectl.exchange.format import Item, PartName, StoreKey
 from cachectl.exchange.place import STREAM, BadStore, Deadline, Missing, StorePlace, TransferFailed, is_url
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment, user_state_folder
-from cachectl.layers.base.selection import Selection
+from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.disk import atomic, handles, plain, presence
 from cachectl.layers.disk.trust import shared_because
 from cachectl.transfer import Moved
@@ -334,7 +334,7 @@ class StoreCollection:
     def entries(self, key: StoreKey, selection: Selection, _: Moved) -> Iterator[Item]:
         """Yield the selected entries of a portability key."""
         for item in self._items(key):
-            if selection.everything or selection.matches(item.to_entry(Path())):
+            if selection == ALL or selection.matches(item.to_entry(Path())):
                 yield item
 
     def known(self, key: StoreKey) -> set[str]:

@@ -1,1 +1,397 @@
-"""The verbs, one file each: its function, its result, and as data its options and its table."""
+"""What the file of a verb declares for the command line, its options and tables as data, and what it is given."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+
+from cachectl.layers.base import errors
+
+# Layers are imported when they are asked for: --help and --version need none.
+if TYPE_CHECKING:
+    from cachectl.config import Config
+    from cachectl.exchange.trust import Trust
+    from cachectl.layer_set import LayerSet
+    from cachectl.layers.base import environment, selection
+    from cachectl.output_files import Kind, OutputFile
+
+
+#: Shows what is being done; of long work also how many runs are done, and how many there are in all if that is known.
+Progress = Callable[..., None]
+
+
+class Request:
+    """What a verb is given by the command line: the options that were typed, and the command after ``--``.
+
+    ``words`` is the whole line. ``output`` is the module that prints (:mod:`cachectl.cli.output`); ``notice`` prints a
+    line on standard error. ``environment`` is the one that :func:`~cachectl.cli.main.main` was given, by default this
+    process's.
+    """
+
+    def __init__(
+        self,
+        output: Any,  # noqa: ANN401 - a module
+        options: argparse.Namespace,
+        words: Sequence[str],
+        command: Sequence[str],
+        environment: environment.Environment | None,
+    ) -> None:
+        self.output = output
+        self.notice: Callable[[str], None] = output.warn
+        self.options = options
+        self.words = list(words)
+        self.command = list(command)
+        self._given = environment
+
+    # ------------------------------------------------------------------ what it is about
+
+    @cached_property
+    def _here(self) -> environment.Environment:
+        """The environment without options and settings."""
+        from cachectl.layers.base.environment import Environment, process_variable
+
+        if self._given is not None:
+            return self._given
+        try:
+            os.getcwd()
+        except OSError as error:
+            where = process_variable("PWD") or "the working folder"
+            raise errors.CachectlError(
+                f"{where}: {error.strerror}; the working folder has gone or is closed to you, cd to another"
+            ) from error
+        return Environment.here()
+
+    @cached_property
+    def environment(self) -> environment.Environment:
+        """The environment, with the options and settings that change how caches are read and changed."""
+        from dataclasses import replace
+
+        from cachectl.layers.base.environment import is_configured
+
+        here, options = self._here, vars(self.options)
+        if (below := options.get("below")) is not None:
+            from cachectl.switching.run import environment_below
+
+            here = environment_below(here, below)
+        wait, shared, pythons = options.get("wait"), options.get("shared", False), options.get("python", ())
+        if is_configured(self._here):
+            wait = self.config.get("wait") if wait is None else wait
+            shared = shared or bool(self.config.get("shared"))
+            pythons = pythons or self.config.interpreters
+        if pythons:
+            from cachectl.layers.host.pythons import named_pythons
+
+            here = replace(here, python_paths=named_pythons(here, pythons))
+        return replace(here, lock_timeout=here.lock_timeout if wait is None else wait, shared=shared)
+
+    @cached_property
+    def stack(self) -> LayerSet:
+        """The layers of the environment; broken plug-ins are warned of."""
+        from cachectl.layer_set import LayerSet
+
+        stack, options = LayerSet(self.environment), vars(self.options)
+        # A verb about all layers is incomplete without them.
+        if not options.get("layers") and not options.get("layer"):
+            for plugin in stack.broken:
+                self.notice(f"plug-in {plugin.name}: {plugin.why}")
+        return stack
+
+    @cached_property
+    def config(self) -> Config:
+        """The config files and variables. Raises as :func:`cachectl.config.load` does."""
+        from cachectl.config import load
+
+        return load(self._here)
+
+    @property
+    def now(self) -> float:
+        """The time of the environment in epoch seconds."""
+        return self.environment.clock()
+
+    # ------------------------------------------------------------------ what was typed
+
+    @property
+    def form(self) -> str:
+        """The form of the output: ``table``, ``json`` or ``csv``."""
+        return "json" if self.options.json else "csv" if getattr(self.options, "csv", False) else "table"
+
+    def misuse(self, message: str) -> NoReturn:
+        """Print what is wrong with the options, and end the program with status 2."""
+        self.options.parser.error(message)
+        raise SystemExit(2)
+
+    def demand_command(self) -> None:
+        """Raise :class:`BadRequest`, with the corrected line, unless the command is behind ``--``, all of it."""
+        import shlex
+
+        if unexpected := getattr(self.options, "unexpected", []):
+            at = (self.words.index("--") if "--" in self.words else len(self.words)) - len(unexpected)
+            before, after = self.words[:at], self.words[at:]
+            what, line = "write -- before the command", [*before, "--", *after]
+            if self.command and len(unexpected) == 1 and before[-1] == "--isolated":
+                what, line = "write the folder after =", [*before[:-1], f"--isolated={unexpected[0]}", *after[1:]]
+            raise errors.BadRequest(f"{what}: {shlex.join(['cachectl', *line])}")
+        if not self.command:
+            self.misuse("end the line with -- and the command to run")
+
+    def selection(self) -> selection.Selection:
+        """Return which entries were selected."""
+        from cachectl.layers.base.selection import Selection
+
+        return Selection(self.options.kernel, self.options.key, self.before, self.options.stale)
+
+    @property
+    def older_than(self) -> float | None:
+        """The age of ``--older-than`` in seconds; ``None`` without that option."""
+        from cachectl.layers.base.selection import parse_age
+
+        return None if self.options.older_than is None else parse_age(self.options.older_than)
+
+    @property
+    def before(self) -> float | None:
+        """The moment of ``--older-than`` in epoch seconds; ``None`` without that option."""
+        age = self.older_than
+        return None if age is None else self.now - age
+
+    @property
+    def max_size(self) -> int | None:
+        """The bytes of ``--max-size``; ``None`` without that option."""
+        from cachectl.layers.base.selection import parse_size
+
+        return None if self.options.max_size is None else parse_size(self.options.max_size)
+
+    def trust(self) -> Trust | None:
+        """Return why a store is trusted; ``None`` if no option says so."""
+        from cachectl.exchange.trust import Trust
+
+        typed = (self.options.allowed_signers, self.options.digest, self.options.trust)
+        return None if typed == (None, None, False) else Trust(*typed)
+
+    def target(self, name: str) -> str:
+        """Return the address of a store, which no layer's name may be."""
+        if name in self.stack:
+            self.misuse(f"{name!r} is a layer: write what to read or write before the layers, or ./{name}")
+        return name
+
+    def output_file(self, name: str, kind: Kind) -> OutputFile:
+        """Return a file to write, which no layer's name may be."""
+        from cachectl.output_files import OutputFile
+
+        return OutputFile(name, kind, self.stack, self.options.force)
+
+    # ------------------------------------------------------------------ what comes out
+
+    @contextmanager
+    def working(self, what: str) -> Iterator[None]:
+        """Say on a terminal what is being done."""
+        with self.output.progress() as show:
+            show(what)
+            yield
+
+    def write_json(self, fact: object, file: OutputFile) -> None:
+        """Write a fact to a file as a JSON document."""
+        if file.name == "-":
+            self.output.show_json(fact)
+        else:
+            file.write((self.output.json_bytes(fact),))
+
+
+# ---------------------------------------------------------------------- options
+
+
+class Option(NamedTuple):
+    """An option or an argument: its names, and what :meth:`argparse.ArgumentParser.add_argument` takes.
+
+    Options of which one can be given stand in a tuple; a tuple that begins with a title is a group of the help.
+    """
+
+    names: Sequence[str]
+    settings: dict[str, Any]
+
+    def having(self, text: str) -> Option:
+        """Return the same option with another help."""
+        return Option(self.names, {**self.settings, "help": text})
+
+
+def flag(names: str, text: str, **settings: Any) -> Option:  # noqa: ANN401 - argparse's
+    """Return an option without a value; ``names`` are separated by blanks."""
+    return Option(names.split(), {"action": "store_true", "help": text, **settings})
+
+
+def value(names: str, metavar: str | None, text: str, **settings: Any) -> Option:  # noqa: ANN401 - argparse's
+    """Return an option with a value, or an argument; ``names`` are separated by blanks."""
+    return Option(names.split(), {"metavar": metavar, "help": text, **settings})
+
+
+def repeated(names: str, metavar: str, text: str, **settings: Any) -> Option:  # noqa: ANN401 - argparse's
+    """Return an option that may be repeated; its value is a list."""
+    return value(names, metavar, text, action="append", default=[], **settings)
+
+
+#: Stands for the folder of a bare ``--isolated``; no argument of a process can contain it.
+NO_FOLDER: Final = "\0"
+
+
+def folder(text: str) -> str:
+    """Parse a folder, which an unset variable of a shell is not: an empty path means the working folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("no folder is named")
+    return text
+
+
+def positive(text: str) -> int:
+    """Parse a number of at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than one")
+    return number
+
+
+# argparse prints this name in its errors.
+positive.__name__ = "number"
+
+
+def seconds(text: str) -> float:
+    """Parse seconds, at most a day."""
+    number = float(text)
+    if not 0 <= number <= 86400:  # noqa: PLR2004
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 86400")
+    return number
+
+
+# Without a default, argparse calls it required.
+LAYERS: Final = value("layers", "LAYER", "a layer that cachectl layers lists (default: all)", nargs="*", default=[])
+CLEARABLE: Final = LAYERS.having("a layer that cachectl layers lists (default: all but tuning results)")
+ONE_LAYER: Final = value("layer", "LAYER", "the layer that keeps the entry")
+LAYER: Final = repeated("--layer", "LAYER", "only this one; may be repeated", dest="layers")
+KEY: Final = value("key", "KEY", "the entry's key, as cachectl ls -q prints it")
+DRY_RUN: Final = flag("-n --dry-run", "list what would go, and touch nothing")
+#: Of verbs that remove entries.
+VERBOSE: Final = flag("-v --verbose", "list every layer, and with --dry-run every entry")
+FORCE: Final = flag("--force", "replace an existing FILE that cachectl did not write")
+FORCE_BUNDLE: Final = FORCE.having("replace an existing FILE that is not a bundle")
+JSON: Final = flag("--json", "print JSON")
+CSV: Final = flag("--csv", "print CSV: bytes and seconds as numbers")
+FORM: Final = (JSON, CSV)
+ROOT: Final = value(
+    "--root", "DIR", "the layers in the isolated root DIR (run --isolated=DIR)", type=folder, dest="below"
+)
+USER: Final = repeated("--user", "NAME", "as root: this user's caches; may be repeated")
+ALL_USERS: Final = flag("--all-users", "as root: the caches of all users (UID_MIN to UID_MAX of login.defs)")
+PLACES: Final = (ROOT, USER, ALL_USERS)
+PYTHON: Final = repeated(
+    "--python",
+    "PATH",
+    "a Python whose entries are not stale; may be repeated. Without it, Pythons are looked for on PATH",
+)
+WAIT: Final = value("--wait", "SECONDS", "how long to wait for a lock of another process (default: 5)", type=seconds)
+SHARED: Final = flag("--shared", "also change a cache that other users can write: you trust them")
+#: Options of purge and prune, of which the second ones are those of verbs that change caches and have a table.
+REMOVING: Final = (DRY_RUN, VERBOSE, PLACES)
+CHANGING: Final = (WAIT, SHARED, FORM)
+SELECTION: Final = (
+    "selection",
+    value("--kernel", "GLOB", "entries of kernels whose name matches"),
+    value("--older-than", "AGE", "not changed or used for 30d, 12h, 2w"),
+    flag("--stale", "entries that no known Python or driver can hit any more"),
+    value("--key", "KEY", "the entry of this key"),
+)
+#: What a store can lie in.
+STORES: Final = "a bundle FILE (.zip), a folder, s3://, ssh:// or oci://"
+TRUST: Final = (
+    value("--allowed-signers", "LIST", "take what a signer of this list has signed (ssh-keygen -Y)"),
+    value("--digest", "HEX", "the SHA-256 of the bundle, or the digest of another store, as store ls prints it"),
+    flag("--trust", "trust it unchecked: it is code that your programs will run"),
+)
+SIGN: Final = value("--sign", "KEY", "sign what is added with a key of OpenSSH")
+#: Words before ``--`` that are no option: a command without ``--``, with its own options.
+UNEXPECTED: Final = value("unexpected", None, argparse.SUPPRESS, nargs=argparse.REMAINDER)
+
+
+# ---------------------------------------------------------------------- tables
+
+#: Stands for what is unknown.
+DASH: Final = "-"
+
+
+class Column(NamedTuple):
+    """A column of numbers, which stand right: how cells that are no texts are shown, and what they are for machines.
+
+    ``name`` is the title for machines. A column of texts is just its title.
+    """
+
+    title: str
+    shown: Callable[[Any], str] = str
+    raw: Callable[[Any], object] | None = None
+    name: str | None = None
+
+
+class Table(NamedTuple):
+    """Rows, and the columns that show them; ``last`` are the cells of one more row for people."""
+
+    columns: Sequence[str | Column]
+    rows: Sequence[Sequence[Any]]
+    last: Sequence[Any] = ()
+
+
+class Whole(str):
+    """A line that is never wrapped, such as a command to copy."""
+
+    __slots__ = ()
+
+
+class Raw(tuple[str, ...]):
+    """Lines for machines: written byte for byte, except on a terminal."""
+
+    __slots__ = ()
+
+
+def counts(title: str) -> Column:
+    """Return a column of numbers."""
+    return Column(title, count)
+
+
+def sizes(title: str) -> Column:
+    """Return a column of sizes in bytes."""
+    return Column(title, size)
+
+
+def ages(title: str, now: float) -> Column:
+    """Return a column of moments (epoch seconds), shown as the time from each to ``now``; for machines in seconds."""
+    return Column(
+        title,
+        lambda moment: age(moment, now),
+        lambda moment: None if moment is None else max(0, round(now - moment)),
+    )
+
+
+def size(amount: int | None) -> str:
+    """Format bytes in powers of 1024, a dash for unknown."""
+    if amount is None:
+        return DASH
+    number = float(amount)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024:  # noqa: PLR2004 - the definition of the units
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} TiB"
+
+
+def count(amount: int | None) -> str:
+    """Format a number, a dash for unknown."""
+    return DASH if amount is None else f"{amount:,}"
+
+
+def age(moment: float | None, now: float) -> str:
+    """Format how long ago a moment was, a dash for unknown."""
+    if moment is None:
+        return DASH
+    passed = max(0.0, now - moment)
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if passed >= length:
+            return f"{passed / length:.0f}{unit}"
+    return f"{passed:.0f}s"

@@ -4,39 +4,35 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
+from cachectl import verbs
 from cachectl.layer_set import LayerSet, warn_user
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.host import hardware
-from cachectl.layers.host.drivers import opencl_drivers
-from cachectl.options import FORCE, UNEXPECTED, Option, Request, Step, positive
+from cachectl.layers.host import drivers, hardware
 from cachectl.switching import isolated
 from cachectl.switching import run as child
-from cachectl.table import Column, Table
 
 OPTIONS: Final = (
-    UNEXPECTED,
-    Option(
-        *("-n", "--rounds"), type=positive, default=3, metavar="N", help="how often each setting is run (default: 3)"
+    verbs.UNEXPECTED,
+    verbs.value("-n --rounds", "N", "how often each setting is run (default: 3)", type=verbs.positive, default=3),
+    verbs.value("--json", "FILE", "write JSON to a file, - for standard output instead of tables"),
+    verbs.value(
+        "--plot", "FILE", "draw it, as PNG or SVG by the ending, - for SVG on standard output (needs matplotlib)"
     ),
-    Option("--json", metavar="FILE", help="write JSON to a file, - for standard output instead of tables"),
-    Option(
-        "--plot",
-        metavar="FILE",
-        help="draw it, as PNG or SVG by the ending, - for SVG on standard output (needs matplotlib)",
-    ),
-    FORCE.having(help="replace an existing FILE that is not JSON or a picture of bench"),
+    verbs.FORCE.having("replace an existing FILE that is not JSON or a picture of bench"),
 )
 USAGE: Final = "cachectl bench [-n N] [--json FILE] [--plot FILE] [--force] -- COMMAND..."
 
@@ -47,6 +43,14 @@ _SWITCHED: Final = "switched off"
 #: Maximum number of runs that fill the caches. PyOpenCL's binary cache makes the driver store again in the second
 #: run; the third run finds that entry.
 _FILLS: Final = 3
+#: Endings of pictures, and matplotlib's names for the formats.
+_FORMS: Final = {".png": "png", ".svg": "svg"}
+#: Colours that differ in print and for colour-blind readers: warm, without one layer, without any.
+_WARM, _ONE_OFF, _NONE, _INK = "#2a9d8f", "#e9a03b", "#9aa5b1", "#1f2933"
+#: How many settings, the last ones, have no cache.
+_WITHOUT_CACHES: Final = 2
+#: Length of a command that fits above the bars.
+_TITLE: Final = 58
 #: Limits on the shown end of a failed command's standard error: lines, and bytes to search for them.
 _LINES: Final = 10
 _BYTES: Final = 10_000
@@ -124,7 +128,7 @@ def machine(environment: Environment) -> Machine:
         cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         gpus=hardware.nvidia_gpus(environment),
         system=f"{platform.system()} {platform.release()}",
-        drivers=opencl_drivers(environment),
+        drivers=drivers.opencl_drivers(environment),
     )
 
 
@@ -148,7 +152,7 @@ def bench(
     rounds: int = 3,
     *,
     notice: Callable[[str], None] = warn_user,
-    show: Callable[[Step], None] = lambda _step: None,
+    show: verbs.Progress = lambda *_: None,
 ) -> Bench:
     """Run a command in every setting, ``rounds`` times, the settings interleaved; return the measured times.
 
@@ -156,62 +160,52 @@ def bench(
     neither read nor written. Raises :class:`Ended` if the command fails, and :class:`~.child.CannotStart`.
     """
     layers = tuple(layer for layer in stack if layer.abilities()[facts.Ability.RELOCATE] is None)
-    taken: dict[str, list[float]] = {}
     with child.signals_held() as signals, isolated.isolated_root(stack.environment, notice=notice) as full:
         work = _Work(tuple(command), stack, layers, signals, notice, full)
         entries = work.fill(show)
         settings, unused = _settings(stack, layers, entries)
-        for done in range(rounds * len(settings)):
+        taken: dict[str, list[float]] = {setting.setting: [] for setting in settings}
+        for number in range(rounds * len(settings)):
             # Each round begins with another setting, so that none is always first.
-            setting = settings[(done // len(settings) + done) % len(settings)]
-            show(Step(setting.setting, done, rounds * len(settings)))
-            taken.setdefault(setting.setting, []).append(work.measure(setting))
-    measured = tuple(replace(setting, seconds=tuple(taken[setting.setting])) for setting in settings)
+            setting = settings[(number // len(settings) + number) % len(settings)]
+            show(setting.setting, number, rounds * len(settings))
+            taken[setting.setting].append(work.measure(setting))
+    measured = [replace(setting, seconds=tuple(taken[setting.setting])) for setting in settings]
     warm, saved = measured[0], []
     for off in measured:
         if off.layer is not None:
             by_round = tuple(cold - hot for cold, hot in zip(off.seconds, warm.seconds, strict=True))
             saved.append(Saved(off.layer, off.median - warm.median, by_round, entries[off.layer]))
-    return Bench(tuple(command), measured, tuple(saved), unused, machine(stack.environment))
+    return Bench(tuple(command), tuple(measured), tuple(saved), unused, machine(stack.environment))
 
 
 def _settings(
-    stack: LayerSet, layers: Sequence[Layer], entries: Mapping[str, int]
-) -> tuple[tuple[BenchSetting, ...], dict[str, str]]:
+    stack: LayerSet, layers: Iterable[Layer], entries: Mapping[str, int]
+) -> tuple[list[BenchSetting], dict[str, str]]:
     """Return the settings, one for each layer that the command filled, and the layers that cannot be turned off."""
-    used = [layer for layer in layers if entries.get(layer.name)]
     left_alone = child.left_alone((layer for layer in stack if layer.about.scope is facts.Scope.USER), off=False)
     unused = {name: f"stays as it is: {why}" for name, why in left_alone.items()}
-    unused |= {layer.name: "the command stores nothing in it" for layer in layers if layer not in used}
-    turned: list[BenchSetting] = []
-    for layer in used:
-        how = _how(layer, used)
-        if how is None:
-            unused[layer.name] = "no switch, and it cannot be emptied"
+    used: dict[Layer, set[str]] = {}
+    for layer in layers:
+        if entries.get(layer.name):
+            switch = layer.switched(on=False) if isolated.can_switch(layer) else facts.Switch(layer.name)
+            used[layer] = {*switch.unset, *switch.set}
         else:
-            turned.append(BenchSetting(f"{layer.name} off", how, layer.name))
-    warm, cold = BenchSetting(WARM, "every cache full"), BenchSetting(COLD, "every cache empty")
-    return (warm, *turned, cold, BenchSetting(OFF, "all off")), unused
-
-
-def _how(layer: Layer, used: Iterable[Layer]) -> str | None:
-    """Return how one layer alone is turned off; ``None`` if that is impossible.
-
-    A layer that is only emptied stores entries again, so its seconds include that.
-    """
-    sharing = [other.name for other in used if other is not layer and _variables(other) & _variables(layer)]
-    if isolated.can_switch(layer) and not layer.disable().patches and not sharing:
-        return _SWITCHED
-    if layer.abilities()[facts.Ability.CLEAR] is not None:
-        return None
-    return "emptied: " + (f"its switch is that of {', '.join(sharing)} too" if sharing else "no variable switches it")
-
-
-def _variables(layer: Layer) -> frozenset[str]:
-    if not isolated.can_switch(layer):
-        return frozenset()
-    switch = layer.disable()
-    return switch.unset | switch.set.keys()
+            unused[layer.name] = "the command stores nothing in it"
+    settings = [BenchSetting(WARM, "every cache full")]
+    for layer, variables in used.items():
+        sharing = [other.name for other, others in used.items() if other is not layer and others & variables]
+        # A layer that is only emptied stores entries again, so its seconds include that.
+        how = "emptied: " + (
+            f"its switch is that of {', '.join(sharing)} too" if sharing else "no variable switches it"
+        )
+        if isolated.can_switch(layer) and not layer.switched(on=False).patches and not sharing:
+            how = _SWITCHED
+        if how != _SWITCHED and layer.abilities()[facts.Ability.CLEAR] is not None:
+            unused[layer.name] = "no switch, and it cannot be emptied"
+            continue
+        settings.append(BenchSetting(f"{layer.name} off", how, layer.name))
+    return [*settings, BenchSetting(COLD, "every cache empty"), BenchSetting(OFF, "all off")], unused
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,12 +219,12 @@ class _Work:
     notice: Callable[[str], None]
     full: Path
 
-    def fill(self, show: Callable[[Step], None]) -> dict[str, int]:
+    def fill(self, show: verbs.Progress) -> dict[str, int]:
         """Run until no new entry is stored; return the number of entries of each layer."""
         changes = child.variables_isolated(self.layers, self.full)
         before: dict[str, int] = {}
         for number in range(_FILLS):
-            show(Step("filling the caches", number, None))
+            show("filling the caches", number)
             self._seconds("first", self.full, changes)
             after = self._entries(self.full)
             if after == before:
@@ -249,7 +243,7 @@ class _Work:
             else:
                 changes = child.variables_isolated(self.layers, root)
             if setting.layer is not None and setting.how == _SWITCHED:
-                changes |= child.merged([self.stack[setting.layer].disable()])
+                changes |= child.merged([self.stack[setting.layer].switched(on=False)])
             elif setting.layer is not None:
                 layer = self._moved(root)[setting.layer]
                 outcome = layer.clear(layer.plan_clear())
@@ -271,10 +265,8 @@ class _Work:
             started = time.perf_counter()
             status = child.run(self.command, changes, environment, self.signals, quiet=said)
             seconds = time.perf_counter() - started
-            status = status or self.signals.ending()
-            if status:
-                end = said.seek(0, 2)
-                said.seek(max(0, end - _BYTES))
+            if status := status or self.signals.ending():
+                said.seek(max(0, said.seek(0, os.SEEK_END) - _BYTES))
                 raise Ended(setting, status, said.read().decode(errors="replace").splitlines()[-_LINES:])
         return seconds
 
@@ -297,63 +289,58 @@ class _Work:
 # ---------------------------------------------------------------------- the command line
 
 
-def run(request: Request) -> int:
+def run(request: verbs.Request) -> int:
     """Carry out ``cachectl bench``."""
-    from cachectl.output_files import PICTURE, STREAM, demand_targets, json_kind
-    from cachectl.verbs import bench_plot
+    from cachectl import output_files
 
-    options = request.options
+    options, stream = request.options, output_files.STREAM
     request.demand_command()
+    document = picture = None
     if options.plot is not None:
-        bench_plot.check(options.plot)
-        if options.plot == options.json == STREAM:
+        form = "svg" if options.plot == stream else _FORMS.get(os.path.splitext(options.plot)[1].lower())
+        if form is None:
+            raise errors.BadRequest(f"--plot {options.plot!r}: the file name must end in {' or '.join(_FORMS)}")
+        if find_spec("matplotlib") is None:
+            raise errors.CachectlError("--plot needs matplotlib, the extra plot: pip install 'opencl-cachectl[plot]'")
+        if options.plot == options.json == stream:
             request.misuse("JSON and the picture cannot both go to standard output; name a FILE")
-    document = None if options.json is None else request.output_file(options.json, json_kind("cachectl/bench"))
-    picture = None if options.plot is None else request.output_file(options.plot, PICTURE)
-    demand_targets(document, picture)
+        picture = request.output_file(options.plot, output_files.PICTURE)
+    if options.json is not None:
+        document = request.output_file(options.json, output_files.json_kind("cachectl/bench"))
+    output_files.demand_targets(document, picture)
     try:
-        with request.progress() as show_step:
+        with request.output.progress() as show_step:
             measured = bench(request.command, request.stack, options.rounds, notice=request.notice, show=show_step)
     except Ended as ended:
-        request.say_on_stderr(f"command: {line}" for line in ended.said)
+        request.output.say_on_stderr(f"command: {line}" for line in ended.said)
         raise
-    if options.json != STREAM:
+    if options.json != stream:
         # Standard output may belong to the picture.
-        with redirect_stdout(sys.stderr) if options.plot == STREAM else nullcontext():
-            request.say(show(measured))
+        with redirect_stdout(sys.stderr) if options.plot == stream else nullcontext():
+            request.output.say(show(measured))
     if document is not None:
         request.write_json(measured, document)
-    if picture is not None:
-        runs = {
-            f"without {setting.layer}" if setting.layer else f"all caches {setting.setting}": setting.seconds
-            for setting in measured.settings
-        }
-        count = len(measured.settings[0].seconds)
-        below = f"{measured.machine.title} · {'once' if count == 1 else f'{count} times'} each"
-        picture.write((bench_plot.draw(picture.name, measured.command, below, runs),))
+    if picture is not None and form is not None:
+        picture.write((_draw(measured, form),))
     return 0
 
 
-_SETTINGS: Final[tuple[Column[BenchSetting], ...]] = (
-    Column("median s", lambda measured: f"{measured.median:.2f}", right=True),
-    Column("fastest", lambda measured: f"{min(measured.seconds):.2f}", right=True),
-    Column("slowest", lambda measured: f"{max(measured.seconds):.2f}", right=True),
-    Column("setting", lambda measured: measured.setting),
-    Column("how", lambda measured: measured.how),
-)
-_SAVED: Final[tuple[Column[Saved], ...]] = (
-    Column("saves s", lambda saved: _difference(saved.seconds), right=True),
-    Column("least", lambda saved: _difference(min(saved.by_round)), right=True),
-    Column("most", lambda saved: _difference(max(saved.by_round)), right=True),
-    Column("layer", lambda saved: saved.layer),
-)
-
-
-def show(measured: Bench) -> Iterator[str | Table[Any]]:
+def show(measured: Bench) -> Iterator[str | verbs.Table]:
     """Yield the times of each setting, then what each layer saves."""
-    yield Table(_SETTINGS, measured.settings)
+    rows = []
+    for setting in measured.settings:
+        numbers = (setting.median, min(setting.seconds), max(setting.seconds))
+        rows.append((*(f"{number:.2f}" for number in numbers), setting.setting, setting.how))
+    yield verbs.Table((*map(verbs.Column, ("median s", "fastest", "slowest")), "setting", "how"), rows)
     yield ""
-    yield Table(_SAVED, measured.saved) if measured.saved else "the command fills no cache"
+    if measured.saved:
+        rows = [
+            (*map(_difference, (saved.seconds, min(saved.by_round), max(saved.by_round))), saved.layer)
+            for saved in measured.saved
+        ]
+        yield verbs.Table((*map(verbs.Column, ("saves s", "least", "most")), "layer"), rows)
+    else:
+        yield "the command fills no cache"
     if measured.unused:
         yield ""
         yield f"not used: {', '.join(measured.unused)}"
@@ -362,3 +349,48 @@ def show(measured: Bench) -> Iterator[str | Table[Any]]:
 def _difference(seconds: float) -> str:
     # Without -0.00.
     return f"{round(seconds, 2) or 0.0:+.2f}"
+
+
+# ---------------------------------------------------------------------- the picture
+
+
+def _draw(measured: Bench, form: str) -> bytes:
+    """Draw medians as bars with every run as a point; return the bytes of a file in matplotlib's format ``form``."""
+    import io
+
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    from cachectl.output_files import MAKER
+
+    titles = [f"without {one.layer}" if one.layer else f"all caches {one.setting}" for one in measured.settings]
+    # The first setting has all caches, and the last ones have none.
+    medians = [setting.median for setting in measured.settings]
+    colours = [_WARM, *[_ONE_OFF] * (len(medians) - _WITHOUT_CACHES - 1), *[_NONE] * _WITHOUT_CACHES]
+    # Text stays text in an SVG, so that a slide can be searched.
+    with mpl.rc_context({"font.size": 13, "svg.fonttype": "none", "text.parse_math": False}):
+        figure = Figure(figsize=(10, 2 + 0.52 * len(medians)), layout="constrained")
+        axes = figure.add_subplot()
+        axes.barh(titles, medians, height=0.62, color=colours, zorder=2)
+        for place, setting in enumerate(measured.settings):
+            axes.scatter(
+                setting.seconds, [place] * len(setting.seconds), s=26, color=_INK, edgecolors="white", zorder=3
+            )
+        axes.invert_yaxis()
+        axes.set_xlabel("wall seconds; every run is a point, and in brackets is the difference to warm")
+        axes.grid(visible=True, axis="x", color="#e4e7eb", zorder=0)
+        # Numbers stand beside the scale, where no run can be.
+        numbers = axes.twinx()
+        over = [f"{median:.2f} ({_difference(median - medians[0])})" for median in medians]
+        numbers.set_yticks(range(len(over)), over)
+        numbers.set_ylim(axes.get_ylim())
+        for spines in (axes.spines, numbers.spines):
+            spines[:].set_visible(False)
+        # Programs and files without their folders, cut to the width of the picture.
+        words = shlex.join(os.path.basename(word) if os.path.isabs(word) else word for word in measured.command)
+        figure.suptitle(words if len(words) <= _TITLE else words[: _TITLE - 1] + "…", fontweight="bold", color=_INK)
+        rounds = len(measured.settings[0].seconds)
+        axes.set_title(f"{measured.machine.title} · {'once' if rounds == 1 else f'{rounds} times'} each")
+        file = io.BytesIO()
+        figure.savefig(file, format=form, dpi=160, metadata={"Software" if form == "png" else "Creator": MAKER})
+    return file.getvalue()

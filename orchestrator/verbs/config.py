@@ -2,44 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
-from cachectl.options import FORM, Request
-from cachectl.table import Column, Table, Whole
+from cachectl import verbs
 
-if TYPE_CHECKING:
-    from cachectl.config import Config, ConfigEntry
-
-OPTIONS: Final = (FORM,)
+OPTIONS: Final = (verbs.FORM,)
+_Document = Mapping[str, Any]
 
 
-def run(request: Request) -> Config:
-    """Carry out ``cachectl config``. Raises :class:`BadConfig` and :class:`ConfigRefused`."""
-    return request.config
+def run(request: verbs.Request) -> _Document:
+    """Carry out ``cachectl config``. Raises as :func:`cachectl.config.load` does."""
+    config = request.config
+    return {
+        "files": [{"path": path, "origin": origin, "exists": exists} for path, origin, exists in config.files],
+        "settings": [{"key": key, "value": value, "path": path} for key, (value, path) in config.settings.items()],
+    }
 
 
-def _text(setting: ConfigEntry) -> str:
-    if isinstance(setting.value, tuple):
-        return " ".join(setting.value)
-    return str(setting.value).lower() if isinstance(setting.value, bool) else str(setting.value)
-
-
-_COLUMNS: Final[tuple[Column[ConfigEntry], ...]] = (
-    Column("setting", lambda setting: setting.key),
-    Column("value", _text),
-    Column("from", lambda setting: str(setting.path)),
-)
-
-
-def table(done: Config, _request: Request) -> Table[ConfigEntry]:
+def table(document: _Document, _request: verbs.Request) -> verbs.Table:
     """Return the settings."""
-    return Table(_COLUMNS, done.settings)
+    rows = []
+    for setting in document["settings"]:
+        value = setting["value"]
+        text = " ".join(value) if isinstance(value, tuple) else str(value)
+        rows.append((setting["key"], text.lower() if isinstance(value, bool) else text, str(setting["path"])))
+    return verbs.Table(("setting", "value", "from"), rows)
 
 
-def show(done: Config, request: Request) -> Iterator[object]:
+def show(document: _Document, request: verbs.Request) -> Iterator[object]:
     """Yield the settings, and where files are looked for."""
-    yield table(done, request) if done.settings else "nothing is set"
+    yield table(document, request) if document["settings"] else "nothing is set"
     yield ""
-    for place in done.files:
-        yield Whole(f"{place.origin}: {place.path}{'' if place.exists else ' (missing)'}")
+    for file in document["files"]:
+        yield verbs.Whole(f"{file['origin']}: {file['path']}{'' if file['exists'] else ' (missing)'}")

@@ -6,12 +6,11 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cachectl import options, table
+from cachectl import verbs
 from cachectl.layers.base.errors import CachectlError
 from cachectl.stack import Stack
 from cachectl.switching import isolated
@@ -19,68 +18,50 @@ from cachectl.switching.run import variables_isolated, variables_off
 from cachectl.verbs.report import lines
 
 if TYPE_CHECKING:
-    from cachectl.layers.base import facts
     from cachectl.layers.base.environment import Environment
 
 OPTIONS: Final = (
-    options.Option(
-        "--kernels", type=options.positive, default=8, metavar="N", help="how many kernels to compile (default: 8)"
-    ),
+    verbs.value("--kernels", "N", "how many kernels to compile (default: 8)", type=verbs.positive, default=8),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class DemoRun:
-    """One run of the demo program: seconds in its kernels and of the whole process, and entries afterwards."""
-
-    what: str
-    kernels: float
-    process: float
-    entries: int
-
-
 #: How many entries that were left are named.
 _FEW: Final = 3
-_COLUMNS: Final[tuple[table.Column[DemoRun], ...]] = (
-    table.Column("kernels s", lambda run: f"{run.kernels:.2f}", right=True),
-    table.Column("process s", lambda run: f"{run.process:.2f}", right=True),
-    table.counts("entries after", lambda run: run.entries),
-    table.Column("run", lambda run: run.what),
-)
-_PURGED: Final[tuple[table.Column[facts.Outcome], ...]] = (
-    table.Column("layer", lambda outcome: outcome.layer),
-    table.counts("removed", lambda outcome: outcome.removed),
-    table.sizes("size", lambda outcome: outcome.bytes_freed),
-)
 
 
-def run(request: options.Request) -> int:
+def run(request: verbs.Request) -> int:
     """Carry out ``cachectl demo``: warm and off must store nothing, purge must remove all, and cold refill."""
-    missing = [name for name in ("loopy", "pyopencl") if find_spec(name) is None]
-    if missing:
+    if missing := [name for name in ("loopy", "pyopencl") if find_spec(name) is None]:
         raise CachectlError(
             f"the demo needs {' and '.join(missing)}; the extra demo: pip install 'opencl-cachectl[demo]'"
         )
     here, number = request.environment, request.options.kernels
+    rows: list[tuple[str, str, int, str]] = []
     with isolated.isolated_root(here, notice=request.notice) as root:
         stack = Stack(here.with_variables(variables_isolated(Stack(here), root)))
         off = here.with_variables(variables_off(Stack(here), Stack(here), root / "off"))
 
-        def measured(what: str, environment: Environment = stack.environment) -> DemoRun:
+        def measure(what: str, environment: Environment) -> int:
+            """Run the kernels, and return the number of entries afterwards."""
             with request.working(what):
-                return _run(what, environment, stack, number)
+                started = time.perf_counter()
+                in_kernels = _run(what, environment, number)
+                entries = stack.report(layers=("loopy", "pyopencl-invoker", "pocl")).total.entries or 0
+            rows.append((f"{in_kernels:.2f}", f"{time.perf_counter() - started:.2f}", entries, what))
+            return entries
 
-        request.say([table.Whole(f"{number} loopy kernels on PoCL; every cache under {root}"), ""])
-        runs = [measured("cold: every cache empty"), measured("warm: every cache full"), measured("caches off", off)]
+        request.output.say([verbs.Whole(f"{number} loopy kernels on PoCL; every cache under {root}"), ""])
+        cold = measure("cold: every cache empty", stack.environment)
+        warm = measure("warm: every cache full", stack.environment)
+        without = measure("caches off", off)
         report = stack.report(layers=("loopy", "pyopencl-invoker", "pyopencl", "pocl"))
         purged = stack.plan_clear().apply()
-        runs.append(measured("after purge --all: cold again"))
-    request.say([table.Table(_COLUMNS, runs), "", *lines(report, "/"), "", "cachectl purge --all"])
-    request.say([table.Table(_PURGED, [outcome for outcome in purged.layers if outcome.removed])])
+        again = measure("after purge --all: cold again", stack.environment)
+    columns = (verbs.Column("kernels s"), verbs.Column("process s"), verbs.counts("entries after"), "run")
+    request.output.say([verbs.Table(columns, rows), "", *lines(report, "/"), "", "cachectl purge --all"])
+    cleared = [(outcome.layer, outcome.removed, outcome.bytes_freed) for outcome in purged.layers if outcome.removed]
+    request.output.say([verbs.Table(("layer", verbs.counts("removed"), verbs.sizes("size")), cleared)])
     for outcome in purged.layers:
         for note in outcome.skipped[:_FEW]:
             request.notice(f"{outcome.layer}: skipped {note.key}: {note.because}")
-    cold, warm, without, again = (one.entries for one in runs)
     removed = purged.total.removed
     # A purge leaves, and names, what another program may use whose root is unknown.
     if 0 < cold == warm == without == again and 0 <= cold - removed <= purged.total.skipped:
@@ -89,8 +70,8 @@ def run(request: options.Request) -> int:
     return 1
 
 
-def _run(what: str, environment: Environment, stack: Stack, count: int) -> DemoRun:
-    started = time.perf_counter()
+def _run(what: str, environment: Environment, count: int) -> float:
+    """Run the demo program, and return the seconds in its kernels."""
     command = [sys.executable, "-m", "cachectl.verbs.demo_kernels", str(count)]
     child = subprocess.run(  # noqa: S603 - our own program, by our own interpreter
         command, env=dict(environment.variables), cwd=Path.cwd(), capture_output=True, text=True, check=False
@@ -98,6 +79,4 @@ def _run(what: str, environment: Environment, stack: Stack, count: int) -> DemoR
     if child.returncode:
         reason = (child.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise CachectlError(f"the demo program failed ({what}): {reason}")
-    seconds = json.loads(child.stdout)
-    entries = stack.report(layers=("loopy", "pyopencl-invoker", "pocl")).total.entries or 0
-    return DemoRun(what, sum(seconds.values()), time.perf_counter() - started, entries)
+    return float(sum(json.loads(child.stdout).values()))

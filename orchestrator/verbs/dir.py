@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from cachectl.options import LAYERS, ROOT, Request
-from cachectl.table import Raw
+from cachectl import verbs
 
-if TYPE_CHECKING:
-    from cachectl.layers.base.layer import Layer
-
-OPTIONS: Final = (LAYERS, ROOT)
+OPTIONS: Final = (verbs.LAYERS, verbs.ROOT)
 EPILOG: Final = "Without LAYER, places that do not exist are left out."
 
 
-def places(layers: Iterable[Layer], *, missing: bool = False) -> tuple[Path, ...]:
-    """Return the roots that exist, each once, and the main root of each layer also if it is ``missing``.
+def run(request: verbs.Request) -> verbs.Raw:
+    """Carry out ``cachectl dir``: the roots that exist, each once, and the main root of each layer that is named.
 
     The temporary folder, a fallback of some libraries, is no place of a cache.
     """
-    found: dict[Path, None] = {}
-    for layer in layers:
+    names = request.options.layers
+    paths: dict[str, None] = {}
+    for layer in request.stack.named(names):
         for number, root in enumerate(layer.roots()):
-            if (missing and not number) or (root.exists and root.path != layer.environment.temporary):
-                found[root.path] = None
-    return tuple(found)
-
-
-def run(request: Request) -> Raw:
-    """Carry out ``cachectl dir``."""
-    layers = request.options.layers
-    return Raw(map(str, places(request.stack.named(layers), missing=bool(layers))))
+            if (names and not number) or (root.exists and root.path != layer.environment.temporary):
+                paths[str(root.path)] = None
+    return verbs.Raw(paths)

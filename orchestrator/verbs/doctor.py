@@ -17,14 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cachectl import options
-from cachectl.findings import Findings, failure, lines, table
+from cachectl import findings, verbs
 from cachectl.layers.base import errors, store
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Root, Scope, Severity, Usage
 from cachectl.layers.disk import presence, room, trust
-from cachectl.layers.host import launcher
-from cachectl.layers.host.mounts import network_file_system
+from cachectl.layers.host import launcher, mounts
 
 if TYPE_CHECKING:
     from cachectl import layer_set
@@ -32,9 +30,7 @@ if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
 
-__all__ = ["OPTIONS", "diagnosis", "doctor", "job_of", "run", "show", "table"]
-
-OPTIONS: Final = (options.LAYERS, options.PLACES, options.FORM)
+OPTIONS: Final = (verbs.LAYERS, verbs.PLACES, verbs.FORM)
 
 _WORST_FIRST: Final = tuple(Severity)
 #: Free bytes and files: below the first nothing can be stored, below the second the next program may run out of space.
@@ -71,9 +67,14 @@ class _Held(NamedTuple):
             return self.first or self.exists
         return bool(self.usage.entries or self.usage.files or self.usage.orphan_files)
 
-    def finding(self, severity: Severity, code: str, message: str, fix: str) -> Finding:
+    @property
+    def clearable(self) -> bool:
+        """Return whether what is there is known, and can be removed."""
+        return isinstance(self.usage, Usage) and self.layer.abilities()[Ability.CLEAR] is None
+
+    def finding(self, place: object, severity: Severity, code: str, message: str, fix: str) -> Placed:
         """Return a finding about this root."""
-        return Finding(self.layer.name, self.root.path, None, severity, code, message, fix)
+        return place, Finding(self.layer.name, self.root.path, None, severity, code, message, fix)
 
     def elsewhere(self, folder: str) -> str:
         """Return the shell command that moves the layer to ``folder``, which is already quoted."""
@@ -82,13 +83,13 @@ class _Held(NamedTuple):
         return f'eval "$(cachectl env --root {folder} --layer {self.layer.name} --shell sh)"'
 
 
-def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> Findings:
+def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> findings.Findings:
     """Return the problems of the named layers, or of all and of plug-ins, each with the command that fixes it."""
     named = tuple(layers)
     return diagnosis(stack.named(named), () if named else stack.broken)
 
 
-def diagnosis(layers: Iterable[Layer], broken: Iterable[registry.Broken] = ()) -> Findings:
+def diagnosis(layers: Iterable[Layer], broken: Iterable[registry.Broken] = ()) -> findings.Findings:
     """Return the findings: full file systems first, then layer by layer, the worst of each first."""
     roots = {layer: list(_held(layer)) for layer in layers}
     found = list(_of_space([held for of_layer in roots.values() for held in of_layer]))
@@ -96,14 +97,15 @@ def diagnosis(layers: Iterable[Layer], broken: Iterable[registry.Broken] = ()) -
         fix = f"fix or uninstall the plug-in {plugin.name}"
         found.append(Finding(plugin.name, Path("*"), None, Severity.HARMLESS, "plugin", plugin.why, fix))
     said: set[object] = set()
-    for layer, held in roots.items():
-        of_layer: list[Finding] = []
-        for place, finding in _everything(layer, held):
+    for layer, of_layer in roots.items():
+        # Another layer may have reported the same problem of a place.
+        new: dict[object, Finding] = {}
+        for place, finding in _everything(layer, of_layer):
             if (finding.code, place) not in said:
-                said.add((finding.code, place))
-                of_layer.append(finding)
-        found += sorted(of_layer, key=lambda finding: _WORST_FIRST.index(finding.severity))
-    return Findings(tuple(found))
+                new.setdefault((finding.code, place), finding)
+        said |= new.keys()
+        found += sorted(new.values(), key=lambda finding: _WORST_FIRST.index(finding.severity))
+    return findings.Findings(tuple(found))
 
 
 def _held(layer: Layer) -> Iterator[_Held]:
@@ -120,25 +122,33 @@ def _held(layer: Layer) -> Iterator[_Held]:
             yield _Held(layer, root, not number, exists, usage)
 
 
+def _guarded(layer: Layer, path: Path, placed: Iterable[Placed]) -> Iterator[Placed]:
+    """Yield findings, and the error that ends them as one more; of an error met several times, one is shown."""
+    try:
+        yield from placed
+    except errors.FAILURES as error:
+        yield (layer, path), findings.failure(layer, path, error)
+
+
 def _everything(layer: Layer, roots: list[_Held]) -> Iterator[Placed]:
-    """Yield the findings of a layer; of an error that several questions met, one finding."""
+    """Yield the findings of a layer."""
     for held in roots:
         if held.exists:
             yield from _of_root(held)
         elif held.first:
             # The library will make this root at its first use.
-            yield from _of_surroundings(held, reachable=True)
+            yield from _guarded(layer, held.root.path, _of_surroundings(held, reachable=True))
     try:
         layer.roots()
     except errors.FAILURES as error:
-        yield (layer, "*"), failure(layer, Path("*"), error)
+        yield (layer, "*"), findings.failure(layer, Path("*"), error)
     try:
         # Layers that share a variable report its problem once.
         yield from (((finding.message, finding.fix), finding) for finding in layer.diagnose())
     except errors.FAILURES as error:
         # The finding of a root that cannot be read names it.
         if not isinstance(error, (errors.LayerError, OSError)) or all(isinstance(held.usage, Usage) for held in roots):
-            yield (layer, "*"), failure(layer, Path("*"), error)
+            yield (layer, "*"), findings.failure(layer, Path("*"), error)
 
 
 def _of_root(held: _Held) -> Iterator[Placed]:
@@ -148,30 +158,24 @@ def _of_root(held: _Held) -> Iterator[Placed]:
             if problem.code == "unreadable":
                 yield (layer, problem.path), store.finding_of(layer.store, root, problem)
     else:
-        yield (layer, root.path), failure(layer, root.path, usage)
+        yield (layer, root.path), findings.failure(layer, root.path, usage)
     if held.in_use:
-        try:
-            if hasattr(os, "geteuid"):
-                yield from _of_writers(held)
-        except errors.FAILURES as error:
-            yield (layer, root.path), failure(layer, root.path, error)
-        yield from _of_surroundings(held, reachable=held.first and isinstance(usage, Usage))
-    if isinstance(usage, Usage) and layer.abilities()[Ability.CLEAR] is None:
-        yield from ((root, finding) for finding in _of_content(held, usage))
-
-
-def _of_content(held: _Held, usage: Usage) -> Iterator[Finding]:
-    """Report stale entries and orphans."""
-    fix = f"cachectl prune --stale {held.layer.name}"
+        if hasattr(os, "geteuid"):
+            yield from _guarded(layer, root.path, _of_writers(held))
+        reachable = held.first and isinstance(usage, Usage)
+        yield from _guarded(layer, root.path, _of_surroundings(held, reachable=reachable))
+    if not isinstance(usage, Usage) or not held.clearable:
+        return
+    fix = f"cachectl prune --stale {layer.name}"
     if usage.stale_entries:
         amount = errors.plural(usage.stale_entries, "stale entry", "stale entries")
         message = f"{amount} of {usage.stale_bytes or 0:,} bytes, which no known Python or driver can hit"
-        yield held.finding(Severity.WASTES, "stale", message, fix)
+        yield held.finding(root, Severity.WASTES, "stale", message, fix)
     if usage.orphan_files:
         wastes = usage.orphan_bytes or usage.orphan_files >= _MANY_FILES
         amount = errors.plural(usage.orphan_files, "leaked file")
         message = f"{amount} of {usage.orphan_bytes or 0:,} bytes, which nothing reads"
-        yield held.finding(Severity.WASTES if wastes else Severity.HARMLESS, "leaked", message, fix)
+        yield held.finding(root, Severity.WASTES if wastes else Severity.HARMLESS, "leaked", message, fix)
 
 
 # ---------------------------------------------------------------------- full file systems
@@ -184,10 +188,10 @@ def _of_space(roots: Iterable[_Held]) -> Iterator[Finding]:
         if held.root.scope is Scope.USER and held.in_use:
             with suppress(OSError):
                 devices.setdefault(presence.nearest(held.root.path).stat().st_dev, []).append(held)
-    for there in devices.values():
+    for same in devices.values():
         with suppress(OSError):
-            for free in room.room_at(there[0].root.path):
-                yield from _shortage(there, free)
+            for free in room.room_at(same[0].root.path):
+                yield from _shortage(same, free)
 
 
 def _shortage(roots: list[_Held], free: room.Room) -> Iterator[Finding]:
@@ -199,21 +203,18 @@ def _shortage(roots: list[_Held], free: room.Room) -> Iterator[Finding]:
         return
     short = [f"{free.bytes:,} more bytes"] if grades[0] else []
     short += [f"{free.files:,} more files"] if grades[1] else []
-    by_files = grades[1] > grades[0]
+    unit = "files" if grades[1] > grades[0] else "bytes"
     largest, most = roots[0], 0
     for held in roots:
-        usage = held.usage
-        if isinstance(usage, Usage) and not held.layer.about.precious and held.layer.abilities()[Ability.CLEAR] is None:
-            held_there = (usage.files, usage.orphan_files) if by_files else (usage.bytes, usage.orphan_bytes)
-            amount = sum(number or 0 for number in held_there)
+        if held.clearable and not held.layer.about.precious:
+            amount = sum(getattr(held.usage, name) or 0 for name in (unit, f"orphan_{unit}"))
             largest, most = (held, amount) if amount > most else (largest, most)
-    message = f"{free.source} has room for {' and '.join(short)}; no layer holds anything there that can be cleared"
-    fix = "remove other files there"
+    owner, fix = "no layer holds anything there that can be cleared", "remove other files there"
     if most:
-        held_most = f"{largest.layer.name} holds most of what can be cleared there, {most:,}"
-        message = f"{message.partition(';')[0]}; {held_most} {'files' if by_files else 'bytes'}"
+        owner = f"{largest.layer.name} holds most of what can be cleared there, {most:,} {unit}"
         fix = f"cachectl purge {largest.layer.name}"
-    yield largest.finding(Severity.FAILS if max(grades) > 1 else Severity.RISKS, "full", message, fix)
+    severity = Severity.FAILS if max(grades) > 1 else Severity.RISKS
+    yield largest.finding(None, severity, "full", f"{free.source} has room for {' and '.join(short)}; {owner}", fix)[1]
 
 
 # ---------------------------------------------------------------------- network file systems and shared roots
@@ -221,26 +222,18 @@ def _shortage(roots: list[_Held], free: room.Room) -> Iterator[Finding]:
 
 def _of_surroundings(held: _Held, *, reachable: bool) -> Iterator[Placed]:
     """Report problems with the place of an active layer's root, whether or not the root exists yet."""
-    layer, root = held.layer, held.root
+    layer, root, environment = held.layer, held.root, held.layer.environment
     with suppress(*errors.FAILURES):
         if layer.state().condition not in (Condition.ENABLED, Condition.UNKNOWN):
             return
-    try:
-        if reachable and root.scope is Scope.USER and layer.about.when_closed is not None:
-            yield from _of_use(held, layer.about.when_closed)
-        kind = network_file_system(root.path, mounts=layer.environment.mounts)
-        if kind is not None and (hazard := layer.about.on_network) is not None:
-            message = f"lies on a network file system ({kind}): {hazard.message}"
-            yield (root.path, held.finding(hazard.severity, "network", message, held.elsewhere(_TEMPORARY)))
-        yield from _of_ranks(held)
-    except errors.FAILURES as error:
-        yield (layer, root.path), failure(layer, root.path, error)
-
-
-def _of_ranks(held: _Held) -> Iterator[Placed]:
-    layer, environment = held.layer, held.layer.environment
+    if reachable and root.scope is Scope.USER and layer.about.when_closed is not None:
+        yield from _of_use(held, layer.about.when_closed)
+    kind = mounts.network_file_system(root.path, mounts=environment.mounts)
+    if kind is not None and (hazard := layer.about.on_network) is not None:
+        message = f"lies on a network file system ({kind}): {hazard.message}"
+        yield held.finding(root.path, hazard.severity, "network", message, held.elsewhere(_TEMPORARY))
     job, hazard = job_of(environment), layer.about.among_ranks
-    if job is None or hazard is None or _apart(environment, held.root.path):
+    if job is None or hazard is None or _apart(environment, root.path):
         return
     ranks, variable = job
     several = "the ranks" if ranks is None else f"the {ranks} ranks"
@@ -250,7 +243,7 @@ def _of_ranks(held: _Held) -> Iterator[Placed]:
     node = "$(hostname)-" if variable in _LOCAL_RANKS else ""
     # The shell stops with an error if the variable is not set.
     fix = held.elsewhere(f'"$HOME/.cachectl/rank{node}${{{variable}:?}}"')
-    yield held.root.path, held.finding(hazard.severity, "ranks", message, fix)
+    yield held.finding(root.path, hazard.severity, "ranks", message, fix)
 
 
 def job_of(environment: Environment) -> tuple[int | None, str] | None:
@@ -268,7 +261,7 @@ def _apart(environment: Environment, path: Path) -> bool:
     The rank within the node counts on a local disk, and elsewhere only if the name has the node too.
     """
     home, node = environment.home_folder, platform.node()
-    local = network_file_system(path, mounts=environment.mounts) is None
+    local = mounts.network_file_system(path, mounts=environment.mounts) is None
     for part in path.relative_to(home).parts if path.is_relative_to(home) else path.parts:
         end = re.search(r"[0-9]{1,12}$", part)
         within = {*_LOCAL_RANKS} if local or node in part else set()
@@ -294,7 +287,7 @@ def _of_use(held: _Held, hazard: Hazard) -> Iterator[Placed]:
             fix = f"unset {root.source}"
         which = "there" if itself else f"at {place}"
         message = f"something that is not a directory is {which}, so {hazard.message}"
-        yield place, held.finding(hazard.severity, "no-folder", message, fix)
+        yield held.finding(place, hazard.severity, "no-folder", message, fix)
     elif not _writable_for_us(place):
         closed, status = trust.closed_by_another(place, environment.home_folder), place.stat()
         state = "is" if itself else f"cannot be made, because {place} is"
@@ -305,7 +298,7 @@ def _of_use(held: _Held, hazard: Hazard) -> Iterator[Placed]:
             fix = closed.command
         elif hasattr(os, "geteuid") and status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWUSR:
             fix = f"chmod u+w {quoted}"
-        yield place, held.finding(hazard.severity, "closed", message, fix)
+        yield held.finding(place, hazard.severity, "closed", message, fix)
 
 
 def _writable_for_us(place: Path) -> bool:
@@ -322,7 +315,7 @@ def _of_writers(held: _Held) -> Iterator[Placed]:
     owner = real.stat().st_uid
     if root.scope is Scope.USER and owner not in (0, os.geteuid()):
         message = f"belongs to {user_name(owner)}, whose code runs as you"
-        yield root.path, held.finding(Severity.UNSAFE, "owner", message, held.elsewhere(_OWN))
+        yield held.finding(root.path, Severity.UNSAFE, "owner", message, held.elsewhere(_OWN))
     for folder in trust.open_to_others(root.path):
         status = folder.stat()
         whose = "everybody" if status.st_mode & stat.S_IWOTH else f"the group {_group_name(status.st_gid)}"
@@ -335,7 +328,7 @@ def _of_writers(held: _Held) -> Iterator[Placed]:
             fix = held.elsewhere(_OWN)
         elif os.geteuid() not in (0, status.st_uid):
             fix = f"as {user_name(status.st_uid)}: {fix}"
-        yield ((status.st_dev, status.st_ino), held.finding(Severity.UNSAFE, "writable", message, fix))
+        yield held.finding((status.st_dev, status.st_ino), Severity.UNSAFE, "writable", message, fix)
 
 
 def _group_name(number: int) -> str:
@@ -350,12 +343,15 @@ def _group_name(number: int) -> str:
 # ---------------------------------------------------------------------- the command line
 
 
-def run(request: options.Request) -> Findings:
+def run(request: verbs.Request) -> findings.Findings:
     """Carry out ``cachectl doctor``."""
     with request.working("examining"):
         return doctor(request.stack, request.options.layers)
 
 
-def show(result: Findings, _request: options.Request) -> Iterator[object]:
+table = findings.table
+
+
+def show(result: findings.Findings, _request: verbs.Request) -> Iterator[object]:
     """Yield each finding."""
-    return lines(result, "nothing is wrong with this set-up; cachectl verify checks the entries")
+    return findings.lines(result, "nothing is wrong with this set-up; cachectl verify checks the entries")

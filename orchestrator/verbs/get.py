@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from cachectl import verbs
 from cachectl.layers.base.errors import LayerError
-from cachectl.options import FORCE, KEY, ONE_LAYER, ROOT, Option, Request
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.layer import Layer
 
 OPTIONS: Final = (
-    ONE_LAYER,
-    KEY,
-    Option("-o", "--output", default="-", metavar="FILE", help="the file to write (default: standard output)"),
-    ROOT,
-    FORCE,
+    verbs.ONE_LAYER,
+    verbs.KEY,
+    verbs.value("-o --output", "FILE", "the file to write (default: standard output)", default="-"),
+    verbs.ROOT,
+    verbs.FORCE,
 )
 
 
-def get_artifact(layer: Layer, key: str) -> bytes:
-    """Return the entry of a key as the bytes of a file. Raises :class:`LayerError` if there is none."""
+def run(request: verbs.Request) -> bytes | int:
+    """Carry out ``cachectl get``. Raises :class:`LayerError` if no entry has the key."""
     from cachectl.layers.stores.archive import artifact_to_bytes
-
-    artifact = layer.get(key)
-    if artifact is None:
-        raise LayerError(layer.name, f"no entry has the key {key!r}; cachectl ls {layer.name} lists keys")
-    return artifact_to_bytes(artifact)
-
-
-def run(request: Request) -> bytes | int:
-    """Carry out ``cachectl get``."""
     from cachectl.output_files import ARTIFACT
 
-    options = request.options
-    layer = request.stack[options.layer]
+    options, layer = request.options, request.stack[request.options.layer]
     file = request.output_file(options.output, ARTIFACT)
     file.demand()
-    data = get_artifact(layer, options.key)
+    artifact = layer.get(options.key)
+    if artifact is None:
+        raise LayerError(layer.name, f"no entry has the key {options.key!r}; cachectl ls {layer.name} lists keys")
+    data = artifact_to_bytes(artifact)
     if options.output == "-":
         return data
     file.write((data,))

@@ -2,70 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
-from cachectl import options
-from cachectl.layers.base import facts, registry
-from cachectl.table import Column, Table
+from cachectl import verbs
+from cachectl.layers.base import facts
 
-if TYPE_CHECKING:
-    from cachectl import layer_set
-    from cachectl.layers.base.layer import Layer
-
-OPTIONS: Final = (options.LAYERS, options.FORM)
+OPTIONS: Final = (verbs.LAYERS, verbs.FORM)
+_Document = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class LayerAbilities:
-    """One layer and its abilities by name: ``None``, or the reason why it lacks that ability here."""
-
-    layer: str
-    title: str
-    scope: facts.Scope
-    precious: bool
-    abilities: Mapping[str, str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Layers:
-    """Layers with their abilities, and the plug-ins that could not be loaded."""
-
-    layers: tuple[LayerAbilities, ...]
-    broken: tuple[registry.Broken, ...]
+def run(request: verbs.Request) -> _Document:
+    """Carry out ``cachectl layers``: the abilities by name, ``None`` or why a layer lacks one; and broken plug-ins."""
+    names = request.options.layers
+    layers = []
+    for layer in request.stack.named(names):
+        properties = {"title": layer.title, "scope": layer.about.scope, "precious": layer.about.precious}
+        abilities = {ability.value: reason for ability, reason in layer.abilities().items()}
+        layers.append({"layer": layer.name, **properties, "abilities": abilities})
+    return {"layers": layers, "broken": () if names else request.stack.broken}
 
 
-def layers(stack: layer_set.LayerSet, names: Iterable[str] = ()) -> Layers:
-    """Return the abilities of the named layers, or of all."""
-    named = tuple(names)
-    return Layers(tuple(map(_abilities, stack.named(named))), () if named else stack.broken)
-
-
-def _abilities(layer: Layer) -> LayerAbilities:
-    abilities = {ability.value: reason for ability, reason in layer.abilities().items()}
-    return LayerAbilities(layer.name, layer.title, layer.about.scope, layer.about.precious, abilities)
-
-
-def run(request: options.Request) -> Layers:
-    """Carry out ``cachectl layers``."""
-    return layers(request.stack, request.options.layers)
-
-
-def _column(ability: str) -> Column[LayerAbilities]:
-    return Column(ability, lambda layer: "no" if layer.abilities[ability] else "yes")
-
-
-def table(done: Layers, _request: options.Request) -> Table[LayerAbilities]:
+def table(document: _Document, _request: verbs.Request) -> verbs.Table:
     """Return whether each layer has each ability."""
-    name: Column[LayerAbilities] = Column("layer", lambda layer: layer.layer)
-    return Table((name, *(_column(ability.value) for ability in facts.Ability)), done.layers)
+    rows = [
+        (layer["layer"], *("no" if reason else "yes" for reason in layer["abilities"].values()))
+        for layer in document["layers"]
+    ]
+    return verbs.Table(("layer", *(ability.value for ability in facts.Ability)), rows)
 
 
-def show(done: Layers, request: options.Request) -> Iterator[object]:
+def show(document: _Document, request: verbs.Request) -> Iterator[object]:
     """Yield the table, and the reason for each ability that is missing."""
-    yield table(done, request)
-    for layer in done.layers:
-        for ability, reason in layer.abilities.items():
+    yield table(document, request)
+    for layer in document["layers"]:
+        for ability, reason in layer["abilities"].items():
             if reason is not None:
-                yield f"{layer.layer}: no {ability}: {reason}"
+                yield f"{layer['layer']}: no {ability}: {reason}"

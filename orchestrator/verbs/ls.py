@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from cachectl import options
-from cachectl import table as tables
+from cachectl import listing, verbs
 from cachectl.layers.base import errors
 from cachectl.layers.base.selection import ALL
-from cachectl.listing import Listing, Trouble, listed
 
 if TYPE_CHECKING:
     from cachectl import layer_set
@@ -26,16 +24,14 @@ _ORDERS: Final[dict[str, Callable[[Entry], float]]] = {
     "used": lambda entry: _UNKNOWN if entry.used is None else entry.used,
 }
 OPTIONS: Final = (
-    options.LAYERS,
-    options.SELECTION,
-    options.Option("--sort", choices=tuple(_ORDERS), help="largest, oldest, or longest unused first"),
-    options.Option("--limit", type=int, metavar="N", help="show no more than N entries"),
-    options.PYTHON,
-    options.WAIT,
-    options.PLACES,
-    options.OneOf(
-        (options.JSON, options.CSV, options.Option("-q", "--quiet", action="store_true", help="print nothing but keys"))
-    ),
+    verbs.LAYERS,
+    verbs.SELECTION,
+    verbs.value("--sort", None, "largest, oldest, or longest unused first", choices=tuple(_ORDERS)),
+    verbs.value("--limit", "N", "show no more than N entries", type=int),
+    verbs.PYTHON,
+    verbs.WAIT,
+    verbs.PLACES,
+    (*verbs.FORM, verbs.flag("-q --quiet", "print nothing but keys")),
 )
 EPILOG: Final = "On a terminal the table shortens names and keys to fit; elsewhere they are whole."
 
@@ -47,49 +43,37 @@ def ls(
     layers: Iterable[str] = (),
     sort: str | None = None,
     limit: int | None = None,
-) -> Listing:
+) -> listing.Listing:
     """Return the selected entries, sorted by ``size``, ``age`` or ``used``, no more than ``limit``.
 
     Raises :class:`BadRequest` for a negative limit.
     """
     if limit is not None and limit < 0:
         raise errors.BadRequest(f"--limit {limit} is negative")
-    troubles: list[Trouble] = []
-    entries: Iterable[Entry] = listed(stack.named(layers), selection, troubles.append)
+    troubles: list[listing.Trouble] = []
+    entries: Iterable[Entry] = listing.listed(stack.named(layers), selection, troubles.append)
     if sort is not None:
         entries = sorted(entries, key=_ORDERS[sort])
     most = None if limit is None else min(limit, sys.maxsize)
-    return Listing(tuple(islice(entries, most)), tuple(troubles))
+    return listing.Listing(tuple(islice(entries, most)), tuple(troubles))
 
 
-def run(request: options.Request) -> Listing:
+def run(request: verbs.Request) -> listing.Listing:
     """Carry out ``cachectl ls``."""
     options, selected = request.options, request.selection()
     with request.working("listing"):
-        listing = ls(request.stack, selected, layers=options.layers, sort=options.sort, limit=options.limit)
-    for trouble in listing.problems:
+        listed = ls(request.stack, selected, layers=options.layers, sort=options.sort, limit=options.limit)
+    for trouble in listed.problems:
         where = "" if trouble.path is None else f"{trouble.path}: "
         request.notice(f"{trouble.layer}: {where}{trouble.message}")
-    return listing
+    return listed
 
 
-def columns(now: float) -> tuple[tables.Column[Entry], ...]:
-    """Return the columns of a listing; ``now`` is the time that ages refer to."""
-    return (
-        tables.Column("layer", lambda entry: entry.layer),
-        tables.Column("kernels", lambda entry: " ".join(entry.kernels or (tables.DASH,))),
-        tables.sizes("size", lambda entry: entry.bytes),
-        tables.ages("age", lambda entry: entry.modified if entry.used is None else entry.used, now),
-        tables.Column("", lambda entry: "stale" if entry.stale else "", raw=lambda entry: entry.stale, name="stale"),
-        tables.Column("key", lambda entry: entry.key),
-    )
-
-
-def table(listing: Listing, request: options.Request) -> tables.Table[Entry]:
+def table(listed: listing.Listing, request: verbs.Request) -> verbs.Table:
     """Return the entries."""
-    return tables.Table(columns(request.now), listing.entries)
+    return listing.entries_table(listed.entries, request.now)
 
 
-def show(listing: Listing, request: options.Request) -> Iterator[object]:
+def show(listed: listing.Listing, request: verbs.Request) -> Iterator[object]:
     """Yield the table of entries, or with ``-q`` their keys."""
-    yield tables.Raw(entry.key for entry in listing.entries) if request.options.quiet else table(listing, request)
+    yield verbs.Raw(entry.key for entry in listed.entries) if request.options.quiet else table(listed, request)

@@ -3,46 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
-from cachectl import config, layer_set, options, removal
+from cachectl import config, layer_set, removal, verbs
 from cachectl.layers.base import errors, facts, selection
-from cachectl.layers.base.layer import Layer, every_root
-from cachectl.removal import PurgePlan, PurgeResult, show, table
+from cachectl.layers.base.layer import every_root, plan_removal
 
-__all__ = ["OPTIONS", "plan_prune", "prune", "run", "show", "table"]
+if TYPE_CHECKING:
+    from cachectl.layers.base.layer import Layer
 
 OPTIONS: Final = (
-    options.CLEARABLE,
-    options.Option(
-        "--stale", action="store_true", help="entries that no known Python or driver can hit any more, and orphans"
-    ),
-    options.Option("--older-than", metavar="AGE", help="entries not changed or used for 30d, 12h, 2w"),
-    options.Option("--max-size", metavar="SIZE", help="until the layers together hold no more than 500M, 2GiB"),
-    *options.REMOVING,
-    options.PYTHON,
-    *options.CHANGING,
+    verbs.CLEARABLE,
+    verbs.flag("--stale", "entries that no known Python or driver can hit any more, and orphans"),
+    verbs.value("--older-than", "AGE", "entries not changed or used for 30d, 12h, 2w"),
+    verbs.value("--max-size", "SIZE", "until the layers together hold no more than 500M, 2GiB"),
+    *verbs.REMOVING,
+    verbs.PYTHON,
+    *verbs.CHANGING,
 )
 _UNKNOWN: Final = float("inf")
-
-
-@dataclass(slots=True)
-class _Holding:
-    """The things of one layer to keep, and those to remove; ``bytes`` are those that stay whatever is removed."""
-
-    layer: Layer
-    kept: list[facts.Removable] = field(default_factory=list)
-    going: list[facts.Removable] = field(default_factory=list)
-    bytes: int = 0
-    #: Places that could not be read; the rest of the layer is still pruned.
-    failed: list[facts.Note] = field(default_factory=list)
-
-    def plan(self) -> facts.Plan:
-        """Plan the removal of what goes."""
-        plan = self.layer.plan_removal(self.going)
-        return replace(plan, failed=(*plan.failed, *self.failed))
 
 
 def prune(
@@ -52,7 +32,7 @@ def prune(
     layers: Sequence[str] = (),
     dry_run: bool = False,
     notice: Callable[[str], None] = layer_set.warn_user,
-) -> PurgeResult:
+) -> removal.PurgeResult:
     """Remove what is stale or old, then the longest unused until the rest fits, and what killed commands left.
 
     Without ``limits``, those of the config files count; :class:`BadRequest` is raised if there are none.
@@ -63,67 +43,76 @@ def prune(
         if environment is not stack.environment:
             stack = type(stack)(environment)
         limits = config.configured_limits(environment)
-    chosen = stack.chosen(layers)
-    return removal.carry_out(stack, chosen, partial(plan_prune, chosen, limits), notice, dry_run=dry_run)
+    chosen, required = stack.chosen(layers), limits
+
+    def plan() -> removal.PurgePlan:
+        return plan_prune(chosen, required)
+
+    return removal.carry_out(stack, chosen, plan, notice, dry_run=dry_run)
 
 
-def plan_prune(layers: Iterable[Layer], limits: config.Limits) -> PurgePlan:
+def plan_prune(layers: Iterable[Layer], limits: config.Limits) -> removal.PurgePlan:
     """Plan the removals that the limits require; changes nothing.
 
     The longest unused goes first, by time of use, else of change, else by a bound on it. Things of unknown age stay.
     """
-    holdings = [_look(layer, limits) for layer in layers]
-    if limits.bytes is not None:
-        _make_room(holdings, limits.bytes)
-    return PurgePlan(tuple(removal.planned(holding.layer, holding.plan) for holding in holdings))
-
-
-def _look(layer: Layer, limits: config.Limits) -> _Holding:
-    holding = _Holding(layer)
-    try:
-        for root in every_root(layer):
-            for thing in layer.store.scan(root, contents=limits.stale):
-                if isinstance(thing, facts.Housekeeping):
-                    # A file of fixed length does not shrink, so it must not make prune remove entries.
-                    holding.bytes += 0 if thing.fixed else thing.bytes
-                elif isinstance(thing, facts.Problem):
-                    holding.failed += [thing.note] if thing.hides else []
-                elif isinstance(thing, facts.Orphan) or thing.guest is None:
-                    # A guest belongs to another program.
-                    stale = limits.stale and (isinstance(thing, facts.Orphan) or thing.stale)
-                    old = limits.before is not None and selection.Selection(before=limits.before).matches(thing)
-                    (holding.going if stale or old else holding.kept).append(thing)
-    except errors.FAILURES as error:
-        # Nothing is removed because of an incomplete count.
-        return _Holding(layer, failed=[facts.Note("*", errors.reason_of(error))])
-    return holding
-
-
-def _make_room(holdings: list[_Holding], most: int) -> None:
-    """Let the longest unused things go until the rest fits."""
-    total = sum(holding.bytes + sum(thing.bytes for thing in holding.kept) for holding in holdings)
-    aged = [(_last(thing), number, thing) for number, holding in enumerate(holdings) for thing in holding.kept]
-    aged.sort(key=lambda item: item[:2])
-    for last, number, thing in aged:
-        if last == _UNKNOWN or total <= most:
+    going: dict[Layer, list[facts.Removable]] = {}
+    failed: dict[Layer, list[facts.Note]] = {}
+    aged: list[tuple[float, int, Layer, facts.Removable]] = []
+    total = 0
+    for number, layer in enumerate(layers):
+        try:
+            going[layer], kept, fixed, failed[layer] = _look(layer, limits)
+        except errors.FAILURES as error:
+            # Nothing is removed because of an incomplete count.
+            going[layer], kept, fixed, failed[layer] = [], [], 0, [facts.Note("*", errors.reason_of(error))]
+        total += fixed + sum(thing.bytes for thing in kept)
+        for thing in kept:
+            latest = thing.latest if isinstance(thing, facts.Entry) else thing.modified
+            aged.append((_UNKNOWN if latest is None else latest, number, layer, thing))
+    for latest, _, layer, thing in sorted(aged, key=lambda item: item[:2]):
+        if limits.bytes is None or total <= limits.bytes or latest == _UNKNOWN:
             break
-        holdings[number].going.append(thing)
+        going[layer].append(thing)
         total -= thing.bytes
 
+    def plan(layer: Layer) -> facts.Plan:
+        plan = plan_removal(layer, going[layer])
+        return replace(plan, failed=(*plan.failed, *failed[layer]))
 
-def _last(thing: facts.Removable) -> float:
-    known = (thing.used, thing.modified, thing.written_before) if isinstance(thing, facts.Entry) else (thing.modified,)
-    return next((moment for moment in known if moment is not None), _UNKNOWN)
+    return removal.planned(going, plan)
 
 
-def run(request: options.Request) -> PurgeResult:
+def _look(
+    layer: Layer, limits: config.Limits
+) -> tuple[list[facts.Removable], list[facts.Removable], int, list[facts.Note]]:
+    """Return what is stale or old, what is not, the bytes that stay whatever is removed, and what could not be read."""
+    going: list[facts.Removable] = []
+    kept: list[facts.Removable] = []
+    fixed, failed = 0, list[facts.Note]()
+    for root in every_root(layer):
+        for thing in layer.store.scan(root, contents=limits.stale):
+            if isinstance(thing, facts.Housekeeping):
+                # A file of fixed length does not shrink, so it must not make prune remove entries.
+                fixed += 0 if thing.fixed else thing.bytes
+            elif isinstance(thing, facts.Problem):
+                # The rest of the layer is still pruned.
+                failed += [thing.note] if thing.hides else []
+            elif isinstance(thing, facts.Orphan) or thing.guest is None:
+                # A guest belongs to another program.
+                stale = limits.stale and (isinstance(thing, facts.Orphan) or thing.stale)
+                old = limits.before is not None and selection.Selection(before=limits.before).matches(thing)
+                (going if stale or old else kept).append(thing)
+    return going, kept, fixed, failed
+
+
+show, table = removal.show, removal.table
+
+
+def run(request: verbs.Request) -> removal.PurgeResult:
     """Carry out ``cachectl prune``."""
-    typed = request.options
-    limits = config.Limits(
-        stale=typed.stale,
-        before=None if typed.older_than is None else request.now - selection.parse_age(typed.older_than),
-        bytes=None if typed.max_size is None else selection.parse_size(typed.max_size),
-    )
-    chosen = None if limits.none else limits
+    options, stack = request.options, request.stack
+    limits = config.Limits(options.stale, request.before, request.max_size)
+    typed = None if limits.none else limits
     with request.working("pruning"):
-        return prune(request.stack, chosen, layers=typed.layers, dry_run=typed.dry_run, notice=request.notice)
+        return prune(stack, typed, layers=options.layers, dry_run=options.dry_run, notice=request.notice)

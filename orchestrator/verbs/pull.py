@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from typing import Final
 
-from cachectl.options import CLEARABLE, FORM, ROOT, SELECTION, SHARED, TRUST, WAIT, Option, Request
-from cachectl.transfer import Transfer, show, table
-
-__all__ = ["OPTIONS", "USAGE", "run", "show", "table"]
+from cachectl import transfer, verbs
 
 OPTIONS: Final = (
-    Option(
+    verbs.value(
         "sources",
+        "SOURCE",
+        "a bundle FILE or - (standard input), a folder, s3://, ssh://, oci://; an isolated root; or a database file of "
+        "MIOpen. Layers follow",
         nargs="+",
-        metavar="SOURCE",
-        help="a bundle FILE or - (standard input), a folder, s3://, ssh://, oci://; an isolated root; or a database "
-        "file of MIOpen. Layers follow",
     ),
-    CLEARABLE,
-    SELECTION,
-    ROOT,
-    TRUST,
-    Option("-n", "--dry-run", action="store_true", help="list what would be placed, and touch nothing"),
-    WAIT,
-    SHARED,
-    FORM,
+    verbs.CLEARABLE,
+    verbs.SELECTION,
+    verbs.ROOT,
+    verbs.TRUST,
+    verbs.DRY_RUN.having("list what would be placed, and touch nothing"),
+    verbs.WAIT,
+    verbs.SHARED,
+    verbs.FORM,
 )
 USAGE: Final = """\
 cachectl pull SOURCE... [LAYER...] [selection]
        [--allowed-signers LIST | --digest HEX | --trust] [-n]"""
 
 
-def run(request: Request) -> Transfer:
+show, table = transfer.show, transfer.table
+
+
+def run(request: verbs.Request) -> transfer.Transfer:
     """Carry out ``cachectl pull``."""
     from cachectl.exchange.pull import pull
 

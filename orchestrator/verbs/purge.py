@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from cachectl import layer_set, options, removal
-from cachectl.layers.base import errors
+from cachectl import layer_set, removal, verbs
+from cachectl.layers.base import errors, facts
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.removal import PurgePlan, PurgeResult, show, table
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.layer import Layer
-
-__all__ = ["OPTIONS", "plan_purge", "purge", "run", "show", "table"]
 
 OPTIONS: Final = (
-    options.LAYERS.having(help="a layer that cachectl layers lists (name one, or use --all)"),
-    options.Option("--all", action="store_true", help="every user layer that is not precious"),
-    options.SELECTION,
-    options.Option(
-        "--damaged",
-        action="store_true",
-        help="only entries that verify finds damaged, which a run makes again; never results of tuning",
-    ),
-    *options.REMOVING,
-    *options.CHANGING,
+    verbs.LAYERS.having("a layer that cachectl layers lists (name one, or use --all)"),
+    verbs.flag("--all", "every user layer that is not precious"),
+    verbs.SELECTION,
+    verbs.flag("--damaged", "only entries that verify finds damaged, which a run makes again; never results of tuning"),
+    *verbs.REMOVING,
+    *verbs.CHANGING,
 )
 
 
-def plan_purge(layers: Iterable[Layer], selection: Selection = ALL, *, damaged: bool = False) -> PurgePlan:
+def plan_purge(layers: Iterable[Layer], selection: Selection = ALL, *, damaged: bool = False) -> removal.PurgePlan:
     """Plan the purge of a selection in each layer, with ``damaged`` only of damaged entries; touches nothing."""
-    plans = [(layer, partial(layer.plan_clear, selection, damaged=damaged)) for layer in layers]
-    return PurgePlan(tuple(removal.planned(layer, plan) for layer, plan in plans))
+
+    def plan(layer: Layer) -> facts.Plan:
+        # The store of a layer that has nothing here is not loaded. Others may refuse.
+        if selection.kernel is None and layer.about.scope is facts.Scope.USER and not removal.existing_roots(layer):
+            return facts.Plan(layer.name)
+        return layer.plan_clear(selection, damaged=damaged)
+
+    return removal.planned(layers, plan)
 
 
 def purge(
@@ -44,29 +40,30 @@ def purge(
     damaged: bool = False,
     dry_run: bool = False,
     notice: Callable[[str], None] = layer_set.warn_user,
-) -> PurgeResult:
+) -> removal.PurgeResult:
     """Remove the selected entries, and what killed commands left; or return the plan (``dry_run``)."""
     chosen = stack.chosen(layers)
-    plan = partial(plan_purge, chosen, selection, damaged=damaged)
+
+    def plan() -> removal.PurgePlan:
+        return plan_purge(chosen, selection, damaged=damaged)
+
     return removal.carry_out(stack, chosen, plan, notice, dry_run=dry_run)
 
 
-def run(request: options.Request) -> PurgeResult:
+show, table = removal.show, removal.table
+
+
+def run(request: verbs.Request) -> removal.PurgeResult:
     """Carry out ``cachectl purge``. Raises :class:`CachectlError` if nothing has the key that was to be removed."""
-    typed = request.options
-    if typed.all == bool(typed.layers):
-        request.misuse("name the layers to purge, or use --all" if not typed.all else "--all needs no LAYER")
-    selected = request.selection()
+    options = request.options
+    if options.all == bool(options.layers):
+        request.misuse("name the layers to purge, or use --all" if not options.all else "--all needs no LAYER")
+    stack, layers, selection = request.stack, options.layers, request.selection()
     with request.working("purging"):
         result = purge(
-            request.stack,
-            selected,
-            layers=typed.layers,
-            damaged=typed.damaged,
-            dry_run=typed.dry_run,
-            notice=request.notice,
+            stack, selection, layers=layers, damaged=options.damaged, dry_run=options.dry_run, notice=request.notice
         )
     total = result.total
-    if typed.key is not None and not any((total.removed, total.orphans_removed, total.skipped, total.failed)):
-        raise errors.CachectlError(f"no entry that is selected has the key {typed.key!r}; cachectl ls -q lists keys")
+    if options.key is not None and not any((total.removed, total.orphans_removed, total.skipped, total.failed)):
+        raise errors.CachectlError(f"no entry that is selected has the key {options.key!r}; cachectl ls -q lists keys")
     return result

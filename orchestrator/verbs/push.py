@@ -6,32 +6,26 @@ import sys
 from contextlib import redirect_stdout
 from typing import Final
 
-from cachectl.options import CLEARABLE, FORCE_BUNDLE, FORM, ROOT, SELECTION, SIGN, STORES, Option, Request
-from cachectl.transfer import Transfer, show, table
-
-__all__ = ["OPTIONS", "run", "show", "table"]
+from cachectl import transfer, verbs
 
 OPTIONS: Final = (
-    Option(
-        "target",
-        metavar="TARGET",
-        help=f"made if missing: {STORES}; - (standard output); a database file of MIOpen",
+    verbs.value("target", "TARGET", f"made if missing: {verbs.STORES}; - (standard output); a database file of MIOpen"),
+    verbs.CLEARABLE,
+    verbs.SELECTION,
+    verbs.ROOT,
+    verbs.SIGN,
+    verbs.value(
+        "--allowed-signers", "LIST", "with --sign, what a signer of this list has pushed counts as present too"
     ),
-    CLEARABLE,
-    SELECTION,
-    ROOT,
-    SIGN,
-    Option(
-        "--allowed-signers",
-        metavar="LIST",
-        help="with --sign, what a signer of this list has pushed counts as present too",
-    ),
-    FORCE_BUNDLE,
-    FORM,
+    verbs.FORCE_BUNDLE,
+    verbs.FORM,
 )
 
 
-def run(request: Request) -> Transfer | int:
+show, table = transfer.show, transfer.table
+
+
+def run(request: verbs.Request) -> transfer.Transfer | int:
     """Carry out ``cachectl push``."""
     from cachectl.exchange.push import push
 
@@ -39,7 +33,7 @@ def run(request: Request) -> Transfer | int:
     if options.target == "-" and request.form != "table":
         request.misuse(f"{request.form.upper()} and the bundle cannot both go to standard output; name a FILE")
     with request.working("pushing"):
-        done = push(
+        pushed = push(
             request.stack,
             request.target(options.target),
             selected,
@@ -49,8 +43,8 @@ def run(request: Request) -> Transfer | int:
             force=options.force,
         )
     if options.target != "-":
-        return done
+        return pushed
     # Standard output holds the bundle.
     with redirect_stdout(sys.stderr):
-        request.say(show(done, request))
-    return int(done.failed)
+        request.output.say(show(pushed, request))
+    return int(pushed.failed)

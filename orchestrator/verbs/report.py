@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from cachectl import options
-from cachectl import table as tables
+from cachectl import verbs
 from cachectl.layers.base import errors, facts, registry, store
 from cachectl.layers.base.layer import Layer, every_root
 from cachectl.layers.disk import temporaries
@@ -20,17 +19,15 @@ if TYPE_CHECKING:
     from cachectl.listing import Listing
 
 OPTIONS: Final = (
-    options.LAYERS,
-    options.VERBOSE.having(help="also every layer, every place, and the reason of every state"),
-    options.Option("--by", choices=("python",), help="also the sums of each Python that wrote entries"),
-    options.Option(
-        "--neighbours", action="store_true", help="also other caches of compiled code (Triton, CuPy …), read only"
-    ),
-    options.Option("--html", metavar="FILE", help="also draw it with every entry and finding, as one HTML page"),
-    options.FORCE,
-    options.PYTHON,
-    options.PLACES,
-    options.FORM,
+    verbs.LAYERS,
+    verbs.VERBOSE.having("also every layer, every place, and the reason of every state"),
+    verbs.value("--by", None, "also the sums of each Python that wrote entries", choices=("python",)),
+    verbs.flag("--neighbours", "also other caches of compiled code (Triton, CuPy …), read only"),
+    verbs.value("--html", "FILE", "also draw it with every entry and finding, as one HTML page"),
+    verbs.FORCE,
+    verbs.PYTHON,
+    verbs.PLACES,
+    verbs.FORM,
 )
 EPILOG: Final = "A LAYER that is named is shown as with -v."
 
@@ -52,7 +49,9 @@ class Total:
     disk_bytes: int | None
 
 
-def _total(usages: list[facts.Usage], *, complete: bool) -> Total:
+def _total(usages: Sequence[facts.Usage], *, complete: bool) -> Total:
+    """Return sums: without a number that is known, ``None``, or 0 where everything could be counted."""
+
     def known(*names: str) -> list[int]:
         values = [getattr(usage, name) for usage in usages for name in names]
         return [value for value in values if value is not None]
@@ -60,16 +59,16 @@ def _total(usages: list[facts.Usage], *, complete: bool) -> Total:
     def least(*names: str) -> int | None:
         return sum(known(*names)) or (0 if complete else None)
 
-    disk = known("disk_bytes")
+    disk, stale, stale_bytes = known("disk_bytes"), known("stale_entries"), known("stale_bytes")
     return Total(
-        entries=least("entries"),
-        files=least("files", "orphan_files"),
-        bytes=least("bytes", "orphan_bytes"),
-        complete=complete,
-        stale_entries=sum(stale) if (stale := known("stale_entries")) else None,
-        stale_bytes=sum(stale) if (stale := known("stale_bytes")) else None,
-        orphan_bytes=least("orphan_bytes"),
-        disk_bytes=sum(disk) if len(disk) == len(usages) else None,
+        least("entries"),
+        least("files", "orphan_files"),
+        least("bytes", "orphan_bytes"),
+        complete,
+        sum(stale) if stale else None,
+        sum(stale_bytes) if stale_bytes else None,
+        least("orphan_bytes"),
+        sum(disk) if len(disk) == len(usages) else None,
     )
 
 
@@ -199,10 +198,8 @@ def _layer_report(layer: Layer) -> LayerReport:
         state = layer.state()
     except errors.FAILURES as error:
         failures[errors.reason_of(error)] = None
-    reports = tuple(_root_report(layer, root) for root in roots)
-    return LayerReport(
-        layer.name, layer.title, state, layer.about.scope, layer.about.precious, reports, tuple(failures)
-    )
+    reports, about = tuple(_root_report(layer, root) for root in roots), layer.about
+    return LayerReport(layer.name, layer.title, state, about.scope, about.precious, reports, tuple(failures))
 
 
 def _root_report(layer: Layer, root: facts.Root) -> RootReport:
@@ -218,110 +215,140 @@ def _root_report(layer: Layer, root: facts.Root) -> RootReport:
 
 def _by_python(layers: Iterable[Layer], stack: LayerSet) -> tuple[PythonShare, ...]:
     """Sum the entries that name a Python, the largest sum first; entries that cannot be read are left out."""
+    from cachectl import listing
     from cachectl.layers.base.selection import ALL
     from cachectl.layers.host.pythons import pythons_of
-    from cachectl.listing import listed
 
     groups: dict[tuple[tuple[str, str | None], ...], list[facts.Entry]] = {}
-    for entry in listed(layers, ALL, lambda _: None, contents=False):
+    for entry in listing.listed(layers, ALL, lambda _: None, contents=False):
         if entry.versions.get("python"):
             groups.setdefault(tuple(sorted(entry.versions.items())), []).append(entry)
     shares = []
     for versions, entries in groups.items():
         packages = dict(versions)
         python = str(packages.pop("python"))
-        found = pythons_of(stack.environment)
-        known = tuple(one.path for one in found if one.version == python and one.present is not False)
+        pythons = [other for other in pythons_of(stack.environment) if other.version == python]
+        known = tuple(other.path for other in pythons if other.present is not False)
         stale = sum(entry.stale is True for entry in entries)
-        held = sum(entry.bytes for entry in entries)
-        shares.append(PythonShare(python, packages, len(entries), held, stale, known))
+        size = sum(entry.bytes for entry in entries)
+        shares.append(PythonShare(python, packages, len(entries), size, stale, known))
     return tuple(sorted(shares, key=lambda share: -share.bytes))
 
 
 # ---------------------------------------------------------------------- the command line
 
 
-def run(request: options.Request) -> Report | int:
+def run(request: verbs.Request) -> Report | int:
     """Carry out ``cachectl report``."""
-    typed, page = request.options, None
-    if typed.html is not None:
-        from cachectl.output_files import PAGE, demand_targets
+    options, page = request.options, None
+    if options.html is not None:
+        from cachectl import output_files
 
-        page = request.output_file(typed.html, PAGE)
-        if typed.html == "-" and request.form != "table":
+        page = request.output_file(options.html, output_files.PAGE)
+        if options.html == "-" and request.form != "table":
             request.misuse(f"--html - and --{request.form} both write to standard output; name a FILE for one")
-        demand_targets(page)
+        output_files.demand_targets(page)
     with request.working("counting"):
-        done = report(request.stack, typed.layers, neighbours=typed.neighbours, by_python=typed.by == "python")
+        whole = report(request.stack, options.layers, neighbours=options.neighbours, by_python=options.by == "python")
     if page is not None:
         from cachectl.verbs.doctor import doctor
         from cachectl.verbs.ls import ls
 
         with request.working("reading"):
-            listing = ls(request.stack, layers=typed.layers)
-            drawn = draw(done, listing, doctor(request.stack, typed.layers).findings)
+            listing = ls(request.stack, layers=options.layers)
+            drawn = draw(whole, listing, doctor(request.stack, options.layers).findings)
         page.write((drawn,))
-        if typed.html == "-":
-            return 1 if done.failed else 0
-    return done
+        if options.html == "-":
+            return 1 if whole.failed else 0
+    return whole
 
 
-def draw(done: Report, listing: Listing, findings: Iterable[facts.Finding]) -> bytes:
+def draw(whole: Report, listing: Listing, findings: Iterable[facts.Finding]) -> bytes:
     """Return a report as an HTML page, with its entries and findings."""
-    from cachectl.pages.report_rows import report_page
+    from cachectl.pages.skeleton import Words, build_page
 
-    total = done.total
-    sums = {"complete": total.complete, "total": [total.entries, total.bytes]}
-    layers = [layer.layer for layer in done.layers]
-    return report_page({"generated": done.generated, "layers": layers, **sums}, listing, findings)
+    printable, words = errors.printable, Words()
+    rows: list[list[object]] = []
+    # Entries that only share a folder are in no total.
+    for entry in (entry for entry in listing.entries if entry.guest is None):
+        # A row has no time of its own: its file bounds it.
+        changed = entry.written_before if entry.modified is None else entry.modified
+        stale = printable(entry.stale_because or "no known Python or driver can hit it") if entry.stale else None
+        rows.append(
+            [
+                words[entry.layer],
+                words[_place_of(entry)],
+                words[", ".join(map(printable, entry.kernels))] if entry.kernels else None,
+                printable(entry.key),
+                entry.bytes,
+                None if changed is None else round(changed),
+                None if entry.used is None else round(entry.used),
+                None if stale is None else words[stale],
+            ]
+        )
+    data = {
+        "generated": whole.generated,
+        "layers": [layer.layer for layer in whole.layers],
+        "complete": whole.total.complete,
+        "total": [whole.total.entries, whole.total.bytes],
+        "entries": rows,
+        "missing": [f"{trouble.layer}: {printable(trouble.message)}" for trouble in listing.problems if trouble.failed],
+        "findings": [
+            [one.layer, one.severity.value, printable(one.root), printable(one.message), printable(one.fix)]
+            for one in findings
+        ],
+        # Texts that repeat stand in the rows by their numbers.
+        "words": list(words),
+    }
+    return build_page("report", "cachectl report", data)
 
 
-def _bound(text: str, total: Total) -> str:
-    """Mark a number that is a lower bound."""
-    return text if total.complete or text == tables.DASH else f"{text}+"
+def _place_of(entry: facts.Entry) -> str:
+    """Return the device or the Python that an entry is for, else the versions that it names."""
+    if entry.device:
+        return errors.printable(entry.device)
+    if python := entry.versions.get("python"):
+        return f"Python {_release(python)}"
+    versions = (f"{name} {errors.printable(version)}" for name, version in entry.versions.items())
+    return ", ".join(versions) or "device unknown"
 
 
-def _number(title: str, name: str) -> tables.Column[LayerReport]:
-    """Return a column of numbers that may be lower bounds."""
-    shown = tables.size if "bytes" in name else tables.count
-
-    def raw(layer: LayerReport) -> int | None:
-        value: int | None = getattr(layer.total, name)
-        return value
-
-    return tables.Column(title, lambda layer: _bound(shown(raw(layer)), layer.total), right=True, raw=raw)
+def _release(python: str) -> str:
+    """Return the first three numbers of a five-part version."""
+    return ".".join(python.split(".")[:3])
 
 
-_COLUMNS: Final[tuple[tables.Column[LayerReport], ...]] = (
-    tables.Column("layer", lambda layer: layer.layer),
-    tables.Column("state", lambda layer: layer.state.condition.value),
-    _number("entries", "entries"),
-    _number("files", "files"),
-    _number("size", "bytes"),
-    _number("stale", "stale_bytes"),
+_COLUMNS: Final[tuple[str | verbs.Column, ...]] = (
+    *("layer", "state", verbs.counts("entries"), verbs.counts("files")),
+    *(verbs.sizes("size"), verbs.sizes("stale")),
 )
 
 
-def table(done: Report, _request: options.Request) -> tables.Table[LayerReport]:
+def table(whole: Report, _request: verbs.Request) -> verbs.Table:
     """Return all numbers of all layers."""
-    return tables.Table((*_COLUMNS, _number("on disk", "disk_bytes")), done.layers)
+    rows = []
+    for layer in whole.layers:
+        total = layer.total
+        numbers = (total.entries, total.files, total.bytes, total.stale_bytes, total.disk_bytes)
+        rows.append((layer.layer, layer.state.condition.value, *numbers))
+    return verbs.Table((*_COLUMNS, verbs.sizes("on disk")), rows)
 
 
-def show(done: Report, request: options.Request) -> Iterator[object]:
+def show(whole: Report, request: verbs.Request) -> Iterator[object]:
     """Yield the sums, a table of layers, and problems; with ``-v`` also reasons and places."""
     verbose = bool(request.options.verbose or request.options.layers)
-    return lines(done, str(request.environment.home_folder), verbose=verbose)
+    return lines(whole, str(request.environment.home_folder), verbose=verbose)
 
 
-def lines(done: Report, home: str, *, verbose: bool = False) -> Iterator[object]:
+def lines(whole: Report, home: str, *, verbose: bool = False) -> Iterator[object]:
     """Yield what people see of a report; ``home`` is printed as ``~``."""
-    total, shown = done.total, [layer for layer in done.layers if verbose or not layer.idle]
-    yield summary(done)
+    total, shown = whole.total, [layer for layer in whole.layers if verbose or not layer.idle]
+    yield summary(whole)
     if shown:
-        cells = (tables.count(total.entries), tables.count(total.files), tables.size(total.bytes))
+        rows = [(layer.layer, layer.state.condition.value, *_cells(layer.total)) for layer in shown]
         yield ""
-        yield tables.Table(_COLUMNS, shown, ("total", "", *(_bound(cell, total) for cell in cells), ""))
-    if hidden := len(done.layers) - len(shown):
+        yield verbs.Table(_COLUMNS, rows, ("total", "", *_cells(total)[:3], ""))
+    if hidden := len(whole.layers) - len(shown):
         yield f"{errors.plural(hidden, 'more layer' if shown else 'layer')}: nothing here; -v shows all"
     if not total.complete:
         yield "+: lower bound, -: unknown; the problems below say what could not be counted"
@@ -331,36 +358,46 @@ def lines(done: Report, home: str, *, verbose: bool = False) -> Iterator[object]
         problems = [f"{_short(problem.path, home)}: {problem.message}" for problem in layer.problems]
         for problem in (*layer.failures, *problems):
             yield f"{'  ' if verbose else f'{layer.layer}: '}problem: {problem}"
-    yield from _others(done, home)
+    yield from _others(whole, home)
 
 
-def _others(done: Report, home: str) -> Iterator[object]:
+def _cells(total: Total) -> list[str]:
+    """Return what people see of a sum, lower bounds marked: entries, files, bytes, and bytes of stale entries."""
+    cells = [*map(verbs.count, (total.entries, total.files)), *map(verbs.size, (total.bytes, total.stale_bytes))]
+    return [cell if total.complete or cell == verbs.DASH else f"{cell}+" for cell in cells]
+
+
+def _others(whole: Report, home: str) -> Iterator[object]:
     """Yield what belongs to no layer."""
-    for leftover in done.leftovers:
-        held = f"{tables.size(leftover.bytes)}, {tables.age(leftover.modified, done.generated)} old"
+    for leftover in whole.leftovers:
+        held = f"{verbs.size(leftover.bytes)}, {verbs.age(leftover.modified, whole.generated)} old"
         where = _short(leftover.root / leftover.key, home)
         yield ""
         yield f"{where}: {leftover.why} ({held}); the next purge or prune removes it"
-    if done.pythons is not None:
+    if whole.pythons is not None:
+        columns = ("python", verbs.counts("entries"), verbs.counts("stale"), verbs.sizes("size"), "packages")
+        rows, places = list[tuple[str | int, ...]](), []
+        for share in whole.pythons:
+            release = _release(share.python)
+            packages = " ".join(f"{name} {version}" for name, version in share.packages.items())
+            rows.append((release, share.entries, share.stale, share.bytes, packages))
+            places += [f"  {_short(path, home)}: Python {release}" for path in share.interpreters]
+        yield from ("", verbs.Table(columns, rows), *places)
+    if whole.neighbours is not None:
+        caches = [
+            (one.name, one.files, one.bytes, f"{_short(one.path, home)} ({one.source})") for one in whole.neighbours
+        ]
         yield ""
-        yield tables.Table(_PYTHONS, done.pythons)
-        for share in done.pythons:
-            for path in share.interpreters:
-                yield f"  {_short(path, home)}: Python {_release(share)}"
-    if done.neighbours is not None:
-        place = tables.Column["Neighbour"]("place", lambda one: f"{_short(one.path, home)} ({one.source})")
-        yield ""
-        yield tables.Table((*_NEIGHBOURS, place), done.neighbours)
+        yield verbs.Table(("neighbours", verbs.counts("files"), verbs.sizes("size"), "place"), caches)
 
 
-def summary(done: Report) -> str:
+def summary(whole: Report) -> str:
     """Format the sums: what there is, and what could go."""
-    total = done.total
-    entries = _bound(errors.plural(total.entries or 0, "entry", "entries"), total)
-    held = f"{_bound(tables.size(total.bytes), total)} in {entries}"
+    total, entries = whole.total, errors.plural(whole.total.entries or 0, "entry", "entries")
+    held = f"{_cells(total)[2]} in {entries}{'' if total.complete else '+'}"
     sums = {"stale": total.stale_bytes or 0, "orphans": total.orphan_bytes or 0}
-    if removable := ", ".join(f"{what} {tables.size(amount)}" for what, amount in sums.items() if amount):
-        return f"{held}; {tables.size(sum(sums.values()))} could go ({removable})"
+    if removable := ", ".join(f"{what} {verbs.size(amount)}" for what, amount in sums.items() if amount):
+        return f"{held}; {verbs.size(sum(sums.values()))} could go ({removable})"
     return held
 
 
@@ -376,29 +413,10 @@ def _details(layer: LayerReport, home: str) -> Iterator[str]:
             continue
         notes += [] if root.exists else ["not there"]
         if usage.orphan_files:
-            notes.append(f"{errors.plural(usage.orphan_files, 'orphan')}, {tables.size(usage.orphan_bytes)}")
+            notes.append(f"{errors.plural(usage.orphan_files, 'orphan')}, {verbs.size(usage.orphan_bytes)}")
         yield f"  {_short(root.root.path, home)}  ({'; '.join(notes)})"
 
 
 def _short(place: Path | str, home: str) -> str:
     path = str(place)
     return "~" + path[len(home) :] if home != "/" and path.startswith(home.rstrip("/") + "/") else path
-
-
-def _release(share: PythonShare) -> str:
-    """Return the three numbers of a five-part version."""
-    return ".".join(share.python.split(".")[:3])
-
-
-_PYTHONS: Final[tuple[tables.Column[PythonShare], ...]] = (
-    tables.Column("python", _release),
-    tables.counts("entries", lambda share: share.entries),
-    tables.counts("stale", lambda share: share.stale),
-    tables.sizes("size", lambda share: share.bytes),
-    tables.Column("packages", lambda share: " ".join(f"{name} {version}" for name, version in share.packages.items())),
-)
-_NEIGHBOURS: Final[tuple[tables.Column[Neighbour], ...]] = (
-    tables.Column("neighbours", lambda one: one.name),
-    tables.counts("files", lambda one: one.files),
-    tables.sizes("size", lambda one: one.bytes),
-)

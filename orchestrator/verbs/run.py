@@ -9,68 +9,54 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cachectl import layer_set
+from cachectl import layer_set, verbs
 from cachectl.layers.base import errors, facts
-from cachectl.options import LAYER, UNEXPECTED, OneOf, Option, Request, seconds
 
 if TYPE_CHECKING:
     from cachectl.exchange.around import StoreUse
-    from cachectl.layer_set import LayerSet
     from cachectl.layers.base.layer import Layer
-    from cachectl.watching.proof import Attestation, Proof, Watch
+    from cachectl.watching.proof import Proof, Watch
 
 #: How many paths the proof of a layer names.
 _FEW: Final = 3
-#: Stands for the folder of a bare ``--isolated``; no argument of a process can contain it.
-_NO_FOLDER: Final = "\0"
 
 
 def _folder(text: str) -> str:
     """Parse the folder of ``--isolated=DIR``; it is empty for a bare ``--isolated``."""
     if not text:
         raise argparse.ArgumentTypeError("no folder after =; write --isolated=DIR, or --isolated alone")
-    return text.removeprefix(_NO_FOLDER)
+    return text.removeprefix(verbs.NO_FOLDER)
 
 
 OPTIONS: Final = (
-    OneOf(
-        (
-            Option("--no-cache", action="store_true", help="every layer off"),
-            Option(
-                "--isolated",
-                nargs="?",
-                type=_folder,
-                metavar="=DIR",
-                help="every layer on, in an empty root or in DIR, which is kept",
-            ),
-        )
+    (
+        verbs.flag("--no-cache", "every layer off"),
+        verbs.value(
+            "--isolated", "=DIR", "every layer on, in an empty root or in DIR, which is kept", nargs="?", type=_folder
+        ),
     ),
-    Option(
+    verbs.value(
         "--base",
-        metavar="DIR",
-        help="every layer on and warm from DIR, which may be read-only; new entries go to a root of your own",
+        "DIR",
+        "every layer on and warm from DIR, which may be read-only; new entries go to a root of your own",
     ),
-    LAYER,
-    UNEXPECTED,
-    Option(
-        "--prove", action="store_true", help="attest that no real root was read or written; also without another option"
-    ),
-    Option("--store", metavar="SOURCE", help="pull from this store before the command, and push what is new after it"),
-    Option("--store-mode", choices=("rw", "ro"), default="rw", help="ro: only pull; rw: pull and push (default)"),
-    Option(
+    verbs.LAYER,
+    verbs.UNEXPECTED,
+    verbs.flag("--prove", "attest that no real root was read or written; also without another option"),
+    verbs.value("--store", "SOURCE", "pull from this store before the command, and push what is new after it"),
+    verbs.value("--store-mode", None, "ro: only pull; rw: pull and push (default)", choices=("rw", "ro"), default="rw"),
+    verbs.value(
         "--store-wait",
-        type=seconds,
-        metavar="SECONDS",
-        help="how long the store may delay the command; then it runs without (default: 30)",
+        "SECONDS",
+        "how long the store may delay the command; then it runs without (default: 30)",
+        type=verbs.seconds,
     ),
-    OneOf(
-        (
-            Option("--allowed-signers", metavar="LIST", help="pull what a signer of this list has signed"),
-            Option("--digest", metavar="HEX", help="pull if the store is exactly the one with this digest"),
-            Option("--trust", action="store_true", help="pull unchecked: it is code that the command will run"),
-        )
+    (
+        verbs.value("--allowed-signers", "LIST", "pull what a signer of this list has signed"),
+        verbs.value("--digest", "HEX", "pull if the store is exactly the one with this digest"),
+        verbs.flag("--trust", "pull unchecked: it is code that the command will run"),
     ),
-    Option("--sign", metavar="KEY", help="sign what is pushed with a key of OpenSSH"),
+    verbs.SIGN.having("sign what is pushed with a key of OpenSSH"),
 )
 USAGE: Final = """\
 cachectl run (--no-cache | --base DIR | --isolated[=DIR] | --prove | --store SOURCE)
@@ -85,7 +71,7 @@ class Ran(NamedTuple):
 
 
 def run_with(
-    stack: LayerSet,
+    stack: layer_set.LayerSet,
     command: Sequence[str],
     *,
     no_cache: bool = False,
@@ -123,15 +109,14 @@ def run_with(
             kept = _kept_below(stack, isolated)
             block.enter_context(around.shared_around(kept, store, notice, layers=layers, besides=besides, own=here))
         staying = child.left_alone(chosen, off=no_cache) if no_cache or isolated else {}
-        for name in (name for name, why in staying.items() if stack[name].about.scope is facts.Scope.USER):
+        for name in (name for name in staying if stack[name].about.scope is facts.Scope.USER):
             if name in layers:
                 raise errors.Refused(name, f"stays as it is: {staying[name]}")
             notice(f"{name} stays as it is: {staying[name]}")
         signals = block.enter_context(child.signals_held())
         changes: dict[str, str | None] = {}
         if no_cache or isolated:
-            folder = isolated if isinstance(isolated, Path) else None
-            root = block.enter_context(isolated_root(here, folder, notice))
+            root = block.enter_context(isolated_root(here, isolated if isinstance(isolated, Path) else None, notice))
             moved = chosen
             if no_cache:
                 changes = child.variables_off(chosen, stack, root)
@@ -150,13 +135,13 @@ def run_with(
         return Ran(status, None if watch is None else watch.end())
 
 
-def _watch(stack: LayerSet, layers: Iterable[Layer], left_out: frozenset[str]) -> Watch:
+def _watch(stack: layer_set.LayerSet, layers: Iterable[Layer], left_out: frozenset[str]) -> Watch:
     from cachectl.watching.proof import Watch
 
     return Watch(stack, layers, left_out=left_out)
 
 
-def _kept_below(stack: LayerSet, root: Path | bool) -> LayerSet:
+def _kept_below(stack: layer_set.LayerSet, root: Path | bool) -> layer_set.LayerSet:
     """Return the layers in an isolated root that is kept, which is made if it is missing; with ``False`` these.
 
     Raises :class:`BadRequest` for a root that is not kept.
@@ -174,27 +159,28 @@ def _kept_below(stack: LayerSet, root: Path | bool) -> LayerSet:
     return type(stack)(environment_below(stack.environment, str(root)))
 
 
-def run(request: Request) -> int:
+def run(request: verbs.Request) -> int:
     """Carry out ``cachectl run``."""
-    given = request.options
-    if not (given.no_cache or given.prove or given.store or given.isolated is not None or given.base is not None):
-        words = request.command or given.unexpected
+    options = request.options
+    isolated, base = options.isolated, options.base
+    if not (options.no_cache or options.prove or options.store or isolated is not None or base is not None):
+        words = request.command or options.unexpected
         line = f", such as: {shlex.join(['cachectl', 'run', '--isolated', '--', *words])}" if words else ""
         request.misuse(
             f"choose --no-cache, --base, --isolated, --prove or --store, then write -- and the command{line}"
         )
-    if given.no_cache and given.base is not None:
+    if options.no_cache and base is not None:
         request.misuse("--no-cache switches off what --base would start warm; choose one of them")
     store = _store_use(request)
     request.demand_command()
     ran = run_with(
         request.stack,
         request.command,
-        no_cache=given.no_cache,
-        base=given.base,
-        isolated=Path(given.isolated) if given.isolated else given.isolated is not None,
-        layers=given.layers,
-        prove=given.prove,
+        no_cache=options.no_cache,
+        base=base,
+        isolated=Path(isolated) if isolated else isolated is not None,
+        layers=options.layers,
+        prove=options.prove,
         store=store,
         notice=request.notice,
     )
@@ -205,7 +191,7 @@ def run(request: Request) -> int:
     return ran.status if ran.proof.holds else 1
 
 
-def _store_use(request: Request) -> StoreUse | None:
+def _store_use(request: verbs.Request) -> StoreUse | None:
     """Return the store around the command; ``None`` without one."""
     options, trust = request.options, request.trust()
     if not options.store:
@@ -225,32 +211,24 @@ def _store_use(request: Request) -> StoreUse | None:
 
 def _lines(proof: Proof) -> Iterator[str]:
     """Yield the proof of each layer, then the verdict."""
-    from cachectl.watching.proof import Verdict
+    from cachectl.watching.proof import FAILS, UNKNOWN
 
-    for one in proof.attestations:
-        yield f"proof: {one.layer}: {_attested(one)}"
+    for attestation in proof.attestations:
+        files = f"{errors.plural(attestation.compared, 'file')} compared"
+        if attestation.touches:
+            shown = [f"{path} {', '.join(what)}" for path, what in attestation.touches[:_FEW]]
+            more = len(attestation.touches) - len(shown)
+            attested = "; ".join([*shown, *([f"and {more:,} more"] if more else [])])
+        elif attestation.unknown:
+            attested = f"no write seen ({files}), but reads are unknown: {'; '.join(attestation.unknown)}"
+        else:
+            means = ", ".join([f"file events on {errors.plural(attestation.folders, 'folder')}", *attestation.notes])
+            attested = f"not written ({files}), not read ({means})"
+        yield f"proof: {attestation.layer}: {attested}"
     for name in proof.left_out:
         yield f"proof: {name}: stays in use, so nothing is proved of it"
-    if proof.of(Verdict.FAILS):
+    if proof.of(FAILS):
         yield "proof: other programs that use these caches count too; if one may have run, try again without it"
-    bad = [
-        f"{verdict.value} for {', '.join(names)}"
-        for verdict in (Verdict.FAILS, Verdict.UNKNOWN)
-        if (names := proof.of(verdict))
-    ]
+    bad = [f"{verdict} for {', '.join(names)}" for verdict in (FAILS, UNKNOWN) if (names := proof.of(verdict))]
     holds = "holds" if proof.holds else "cannot be given: no layer is left to prove it of"
     yield f"proof {'; '.join(bad) or holds}"
-
-
-def _attested(one: Attestation) -> str:
-    from cachectl.watching.proof import Verdict
-
-    if one.verdict is Verdict.FAILS:
-        shown = [f"{touch.path} {', '.join(touch.what)}" for touch in one.touches[:_FEW]]
-        more = len(one.touches) - len(shown)
-        return "; ".join([*shown, *([f"and {more:,} more"] if more else [])])
-    files = f"{errors.plural(one.compared, 'file')} compared"
-    means = ", ".join([f"file events on {errors.plural(one.folders, 'folder')}", *one.notes])
-    if one.verdict is Verdict.UNKNOWN:
-        return f"no write seen ({files}), but reads are unknown: {'; '.join(one.unknown)}"
-    return f"not written ({files}), not read ({means})"

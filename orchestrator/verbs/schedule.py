@@ -16,20 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
-from cachectl import table
+from cachectl import verbs
 from cachectl.layers.base.environment import config_paths
 from cachectl.layers.base.errors import FAILURES, BadRequest
-from cachectl.options import Option, Request
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
 
 KINDS: Final = ("systemd", "cron", "slurm-epilog")
 OPTIONS: Final = (
-    Option("kind", metavar="|".join(KINDS), choices=KINDS, help="daily, or when a job of Slurm ends"),
-    Option(
-        "--all-users", action="store_true", dest="everybody", help="systemd, cron: as root, for the caches of all users"
-    ),
+    verbs.value("kind", "|".join(KINDS), "daily, or when a job of Slurm ends", choices=KINDS),
+    verbs.flag("--all-users", "systemd, cron: as root, for the caches of all users", dest="everybody"),
 )
 
 _SYSTEMD: Final = """\
@@ -136,11 +133,11 @@ def _require_printable(what: str, text: str) -> None:
 
 def _places(layers: LayerSet) -> set[Path]:
     """Return where caches and settings are."""
-    found = {path for _, path in config_paths(layers.environment)}
+    places = {path for _, path in config_paths(layers.environment)}
     for layer in layers:
         with suppress(*FAILURES):
-            found.update(root.path for root in layer.roots())
-    return found
+            places.update(root.path for root in layer.roots())
+    return places
 
 
 def _unit_word(text: str) -> str:
@@ -153,10 +150,10 @@ def _unit_word(text: str) -> str:
     return word if re.fullmatch(r"[\w%+=:,./-]+", word, re.ASCII) else f'"{word}"'
 
 
-def run(request: Request) -> int:
+def run(request: verbs.Request) -> int:
     """Carry out ``cachectl schedule``."""
     options = request.options
-    request.say([table.Raw(schedule(request.stack, options.kind, all_users=options.everybody).splitlines())])
+    request.output.say([verbs.Raw(schedule(request.stack, options.kind, all_users=options.everybody).splitlines())])
     # The settings of other users set their limits.
     own = options.kind != "slurm-epilog" and not options.everybody
     if own and request.config.limits(request.now).none:

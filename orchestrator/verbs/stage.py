@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from cachectl import verbs
 from cachectl.layers.base import errors
-from cachectl.options import FORCE_BUNDLE, SIGN, TRUST, Option, Request
 
 if TYPE_CHECKING:
-    from cachectl.layers.base.environment import Environment
-    from cachectl.stage import Job, Ranks
-    from cachectl.switching.run import Signals
+    from cachectl.stage import Ranks
+    from cachectl.switching import run as child
 
 OPTIONS: Final = (
-    Option(
+    verbs.value(
         "source",
+        "SOURCE",
+        "what pull takes: a bundle, a folder, a URL or an isolated root (default: empty caches)",
         nargs="?",
-        metavar="SOURCE",
-        help="what pull takes: a bundle, a folder, a URL or an isolated root (default: empty caches)",
     ),
-    TRUST,
-    Option("--out", metavar="TARGET", help="push what the nodes have at the end to this bundle or store"),
-    SIGN,
-    FORCE_BUNDLE,
-    Option(
-        "--scratch",
-        metavar="DIR",
-        help="on each node's own disk: your folder of mode 700, or its parent (default: TMPDIR)",
+    verbs.TRUST,
+    verbs.value("--out", "TARGET", "push what the nodes have at the end to this bundle or store"),
+    verbs.SIGN,
+    verbs.FORCE_BUNDLE,
+    verbs.value(
+        "--scratch", "DIR", "on each node's own disk: your folder of mode 700, or its parent (default: TMPDIR)"
     ),
 )
 USAGE: Final = """\
@@ -37,39 +34,32 @@ mpiexec -n N cachectl stage
        [--out TARGET [--sign KEY] [--force]] [--scratch DIR] -- COMMAND..."""
 
 
-def run(request: Request) -> int:
-    """Carry out ``cachectl stage``."""
-    from cachectl.stage import Job
+def run(request: verbs.Request) -> int:
+    """Carry out ``cachectl stage``: run the command on every rank, as its child, with staged caches.
+
+    Returns the highest exit status of all. A command killed by signal n gives 128+n, and the other ranks go on. For an
+    invalid request, raises :class:`BadRequest` on rank 0 and returns 2 on the others. If MPI does not connect the
+    ranks, raises :class:`NotConnected` on the launcher's rank 0, and ends the others.
+    """
+    from cachectl import stage
+    from cachectl.switching.run import signals_held
 
     options = request.options
     request.demand_command()
-    environment = request.stack.environment
+    environment, notice = request.stack.environment, request.notice
     scratch = None if options.scratch is None else environment.expand(options.scratch)
-    job = Job(options.source, request.trust(), options.out, options.sign, scratch, options.force)
-    return run_staged(request.command, environment, job, request.notice)
-
-
-def run_staged(command: Sequence[str], environment: Environment, job: Job, notice: Callable[[str], None]) -> int:
-    """Run a command on every rank, as its child, with staged caches; return the highest exit status of all.
-
-    A command killed by signal n gives 128+n, and the other ranks go on. For an invalid request, raises
-    :class:`BadRequest` on rank 0 and returns 2 on the others. If MPI does not connect the ranks, raises
-    :class:`NotConnected` on the launcher's rank 0, and ends the others.
-    """
-    from cachectl.stage import FAILING_WAIT, NotConnected, Ranks
-    from cachectl.switching.run import signals_held
-
+    job = stage.Job(options.source, request.trust(), options.out, options.sign, scratch, options.force)
     try:
-        ranks = Ranks(environment, job, notice=notice, inform=notice)
-    except NotConnected as error:
+        ranks = stage.Ranks(environment, job, notice=notice, inform=notice)
+    except stage.NotConnected as error:
         if error.first:
             raise
         # Some launchers end a job as soon as one rank fails, before rank 0 has said why.
-        time.sleep(FAILING_WAIT)
+        time.sleep(stage.FAILING_WAIT)
         raise SystemExit(1) from None
     with signals_held() as signals:
         try:
-            return _run(command, ranks, signals)
+            return _run(request.command, ranks, signals)
         except errors.BadRequest:
             if ranks.rank == 0:
                 raise
@@ -80,14 +70,13 @@ def run_staged(command: Sequence[str], environment: Environment, job: Job, notic
             raise
 
 
-def _run(command: Sequence[str], ranks: Ranks, signals: Signals) -> int:
-    from cachectl.switching.run import CannotStart
-    from cachectl.switching.run import run as run_child
+def _run(command: Sequence[str], ranks: Ranks, signals: child.Signals) -> int:
+    from cachectl.switching import run as child
 
     changes = ranks.stage_in()
     try:
-        status = run_child(command, changes, ranks.environment, signals)
-    except CannotStart as error:
+        status = child.run(command, changes, ranks.environment, signals)
+    except child.CannotStart as error:
         ranks.notice(f"rank {ranks.rank}: {error}")
         status = error.status
     if status > 128:  # noqa: PLR2004 - what a shell gives for a signal

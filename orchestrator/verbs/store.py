@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from cachectl import table
-from cachectl import table as tables
+from cachectl import verbs
 from cachectl.exchange import trust
 from cachectl.exchange.format import INDEX, Item, PartName, is_name
 from cachectl.exchange.place import FOLDERS, BadStore, Stored
@@ -18,7 +17,6 @@ from cachectl.layers.base import errors
 from cachectl.layers.base.facts import AsJson
 from cachectl.layers.base.selection import moment_text
 from cachectl.layers.disk import plain
-from cachectl.options import JSON, STORES, Group, Option, Request
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,30 +29,22 @@ GRACE: Final = 86400.0
 _SKEW: Final = GRACE / 4
 
 
-class _Removing(Group):
-    """The options of ``gc``."""
-
-    __slots__ = ()
-    title = "gc"
-
-
 OPTIONS: Final = (
-    Option(
+    verbs.value(
         "action",
-        metavar="ls|gc|verify",
+        "ls|gc|verify",
+        "ls: what it holds, and its digest; gc: remove old entries, and what nothing lists; verify: check all",
         choices=("ls", "gc", "verify"),
-        help="ls: what it holds, and its digest; gc: remove old entries, and what nothing lists; verify: check all",
     ),
-    Option("target", metavar="TARGET", help=STORES),
-    _Removing(
-        (
-            Option("--older-than", metavar="AGE", help="remove what was pushed more than 30d, 12h, 2w ago"),
-            Option("--max-size", metavar="SIZE", help="then remove the oldest until at most 500M, 2GiB stay"),
-            Option("-n", "--dry-run", action="store_true", help="list what would be removed, and touch nothing"),
-        )
+    verbs.value("target", "TARGET", verbs.STORES),
+    (
+        "gc",
+        verbs.value("--older-than", "AGE", "remove what was pushed more than 30d, 12h, 2w ago"),
+        verbs.value("--max-size", "SIZE", "then remove the oldest until at most 500M, 2GiB stay"),
+        verbs.DRY_RUN.having("list what would be removed, and touch nothing"),
     ),
-    Option("--allowed-signers", metavar="LIST", help="verify: all must be signed by a signer of this list"),
-    JSON,
+    verbs.value("--allowed-signers", "LIST", "verify: all must be signed by a signer of this list"),
+    verbs.JSON,
 )
 
 
@@ -243,9 +233,9 @@ class SharedStore:
         self._place.remove([probe])
         for moment in moments:
             if moment is not None and abs(moment - now) > _SKEW:
-                there, here = moment_text(moment), moment_text(now)
+                store_time, own_time = moment_text(moment), moment_text(now)
                 raise errors.CachectlError(
-                    f"{self._place.shown}: its clock shows {there}, that of this machine {here}; set it"
+                    f"{self._place.shown}: its clock shows {store_time}, that of this machine {own_time}; set it"
                 )
 
     def verify(self, *, allowed_signers: str | None = None) -> StoreCheck:
@@ -262,11 +252,15 @@ class SharedStore:
             check = StoreCheck(self._place.shown, index.digest, len(index.parts))
             packs: dict[str, list[Item]] = {}
             for name in index.parts:
-                for item in _checked(index, check, name):
-                    check.entries += 1
-                    packs.setdefault(item.pack.name if item.pack is not None else "", []).append(item)
+                with _reporting(check, index, f"{INDEX}{name}"):
+                    index.key(name.key)
+                    for item in index.part(name).entries:
+                        check.entries += 1
+                        packs.setdefault(item.pack.name if item.pack is not None else "", []).append(item)
             for pack, items in packs.items():
-                _check_pack(index, check, pack, items)
+                with _reporting(check, index, pack):
+                    # Each entry is checked as it is read.
+                    deque(index.contents(items), maxlen=0)
         if not check.failed:
             for pack in sorted(contents - packs.keys()):
                 check.add(pack, "unlisted", "no part of the index lists it; cachectl store gc removes it later", "note")
@@ -274,52 +268,36 @@ class SharedStore:
         return check
 
 
-def _checked(index: StoreCollection, check: StoreCheck, name: PartName) -> tuple[Item, ...]:
-    """Return the entries of an index part."""
-    shown = f"{INDEX}{name}"
+@contextmanager
+def _reporting(check: StoreCheck, index: StoreCollection, name: str) -> Iterator[None]:
+    """Add what is wrong with a part of the index or a pack to the findings."""
     try:
-        index.key(name.key)
-        return index.part(name).entries
+        yield
     except trust.Untrusted as error:
-        check.add(shown, "untrusted", error)
+        check.add(name, "untrusted", error)
     except Gone as error:
         index.refresh()
-        # Else gc has removed it meanwhile.
-        if name in index.parts:
-            check.add(shown, "missing", error)
+        # Else gc has removed it meanwhile, and of a pack the part, too.
+        if any(name == f"{INDEX}{part}" for part in index.parts) or _is_listed(index, name):
+            check.add(name, "missing", error)
     except BadStore as error:
-        check.add(shown, "damaged", error)
-    return ()
+        check.add(name, "damaged", error)
 
 
-def _check_pack(index: StoreCollection, check: StoreCheck, pack: str, items: list[Item]) -> None:
-    """Read the entries of a pack."""
-    try:
-        for _ in index.contents(items):
-            pass
-    except Gone as error:
-        index.refresh()
-        # Else gc has removed the part, too.
-        if any(_lists(index, name, pack) for name in index.parts):
-            check.add(pack, "missing", error)
-    except BadStore as error:
-        check.add(pack, "damaged", error)
-
-
-def _lists(index: StoreCollection, name: PartName, pack: str) -> bool:
-    # Parts that cannot be used are findings of their own.
-    with suppress(BadStore, trust.Untrusted):
-        return pack in index.part(name).packs
+def _is_listed(index: StoreCollection, pack: str) -> bool:
+    for name in index.parts:
+        # Parts that cannot be used are findings of their own.
+        with suppress(BadStore, trust.Untrusted):
+            if pack in index.part(name).packs:
+                return True
     return False
 
 
 # ---------------------------------------------------------------------- the verb
 
 
-def run(request: Request) -> StoreListing | Collection | StoreCheck:
+def run(request: verbs.Request) -> StoreListing | Collection | StoreCheck:
     """Carry out ``cachectl store``."""
-    from cachectl.layers.base.selection import parse_age, parse_size
-
     options = request.options
     if options.action != "gc" and (options.older_than, options.max_size, options.dry_run) != (None, None, False):
         request.misuse("--older-than, --max-size and --dry-run are for store gc")
@@ -332,46 +310,41 @@ def run(request: Request) -> StoreListing | Collection | StoreCheck:
     if options.action == "verify":
         with request.working("checking"):
             return store.verify(allowed_signers=options.allowed_signers)
-    older_than = None if options.older_than is None else parse_age(options.older_than)
-    max_size = None if options.max_size is None else parse_size(options.max_size)
+    older_than, max_size = request.older_than, request.max_size
     with request.working("cleaning up"):
         return store.gc(older_than=older_than, max_size=max_size, dry_run=options.dry_run)
 
 
-def show(done: StoreListing | Collection | StoreCheck, request: Request) -> Iterator[object]:
+def show(result: StoreListing | Collection | StoreCheck, request: verbs.Request) -> Iterator[object]:
     """Yield what the store holds, what was removed, or what is wrong with it."""
-    if isinstance(done, StoreListing):
-        yield _listing(done, request.now)
+    if isinstance(result, StoreListing):
+        yield _listing(result, request.now)
         yield ""
-        yield table.Whole(f"digest {done.digest}")
-    elif isinstance(done, Collection):
-        would = "would be " if done.dry_run else ""
-        entries = errors.plural(done.entries, "entry", "entries")
-        yield table.Whole(f"{errors.plural(len(done.parts), 'part')} of the index with {entries} {would}removed")
-        sizes = f"{tables.size(done.freed)}; {tables.size(done.kept)} stay"
-        yield table.Whole(f"{errors.plural(done.removed, 'pack')} {would}removed: {sizes}")
+        yield verbs.Whole(f"digest {result.digest}")
+    elif isinstance(result, Collection):
+        would = "would be " if result.dry_run else ""
+        entries = errors.plural(result.entries, "entry", "entries")
+        yield verbs.Whole(f"{errors.plural(len(result.parts), 'part')} of the index with {entries} {would}removed")
+        sizes = f"{verbs.size(result.freed)}; {verbs.size(result.kept)} stay"
+        yield verbs.Whole(f"{errors.plural(result.removed, 'pack')} {would}removed: {sizes}")
     else:
-        for finding in done.findings:
+        for finding in result.findings:
             yield f"{finding.severity}: {finding.name}: {finding.message}"
-        index = f"{errors.plural(done.entries, 'entry', 'entries')} in {errors.plural(done.parts, 'part')} of the index"
-        yield table.Whole(f"{index} and {errors.plural(done.packs, 'pack')} checked")
-        yield table.Whole(f"digest {done.digest}")
+        entries, parts = errors.plural(result.entries, "entry", "entries"), errors.plural(result.parts, "part")
+        packs = errors.plural(result.packs, "pack")
+        yield verbs.Whole(f"{entries} in {parts} of the index and {packs} checked")
+        yield verbs.Whole(f"digest {result.digest}")
 
 
-def _listing(done: StoreListing, now: float) -> table.Table[ListedKey]:
-    def facts(key: ListedKey) -> str:
-        return ", ".join(f"{name} {fact or tables.DASH}" for name, fact in key.fingerprint.items())
-
-    columns: tuple[table.Column[ListedKey], ...] = (
-        table.Column("layer", lambda key: key.layer),
-        tables.counts("entries", lambda key: key.entries),
-        tables.sizes("size", lambda key: key.bytes),
-        tables.counts("parts", lambda key: key.parts),
-        tables.counts("unsigned", lambda key: key.unsigned),
-        tables.ages("newest", lambda key: key.newest, now),
-        table.Column("for", facts),
+def _listing(listing: StoreListing, now: float) -> verbs.Table:
+    columns = (
+        *("layer", verbs.counts("entries"), verbs.sizes("size"), verbs.counts("parts"), verbs.counts("unsigned")),
+        *(verbs.ages("newest", now), "for"),
     )
-    entries, size = sum(key.entries for key in done.keys), sum(key.bytes for key in done.keys)
-    parts = sum(key.parts for key in done.keys)
-    last = ("total", tables.count(entries), tables.size(size), tables.count(parts), "", "", "")
-    return table.Table(columns, done.keys, last)
+    rows = []
+    for key in listing.keys:
+        facts = ", ".join(f"{name} {fact or verbs.DASH}" for name, fact in key.fingerprint.items())
+        rows.append((key.layer, key.entries, key.bytes, key.parts, key.unsigned, key.newest, facts))
+    entries, sizes = sum(key.entries for key in listing.keys), sum(key.bytes for key in listing.keys)
+    last = ("total", entries, sizes, sum(key.parts for key in listing.keys), "", "", "")
+    return verbs.Table(columns, rows, last)

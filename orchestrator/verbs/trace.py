@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
-from cachectl import layer_set
+from cachectl import layer_set, verbs
 from cachectl.layers.base import errors
-from cachectl.options import FORCE, UNEXPECTED, Option, Request
-from cachectl.table import DASH, Column, Table, counts, size
 
 if TYPE_CHECKING:
     from cachectl.watching import evidence, timeline
     from cachectl.watching.trace import KernelTrace, Trace
 
 OPTIONS: Final = (
-    UNEXPECTED,
-    Option("--explain", action="store_true", help="also list builds and entries, and explain every miss"),
-    Option("--json", metavar="FILE", help="write JSON to a file, - for standard output"),
-    Option(
+    verbs.UNEXPECTED,
+    verbs.flag("--explain", "also list builds and entries, and explain every miss"),
+    verbs.value("--json", "FILE", "write JSON to a file, - for standard output"),
+    verbs.value(
         "--timeline",
-        metavar="FILE",
-        help="write where the time went: .json in the Chrome trace format, which Perfetto opens, .html as a page",
+        "FILE",
+        "write where the time went: .json in the Chrome trace format, which Perfetto opens, .html as a page",
     ),
-    FORCE.having(help="replace an existing FILE that is not JSON or a timeline of trace"),
+    verbs.FORCE.having("replace an existing FILE that is not JSON or a timeline of trace"),
 )
 USAGE: Final = """\
 cachectl trace [--explain] [--json FILE] [--timeline FILE.json|FILE.html] [--force]
@@ -59,7 +57,7 @@ def trace(
     return traced
 
 
-def run(request: Request) -> int:
+def run(request: verbs.Request) -> int:
     """Carry out ``cachectl trace``."""
     from cachectl.output_files import demand_targets, json_kind
     from cachectl.watching import timeline_files
@@ -75,7 +73,7 @@ def run(request: Request) -> int:
     if document is not None:
         request.write_json(traced, document)
     # Standard output belongs to the command.
-    request.say_on_stderr(show(traced))
+    request.output.say_on_stderr(show(traced))
     if drawn is not None and traced.timeline is None:
         request.notice(f"no process of the run could be watched, so {drawn.name} was not written")
         return traced.exit_status or 1
@@ -84,50 +82,15 @@ def run(request: Request) -> int:
     return traced.exit_status or 0
 
 
-_LAYERS: Final[tuple[Column[evidence.LayerTrace], ...]] = (
-    Column("layer", lambda layer: layer.layer),
-    counts("hits", lambda layer: layer.hits),
-    counts("misses", lambda layer: layer.misses),
-    counts("stores", lambda layer: layer.stores),
-    Column("stored", lambda layer: size(layer.bytes), right=True),
-    Column("evidence", lambda layer: layer.evidence),
-)
-#: Of builds of the same kernels that the same layer served.
-_BUILDS: Final[tuple[Column[Sequence[KernelTrace]], ...]] = (
-    Column("seconds", lambda alike: f"{sum(kernel.seconds for kernel in alike):.3f}", right=True),
-    counts("builds", len),
-    Column("served by", lambda alike: _served_by(alike[0])),
-    Column("kernels", lambda alike: " ".join(alike[0].kernels) or DASH),
-)
-_ENTRIES: Final[tuple[Column[evidence.EntryTrace], ...]] = (
-    Column("entries of", lambda entry: entry.layer),
-    counts("hits", lambda entry: 0 if entry.broken else entry.hits),
-    counts("stores", lambda entry: entry.stores),
-    Column("size", lambda entry: size(entry.bytes), right=True),
-    Column("device", lambda entry: entry.device or DASH),
-    Column("kernels", lambda entry: " ".join(entry.kernels or ()) or DASH),
-)
-_STAGES: Final[tuple[Column[timeline.StageTime], ...]] = (
-    Column("stage", lambda time: time.stage),
-    Column("seconds", lambda time: f"{time.seconds:.3f}", right=True),
-    Column("hit", lambda time: f"{time.hit:.3f}" if time.hit else DASH, right=True),
-    Column("missed", lambda time: f"{time.missed:.3f}" if time.missed else DASH, right=True),
-)
-_SLOWEST: Final[tuple[Column[timeline.KernelTime], ...]] = (
-    Column("seconds", lambda time: f"{time.seconds:.3f}", right=True),
-    Column("most in", lambda time: time.slowest_stage),
-    Column("state", lambda time: {True: "warm", False: "cold", None: DASH}[time.warm]),
-    Column("slowest kernels", lambda time: time.kernel),
-)
-
-
-def show(traced: Trace) -> Iterator[bytes | str | Table[Any]]:
+def show(traced: Trace) -> Iterator[bytes | str | verbs.Table]:
     """Yield what people see of a trace, after what the run's own C code printed."""
     yield traced.passed_on
     shown = [layer for layer in traced.layers if layer.was_used]
     stopped = [layer for layer in traced.layers if layer.state is not None]
     if shown:
-        yield Table(_LAYERS, shown)
+        numbers = map(verbs.counts, ("hits", "misses", "stores"))
+        rows = [(use.layer, use.hits, use.misses, use.stores, use.bytes, use.evidence) for use in shown]
+        yield verbs.Table(("layer", *numbers, verbs.sizes("stored"), "evidence"), rows)
     yield from (f"{layer.layer}: {layer.state} ({layer.state_why})" for layer in stopped)
     others = len(traced.layers) - len({layer.layer for layer in (*shown, *stopped)})
     yield f"{errors.plural(others, 'more layer' if shown or stopped else 'layer')}: no use seen"
@@ -135,23 +98,52 @@ def show(traced: Trace) -> Iterator[bytes | str | Table[Any]]:
         yield f"not counted, could not be watched: {program.command} (it used {', '.join(program.layers)})"
     summary = traced.summary
     if summary is not None and summary.stages:
-        yield from ("", Table(_STAGES, summary.stages), "", _missed(summary, traced))
+        yield from ("", _stages(summary.stages), "", _missed(summary, traced))
         if summary.slowest:
-            yield from ("", Table(_SLOWEST, summary.slowest))
+            yield from ("", _slowest(summary.slowest))
     if traced.misses is None:
         return
-    alike: dict[tuple[tuple[str, ...], str], list[KernelTrace]] = {}
-    for kernel in traced.kernels:
-        alike.setdefault((kernel.kernels, _served_by(kernel)), []).append(kernel)
-    if alike:
-        yield from ("", Table(_BUILDS, alike.values()))
+    if traced.kernels:
+        yield from ("", _builds(traced.kernels))
     if traced.entries:
-        yield from ("", Table(_ENTRIES, traced.entries))
+        yield from ("", _entries(traced.entries))
     yield from ("", *_folded(traced.misses))
 
 
-def _served_by(kernel: KernelTrace) -> str:
-    return kernel.served_by or ("compiled" if kernel.compiled else DASH)
+def _stages(stages: Iterable[timeline.StageTime]) -> verbs.Table:
+    rows = []
+    for stage in stages:
+        split = [f"{seconds:.3f}" if seconds else verbs.DASH for seconds in (stage.hit, stage.missed)]
+        rows.append((stage.stage, f"{stage.seconds:.3f}", *split))
+    return verbs.Table(("stage", *map(verbs.Column, ("seconds", "hit", "missed"))), rows)
+
+
+def _slowest(kernels: Iterable[timeline.KernelTime]) -> verbs.Table:
+    rows = []
+    for kernel in kernels:
+        state = {True: "warm", False: "cold", None: verbs.DASH}[kernel.warm]
+        rows.append((f"{kernel.seconds:.3f}", kernel.slowest_stage, state, kernel.kernel))
+    return verbs.Table((verbs.Column("seconds"), "most in", "state", "slowest kernels"), rows)
+
+
+def _builds(kernels: Iterable[KernelTrace]) -> verbs.Table:
+    """Return a row for the builds of the same kernels that the same layer served."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for kernel in kernels:
+        served_by = kernel.served_by or ("compiled" if kernel.compiled else verbs.DASH)
+        groups.setdefault((served_by, " ".join(kernel.kernels) or verbs.DASH), []).append(kernel.seconds)
+    rows = [(f"{sum(seconds):.3f}", len(seconds), *names) for names, seconds in groups.items()]
+    return verbs.Table((verbs.Column("seconds"), verbs.counts("builds"), "served by", "kernels"), rows)
+
+
+def _entries(entries: Iterable[evidence.EntryTrace]) -> verbs.Table:
+    rows = []
+    for entry in entries:
+        kernels = " ".join(entry.kernels or ()) or verbs.DASH
+        hits = 0 if entry.broken else entry.hits
+        rows.append((entry.layer, hits, entry.stores, entry.bytes, entry.device or verbs.DASH, kernels))
+    numbers = (verbs.counts("hits"), verbs.counts("stores"), verbs.sizes("size"))
+    return verbs.Table(("entries of", *numbers, "device", "kernels"), rows)
 
 
 def _missed(summary: timeline.Summary, traced: Trace) -> str:
@@ -170,7 +162,7 @@ def _folded(misses: Sequence[evidence.Miss]) -> Iterator[str]:
     for miss in misses:
         groups.setdefault((miss.layer, miss.part, miss.because), []).append(miss)
     for (layer, part, because), alike in groups.items():
-        names = list(dict.fromkeys(" ".join(miss.kernels) or DASH for miss in alike))
+        names = list(dict.fromkeys(" ".join(miss.kernels) or verbs.DASH for miss in alike))
         yield f"{': '.join(filter(None, (layer, part, names[0])))}: {because}"
         if names[1:]:
             yield f"  … and {errors.plural(len(names) - 1, 'more kernel')}: the same"

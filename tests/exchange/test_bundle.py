@@ -34,7 +34,7 @@ from cachectl.exchange.portability import differences, outlook, portability_key
 from cachectl.exchange.trust import Forged, Trust, Untrusted, sign, signer
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.facts import Artifact
-from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.layer import Layer, put_many
 from cachectl.layers.cuda import CudaPortability
 from cachectl.layers.pocl import PoclPortability
 from cachectl.stack import Stack
@@ -411,13 +411,13 @@ def test_a_bundle_travels_through_a_registry(small: Path, home: Home, real_regis
 
 
 def test_what_was_placed_before_a_failure_is_counted(small: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    put = Layer.put_new
+    put = put_many
 
     def fails(layer: Layer, artifacts: Sequence[Artifact], **more: bool) -> object:
         put(layer, artifacts[:2], **more)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Layer, "put_new", fails)
+    monkeypatch.setattr("cachectl.exchange.copying.put_many", fails)
     done = Stack(home.environment()).pull(str(small), TRUSTED)
     assert (done.total.placed, done.total.failed) == (2, 1)
     assert len(list(Stack(home.environment()).entries(layers=["miopen"]))) == 2

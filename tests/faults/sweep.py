@@ -160,10 +160,12 @@ def _false_report(said: Any, true: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
     for layer, whole in zip(said["layers"], true["layers"], strict=True):
         named = bool(layer["failures"]) or any(root["problems"] for root in layer["roots"])
         places.append((layer["layer"], layer, whole, named))
-        places += [
-            (root["path"], root, good, bool(root["problems"]))
-            for root, good in zip(layer["roots"], whole["roots"], strict=True)
-        ]
+        roots = {root["path"]: root for root in layer["roots"]}
+        for good in whole["roots"]:
+            if (root := roots.get(good["path"])) is not None:
+                places.append((root["path"], root, good, bool(root["problems"])))
+            elif not layer["failures"]:
+                yield f"lacks the root {good['path']} of {layer['layer']}, and nobody says so"
     for name, part, whole, named in places:
         for number in numbers:
             value = part.get(number)
