@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from operator import or_
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 from cachectl.exchange import bundle, copying, push
 from cachectl.exchange.place import STREAM, Missing
 from cachectl.exchange.pull import pull
-from cachectl.exchange.store import Store, place_of
+from cachectl.exchange.store import StoreCollection, place_of
 from cachectl.exchange.trust import UNTRUSTED, Trust, allowed_lists
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors
@@ -104,9 +105,8 @@ class Job:
     def misuse(self, environment: Environment) -> str | None:
         """Return why nothing can be staged; ``None`` if it can."""
         layers = LayerSet(environment)
-        for name in (self.out, self.source):
-            if name in layers:
-                return f"{name!r} is a layer, not a FILE; write ./NAME for a file"
+        if name := next((name for name in (self.out, self.source) if name in layers), None):
+            return f"{name!r} is a layer, not a FILE; write ./NAME for a file"
         if self.source is not None and self.trust is None and not os.path.isdir(environment.expand(self.source)):
             return UNTRUSTED
         try:
@@ -210,7 +210,7 @@ class NodeRoot:
             besides: dict[str, set[str]] = {}
             for name, key in _names_in(stack) - names:
                 besides.setdefault(name, set()).add(key)
-            store = Store(parcel, stack.environment)
+            store = StoreCollection(parcel, stack.environment)
             push.push_layers(stack, store, stack.clearable(), besides=besides)
             store.finish()
         except (OSError, errors.CachectlError) as error:
@@ -261,7 +261,10 @@ class Ranks:
         notice: Callable[[str], None],
         inform: Callable[[str], None],
     ) -> None:
-        mpi = _connected(environment)
+        mpi = _mpi()
+        if mpi.COMM_WORLD.size == 1 and (launch := launcher.launched(environment)) is not None:
+            name, version = mpi.get_vendor()
+            raise NotConnected(launch, " ".join((name, ".".join(map(str, version)))))
         self.environment = environment
         self.notice = notice
         self.root: Path | None = None
@@ -389,11 +392,11 @@ class Ranks:
         job, stack = self._job, here.stack()
         with allowed_lists(self.environment, job.sign, None) as allowed:
             place = place_of(job.out or "", self._apart(), writes=True, force=job.force)
-            store = Store(place, self.environment, allowed, key=job.sign)
+            store = StoreCollection(place, self.environment, allowed, key=job.sign)
             result = push.push_layers(stack, store, stack.clearable() if here.root is not None else ())
             for file in received:
                 if file.tell():
-                    parcel = Store(_Parcel(self.environment, file), self.environment)
+                    parcel = StoreCollection(_Parcel(self.environment, file), self.environment)
                     copying.copy(parcel, store, copying.missing(parcel, store, parcel.portability_keys(), ALL, result))
             store.finish()
         digest = f"; digest {store.digest}" * bool(store.written or store.parts)
@@ -449,16 +452,6 @@ def _mpi() -> _Module:
     return MPI
 
 
-def _connected(environment: Environment) -> _Module:
-    """Return mpi4py's MPI. Raises :class:`NotConnected` if the ranks of the job are not connected through it."""
-    mpi = _mpi()
-    launch = launcher.launched(environment) if mpi.COMM_WORLD.size == 1 else None
-    if launch is not None:
-        name, version = mpi.get_vendor()
-        raise NotConnected(launch, " ".join((name, ".".join(map(str, version)))))
-    return mpi
-
-
 def _rest(comm: Intracomm) -> None:
     """Wait for all ranks without keeping a processor busy: other processes of the node may need it."""
     _poll(comm.Ibarrier().Test, None)
@@ -506,9 +499,9 @@ def staged(
     folder = None if scratch is None else Path(scratch).absolute()
     job = Job(source, Trust(*vouchers) if any(vouchers) else None, out, sign, folder)
     lines: list[str] = []
-    ranks = Ranks(environment, job, comm, notice=lines.append, inform=lambda _: None if notice is None else notice(_))
-    late = ranks.united(too_late(LayerSet(environment).clearable(), environment.temporary))
-    if late:
+    tell = notice or partial(warnings.warn, category=RuntimeWarning, stacklevel=3)
+    ranks = Ranks(environment, job, comm, notice=lines.append, inform=notice or (lambda _: None))
+    if late := ranks.united(too_late(LayerSet(environment).clearable(), environment.temporary)):
         reasons = "; ".join(f"{name}: {why}" for name, why in late.items())
         raise errors.CachectlError(f"too late to stage; enter the block before these are used: {reasons}")
     variables = ranks.stage_in()
@@ -523,7 +516,8 @@ def staged(
     ok = False
     try:
         # Only after all ranks have passed: a warning may be an error.
-        _say(lines, notice)
+        while lines:
+            tell(lines.pop(0))
         yield ranks.root
         ok = True
     finally:
@@ -531,13 +525,5 @@ def staged(
         # A forked child leaves the block too, but is no rank.
         if os.getpid() == process:
             ranks.stage_out(ok=ok)
-            _say(lines, notice)
-
-
-def _say(lines: list[str], notice: Callable[[str], None] | None) -> None:
-    while lines:
-        line = lines.pop(0)
-        if notice is None:
-            warnings.warn(line, RuntimeWarning, stacklevel=4)
-        else:
-            notice(line)
+            while lines:
+                tell(lines.pop(0))

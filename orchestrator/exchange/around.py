@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Final
 
 from cachectl.exchange import copying
@@ -48,7 +47,7 @@ def shared_around(
     notice: Callable[[str], None],
     *,
     layers: Sequence[str] = (),
-    besides: Mapping[str, Collection[str]] = MappingProxyType({}),
+    besides: Mapping[str, Collection[str]] | None = None,
     own: Environment | None = None,
 ) -> Iterator[None]:
     """Pull into the caches of ``stack``, run the block, and push what the store lacks.

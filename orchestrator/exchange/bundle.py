@@ -98,14 +98,6 @@ def sha256_of(file: BinaryIO) -> str:
 # ---------------------------------------------------------------------- the place
 
 
-class _NewBundle(zipfile.ZipFile):
-    """A zip that is written, and left as it is if that fails."""
-
-    def __del__(self) -> None:
-        # The one of zipfile would complete it, and print what fails then.
-        self.fp = None
-
-
 class BundlePlace(place.StorePlace):
     """A bundle in a file; without a path in standard input or, if it ``writes``, in standard output.
 
@@ -172,8 +164,8 @@ class BundlePlace(place.StorePlace):
             for members in (self._members, self._new)
             for info in (() if members is None else members.infolist())
         }
-        names = sizes.keys() - self._removed
-        return [place.Stored(name, sizes[name], None) for name in names if name.startswith(f"{folder}/")]
+        names = [name for name in sizes if name.startswith(f"{folder}/") and name not in self._removed]
+        return [place.Stored(name, sizes[name], None) for name in names]
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
@@ -204,12 +196,12 @@ class BundlePlace(place.StorePlace):
     def _begin(self) -> zipfile.ZipFile:
         """Open the new bundle in an unnamed file; other pushes to the old one wait until it is in its place."""
         if self._old is None or self._path is None:
-            return _NewBundle(self._unnamed(), "w")
+            return zipfile.ZipFile(self._unnamed(), "w")
         locking.take_flock(self._old.fileno(), wait=True)
         self._require_same()
         file = self._unnamed()
         os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(self._old.fileno()).st_mode))
-        return _NewBundle(file, "w")
+        return zipfile.ZipFile(file, "w")
 
     def _unnamed(self) -> BinaryIO:
         """Open the file that becomes the new bundle."""
@@ -232,7 +224,7 @@ class BundlePlace(place.StorePlace):
         if self._new is None and not self._removed:
             return
         with self._written():
-            new = self._new or self._begin()
+            new = self._new = self._new or self._begin()
             left_out = self._removed | new.NameToInfo.keys()
             for info in () if self._members is None else self._members.infolist():
                 if self._members is not None and info.filename not in left_out:
@@ -249,10 +241,13 @@ class BundlePlace(place.StorePlace):
         self._use(file)
 
     def _written(self) -> AbstractContextManager[None]:
-        """Name the bundle in the error of a disk."""
-        return place.translated(
-            lambda error: place.TransferFailed(f"cannot write {self.shown}: {error.strerror or error}"), OSError
-        )
+        return place.translated(self._failure, OSError)
+
+    def _failure(self, error: OSError) -> place.TransferFailed:
+        if self._new is not None:
+            # Its finaliser would complete it, and print what fails then.
+            self._new.fp = None
+        return place.TransferFailed(f"cannot write {self.shown}: {error.strerror or error}")
 
     def _publish(self, file: BinaryIO) -> None:
         """Put the complete file in its place, or copy it to standard output."""

@@ -1,8 +1,9 @@
 """Collections, and what ``push``, ``pull``, ``run --store``, ``stage`` and ``--base`` are made of.
 
-A collection is anything that holds artifacts by layer and key: the layers of an environment (:class:`Layers`), or a
-store (:class:`~cachectl.exchange.store.Store`). An isolated root and a database file are layers of an environment too.
-:func:`missing` plans what one lacks of another, and :func:`copy` copies that.
+A collection is anything that holds artifacts by layer and key: the layers of an environment
+(:class:`LayerCollection`), or a store (:class:`~cachectl.exchange.store.StoreCollection`). An isolated root and a
+database file are layers of an environment too. :func:`missing` plans what one lacks of another, and :func:`copy` copies
+that.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from cachectl import listing
 from cachectl.exchange.format import Item, StoreKey, complaint
-from cachectl.exchange.store import Store
+from cachectl.exchange.store import StoreCollection
 from cachectl.exchange.trust import Untrusted
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors, facts
@@ -44,7 +44,7 @@ _SQLITE: Final = b"SQLite format 3\0"
 T = TypeVar("T")
 
 
-class Group(NamedTuple):
+class CopyPlan(NamedTuple):
     """Entries of one portability key that a target lacks, the result of their layer, and the outlooks of the keys."""
 
     key: StoreKey
@@ -54,14 +54,14 @@ class Group(NamedTuple):
 
 
 def missing(
-    source: Layers | Store,
-    target: Layers | Store,
+    source: LayerCollection | StoreCollection,
+    target: LayerCollection | StoreCollection,
     keys: Iterable[StoreKey],
     selection: Selection,
     result: Transfer,
     *,
-    besides: Mapping[str, Collection[str]] = MappingProxyType({}),
-) -> list[Group]:
+    besides: Mapping[str, Collection[str]] | None = None,
+) -> list[CopyPlan]:
     """Plan to copy the selected entries of some portability keys that a target lacks, in the order of their keys.
 
     If a source has several entries of one key, the first counts. ``besides`` are keys, by layer, that count as present.
@@ -69,7 +69,7 @@ def missing(
     plan = []
     for key in keys:
         done, known = result.layer(key.layer), target.known(key)
-        present = known.union(besides.get(key.layer, ()))
+        present = known.union((besides or {}).get(key.layer, ()))
         found: dict[str, Any] = {}
         for entry in source.entries(key, selection, done):
             found.setdefault(entry.key, entry)
@@ -77,18 +77,20 @@ def missing(
         done.there += len(found) - len(new)
         # Another portability key of the layer may have them too.
         known.update(found)
-        plan.append(Group(key, new, done, {}))
+        plan.append(CopyPlan(key, new, done, {}))
     return plan
 
 
-def copy(source: Layers | Store, target: Layers | Store, plan: Iterable[Group]) -> None:
+def copy(
+    source: LayerCollection | StoreCollection, target: LayerCollection | StoreCollection, plan: Iterable[CopyPlan]
+) -> None:
     """Carry out a plan, and count the outlooks of the entries that are in the target then."""
     for key, entries, done, outlooks in plan:
         present = target.write(key, source.read(key, entries, done), done)
         done.outlooks.update(outlooks[name] for name in present if name in outlooks)
 
 
-def list_plan(_: Layers | Store, target: Layers, plan: Iterable[Group]) -> None:
+def list_plan(_: LayerCollection | StoreCollection, target: LayerCollection, plan: Iterable[CopyPlan]) -> None:
     """List in the results what :func:`copy` would place."""
     for key, entries, done, outlooks in plan:
         root = target.layers[key.layer].roots()[0].path
@@ -126,7 +128,7 @@ def keys_of(layer: Layer) -> frozenset[str]:
     return frozenset(entry.key for entry in listing.listed((layer,), ALL, lambda _: None, contents=False))
 
 
-class Layers:
+class LayerCollection:
     """Layers of an environment as a collection.
 
     Only entries whose keys begin with ``prefix`` belong to it and, with ``below``, only those in roots below a folder:
@@ -415,7 +417,7 @@ def start_from(
         abilities = own[name].abilities()
         if name in source and abilities[facts.Ability.RELOCATE] is None and abilities[facts.Ability.PUT] is None:
             keys.append(StoreKey(name, {}))
-    result, whole, part = Transfer(str(base)), Layers(source), Layers(own)
+    result, whole, part = Transfer(str(base)), LayerCollection(source), LayerCollection(own)
     copy(whole, part, missing(whole, part, keys, ALL, result))
     for done in result.layers:
         said = {"copied": done.placed, "there before": done.there}

@@ -57,9 +57,6 @@ _LAYER: Final = regex("[A-Za-z0-9][A-Za-z0-9._-]*")
 _CHANGED: Final = "another content than its name says: it was changed"
 
 
-# ---------------------------------------------------------------------- names
-
-
 class PartName(NamedTuple):
     """The name of an index part: when it was made, in epoch seconds, its portability key, and the file's SHA-256."""
 
@@ -95,9 +92,6 @@ def sort_names(listed: Iterable[Stored]) -> tuple[tuple[PartName, ...], frozense
 def is_name(name: str) -> bool:
     """Return whether a name is one that a store has."""
     return _NAME.fullmatch(name) is not None
-
-
-# ---------------------------------------------------------------------- entries
 
 
 class Pack(NamedTuple):
@@ -175,9 +169,6 @@ def complaint(item: Item) -> str | None:
     return None if wrong is None else f"the key {item.key[:200]!r}, which {wrong}"
 
 
-# ---------------------------------------------------------------------- key documents and index parts
-
-
 def canonical(value: object) -> bytes:
     """Return JSON in one form: sorted keys, no spaces, ASCII."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
@@ -253,41 +244,30 @@ def parse_part(name: PartName, text: bytes) -> Part:
     _require(shown, text.count(b"\n") <= MOST_ENTRIES + 1, "too many entries")
     lines = text.split(b"\n")
     _require(shown, max(map(len, lines)) <= _LONGEST_LINE, "a line that is too long")
+    most, entries = _most_packed(errors.LARGEST_ENTRY), []
     try:
         head = json.loads(lines[0])
         _require(shown, head["schema"] == SCHEMA, "an unknown schema; a newer cachectl may read it")
         _require(shown, head["made"] == name.made, "another time than its name says")
         packs = {sha256: Pack(sha256, *sizes) for sha256, sizes in head["packs"].items()}
-        _require(shown, all(map(_is_pack, packs.values())), "an invalid pack")
+        for pack in packs.values():
+            fit = all(type(size) is int and 0 <= size <= most for size in (pack.packed, pack.unpacked))
+            _require(shown, fit and _DIGEST.fullmatch(pack.sha256) is not None, "an invalid pack")
         key = parse_key(name.key, head)
-        entries = tuple(_item(shown, key.layer, packs, json.loads(line)) for line in lines[1:-1])
+        for line in map(json.loads, lines[1:-1]):
+            pack, kernels = packs[line.pop("pack")], line.pop("kernels")
+            item = Item(key.layer, pack=pack, kernels=None if kernels is None else tuple(kernels), **line)
+            wrong = complaint(item)
+            _require(shown, wrong is None, str(wrong))
+            _require(shown, item.offset + item.bytes <= pack.unpacked, "an entry that is not inside its pack")
+            entries.append(item)
     except BadStore:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BadStore(f"{shown} cannot be read: {type(error).__name__}") from error
     _require(shown, not lines[-1], "no end")
     _require(shown, len({item.key for item in entries}) == len(entries), "an entry twice")
-    return Part(name.made, key, entries)
-
-
-def _is_pack(pack: Pack) -> bool:
-    most = _most_packed(errors.LARGEST_ENTRY)
-    sizes = (pack.packed, pack.unpacked)
-    return _DIGEST.fullmatch(pack.sha256) is not None and all(type(one) is int and 0 <= one <= most for one in sizes)
-
-
-def _item(shown: str, layer: str, packs: Mapping[str, Pack], line: dict[str, Any]) -> Item:
-    pack = packs[line.pop("pack")]
-    if (kernels := line.pop("kernels")) is not None:
-        kernels = tuple(kernels)
-    item = Item(layer, pack=pack, kernels=kernels, **line)
-    wrong = complaint(item)
-    _require(shown, wrong is None, str(wrong))
-    _require(shown, item.offset + item.bytes <= pack.unpacked, "an entry that is not inside its pack")
-    return item
-
-
-# ---------------------------------------------------------------------- files
+    return Part(name.made, key, tuple(entries))
 
 
 def file_of(content: bytes, label: bytes = b"") -> bytes:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import BinaryIO, Final
 
 from cachectl.exchange import bundle, copying, portability
 from cachectl.exchange.format import StoreKey
 from cachectl.exchange.place import STREAM, Deadline, in_time, is_url
-from cachectl.exchange.store import Newest, Store, place_of
+from cachectl.exchange.store import Newest, StoreCollection, place_of
 from cachectl.exchange.trust import UNTRUSTED, Trust, Untrusted, allowed_lists
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors, facts
@@ -39,7 +37,7 @@ def pull(
     selection: Selection = ALL,
     *,
     layers: Iterable[str] = (),
-    besides: Mapping[str, Collection[str]] = MappingProxyType({}),
+    besides: Mapping[str, Collection[str]] | None = None,
     dry_run: bool = False,
     own: Environment | None = None,
     deadline: Deadline | None = None,
@@ -75,16 +73,25 @@ class _Pull:
     named: bool
     trust: Trust | None
     selection: Selection
-    besides: Mapping[str, Collection[str]]
+    besides: Mapping[str, Collection[str]] | None
     dry_run: bool
     own: Environment
     deadline: Deadline | None
 
     def take(self, name: str) -> Transfer:
         """Pull from one source."""
-        with self._opened(name) as source:
-            if source is not None:
-                return self._from_layers(name, source)
+        path = self.own.expand(name) if name and name != STREAM and not is_url(name) else None
+        if path is not None and path.is_file():
+            of_file = copying.place_of_file(self.chosen if self.named else self.stack, path)
+            if of_file is not None:
+                self._require_trusted(path)
+                with copying.layers_with_file(self.stack.environment, of_file[0], path, of_file[1]) as (copied, _):
+                    return self._from_layers(name, copying.LayerCollection([copied[of_file[0].name]]))
+        is_root = path is not None and path.is_dir() and not (path / "index").is_dir()
+        if path is not None and is_root and (within := copying.root_of(self.own, path)) is not None:
+            sources = [within[layer.name] for layer in self.chosen if layer.name in within]
+            self._require_trusted(path, [root.path for source in sources for root in source.roots()])
+            return self._from_layers(name, copying.LayerCollection(sources, below=path))
         if self.trust is None:
             raise errors.BadRequest(UNTRUSTED)
         with (
@@ -92,28 +99,6 @@ class _Pull:
             bundle.unnamed_file(self.stack.environment) as file,
         ):
             return self._from_store(name, self.trust, allowed, file)
-
-    # ------------------------------------------------------------------ from a root or a database file
-
-    @contextmanager
-    def _opened(self, name: str) -> Iterator[copying.Layers | None]:
-        """Yield the layers of a root or a database file that may be used; ``None`` for a store."""
-        path = self.own.expand(name) if name and name != STREAM and not is_url(name) else None
-        of_file = within = None
-        if path is not None and path.is_file():
-            of_file = copying.place_of_file(self.chosen if self.named else self.stack, path)
-        elif path is not None and path.is_dir() and not (path / "index").is_dir():
-            within = copying.root_of(self.own, path)
-        if path is not None and of_file is not None:
-            self._require_trusted(path)
-            with copying.layers_with_file(self.stack.environment, of_file[0], path, of_file[1]) as (copied, _):
-                yield copying.Layers([copied[of_file[0].name]])
-        elif path is not None and within is not None:
-            sources = [within[layer.name] for layer in self.chosen if layer.name in within]
-            self._require_trusted(path, [root.path for source in sources for root in source.roots()])
-            yield copying.Layers(sources, below=path)
-        else:
-            yield None
 
     def _require_trusted(self, path: Path, folders: Iterable[Path] = ()) -> None:
         if self.trust is None:
@@ -124,10 +109,10 @@ class _Pull:
             )
             raise errors.BadRequest(message)
 
-    def _from_layers(self, name: str, source: copying.Layers) -> Transfer:
+    def _from_layers(self, name: str, source: copying.LayerCollection) -> Transfer:
         trusted = "no other user can write to it" if self.trust is None else _SAID
         result = Transfer(errors.printable(name), dry_run=self.dry_run, trusted=(trusted,))
-        here = copying.Layers(self.stack[layer] for layer in source.layers)
+        here = copying.LayerCollection(self.stack[layer] for layer in source.layers)
         keys = [
             StoreKey(layer, {})
             for layer in source.layers
@@ -139,14 +124,12 @@ class _Pull:
         result.layers = tuple(done for done in result.layers if done.placed or done.there or done.failed)
         return result
 
-    # ------------------------------------------------------------------ from a store
-
     def _from_store(self, name: str, trust: Trust, allowed: Sequence[str], file: BinaryIO) -> Transfer:
         """Place what is missing here, after all of it was verified and lies in ``file``."""
-        by_digest, here = trust.sha256 is not None, copying.Layers(self.chosen)
+        by_digest, here = trust.sha256 is not None, copying.LayerCollection(self.chosen)
 
-        def download() -> tuple[Store, list[copying.Group], Transfer]:
-            store = Store(place_of(name, self.own), self.own, allowed, deadline=self.deadline)
+        def download() -> tuple[StoreCollection, list[copying.CopyPlan], Transfer]:
+            store = StoreCollection(place_of(name, self.own), self.own, allowed, deadline=self.deadline)
             return store.settled(partial(self._downloaded, store, trust, file))
 
         store, plan, result = in_time(self.deadline, download)
@@ -161,7 +144,9 @@ class _Pull:
         result.left_out = tuple(facts.Note(str(name), why) for name, why in store.left_out.items())
         return result
 
-    def _downloaded(self, store: Store, trust: Trust, file: BinaryIO) -> tuple[Store, list[copying.Group], Transfer]:
+    def _downloaded(
+        self, store: StoreCollection, trust: Trust, file: BinaryIO
+    ) -> tuple[StoreCollection, list[copying.CopyPlan], Transfer]:
         """Return what to place from a store, downloaded unless this is a dry run, and the result to be added to."""
         store.require_store()
         shown, digest = store.place.shown, store.digest
@@ -171,7 +156,7 @@ class _Pull:
         if trust.sha256 is None:
             self._require_new(store, store.memory.seen())
         result = Transfer(shown, digest, dry_run=self.dry_run)
-        keys, here = self._keys(store, result), copying.Layers(self.chosen)
+        keys, here = self._keys(store, result), copying.LayerCollection(self.chosen)
         plan = copying.missing(store, here, keys, self.selection, result, besides=self.besides)
         if store.left_out and not store.trusted:
             what = "; ".join(f"{name}: {why}" for name, why in list(store.left_out.items())[:3])
@@ -183,7 +168,7 @@ class _Pull:
             store.download((group.entries for group in plan), file, self.stack.environment.temporary)
         return store, plan, result
 
-    def _require_new(self, store: Store, seen: Newest) -> None:
+    def _require_new(self, store: StoreCollection, seen: Newest) -> None:
         """Raise :class:`Untrusted` if the store is older than what this machine has read from it, or another one."""
         store.gone = seen.gone
         newer = (name for name in reversed(store.parts) if name.made > seen.made)
@@ -196,7 +181,7 @@ class _Pull:
         )
         raise Untrusted(message)
 
-    def _keys(self, store: Store, result: Transfer) -> Iterator[StoreKey]:
+    def _keys(self, store: StoreCollection, result: Transfer) -> Iterator[StoreKey]:
         """Yield the portability keys whose entries may be hit here, and note why others are left alone."""
         chosen = {layer.name: layer for layer in self.chosen}
         for key in store.portability_keys():
@@ -217,7 +202,7 @@ class _Pull:
         here = portability.portability_key(knows, self.stack.environment)
         return portability.differences(knows, key.facts, here)
 
-    def _foresee(self, group: copying.Group) -> None:
+    def _foresee(self, group: copying.CopyPlan) -> None:
         """Note the outlook of each entry; those that cannot be hit are counted, and taken off the plan."""
         knows, differing = self.stack.portability(group.key.layer), self._differences(group.key)
         # Looking up what is installed takes long.

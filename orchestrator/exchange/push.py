@@ -6,13 +6,12 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 from cachectl.exchange import copying, portability, trust
 from cachectl.exchange.format import StoreKey
 from cachectl.exchange.place import Changed, Deadline, TransferFailed, in_time, is_url, without_secrets
-from cachectl.exchange.store import Store, place_of
+from cachectl.exchange.store import StoreCollection, place_of
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment
@@ -32,7 +31,7 @@ def push(
     selection: Selection = ALL,
     *,
     layers: Iterable[str] = (),
-    besides: Mapping[str, Collection[str]] = MappingProxyType({}),
+    besides: Mapping[str, Collection[str]] | None = None,
     sign: str | None = None,
     allowed_signers: str | None = None,
     force: bool = False,
@@ -58,7 +57,7 @@ def push(
 
         def to_store() -> Transfer:
             place = place_of(target, here, writes=True, force=force)
-            store = Store(place, here, allowed, key=sign, deadline=deadline)
+            store = StoreCollection(place, here, allowed, key=sign, deadline=deadline)
             result = push_layers(stack, store, chosen, selection, besides, named=bool(named))
             store.finish()
             result.digest, result.moved = store.digest, store.written
@@ -75,16 +74,18 @@ def push(
 
 def push_layers(
     stack: LayerSet,
-    store: Store,
+    store: StoreCollection,
     chosen: Iterable[Layer],
     selection: Selection = ALL,
-    besides: Mapping[str, Collection[str]] = MappingProxyType({}),
+    besides: Mapping[str, Collection[str]] | None = None,
     *,
     named: bool = False,
 ) -> Transfer:
     """Write the selected entries of layers that a store lacks; a layer that cannot be read is a failure if named."""
     result = Transfer(store.place.shown)
-    source = copying.Layers(sorted(chosen, key=lambda layer: layer.name), describes=not selection.needs_contents)
+    source = copying.LayerCollection(
+        sorted(chosen, key=lambda layer: layer.name), describes=not selection.needs_contents
+    )
     keys = []
     for name, layer in source.layers.items():
         done = result.layer(name)
@@ -98,15 +99,15 @@ def push_layers(
     return result
 
 
-# ---------------------------------------------------------------------- to a database file
-
-
 def _push_to_file(stack: LayerSet, file: Path, layer: Layer, place: Path, selection: Selection) -> Transfer:
     """Add to a database file the entries of its layer that belong to it, through a copy of the file."""
     result, target = Transfer(str(file)), file.resolve()
     done = result.layer(layer.name)
     with _locked(target) as before, copying.layers_with_file(stack.environment, layer, target, place) as (at, copied):
-        source, copies = copying.Layers([layer], prefix=place.as_posix()), copying.Layers([at[layer.name]])
+        source, copies = (
+            copying.LayerCollection([layer], prefix=place.as_posix()),
+            copying.LayerCollection([at[layer.name]]),
+        )
         plan = copying.missing(source, copies, [StoreKey(layer.name, {})], selection, result)
         copying.copy(source, copies, plan)
         if done.placed:

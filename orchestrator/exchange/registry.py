@@ -86,7 +86,8 @@ class RegistryPlace(bundle.BundlePlace):
         """Upload the bundle, then the manifest of the tag."""
         if self._manifest()[1] != self._seen:
             raise Changed(self.shown)
-        empty = {"mediaType": "application/vnd.oci.empty.v1+json", **_described(_EMPTY)}
+        digest = f"sha256:{hashlib.sha256(_EMPTY).hexdigest()}"
+        empty = {"mediaType": "application/vnd.oci.empty.v1+json", "digest": digest, "size": len(_EMPTY)}
         layer = {"mediaType": _BUNDLE, "digest": f"sha256:{bundle.sha256_of(file)}", "size": file.tell()}
         manifest = {
             "schemaVersion": 2,
@@ -97,7 +98,7 @@ class RegistryPlace(bundle.BundlePlace):
         }
         file.seek(0)
         self._upload(layer["digest"], file)
-        self._upload(empty["digest"], _EMPTY)
+        self._upload(digest, _EMPTY)
         text = json.dumps(manifest, sort_keys=True).encode()
         url = self._url(self._container.manifest_url())
         self._asked(url, "PUT", data=text, headers={"Content-Type": _MANIFEST})
@@ -147,7 +148,3 @@ class RegistryPlace(bundle.BundlePlace):
         reason = getattr(next(iter(error.args), None), "reason", None) or error
         why = errors.printable(" ".join(str(reason).split()))[:_LONGEST_REASON] or type(error).__name__
         return TransferFailed(f"cannot reach {self.shown}: {why}; check the address and the network, and try again")
-
-
-def _described(data: bytes) -> dict[str, Any]:
-    return {"digest": f"sha256:{hashlib.sha256(data).hexdigest()}", "size": len(data)}

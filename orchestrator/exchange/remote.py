@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
+import logging
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
@@ -21,8 +23,8 @@ _OBJECT_STORES: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "a
 _WEB: Final = ("http://", "https://")
 _SFTP: Final = re.compile("(?:ssh|sftp)://", re.IGNORECASE)
 _S3: Final = re.compile("s3a?://", re.IGNORECASE)
-#: How often folders are made before that is an error.
-_AGAIN: Final = 4
+#: How often folders are made again before that is an error.
+_AGAIN: Final = 3
 _MODIFIED: Final = ("LastModified", "mtime", "last_modified", "updated", "modified", "created")
 #: Limit on the silence of a server, in seconds. The whole transfer has no limit.
 _SILENCE: Final = 60
@@ -48,11 +50,34 @@ class RemotePlace(place.StorePlace):
             )
         self._url = url.rstrip("/")
         self.shown = errors.printable(place.without_secrets(self._url))
-        self._system, root = _located(self._url)
+        with self._reached("reach"):
+            self._system, root = self._connected()
         self._root = root.rstrip("/")
         protocols = self._system.protocol
         self._is_atomic = not _OBJECT_STORES.isdisjoint({protocols} if isinstance(protocols, str) else protocols)
         self._made: set[str] = set()
+
+    def _connected(self) -> tuple[Any, str]:
+        """Return the file system of the URL, and the path in it."""
+        from fsspec.core import url_to_fs
+
+        options: dict[str, object] = {}
+        is_s3, is_sftp = _S3.match(self._url), _SFTP.match(self._url)
+        if is_s3:
+            times = {"connect_timeout": _CONNECTING, "read_timeout": _SILENCE}
+            options = {"config_kwargs": {**times, "retries": {"total_max_attempts": _ATTEMPTS}}}
+        elif is_sftp:
+            # It logs every error with a traceback, and raises it too.
+            logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
+            # A rename works only within one file system, and fsspec would stage in the server's /tmp.
+            options = {"temppath": posixpath.dirname(urlsplit(self._url).path), "timeout": _CONNECTING}
+        system, path = url_to_fs(self._url, skip_instance_cache=True, **options)
+        if is_s3:
+            # Botocore has tried several times already.
+            system.retries = 1
+        elif is_sftp:
+            system.ftp.get_channel().settimeout(_SILENCE)
+        return system, str(path)
 
     def names(self, folder: str) -> Sequence[place.Stored]:
         """List the plain files in a folder."""
@@ -96,15 +121,13 @@ class RemotePlace(place.StorePlace):
                 raise
 
     def _make(self, folder: str) -> None:
-        for rest in reversed(range(_AGAIN)):
-            try:
+        # Another writer makes the same folders at the same time, which fsspec does not expect.
+        for _ in range(_AGAIN):
+            with suppress(Exception):
                 self._system.makedirs(folder, exist_ok=True)
-            except Exception:  # noqa: PERF203
-                # Another writer makes the same folders at the same time, which fsspec does not expect.
-                if not rest:
-                    raise
-            else:
                 break
+        else:
+            self._system.makedirs(folder, exist_ok=True)
         self._made.add(folder)
 
     def remove(self, names: Sequence[str]) -> None:
@@ -119,23 +142,36 @@ class RemotePlace(place.StorePlace):
             # With a range it is one request, without one that asks for the size.
             data: bytes = self._system.cat_file(path, start=0, end=most)
             return data
-        with self._system.open(path, "rb") as file:
+        with self._system.open(path, "rb") as file, io.BytesIO() as held:
             if hasattr(file, "prefetch"):
                 # Otherwise paramiko waits for every 32 KiB. It asks for the size, which not every server says.
                 with suppress(OSError):
                     file.prefetch()
-            held = bytearray()
-            while len(held) < most and (piece := file.read(most - len(held))):
-                held += piece
-            return bytes(held)
+            while held.tell() < most and (piece := file.read(most - held.tell())):
+                held.write(piece)
+            return held.getvalue()
 
     def _reached(self, verb: str, name: str = "") -> AbstractContextManager[None]:
         return place.translated(partial(self._failure, verb, name))
 
     def _failure(self, verb: str, name: str, error: Exception) -> Exception:
+        """Return what went wrong, and what to do, in one line: each file system has errors of its own."""
         if verb in ("list", "read") and isinstance(error, FileNotFoundError):
             return self.lacks(name)
-        return _failure(verb, f"{self._url}/{name}" if name else self._url, error)
+        url = f"{self._url}/{name}" if name else self._url
+        text = errors.printable(" ".join(place.redacted(str(error), url).split()))[:_LONGEST_REASON].rstrip(".")
+        reason = text or type(error).__name__
+        advice = "check the address and the network, and try again"
+        if isinstance(error, ImportError):
+            reason = f"it needs {error.name or reason}"
+            advice = "pip install 'opencl-cachectl[remote]', or the package that fsspec names"
+        elif isinstance(error, FileNotFoundError):
+            reason, advice = "nothing is there", "check the address, or make the bucket or folder first"
+        elif isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
+            advice = "set up credentials as for the service's own tools"
+        elif isinstance(error, ValueError):
+            advice = "schemes are s3://, gs://, ssh:// and others that fsspec knows"
+        return place.TransferFailed(f"cannot {verb} {errors.printable(place.without_secrets(url))}: {reason}; {advice}")
 
 
 def _moment(info: Mapping[str, Any]) -> float | None:
@@ -147,51 +183,3 @@ def _moment(info: Mapping[str, Any]) -> float | None:
         if isinstance(value, (int, float)):
             return float(value)
     return None
-
-
-# ---------------------------------------------------------------------- fsspec
-
-
-def _located(name: str) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in it."""
-    with place.translated(partial(_failure, "reach", name)):
-        from fsspec.core import url_to_fs
-
-        if _SFTP.match(name):
-            import logging
-
-            # It logs every error with a traceback, and raises it too.
-            logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
-
-        system, path = url_to_fs(name, skip_instance_cache=True, **_options(name))
-        if _S3.match(name):
-            # Botocore has tried several times already.
-            system.retries = 1
-        elif _SFTP.match(name):
-            system.ftp.get_channel().settimeout(_SILENCE)
-        return system, str(path)
-
-
-def _options(name: str) -> dict[str, object]:
-    if _S3.match(name):
-        times = {"connect_timeout": _CONNECTING, "read_timeout": _SILENCE}
-        return {"config_kwargs": {**times, "retries": {"total_max_attempts": _ATTEMPTS}}}
-    # A rename works only within one file system, and fsspec would stage in the server's /tmp.
-    return {"temppath": posixpath.dirname(urlsplit(name).path), "timeout": _CONNECTING} if _SFTP.match(name) else {}
-
-
-def _failure(verb: str, url: str, error: Exception) -> place.TransferFailed:
-    """Return what went wrong, and what to do, in one line: each file system has errors of its own."""
-    text = errors.printable(" ".join(place.redacted(str(error), url).split()))[:_LONGEST_REASON].rstrip(".")
-    reason = text or type(error).__name__
-    advice = "check the address and the network, and try again"
-    if isinstance(error, ImportError):
-        reason = f"it needs {error.name or reason}"
-        advice = "pip install 'opencl-cachectl[remote]', or the package that fsspec names"
-    elif isinstance(error, FileNotFoundError):
-        reason, advice = "nothing is there", "check the address, or make the bucket or folder first"
-    elif isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
-        advice = "set up credentials as for the service's own tools"
-    elif isinstance(error, ValueError):
-        advice = "schemes are s3://, gs://, ssh:// and others that fsspec knows"
-    return place.TransferFailed(f"cannot {verb} {errors.printable(place.without_secrets(url))}: {reason}; {advice}")

@@ -180,7 +180,7 @@ class StoreMemory:
 # ---------------------------------------------------------------------- the store
 
 
-class Store:
+class StoreCollection:
     """A store as a collection: ``parts`` and ``files`` of its index as they were listed, the oldest part first.
 
     If there are lists of ``allowed`` signers, one of these must have signed a part. Index files that were read before

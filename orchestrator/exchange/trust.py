@@ -21,8 +21,8 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk.temporaries import temporary_folder
 
 NAMESPACE: Final = "cachectl-store"
+_COMMAND: Final = "ssh-keygen"
 UNTRUSTED: Final = "stores contain executable code; pass --allowed-signers FILE, --digest HEX or --trust"
-_COMMAND: Final = ("ssh-keygen", "-Y")
 
 
 class Untrusted(errors.CachectlError):
@@ -58,7 +58,7 @@ def sign(text: bytes, key: str) -> bytes:
     Raises :class:`BadRequest` if the key cannot sign.
     """
     _require_key(key)
-    done = _run(("sign", "-f", key, "-n", NAMESPACE), text)
+    done = _run(("-Y", "sign", "-f", key, "-n", NAMESPACE), text)
     if done.returncode or not done.stdout:
         message = f"cannot sign with {errors.printable(key)}: {_complaint(done)}"
         raise errors.BadRequest(message)
@@ -72,8 +72,7 @@ def _public_key(key: str) -> str:
             if path.endswith(".pub"):
                 return " ".join(open(path, encoding="utf-8").readline().split()[:2])
     _require_key(key)
-    command = (_COMMAND[0], "-y", "-f", key)
-    done = subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL)  # noqa: S603
+    done = _run(("-y", "-f", key), b"")
     if done.returncode:
         message = f"cannot read the public key of {errors.printable(key)}: {_complaint(done)}"
         raise errors.BadRequest(message)
@@ -99,14 +98,14 @@ def signer(environment: Environment, allowed: str, text: bytes, signature: bytes
     with temporary_folder(environment) as folder:
         file = str(folder / "signature")
         Path(file).write_bytes(signature)
-        found = _run(("find-principals", "-s", file, "-f", allowed), text)
+        found = _run(("-Y", "find-principals", "-s", file, "-f", allowed), text)
         names = found.stdout.decode(errors="replace").replace(",", "\n").split("\n")
         # Names before patterns.
         for name in sorted(filter(None, map(str.strip, names)), key=lambda name: "*" in name or "?" in name):
-            verify = ("verify", "-f", allowed, "-I", name, "-n", NAMESPACE, "-s", file)
+            verify = ("-Y", "verify", "-f", allowed, "-I", name, "-n", NAMESPACE, "-s", file)
             if not name.startswith("!") and _run(verify, text).returncode == 0:
                 return name
-        if _run(("check-novalidate", "-n", NAMESPACE, "-s", file), text).returncode:
+        if _run(("-Y", "check-novalidate", "-n", NAMESPACE, "-s", file), text).returncode:
             raise Forged("its signature is not of this content: it was changed")
     raise Untrusted(f"signed by nobody in {errors.printable(allowed)}")
 
@@ -128,7 +127,7 @@ def allowed_lists(environment: Environment, key: str | None, allowed: str | None
 
 def _run(arguments: tuple[str, ...], text: bytes) -> subprocess.CompletedProcess[bytes]:
     try:
-        return subprocess.run((*_COMMAND, *arguments), input=text, capture_output=True, check=False)  # noqa: S603
+        return subprocess.run((_COMMAND, *arguments), input=text, capture_output=True, check=False)  # noqa: S603
     except FileNotFoundError as error:
         raise errors.CachectlError("signatures need ssh-keygen of OpenSSH; install its client") from error
 

@@ -117,6 +117,12 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
     root = roots.make_isolated_root(stack.environment) if folder is None else Path(folder).absolute()
     moved = roots.relocations(stack, root)
     process = os.getpid()
+
+    def remove() -> None:
+        # A forked child leaves the block too, but the root belongs to its parent.
+        if os.getpid() == process:
+            roots.remove_isolated_root(root)
+
     try:
         late = too_late(stack, root)
         if late and strict:
@@ -133,14 +139,13 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
         finally:
             overlay.pop(hold)
     finally:
-        # A forked child leaves the block too, but the root belongs to its parent.
-        if folder is None and os.getpid() == process:
+        if folder is None:
             # A library that keeps a database open goes on using it.
-            opened = any((root / "xdg").glob("*/*.sqlite"))
-            if opened or too_late(stack, root):
-                atexit.register(_remove_in, process, root)
+            opened = any((root / "xdg").glob("*/*.sqlite")) or too_late(stack, root)
+            if opened:
+                atexit.register(remove)
             else:
-                roots.remove_isolated_root(root)
+                remove()
 
 
 def too_late(layers: Iterable[Layer], folder: Path) -> dict[str, str]:
@@ -148,11 +153,6 @@ def too_late(layers: Iterable[Layer], folder: Path) -> dict[str, str]:
     maps = processes.read("self", "maps")
     moved = roots.relocations(layers, folder)
     return {name: why for name, switch in moved.items() if (why := _latched(switch, maps)) is not None}
-
-
-def _remove_in(process: int, root: Path) -> None:
-    if os.getpid() == process:
-        roots.remove_isolated_root(root)
 
 
 def _judge(layer: Layer, off: facts.Switch, maps: bytes | None) -> Held:

@@ -13,12 +13,12 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from cachectl.layer_set import warn_user
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment, user_cache_folder
 from cachectl.layers.base.layer import Layer
@@ -28,10 +28,6 @@ from cachectl.layers.disk import atomic, private_folders, temporaries
 _SHARED: Final = frozenset({"XDG_CACHE_HOME", "WIN_PD_OVERRIDE_LOCAL_APPDATA"})
 #: The temporary folders that this process has made and not yet removed.
 _OWNED: Final[dict[Path, temporaries.Owned]] = {}
-
-
-def _warn(line: str) -> None:
-    warnings.warn(line, RuntimeWarning, stacklevel=2)
 
 
 def make_kept_root(folder: Path, mode: int = 0o777) -> None:
@@ -47,7 +43,7 @@ def make_kept_root(folder: Path, mode: int = 0o777) -> None:
 
 @contextmanager
 def isolated_root(
-    environment: Environment, folder: Path | None = None, notice: Callable[[str], None] = _warn
+    environment: Environment, folder: Path | None = None, notice: Callable[[str], None] = warn_user
 ) -> Iterator[Path]:
     """Yield ``folder``, created if missing, or a temporary one that is removed when the block ends.
 
@@ -71,7 +67,7 @@ def copy_isolated_root(source: Path, target: Path) -> None:
     shutil.copytree(source, target, symlinks=True, ignore=_special, dirs_exist_ok=True)
 
 
-def make_isolated_root(environment: Environment, notice: Callable[[str], None] = _warn) -> Path:
+def make_isolated_root(environment: Environment, notice: Callable[[str], None] = warn_user) -> Path:
     """Make an empty isolated root in a private folder of this user, and remove those of killed commands there.
 
     Raises :class:`CachectlError` if there is no private folder, :class:`OSError` if nothing can be made in it.
@@ -139,49 +135,30 @@ def companions(layers: Iterable[Layer], everything: Iterable[Layer], folder: Pat
     )
 
 
-# ---------------------------------------------------------------------- links to the user cache folder
-
-
 def link_cache_home(environment: Environment, layers: Iterable[Layer], folder: Path) -> None:
     """Link everything in the user cache folder below an isolated root, except the entries of the given layers."""
-    real, links = _user_cache_home(environment), folder / "xdg"
+    own, links = user_cache_folder(environment, "any")[0], folder / "xdg"
+    # On Windows an application's folder is any/any/Cache.
+    real = own.parents[2] if environment.platform == "win32" else own.parent
     if real.resolve() == links.resolve():
         # Nested block in the same folder: it is already empty, or warm on purpose.
         return
     links.mkdir(parents=True, exist_ok=True)
-    hidden = _hidden(layers, real, folder)
+    hidden: set[str] = set()
+    for layer in layers:
+        # A layer with a variable of its own needs no hiding.
+        if layer.abilities()[facts.Ability.RELOCATE] is None and _SHARED & layer.relocate(folder).set.keys():
+            hidden.update(root.path.relative_to(real).parts[0] for root in layer.roots() if real in root.path.parents)
     for name in _names(links):
         # Links of an earlier run that are broken or now hidden.
-        if _leads_to(links / name, real / name) and (name in hidden or not os.path.lexists(real / name)):
+        is_ours = os.path.islink(links / name) and os.readlink(links / name) == str(real / name)
+        if is_ours and (name in hidden or not os.path.lexists(real / name)):
             atomic.remove_file(links / name)
     for name in _names(real):
         # A root within the real folder must not link to itself.
         if name not in hidden and (real / name) not in (links, *links.parents):
             with suppress(FileExistsError):
                 os.symlink(real / name, links / name)
-
-
-def _user_cache_home(environment: Environment) -> Path:
-    """Return the folder that holds the cache folder of every program of this user."""
-    folder = user_cache_folder(environment, "any")[0]
-    # On Windows an application's folder is any/any/Cache.
-    return folder.parents[2] if environment.platform == "win32" else folder.parent
-
-
-def _hidden(layers: Iterable[Layer], real: Path, folder: Path) -> frozenset[str]:
-    """Return the names that the shared variable moves; a layer with a variable of its own needs no hiding."""
-    names: set[str] = set()
-    for layer in layers:
-        if layer.abilities()[facts.Ability.RELOCATE] is None and _SHARED & layer.relocate(folder).set.keys():
-            names.update(root.path.relative_to(real).parts[0] for root in layer.roots() if real in root.path.parents)
-    return frozenset(names)
-
-
-def _leads_to(link: Path, target: Path) -> bool:
-    try:
-        return os.readlink(link) == str(target)
-    except OSError:
-        return False
 
 
 def _names(folder: Path) -> list[str]:

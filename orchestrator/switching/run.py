@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -63,10 +63,9 @@ def variables_isolated(layers: Iterable[Layer], folder: Path) -> dict[str, str |
 
     Makes the folders there that a library would not make itself.
     """
-    chosen = tuple(layers)
-    moved = isolated.relocations(chosen, folder).values()
-    isolated.make_folders(moved)
-    return merged([*(layer.switched(on=True) for layer in chosen if isolated.can_switch(layer)), *moved])
+    switches = _on_below(tuple(layers), folder)
+    isolated.make_folders(switches)
+    return merged(switches)
 
 
 def environment_below(environment: Environment, folder: str) -> Environment:
@@ -82,9 +81,12 @@ def environment_below(environment: Environment, folder: str) -> Environment:
 
 def environment_of(environment: Environment, root: Path) -> Environment:
     """Return the environment of a program whose layers are all below a root, as its path is written."""
-    layers = LayerSet(environment)
+    return environment.with_variables(merged(_on_below(LayerSet(environment), root)))
+
+
+def _on_below(layers: Iterable[Layer], root: Path) -> list[facts.Switch]:
     enabled = [layer.switched(on=True) for layer in layers if isolated.can_switch(layer)]
-    return environment.with_variables(merged([*enabled, *isolated.relocations(layers, root).values()]))
+    return [*enabled, *isolated.relocations(layers, root).values()]
 
 
 def left_alone(layers: Iterable[Layer], *, off: bool) -> dict[str, str]:
@@ -155,15 +157,12 @@ def run(
     file. Raises :class:`CannotStart` if there is no such command.
     """
     variables = dict(environment.with_variables(changes).variables)
+    unused = None if quiet is None else subprocess.DEVNULL
     if signals.early:
         return 128 + signals.early[0]
     try:
         child = subprocess.Popen(  # noqa: S603 - the user's own command
-            list(command),
-            env=variables,
-            stdin=None if quiet is None else subprocess.DEVNULL,
-            stdout=None if quiet is None else subprocess.DEVNULL,
-            stderr=quiet,
+            list(command), env=variables, stdin=unused, stdout=unused, stderr=quiet
         )
     except OSError as error:
         raise CannotStart(os.fspath(command[0]), error) from error
@@ -176,16 +175,9 @@ def run(
 
 
 def _in_foreground() -> bool:
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
+    with suppress(OSError), open("/dev/tty", "rb", buffering=0) as terminal:
+        return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    return False
 
 
 def merged(switches: Iterable[facts.Switch]) -> dict[str, str | None]:

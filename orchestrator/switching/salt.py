@@ -68,12 +68,14 @@ class Salting:
         self._since = 0.0
         self._forked = False
 
-    # ------------------------------------------------------------------ blocks
-
     def enter(self, layers: Iterable[Layer], now: float, block: Mapping[str, tuple[str, ...]]) -> None:
         """Begin a block. Its end removes the entries that salted builds have stored in these layers."""
         with self._lock:
-            self._arm()
+            if not self._armed:
+                self._armed = True
+                atexit.register(self._end)
+                if hasattr(os, "register_at_fork"):
+                    os.register_at_fork(after_in_parent=self._note_fork, after_in_child=self._begin_child)
             if not self._built and not self._blocks:
                 self._since = now - _SLACK
             for layer in layers:
@@ -90,14 +92,6 @@ class Salting:
         with self._lock:
             self._blocks.remove(block)
         _warn(self.sweep()[1], error)
-
-    def _arm(self) -> None:
-        if self._armed:
-            return
-        self._armed = True
-        atexit.register(self._end)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_parent=self._note_fork, after_in_child=self._begin_child)
 
     def _note_fork(self) -> None:
         self._forked = self._forked or bool(self._blocks)
@@ -118,8 +112,6 @@ class Salting:
         # Drivers must not be called during interpreter shutdown.
         self._built.clear()
         _warn(notes)
-
-    # ------------------------------------------------------------------ builds
 
     @contextmanager
     def build(self, due: set[str]) -> Iterator[_Built]:
@@ -159,8 +151,6 @@ class Salting:
         """
         blocks = tuple(self._blocks)
         return {name for block in blocks for name, platforms in block.items() if platform in platforms}
-
-    # ------------------------------------------------------------------ removing
 
     def sweep(self, *, ends: bool = False) -> tuple[int, list[str]]:
         """Remove the entries of salted builds, except those whose kernels may be compiling now.

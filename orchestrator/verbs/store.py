@@ -12,7 +12,7 @@ from cachectl import verbs
 from cachectl.exchange import trust
 from cachectl.exchange.format import INDEX, Item, PartName, is_name
 from cachectl.exchange.place import FOLDERS, BadStore, Stored
-from cachectl.exchange.store import Gone, Store, place_of
+from cachectl.exchange.store import Gone, StoreCollection, place_of
 from cachectl.layers.base import errors
 from cachectl.layers.base.facts import AsJson
 from cachectl.layers.base.selection import moment_text
@@ -135,7 +135,7 @@ class SharedStore:
 
     def ls(self) -> StoreListing:
         """Return what is in the store, by portability key. Raises :class:`BadStore` and :class:`Missing`."""
-        index = Store(self._place, self._environment)
+        index = StoreCollection(self._place, self._environment)
         index.require_store()
         groups: dict[str, list[PartName]] = {}
         for name in index.parts:
@@ -179,7 +179,7 @@ class SharedStore:
         place, now = self._place, self._environment.clock()
         # Before the index: what is listed by then is not taken for unlisted.
         contents = {stored.name: stored for folder in FOLDERS for stored in place.names(folder)}
-        index = Store(place, self._environment)
+        index = StoreCollection(place, self._environment)
         index.require_store()
         parts = {name: index.part(name) for name in index.parts}
         uses = Counter(pack for part in parts.values() for pack in part.packs)
@@ -247,7 +247,7 @@ class SharedStore:
         # Before the index: a writer adds packs first.
         contents = set(filter(is_name, (stored.name for stored in self._place.names("packs"))))
         with trust.allowed_lists(self._environment, None, allowed_signers) as allowed:
-            index = Store(self._place, self._environment, allowed)
+            index = StoreCollection(self._place, self._environment, allowed)
             index.require_store()
             check = StoreCheck(self._place.shown, index.digest, len(index.parts))
             packs: dict[str, list[Item]] = {}
@@ -269,7 +269,7 @@ class SharedStore:
 
 
 @contextmanager
-def _reporting(check: StoreCheck, index: Store, name: str) -> Iterator[None]:
+def _reporting(check: StoreCheck, index: StoreCollection, name: str) -> Iterator[None]:
     """Add what is wrong with a part of the index or a pack to the findings."""
     try:
         yield
@@ -284,7 +284,7 @@ def _reporting(check: StoreCheck, index: Store, name: str) -> Iterator[None]:
         check.add(name, "damaged", error)
 
 
-def _is_listed(index: Store, pack: str) -> bool:
+def _is_listed(index: StoreCollection, pack: str) -> bool:
     for name in index.parts:
         # Parts that cannot be used are findings of their own.
         with suppress(BadStore, trust.Untrusted):

@@ -39,7 +39,7 @@ from injector import KILL, LOCKS, READS, WRITES, Ended, Fault, Injector
 from worlds import World, bystanders, damage, disk_bytes, leftovers
 
 from cachectl.exchange.bundle import BundlePlace
-from cachectl.exchange.store import Store
+from cachectl.exchange.store import StoreCollection
 from cachectl.layers.base.environment import Environment
 
 #: What can go wrong, by the kind of call.
@@ -411,6 +411,6 @@ class Sweep:
 def _bundled(file: Path) -> dict[tuple[str, str], str]:
     """Read a bundle to its end; return the digest of each entry."""
     here = Environment.here()
-    index = Store(BundlePlace(file, here), here)
+    index = StoreCollection(BundlePlace(file, here), here)
     found = index.contents(one for name in index.parts for one in index.part(name).entries)
     return {(one.layer, one.key): hashlib.sha256(data).hexdigest() for one, data in found}
