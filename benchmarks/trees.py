@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.commands import Failed, cachectl, output, variables
-from cachectl.layers.formats import compute_cache
+from cachectl.layers.cuda import entries as compute_cache
 
 PYTHON: Final = ".".join(str(part) for part in sys.version_info)
 #: The kernel that ``ls --kernel`` looks for, and how many entries there are to each of its.

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
-from cachectl.layers.base.facts import declared, members
+from cachectl.layers.base.facts import declared, json_keys
 from cachectl.layers.host.neighbours import Neighbour
 
 #: Every class that a verb shows with ``--json``.
@@ -90,23 +90,23 @@ class _Maker:
     def _flat(kind: type) -> Iterator[Any]:
         """Yield the types of the members whose keys stand in the document itself."""
         hints = get_type_hints(kind, localns=_NAMES)
-        yield from (hints[member.attribute] for member in members(kind) if member.flat and member.attribute in hints)
+        yield from (hints[name] for name in json_keys(kind) if name in declared(kind).flat and name in hints)
 
     def _keys(self, kind: type) -> Iterator[tuple[str, tuple[Schema, bool]]]:
         """Yield each key with its schema, and whether it is always there."""
-        hints = get_type_hints(kind, localns=_NAMES)
-        for member in members(kind):
-            own = getattr(kind, member.attribute, None)
-            hint = get_type_hints(own.fget)["return"] if isinstance(own, property) else hints[member.attribute]
-            if member.flat and get_origin(hint) is Mapping:
-                # The keys of any document.
+        hints, say = get_type_hints(kind, localns=_NAMES), declared(kind)
+        for name, key in json_keys(kind).items():
+            own = getattr(kind, name, None)
+            hint = get_type_hints(own.fget)["return"] if isinstance(own, property) else hints[name]
+            if name in say.flat:
+                # A mapping stands for the keys of any document.
+                if get_origin(hint) is not Mapping:
+                    yield from self._keys(hint)
                 continue
-            if member.flat:
-                yield from self._keys(hint)
-                continue
-            if member.optional:
+            is_optional = name in say.optional
+            if is_optional:
                 hint = Union[tuple(one for one in get_args(hint) if one is not type(None))]  # noqa: UP007
-            yield member.key, (self._of_hint(hint), not member.optional)
+            yield key, (self._of_hint(hint), not is_optional)
 
     def _of_hint(self, hint: Any) -> Schema:  # noqa: ANN401 - whatever an annotation says
         origin, arguments = get_origin(hint), get_args(hint)

@@ -1,26 +1,21 @@
 """The layer ``comgr``: the cache of AMD's code object manager, used by ROCm's OpenCL and by hipRTC.
 
 Sources, in ROCm/llvm-project: ``amd/comgr/src/{comgr-env,comgr-cache,comgr-cache-command}.cpp`` and
-``amd/comgr/README.md``; LLVM's ``Support/{Caching,CachePruning,Path}``. The format of entries:
-:mod:`cachectl.layers.formats.comgr_entries`.
+``amd/comgr/README.md``; LLVM's ``Support/{Caching,CachePruning,Path}``, and its AMDGPU usage guide (code objects).
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+import struct
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from cachectl.layers.base import declarations, facts, lazy, parts, switches
 from cachectl.layers.base.store import Codec, Damage, Store
 from cachectl.layers.formats import details
 from cachectl.layers.host import driver_layers, mounts
-
-if TYPE_CHECKING:
-    from cachectl.layers.formats import comgr_entries
-else:
-    comgr_entries = lazy.module("cachectl.layers.formats.comgr_entries")
 
 LIBRARIES: Final = ("libamd_comgr.so",)
 TIMESTAMP: Final = "llvmcache.timestamp"
@@ -28,31 +23,64 @@ _NOT_WHOLE: Final = (
     "is not exactly an output and a log of the stated lengths; comgr compiles it again at every run, and never "
     "replaces it"
 )
+_LENGTH: Final = struct.Struct("<Q")
+_AMDGPU: Final = 0xE0
+_NOTE: Final = 7
+_METADATA: Final = 32
+#: How a descriptor, which is the symbol of a kernel, is named after it.
+_DESCRIPTOR: Final = ".kd"
+#: The key in the metadata, and behind it a string of MessagePack: of less than 32 bytes, or less than 256.
+_TARGET: Final = lazy.regex(rb"\xadamdhsa\.target(?:[\xa0-\xbf]|\xd9.)[\w-]*?--([\w:+-]+)", re.DOTALL)
+_BUNDLE: Final = b"__CLANG_OFFLOAD_BUNDLE__"
+
+#: An integer of at most 64 bits in any base that a prefix names, roughly.
+_INTEGER: Final = "(?:0[xX][0-9a-fA-F]{1,16}|0[bB][01]{1,64}|0[oO]?[0-7]{1,21}|0|[1-9][0-9]{0,18})"
+#: The pattern of each setting's value, and what a value is that does not match it.
+_DURATION: Final = f"{_INTEGER}[smh]", "not an integer of s, m or h"
+_VALUES: Final = {
+    "prune_interval": _DURATION,
+    "prune_after": _DURATION,
+    "cache_size": ("(?:[0-9]{1,2}|100)%", "not an integer with %"),
+    "cache_size_bytes": (f"{_INTEGER}[kmgKMG]?", "no number of bytes, k, m or g"),
+    "cache_size_files": (_INTEGER, "not an integer"),
+}
 
 
 class ComgrCodec(Codec):
-    """An output and a log, each with its length before it."""
+    """An output and a log, each with its length before it (``comgr-cache.cpp``)."""
 
     form = "comgr-entry/1"
 
     def describe(self, data: bytes) -> details.Details:
-        """Read the output that an entry holds."""
-        return comgr_entries.describe(comgr_entries.output_of(data) or b"")
+        """Return kind, kernels and device of the output that an entry holds."""
+        from cachectl.layers.formats import device_binaries, elf
+
+        output = output_of(data) or b""
+        if (known := device_binaries.describe(output)) is not None:
+            return known
+        if output.startswith(_BUNDLE):
+            return details.Details("offload bundle")
+        file = elf.read_elf(output)
+        if file is None or file.machine != _AMDGPU:
+            return details.Details("unknown" if file is None else "ELF")
+        descriptors = (name.removesuffix(_DESCRIPTOR) for name in file.symbols() if name.endswith(_DESCRIPTOR))
+        notes = (note for section in file.sections if section.kind == _NOTE for note in file.notes(section))
+        targets = (_TARGET.search(described) for _, kind, described in notes if kind == _METADATA)
+        device = next((target[1].decode() for target in targets if target is not None), None)
+        return details.Details("code object", details.names_or_none(descriptors), device)
 
     def check(self, data: bytes) -> Damage | None:
         """Check that an entry is exactly an output and a log, and that bitcode and code objects are complete."""
-        output = comgr_entries.output_of(data)
+        from cachectl.layers.formats import device_binaries
+
+        output = output_of(data)
         if output is None:
             return Damage(facts.Severity.RECOMPILES, _NOT_WHOLE)
-        wrong = comgr_entries.complaint(output)
-        return None if wrong is None else Damage(facts.Severity.FAILS, f"{wrong}; comgr hands it on as it is")
-
-
-class ComgrLookups(parts.Lookups):
-    """LLVM opens the file of an entry, or maps it, and renames a temporary to a new one."""
-
-    files = parts.EntryFiles()
-    mapped = LIBRARIES
+        # A translation to SPIR-V may end otherwise than the programs that drivers return.
+        wrong = None if output.startswith(device_binaries.SPIRV) else device_binaries.complaint(output)
+        if wrong is None:
+            return None
+        return Damage(facts.Severity.FAILS, f"holds a program that {wrong}; comgr hands it on as it is")
 
 
 class ComgrCache(driver_layers.DriverLayer):
@@ -94,7 +122,8 @@ class ComgrCache(driver_layers.DriverLayer):
             "programs map its files, and have been killed (SIGBUS) where others changed them; the newest releases keep "
             "no cache there unless AMD_COMGR_CACHE_DIR names it",
         ),
-        lookups=ComgrLookups(),
+        # LLVM opens the file of an entry, or maps it, and renames a temporary to a new one.
+        lookups=parts.Lookups(files=parts.EntryFiles(), mapped=LIBRARIES),
     )
 
     def is_here(self) -> bool:
@@ -116,10 +145,10 @@ class ComgrCache(driver_layers.DriverLayer):
         yield from super().faults()
         variable = "AMD_COMGR_CACHE_POLICY"
         policy = self.environment.get(variable) or ""
-        if (wrong := comgr_entries.policy_complaint(policy)) is not None:
+        if (wrong := policy_complaint(policy)) is not None:
             # comgr's manual names this key, but LLVM, which reads it, expects another.
             corrected = policy.replace("prune_expiration=", "prune_after=")
-            works = comgr_entries.policy_complaint(corrected) is None
+            works = policy_complaint(corrected) is None
             fix = f"export {variable}={shlex.quote(corrected)}" if works else None
             outcome = f"cannot be read ({wrong}): nothing is kept, and every run compiles"
             yield facts.Condition.DISABLED, switches.misread(self, variable, facts.Severity.RECOMPILES, outcome, fix)
@@ -139,3 +168,26 @@ def outputs() -> Store:
     index = Index()
     index.shapes = (Shape((lazy.regex(re.escape(TIMESTAMP)),), folders=False),)
     return Files(shape, codec=ComgrCodec(), index=index, writers=LIBRARIES)
+
+
+def output_of(data: bytes) -> bytes | None:
+    """Return the output that an entry holds; ``None`` where it is not exactly an output and a log."""
+    try:
+        (length,) = details.fields(_LENGTH, data)
+        output = details.part(data, _LENGTH.size, length)
+        (log,) = details.fields(_LENGTH, data, _LENGTH.size + length)
+    except details.Cut:
+        return None
+    return output if 2 * _LENGTH.size + length + log == len(data) else None
+
+
+def policy_complaint(policy: str) -> str | None:
+    """Return why LLVM cannot read a policy, which leaves comgr without a cache; ``None`` where it can."""
+    for setting in policy.removesuffix(":").split(":") if policy else ():
+        key, _, value = setting.partition("=")
+        pattern, what = _VALUES.get(key, ("", ""))
+        if not what:
+            return f"it knows no {key!r}"
+        if not re.fullmatch(pattern, value):
+            return f"{setting} is {what}"
+    return None

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.facts import When
 from cachectl.layers.base.switches import forgetting
 from cachectl.layers.pytools import DictionaryLookups, PytoolsDictionaries, dictionary_store
 
@@ -57,5 +56,5 @@ class LoopyDictionaries(PytoolsDictionaries):
                 facts.Patch(module, owner, "translation_unit_info", forgetting) for module, owner in _EXECUTORS
             ),
             clear_functions=(("loopy", "clear_in_mem_caches"),),
-            takes_effect=When.NOW,
+            takes_effect=facts.When.NOW,
         )

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import release_of
-from cachectl.layers.base.facts import When
 from cachectl.layers.base.switches import forgetting
 from cachectl.layers.pytools import DictionaryLookups, PytoolsDictionaries, dictionary_store
 
@@ -35,11 +34,6 @@ def _owns(identifier: str) -> bool:
     return identifier.startswith("pyopencl-")
 
 
-def memo_patches() -> tuple[facts.Patch, ...]:
-    """Return the patches of objects that remember the kernels they have compiled."""
-    return tuple(facts.Patch(f"pyopencl.{module}", owner, method, forgetting) for module, owner, method in _MEMOS)
-
-
 def no_cache_switch(layer: str, *, on: bool) -> facts.Switch:
     """Return the one switch that PyOpenCL has for its invokers and its binaries.
 
@@ -51,10 +45,12 @@ def no_cache_switch(layer: str, *, on: bool) -> facts.Switch:
         set={} if on else {VARIABLE: "1"},
         unset=frozenset({VARIABLE}) if on else frozenset(),
         flags=(facts.Flag("pyopencl", "_PYOPENCL_NO_CACHE", not on),),
-        memo_patches=memo_patches(),
+        memo_patches=tuple(
+            facts.Patch(f"pyopencl.{module}", owner, method, forgetting) for module, owner, method in _MEMOS
+        ),
         clear_functions=(("pyopencl.tools", "clear_first_arg_caches"),),
         reloads=(("pyopencl.invoker", "invoker_cache"), ("pyopencl.scan", "generic_scan_kernel_cache")),
-        takes_effect=When.NOW,
+        takes_effect=facts.When.NOW,
     )
 
 

@@ -11,6 +11,7 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Container, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -27,10 +28,6 @@ _HEAD: Final = 1 << 18
 _PNG: Final = b"\x89PNG\r\n"
 
 
-class FileInTheWay(errors.CachectlError):
-    """A file that cachectl did not write is in the way."""
-
-
 class Kind(NamedTuple):
     """A kind of file that cachectl writes: its name, whether it is binary, and a check of its first bytes."""
 
@@ -45,14 +42,10 @@ def json_kind(schema: str) -> Kind:
     return Kind(f"JSON of {schema}", lambda head: pattern.match(head) is not None, is_binary=False)
 
 
-def _is_picture(head: bytes) -> bool:
-    return head.startswith((_PNG, b"<?xml")) and MAKER.encode() in head
-
-
 #: The entry for the maker in a picture that bench has drawn.
 MAKER: Final = "cachectl bench"
 ARTIFACT: Final = Kind("an artifact", archive.is_artifact_file)
-PICTURE: Final = Kind("a picture of bench", _is_picture)
+PICTURE: Final = Kind("a picture of bench", lambda head: head.startswith((_PNG, b"<?xml")) and MAKER.encode() in head)
 PAGE: Final = Kind("a page of cachectl", lambda head: head.startswith(pages.BEGINNING.encode()), is_binary=False)
 
 
@@ -71,12 +64,12 @@ class OutputFile:
     def demand(self) -> None:
         """Raise an error if the file may not be written; called before there is content.
 
-        Raises :class:`BadRequest` for an invalid name, :class:`FileInTheWay` for a file that cachectl did not write.
+        Raises :class:`BadRequest` for an invalid name, :class:`CachectlError` for a file that cachectl did not write.
         """
         name, shown, status = self.name, errors.printable(self.name), _status_of(self.name)
         if name in self.layers:
             raise errors.BadRequest(f"{name!r} is a layer, not a FILE: write the FILE before the layers, or ./{name}")
-        if self.kind.is_binary and (sys.stdout.isatty() if name == STREAM else _is_terminal(name)):
+        if self.kind.is_binary and _is_terminal(name):
             raise errors.BadRequest(
                 f"{self.kind.what} is binary and is not printed to a terminal; name a FILE, or redirect the output"
             )
@@ -88,10 +81,10 @@ class OutputFile:
                 head = file.read(_HEAD)
         except OSError as error:
             reason = f"exists and cannot be read ({error.strerror}); --force replaces it unread"
-            raise FileInTheWay(f"{shown} {reason}") from error
+            raise errors.CachectlError(f"{shown} {reason}") from error
         if head and not self.kind.is_begun_by(head):
             reason = f"exists and is not {self.kind.what}; name another file, or replace it with --force"
-            raise FileInTheWay(f"{shown} {reason}")
+            raise errors.CachectlError(f"{shown} {reason}")
 
     def write(self, chunks: Iterable[bytes]) -> None:
         """Write the file next to its place and rename it into place, so that readers never see half of it.
@@ -128,15 +121,14 @@ def demand_targets(*outputs: OutputFile | None) -> None:
     for output in filter(None, outputs):
         name, where = output.name, os.path.realpath(output.name)
         folder = os.path.dirname(where if os.path.islink(name) else name) or "."
+        shown = errors.printable(folder)
         if os.path.isdir(name):
             raise errors.BadRequest(f"{name!r} is a folder; name a file in it")
         if name != STREAM and not os.path.exists(name):
             if not os.path.isdir(folder):
-                raise errors.BadRequest(f"{name!r}: the folder does not exist; make {errors.printable(folder)} first")
+                raise errors.BadRequest(f"{name!r}: the folder does not exist; make {shown} first")
             if not os.access(folder, os.W_OK | os.X_OK):
-                raise errors.BadRequest(
-                    f"{name!r}: {errors.printable(folder)} cannot be written; name a file elsewhere"
-                )
+                raise errors.BadRequest(f"{name!r}: {shown} cannot be written; name a file elsewhere")
         if where in places and os.path.isfile(where) == os.path.exists(where):
             raise errors.BadRequest(f"{name!r} is named twice; name a file for each output")
         places.add(where)
@@ -152,14 +144,14 @@ def _status_of(name: str) -> os.stat_result | None:
 
 
 def _is_terminal(name: str) -> bool:
+    if name == STREAM:
+        return sys.stdout.isatty()
     status = _status_of(name)
-    if status is None or not stat.S_ISCHR(status.st_mode):
-        return False
-    try:
-        with open(name, "rb", buffering=0) as file:
-            return file.isatty()
-    except OSError:
-        return False
+    with suppress(OSError):
+        if status is not None and stat.S_ISCHR(status.st_mode):
+            with open(name, "rb", buffering=0) as file:
+                return file.isatty()
+    return False
 
 
 def _is_standard_output(status: os.stat_result) -> bool:

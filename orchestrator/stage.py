@@ -13,20 +13,22 @@ import atexit
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
-from cachectl.exchange import bundle, copying, index, push
+from cachectl.exchange import bundle, copying, push
 from cachectl.exchange.place import STREAM, Missing
 from cachectl.exchange.pull import pull
-from cachectl.exchange.trust import UNTRUSTED, Trust, judges
+from cachectl.exchange.store import Store, place_of
+from cachectl.exchange.trust import UNTRUSTED, Trust, allowed_lists
 from cachectl.layer_set import LayerSet
+from cachectl.layers.base import errors
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import BadRequest, CachectlError, plural, reason_of
 from cachectl.layers.base.selection import ALL
 from cachectl.layers.disk import private_folders
 from cachectl.layers.disk.handles import probe_room
@@ -52,18 +54,19 @@ _SHORTEST, _LONGEST = 0.001, 0.05
 Name = tuple[str, str]
 
 
-class NotConnected(CachectlError):
+class NotConnected(errors.CachectlError):
     """The launcher started several ranks, but MPI shows each of them as the only one; every rank gets this error.
 
     ``first`` is true on the rank that reports it: the launcher's rank 0, or every rank if their number is unknown.
     """
 
     def __init__(self, launch: launcher.Launch, library: str) -> None:
-        self.first = not launch.rank or launch.ranks is None
-        ranks = "several ranks" if launch.ranks is None else f"{launch.ranks} ranks"
-        hint = "; srun --mpi=list names what Slurm offers" * launch.setting.startswith("SLURM")
+        setting, count, rank = launch
+        self.first = not rank or count is None
+        ranks = "several ranks" if count is None else f"{count} ranks"
+        hint = "; srun --mpi=list names what Slurm offers" * setting.startswith("SLURM")
         super().__init__(
-            f"the launcher started {ranks} ({launch.setting}), but MPI does not connect them: mpi4py uses {library}; "
+            f"the launcher started {ranks} ({setting}), but MPI does not connect them: mpi4py uses {library}; "
             f"start them with the mpiexec of that MPI, or install mpi4py for the launcher's MPI{hint}"
         )
 
@@ -85,13 +88,13 @@ class Job:
 
     def __post_init__(self) -> None:
         if self.source is None and self.trust is not None:
-            raise BadRequest("--allowed-signers, --digest and --trust need a SOURCE")
+            raise errors.BadRequest("--allowed-signers, --digest and --trust need a SOURCE")
         if STREAM in (self.source, self.out):
-            raise BadRequest("the standard streams are the command's; name a FILE")
+            raise errors.BadRequest("the standard streams are the command's; name a FILE")
         if self.sign is not None and self.out is None:
-            raise BadRequest("--sign needs --out FILE")
+            raise errors.BadRequest("--sign needs --out FILE")
         if self.source is None and self.out is None:
-            raise BadRequest("nothing to stage: name a SOURCE to start with, or --out FILE for what is compiled")
+            raise errors.BadRequest("nothing to stage: name a SOURCE to start with, or --out FILE for what is compiled")
 
     @property
     def is_same(self) -> bool:
@@ -111,23 +114,13 @@ class Job:
             if folder is not None and not folder.is_dir():
                 return f"--out {self.out!r}: the folder {folder} does not exist"
             if self.out is not None and (self.source is None or not self.is_same):
-                index.place_of(self.out, environment, writes=True, force=self.force).names("index")
-        except (OSError, CachectlError) as error:
+                place_of(self.out, environment, writes=True, force=self.force).names("index")
+        except (OSError, errors.CachectlError) as error:
             return f"--out {_reason(error)}"
         return None
 
 
 # ---------------------------------------------------------------------- one node
-
-
-class _NodeReport(NamedTuple):
-    """What the leader of a node reports to rank 0."""
-
-    node: str
-    placed: int
-    usable: bool
-    trusted: tuple[str, ...]
-    notes: tuple[str, ...]
 
 
 class NodeRoot:
@@ -157,15 +150,14 @@ class NodeRoot:
             layers = LayerSet(environment).clearable()
             isolated.link_cache_home(environment, layers, self.root)
             self.variables = run.variables_isolated(layers, self.root)
-        except (OSError, CachectlError) as error:
-            self._give_up(
-                str(error) if isinstance(error, private_folders.NotPrivate) else f"{scratch}: {_reason(error)}"
-            )
+        except private_folders.NotPrivate as error:
+            self._give_up(str(error))
+        except (OSError, errors.CachectlError) as error:
+            self._give_up(f"{scratch}: {_reason(error)}")
 
     def _give_up(self, why: str) -> None:
         self.notes.append(f"not staged, so programs run cold or with the caches they have anyway: {why}")
         self.variables = {}
-        self.placed = 0
         self.remove()
 
     def stack(self) -> LayerSet:
@@ -183,7 +175,7 @@ class NodeRoot:
         except Missing:
             self.notes.append(f"starts cold: there is no {source} yet")
             return
-        except (OSError, CachectlError) as error:
+        except (OSError, errors.CachectlError) as error:
             self.usable = False
             self.notes.append(f"starts cold: {_reason(error)}")
             return
@@ -215,21 +207,15 @@ class NodeRoot:
         stack = self.stack()
         parcel = _Parcel(stack.environment)
         try:
-            writer = push.Writer(index.StoreIndex(parcel, stack.environment))
-            others = _names_in(stack) - names
-            layers = sorted(stack.clearable(), key=lambda layer: layer.name)
-            besides = {layer.name: {key for name, key in others if name == layer.name} for layer in layers}
-            push.push_layers(stack, writer, ALL, layers, besides)
-            writer.finish()
-        except (OSError, CachectlError) as error:
+            besides: dict[str, set[str]] = {}
+            for name, key in _names_in(stack) - names:
+                besides.setdefault(name, set()).add(key)
+            store = Store(parcel, stack.environment)
+            push.push_layers(stack, store, stack.clearable(), besides=besides)
+            store.finish()
+        except (OSError, errors.CachectlError) as error:
             self.notes.append(f"{len(names)} new entries are lost: {_reason(error)}")
-            return None
         return parcel.file
-
-    def report(self, node: str) -> _NodeReport:
-        """Return the state of the node, and forget the notes."""
-        notes, self.notes = tuple(self.notes), []
-        return _NodeReport(node, self.placed, self.usable, self.trusted, notes)
 
     def remove(self) -> None:
         """Remove the folder and everything in it."""
@@ -242,9 +228,8 @@ class _Parcel(bundle.BundlePlace):
     """A bundle in an unnamed file, to be sent to rank 0 or as it came from another node."""
 
     def __init__(self, environment: Environment, file: BinaryIO | None = None) -> None:
-        super().__init__(None, environment)
         self.file = file
-        self.shown = "the new entries of a node"
+        super().__init__(None, environment, shown="the new entries of a node")
 
     def _open(self) -> BinaryIO | None:
         return self.file
@@ -310,35 +295,36 @@ class Ranks:
         job = self._job
         misuse = self._world.bcast(job.misuse(self.environment) if self.rank == 0 else None)
         if misuse is not None:
-            raise BadRequest(misuse)
+            raise errors.BadRequest(misuse)
         if self._leaders is not None:
             self._here = NodeRoot(self.environment, job.scratch or self.environment.temporary)
             if job.source is not None:
                 self._here.fill(job.source, job.trust)
-            self._report(self._leaders, self._leaders.gather(self._here.report(self._name)) or [])
+            self._report(self._leaders, self._here)
         _rest(self._node)
         result = (None, {}) if self._here is None else (self._here.root, dict(self._here.variables))
         self.root, variables = self._node.bcast(result)
         return cast("Mapping[str, str | None]", variables)
 
-    def _report(self, leaders: Intracomm, reports: list[_NodeReport]) -> None:
-        """Say what was staged. Nothing is written over a source that a node could not use."""
-        if self._writes and self._job.is_same and not leaders.bcast(all(node.usable for node in reports)):
+    def _report(self, leaders: Intracomm, here: NodeRoot) -> None:
+        """Say on rank 0 what was staged. Nothing is written over a source that a node could not use."""
+        placed, trusted = leaders.gather(here.placed) or [], leaders.gather(here.trusted) or []
+        if self._writes and self._job.is_same and not leaders.allreduce(here.usable, op=min):
             self._writes = False
-            note = f"nothing will be written to {self._job.out}, which stays as it is"
-            reports += [node._replace(notes=(note,), placed=0) for node in reports[:1]]
-        if trusted := dict.fromkeys(why for node in reports for why in node.trusted):
-            nodes = f"{sum(node.placed > 0 for node in reports)} of {plural(leaders.size, 'node')}"
-            entries = sum(node.placed for node in reports)
-            self._inform(f"staged {entries:,} entries on {nodes}; trusted: {', '.join(trusted)}")
-        self._say(reports)
+            if self.rank == 0:
+                here.notes.append(f"nothing will be written to {self._job.out}, which stays as it is")
+        if why := dict.fromkeys(chain.from_iterable(trusted)):
+            nodes = f"{sum(number > 0 for number in placed)} of {errors.plural(leaders.size, 'node')}"
+            self._inform(f"staged {sum(placed):,} entries on {nodes}; trusted: {', '.join(why)}")
+        self._say_notes(leaders, here)
 
-    def _say(self, reports: Iterable[_NodeReport]) -> None:
-        """Print a line for each note."""
+    def _say_notes(self, leaders: Intracomm, here: NodeRoot) -> None:
+        """Print a line for each note of all nodes, and forget it."""
         nodes: dict[str, list[str]] = {}
-        for node in reports:
-            for note in node.notes:
-                nodes.setdefault(note, []).append(node.node)
+        for node, notes in leaders.gather((self._name, here.notes)) or []:
+            for note in notes:
+                nodes.setdefault(note, []).append(node)
+        here.notes = []
         for note, names in nodes.items():
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             self.notice(f"{names[0]}{more}: {note}")
@@ -360,7 +346,7 @@ class Ranks:
                 self.notice(f"a rank has failed: nothing was written to {self._job.out}")
         elif self._leaders is not None and self._here is not None and self._writes:
             self._collect(self._leaders, self._here)
-            self._say(self._leaders.gather(self._here.report(self._name)) or [])
+            self._say_notes(self._leaders, self._here)
 
     def _collect(self, leaders: Intracomm, here: NodeRoot) -> None:
         """Send the new entries that no lower leader has to rank 0, which pushes its own and those it receives."""
@@ -368,7 +354,7 @@ class Ranks:
         lower: frozenset[Name] | None = leaders.exscan(new, op=or_)
         if leaders.rank:
             parcel = here.pack(new.difference(lower or ()))
-            for chunk in () if parcel is None else bundle.chunks_of(parcel, _CHUNK):
+            for chunk in () if parcel is None else bundle.pieces(parcel, _CHUNK):
                 leaders.ssend(chunk, dest=0)
             leaders.ssend(b"", dest=0)
             return
@@ -377,7 +363,7 @@ class Ranks:
             # All of them: a sender waits until its chunks are received.
             received += [self._received(leaders, source) for source in range(1, leaders.size)]
             self._push(here, received)
-        except (OSError, CachectlError) as error:
+        except (OSError, errors.CachectlError) as error:
             self.notice(f"new entries are lost: {self._job.out}: {_reason(error)}")
         finally:
             for file in received:
@@ -401,24 +387,24 @@ class Ranks:
 
     def _push(self, here: NodeRoot, received: Sequence[BinaryIO]) -> None:
         job, stack = self._job, here.stack()
-        with judges(self.environment, job.sign, None) as trusted:
-            place = index.place_of(job.out or "", self._apart(), writes=True, force=job.force)
-            writer = push.Writer(index.StoreIndex(place, self.environment, trusted), job.sign)
-            layers = sorted(stack.clearable(), key=lambda layer: layer.name) if here.root is not None else ()
-            added = sum(layer.placed for layer in push.push_layers(stack, writer, ALL, layers))
+        with allowed_lists(self.environment, job.sign, None) as allowed:
+            place = place_of(job.out or "", self._apart(), writes=True, force=job.force)
+            store = Store(place, self.environment, allowed, key=job.sign)
+            result = push.push_layers(stack, store, stack.clearable() if here.root is not None else ())
             for file in received:
                 if file.tell():
-                    added += writer.take(index.StoreIndex(_Parcel(self.environment, file), self.environment))
-            writer.finish()
-        digest = f"; digest {writer.digest}" * bool(writer.written or writer.index.names.parts)
-        self._inform(f"{place.shown}: {plural(added, 'entry', 'entries')} added{digest}")
+                    parcel = Store(_Parcel(self.environment, file), self.environment)
+                    copying.copy(parcel, store, copying.missing(parcel, store, parcel.portability_keys(), ALL, result))
+            store.finish()
+        digest = f"; digest {store.digest}" * bool(store.written or store.parts)
+        self._inform(f"{place.shown}: {errors.plural(result.total.placed, 'entry', 'entries')} added{digest}")
 
     def _apart(self) -> Environment:
         """Return an environment whose unnamed temporary files lie on the node's own disk, if possible."""
         try:
             scratch = self._job.scratch or self.environment.temporary
             return replace(self.environment, temporary=private_folders.private_folder(scratch, make=True))
-        except (OSError, CachectlError):
+        except (OSError, errors.CachectlError):
             return self.environment
 
     def highest(self, status: int) -> int:
@@ -442,8 +428,8 @@ class Ranks:
             self._here.remove()
 
 
-def _reason(error: OSError | CachectlError) -> str:
-    return str(error) if isinstance(error, CachectlError) else reason_of(error)
+def _reason(error: OSError | errors.CachectlError) -> str:
+    return str(error) if isinstance(error, errors.CachectlError) else errors.reason_of(error)
 
 
 # ---------------------------------------------------------------------- MPI
@@ -457,9 +443,9 @@ def _mpi() -> _Module:
             from mpi4py import MPI
     except ImportError as error:
         message = "an MPI job needs an MPI library and mpi4py: pip install 'opencl-cachectl[mpi]'"
-        raise CachectlError(message) from error
+        raise errors.CachectlError(message) from error
     except RuntimeError as error:
-        raise CachectlError(f"mpi4py finds no MPI library: {str(error).splitlines()[0]}") from error
+        raise errors.CachectlError(f"mpi4py finds no MPI library: {str(error).splitlines()[0]}") from error
     return MPI
 
 
@@ -524,7 +510,7 @@ def staged(
     late = ranks.united(too_late(LayerSet(environment).clearable(), environment.temporary))
     if late:
         reasons = "; ".join(f"{name}: {why}" for name, why in late.items())
-        raise CachectlError(f"too late to stage; enter the block before these are used: {reasons}")
+        raise errors.CachectlError(f"too late to stage; enter the block before these are used: {reasons}")
     variables = ranks.stage_in()
     process = os.getpid()
 
@@ -533,7 +519,7 @@ def staged(
             ranks.close(wait=True)
 
     atexit.register(close)
-    hold = overlay.PROCESS.push({overlay.Slot(name): value for name, value in variables.items()}, {})
+    hold = overlay.push({overlay.Slot(name): value for name, value in variables.items()}, {})
     ok = False
     try:
         # Only after all ranks have passed: a warning may be an error.
@@ -541,7 +527,7 @@ def staged(
         yield ranks.root
         ok = True
     finally:
-        overlay.PROCESS.pop(hold)
+        overlay.pop(hold)
         # A forked child leaves the block too, but is no rank.
         if os.getpid() == process:
             ranks.stage_out(ok=ok)

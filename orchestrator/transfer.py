@@ -50,11 +50,12 @@ class Moved:
         """Return the outlooks, each with its number of entries."""
         return tuple(Foreseen(seen, number) for seen, number in self.outlooks.items())
 
-    def plan(self, entries: Iterable[Entry]) -> None:
-        """Count and list what would be placed."""
-        self.entries = [*(self.entries or ()), *entries]
-        self.placed = len(self.entries)
-        self.bytes = sum(entry.bytes for entry in self.entries)
+    def add(self, other: Moved) -> None:
+        """Add what was done with more entries of the layer."""
+        for name in ("placed", "bytes", "there", "cannot_hit", "kept", "skipped", "failed", "outlooks"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        if other.entries is not None:
+            self.entries = [*(self.entries or ()), *other.entries]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class MovedTotal:
     failed: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Transfer:
     """What a push or a pull did with each layer, or (``dry_run``) would do.
 
@@ -81,14 +82,32 @@ class Transfer:
     """
 
     url: str
-    digest: str | None
-    moved: int
+    digest: str | None = None
+    moved: int = 0
     layers: tuple[Moved, ...] = ()
     dry_run: bool = False
     trusted: tuple[str, ...] = ()
     unread: tuple[Note, ...] = ()
     left_out: tuple[Note, ...] = ()
     as_json: ClassVar[AsJson] = AsJson("cachectl/transfer/1", also=("total",))
+
+    def layer(self, name: str) -> Moved:
+        """Return the result for a layer, to be added to."""
+        for layer in self.layers:
+            if layer.layer == name:
+                return layer
+        self.layers += (Moved(name, entries=[] if self.dry_run else None),)
+        return self.layers[-1]
+
+    def add(self, other: Transfer) -> None:
+        """Add what was done with another source."""
+        self.url, self.digest = f"{self.url} {other.url}", None
+        self.moved += other.moved
+        for layer in other.layers:
+            self.layer(layer.layer).add(layer)
+        self.trusted = tuple(dict.fromkeys((*self.trusted, *other.trusted)))
+        self.unread += other.unread
+        self.left_out += other.left_out
 
     @property
     def total(self) -> MovedTotal:

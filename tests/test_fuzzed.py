@@ -15,23 +15,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachectl.layers.base.errors import NotAnArtifact
+from cachectl.layers import comgr
+from cachectl.layers.base.errors import CachectlError
+from cachectl.layers.cuda import entries as compute_cache
 from cachectl.layers.formats import (
     bitcode,
-    comgr_entries,
-    compute_cache,
     device_binaries,
     elf,
-    neo_binaries,
     opencl_source,
     pdict,
     pickles,
 )
-from cachectl.layers.formats import source_info as pyopencl_info
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.pairs import Database, Fossilize
-from cachectl.layers.miopen import kernel_db
-from cachectl.layers.miopen import names as miopen_names
+from cachectl.layers.miopen import kernels as kernel_db
+from cachectl.layers.miopen import places as miopen_names
+from cachectl.layers.neo.entries import NeoCodec
 from cachectl.layers.stores.archive import artifact_from_bytes, unpack
 from cachectl.layers.stores.records import Record, RecordFile
 
@@ -52,12 +51,12 @@ def _pickle(data: bytes) -> None:
 
 
 def _source_info(data: bytes) -> None:
-    pyopencl_info.complaint(data)
-    list(pyopencl_info.dependencies(data))
+    opencl_source.info_complaint(data)
+    list(opencl_source.dependencies(data))
 
 
 def _compute_entry(data: bytes) -> None:
-    compute_cache.complaint("0/1/23456789abcdef", data)
+    compute_cache.entry_complaint("0/1/23456789abcdef", data)
     if (key := compute_cache.key_of(data)) is not None:
         for read in (compute_cache.kernels, compute_cache.device, compute_cache.parts):
             read(key)
@@ -95,7 +94,7 @@ def _names(data: bytes) -> None:
 def _archive(data: bytes) -> None:
     with contextlib.suppress(ValueError):
         assert sum(map(len, unpack(data).values())) <= len(data)
-    with contextlib.suppress(NotAnArtifact):
+    with contextlib.suppress(CachectlError):
         artifact_from_bytes(data)
 
 
@@ -106,8 +105,8 @@ def _objects(data: bytes) -> None:
 
 
 def _neo(data: bytes) -> None:
-    for read in (neo_binaries.complaint, neo_binaries.describe, neo_binaries.read_statistics):
-        read(data)
+    NeoCodec().check(data)
+    NeoCodec().describe(data)
 
 
 def _bitcode(data: bytes) -> None:
@@ -116,11 +115,12 @@ def _bitcode(data: bytes) -> None:
 
 
 def _comgr(data: bytes) -> None:
-    output = comgr_entries.output_of(data)
+    output = comgr.output_of(data)
     assert output is None or len(output) + 16 <= len(data)
-    comgr_entries.complaint(data)
-    comgr_entries.describe(data)
-    comgr_entries.policy_complaint(_text(data))
+    for entry in (data, len(data).to_bytes(8, "little") + data + bytes(8)):
+        comgr.ComgrCodec().check(entry)
+        comgr.ComgrCodec().describe(entry)
+    comgr.policy_complaint(_text(data))
 
 
 def _mesa_entry(data: bytes) -> None:

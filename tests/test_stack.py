@@ -14,7 +14,7 @@ from cachectl.config import Limits
 from cachectl.layers.base import errors as errors_of_layers
 from cachectl.layers.base.selection import Selection
 from cachectl.stack import Stack
-from cachectl.watching.proof import Verdict
+from cachectl.watching.proof import HOLDS
 
 if TYPE_CHECKING:
     from homes import Home
@@ -65,7 +65,7 @@ def test_running_returns_the_status_and_the_proof(home: Home) -> None:
     ran = stack.run(ENDING_WITH_3, isolated=True, layers=["loopy"], prove=True, notice=said.append)
     assert ran.status == 3
     assert ran.proof is not None
-    assert ran.proof.of(Verdict.HOLDS) == ("loopy",)
+    assert ran.proof.of(HOLDS) == ("loopy",)
     assert any("is isolated too" in line for line in said)
     assert stack.run(ENDING_WITH_3, no_cache=True, layers=["pocl"], notice=said.append).proof is None
     traced = stack.trace(ENDING_WITH_3, explain=True, notice=said.append)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from typing import ClassVar
 from cachectl.layers.base import errors, store
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Ability, Artifact, Condition, Entry
-from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.layer import Layer, get_many, put_many
 from cachectl.layers.base.selection import Selection
 
 
@@ -67,22 +67,17 @@ class LayerConformance(ABC):
 
     # ------------------------------------------------------------------ reading
 
-    def test_locating_is_pure(self, tmp_path: Path) -> None:
-        """Roots are a function of the environment: equal twice, and nothing is written to find them."""
-        layer = self.empty(tmp_path)
-        assert layer.roots() == layer.roots() == self.make(layer.environment).roots()
-        assert snapshot(tmp_path / "home") == {}
-        assert all(root.path.is_absolute() and root.source for root in layer.roots())
-
     def test_an_empty_home_is_no_fault(self, tmp_path: Path) -> None:
-        """An empty home gives no entries, plans or findings, and every key is a miss."""
+        """Roots are a function of the environment; there are no entries, plans or findings, and every key is a miss."""
         layer = self.empty(tmp_path)
+        roots = layer.roots()
+        assert roots == layer.roots() == self.make(layer.environment).roots()
+        assert all(root.path.is_absolute() and root.source for root in roots)
         assert list(layer.entries()) == []
-        assert all(not list(layer.store.verify(root)) for root in layer.roots())
+        assert not any(list(layer.store.verify(root)) for root in roots)
         if can(layer, Ability.CLEAR):
             plan = layer.plan_clear()
-            assert not plan.entries
-            assert not plan.failed
+            assert (plan.entries, plan.failed) == ((), ())
         if can(layer, Ability.GET):
             assert layer.get("no such key") is None
         assert snapshot(tmp_path / "home") == {}
@@ -91,11 +86,12 @@ class LayerConformance(ABC):
         """A condition and every missing ability have a reason, and the refusal says it."""
         layer = self.seeded(tmp_path)
         assert layer.state().why
-        acts: dict[Ability, Callable[[], object]] = {
-            Ability.GET: lambda: layer.get("any"),
-            Ability.PUT: lambda: layer.put_new([]),
+        acts: Mapping[Ability, Callable[[], object]] = {
+            Ability.GET: partial(layer.get, "any"),
+            Ability.PUT: partial(put_many, layer, []),
             Ability.CLEAR: layer.plan_clear,
-            Ability.DISABLE: layer.disable,
+            Ability.DISABLE: partial(layer.switched, on=False),
+            Ability.RELOCATE: partial(layer.relocate, tmp_path),
         }
         for ability, reason in layer.abilities().items():
             assert reason is None or len(reason.split()) > 2  # noqa: PLR2004
@@ -111,9 +107,7 @@ class LayerConformance(ABC):
         keys = [entry.key for entry in layer.entries()]
         assert len(keys) >= 2, "seed at least two entries"  # noqa: PLR2004
         list(layer.diagnose())
-        for root in layer.roots():
-            layer.store.usage(root)
-            list(layer.store.verify(root))
+        _look(layer)
         if can(layer, Ability.GET):
             layer.get(keys[0])
         if can(layer, Ability.CLEAR):
@@ -136,53 +130,43 @@ class LayerConformance(ABC):
 
     # ------------------------------------------------------------------ get and put
 
-    def test_get_clear_put_gives_equal_bytes(self, tmp_path: Path) -> None:
-        """A removed entry can be put back and reads equal; putting it twice changes nothing."""
+    def test_what_was_taken_out_goes_back_in(self, tmp_path: Path) -> None:
+        """One by one or together, a removed entry is put back and reads equal; an equal one changes nothing."""
         layer = self.seeded(tmp_path)
         if not can(layer, Ability.GET):
             return
-        artifact = first_artifact(layer)
-        assert artifact.form in layer.store.forms
-        if not can(layer, Ability.PUT):
-            return
-        if can(layer, Ability.CLEAR):
-            layer.clear(layer.plan_clear(Selection(key=artifact.key)))
-            assert layer.get(artifact.key) is None
-        layer.put(artifact.key, artifact)
-        assert layer.get(artifact.key) == artifact
-        before = snapshot(tmp_path)
-        layer.put(artifact.key, artifact)
-        assert snapshot(tmp_path) == before
-
-    def test_many_at_once_are_as_one_by_one(self, tmp_path: Path) -> None:
-        """Bulk reads give the same entries as single reads; bulk placement places, skips or refuses each entry."""
-        layer = self.seeded(tmp_path)
-        if not can(layer, Ability.GET):
-            return
-        read = {entry.key: layer.get(entry.key) for entry in layer.entries()}
-        assert layer.get_many([*read, "no such key"]) == read
-        if not can(layer, Ability.PUT):
-            return
+        read = _artifacts(layer)
+        assert get_many(layer, [*read, "no such key"]) == read
         artifacts = [artifact for artifact in read.values() if artifact is not None]
+        victim = artifacts[0]
+        assert victim.form in layer.store.forms
+        if not can(layer, Ability.PUT):
+            return
         before = snapshot(tmp_path)
-        foreign, *others = layer.put_new([replace(artifacts[0], form="another/0"), *artifacts])
+        layer.put(victim.key, victim)
+        foreign, *others = put_many(layer, [replace(victim, form="another/0"), *artifacts])
         assert isinstance(foreign, errors.ForeignForm)
         assert others == [False] * len(artifacts)
         assert snapshot(tmp_path) == before
-        if can(layer, Ability.CLEAR):
-            victim = first_artifact(layer)
+        if not can(layer, Ability.CLEAR):
+            return
+        for together in (False, True):
             layer.clear(layer.plan_clear(Selection(key=victim.key)))
-            placed = layer.put_new([*artifacts, victim])
-            assert placed == [*(artifact == victim for artifact in artifacts), False]
+            assert layer.get(victim.key) is None
+            if together:
+                placed = put_many(layer, [*artifacts, victim])
+                assert placed == [*(artifact == victim for artifact in artifacts), False]
+            else:
+                layer.put(victim.key, victim)
             assert layer.get(victim.key) == victim
 
     def test_a_foreign_artifact_is_refused(self, tmp_path: Path) -> None:
         """Another layer, form, key or entry, and a control character in a key, are refused and change nothing."""
         layer = self.seeded(tmp_path)
-        if not (can(layer, Ability.PUT) and can(layer, Ability.GET)):
+        if not can(layer, Ability.PUT, Ability.GET):
             return
-        artifact = first_artifact(layer)
-        other = layer.get(list(layer.entries())[1].key)
+        artifact, other, *_ = _artifacts(layer).values()
+        assert artifact is not None
         before = snapshot(tmp_path)
         key = artifact.key
         for foreign in (replace(artifact, layer="another"), replace(artifact, form="another/0")):
@@ -193,15 +177,16 @@ class LayerConformance(ABC):
         for character in ("\n", "\x1b", "\x7f", "\u202e"):
             strange = replace(artifact, key=f"{key[:-1]}{character}{key[-1]}")
             assert isinstance(raised(partial(layer.put, strange.key, strange)), errors.LayerError)
-            assert isinstance(layer.put_new([strange])[0], errors.LayerError)
+            assert isinstance(put_many(layer, [strange])[0], errors.LayerError)
         assert snapshot(tmp_path) == before
 
     def test_damaged_bytes_are_not_put(self, tmp_path: Path) -> None:
         """A truncated artifact is refused; if the layer cannot detect it, at least it reads back equal."""
         layer = self.seeded(tmp_path)
-        if not (can(layer, Ability.PUT) and can(layer, Ability.GET)):
+        if not can(layer, Ability.PUT, Ability.GET):
             return
-        artifact = first_artifact(layer)
+        artifact = layer.get(next(layer.entries()).key)
+        assert artifact is not None
         # Padding at the end, as in a tar, carries nothing: an artifact without it is still whole.
         content = artifact.data.rstrip(b"\0") or artifact.data
         cut = replace(artifact, data=content[: len(content) // 2])
@@ -211,7 +196,7 @@ class LayerConformance(ABC):
     # ------------------------------------------------------------------ clear
 
     def test_clear_removes_exactly_the_plan(self, tmp_path: Path) -> None:
-        """Exactly the planned entry is removed, once; other entries and foreign files stay."""
+        """A plan of one entry, then of all, removes exactly these, once; other entries and foreign files stay."""
         layer = self.seeded(tmp_path)
         if not can(layer, Ability.CLEAR):
             return
@@ -219,34 +204,25 @@ class LayerConformance(ABC):
         for stranger in strangers:
             stranger.write_text("not the layer's own")
         victim, *others = layer.entries()
-        kept = {entry.key: _artifact(layer, entry) for entry in others}
-        before = snapshot(tmp_path)
+        kept = _artifacts(layer)
+        del kept[victim.key]
+        before = snapshot(tmp_path, times=True)
         plan = layer.plan_clear(Selection(key=victim.key))
+        assert layer.plan_clear().outcome.removed == len(others) + 1
         assert [planned.key for planned in plan.entries] == [victim.key]
-        assert snapshot(tmp_path) == before
+        assert snapshot(tmp_path, times=True) == before
         outcome, again = layer.clear(plan), layer.clear(plan)
         assert (outcome.removed, outcome.failed) == (1, ())
         assert (again.removed, len(again.skipped)) == (0, 1)
         assert again.skipped[0].because
-        assert {entry.key: _artifact(layer, entry) for entry in layer.entries()} == kept
-        assert all(stranger.read_text() == "not the layer's own" for stranger in strangers)
-
-    def test_clear_of_everything_leaves_strangers(self, tmp_path: Path) -> None:
-        """A plan lists each entry once; exactly these are removed, and a second clear finds nothing to do."""
-        layer = self.seeded(tmp_path)
-        if not can(layer, Ability.CLEAR):
-            return
-        stranger = next(layer.entries()).root / "a stranger.txt"
-        stranger.write_text("not the layer's own")
-        before = snapshot(tmp_path, times=True)
+        assert _artifacts(layer) == kept
         plan = layer.plan_clear()
-        assert snapshot(tmp_path, times=True) == before
         outcome = layer.clear(plan)
         named = [planned.key for planned in plan.entries if isinstance(planned, Entry)]
         assert len(named) == len(set(named)) == outcome.removed == plan.outcome.removed > 0
         assert (plan.skipped, ()) == (outcome.skipped, outcome.failed)
         assert list(layer.entries()) == []
-        assert stranger.read_text() == "not the layer's own"
+        assert all(stranger.read_text() == "not the layer's own" for stranger in strangers)
         assert layer.clear(layer.plan_clear()).removed == 0
 
     # ------------------------------------------------------------------ damage and switches
@@ -259,10 +235,7 @@ class LayerConformance(ABC):
             content = path.read_bytes()
             for damaged in (b"", content[: len(content) // 2], b"\xff" * len(content)):
                 path.write_bytes(damaged)
-                for root in layer.roots():
-                    list(layer.store.scan(root))
-                    layer.store.usage(root)
-                    list(layer.store.verify(root))
+                _look(layer)
             path.write_bytes(content)
 
     def test_what_verify_finds_damaged_can_be_removed(self, tmp_path: Path) -> None:
@@ -272,19 +245,18 @@ class LayerConformance(ABC):
             return
         assert not layer.plan_clear(damaged=True).entries
         for path in _files(layer)[:1]:
-            content = path.read_bytes()
-            path.write_bytes(content[: len(content) // 2])
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
         for _ in range(2):
             layer.clear(layer.plan_clear(damaged=True))
         assert not layer.plan_clear(damaged=True).entries
 
     def test_disable_then_enable_restores(self, tmp_path: Path) -> None:
-        """The variables of ``disable`` switch the layer off, and those of ``enable`` switch it on again."""
+        """The variables of a switch turn the layer off, and on again."""
         layer = self.seeded(tmp_path)
         if not can(layer, Ability.DISABLE):
             return
         was = layer.state().condition
-        off, on = layer.disable(), layer.enable()
+        off, on = layer.switched(on=False), layer.switched(on=True)
         assert off.layer == on.layer == layer.name
         assert off.set.keys() <= on.set.keys() | on.unset
         disabled = layer.environment.with_variables(off.set, off.unset)
@@ -303,16 +275,10 @@ class LayerConformance(ABC):
         assert list(moved.entries()) == []
 
 
-def can(layer: Layer, ability: Ability) -> bool:
-    """Return whether a layer has an ability here."""
-    return layer.abilities()[ability] is None
-
-
-def first_artifact(layer: Layer) -> Artifact:
-    """Return the artifact of the first entry of a layer."""
-    artifact = layer.get(next(layer.entries()).key)
-    assert artifact is not None
-    return artifact
+def can(layer: Layer, *abilities: Ability) -> bool:
+    """Return whether a layer has all of these abilities here."""
+    reasons = layer.abilities()
+    return all(reasons[ability] is None for ability in abilities)
 
 
 def nobody(folder: Path) -> Path:
@@ -335,19 +301,27 @@ def snapshot(folder: Path, *, times: bool = False) -> dict[str, str]:
     """Describe every name below a folder: its kind, the hash of its content, and its time of change."""
     described: dict[str, str] = {}
     for path in sorted(folder.rglob("*")):
-        status = path.lstat()
         if path.is_symlink():
             what = f"link to {os.readlink(path)}"
         elif path.is_dir():
             what = "folder"
         else:
             what = hashlib.sha256(path.read_bytes()).hexdigest()
-        described[str(path.relative_to(folder))] = f"{what} {status.st_mtime_ns}" if times else what
+        described[str(path.relative_to(folder))] = f"{what} {path.lstat().st_mtime_ns}" if times else what
     return described
 
 
-def _artifact(layer: Layer, entry: Entry) -> Artifact | None:
-    return layer.get(entry.key) if can(layer, Ability.GET) else None
+def _artifacts(layer: Layer) -> dict[str, Artifact | None]:
+    """Return the artifact of each entry by its key, ``None`` if the layer cannot read them."""
+    is_able = can(layer, Ability.GET)
+    return {entry.key: layer.get(entry.key) if is_able else None for entry in layer.entries()}
+
+
+def _look(layer: Layer) -> None:
+    for root in layer.roots():
+        list(layer.store.scan(root))
+        layer.store.usage(root)
+        list(layer.store.verify(root))
 
 
 def _files(layer: Layer) -> list[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -49,36 +49,19 @@ def user_cache(application: str) -> Callable[[Environment], tuple[Path, str]]:
     return partial(user_cache_folder, application=application)
 
 
-class Read(NamedTuple):
-    """The moment when a library reads its variables; later changes have no effect.
-
-    ``libraries`` are beginnings of the file names of shared libraries, ``modules`` names of Python modules.
-    """
-
-    when: facts.When
-    libraries: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
-
-    def applied(self, layer: str, put: Mapping[str, str], unset: frozenset[str] = frozenset()) -> facts.Switch:
-        """Return the change of variables with the moment when it takes effect."""
-        return facts.Switch(
-            layer, put, unset, read_at_load=self.libraries, read_at_import=self.modules, takes_effect=self.when
-        )
+def at_load(*libraries: str) -> facts.Switch:
+    """Declare variables that are read once, when a library is loaded whose file name begins with one of these."""
+    return facts.Switch("", read_at_load=libraries)
 
 
-def at_load(*libraries: str) -> Read:
-    """Declare variables that are read once, when one of these libraries is loaded."""
-    return Read(facts.When.NEXT_START, libraries)
-
-
-def at_import(*modules: str) -> Read:
+def at_import(*modules: str) -> facts.Switch:
     """Declare variables that are read once, when one of these Python modules is imported."""
-    return Read(facts.When.NEXT_IMPORT, modules=modules)
+    return facts.Switch("", read_at_import=modules, takes_effect=facts.When.NEXT_IMPORT)
 
 
-def at_once() -> Read:
+def at_once() -> facts.Switch:
     """Declare variables that are read whenever the cache is used."""
-    return Read(facts.When.NOW)
+    return facts.Switch("", takes_effect=facts.When.NOW)
 
 
 class EnvSwitch(NamedTuple):
@@ -86,7 +69,8 @@ class EnvSwitch(NamedTuple):
 
     variable: str
     off: str
-    read: Read
+    #: A switch that says only when the library reads the variable.
+    read: facts.Switch
 
     def state(self, environment: Environment) -> facts.State:
         """Return whether the variable has that value."""
@@ -98,8 +82,8 @@ class EnvSwitch(NamedTuple):
     def change(self, layer: str, *, on: bool) -> facts.Switch:
         """Return how to turn the cache on or off."""
         if on:
-            return self.read.applied(layer, {}, frozenset({self.variable}))
-        return self.read.applied(layer, {self.variable: self.off})
+            return replace(self.read, layer=layer, unset=frozenset({self.variable}))
+        return replace(self.read, layer=layer, set={self.variable: self.off})
 
 
 class Odd(Enum):

@@ -20,11 +20,6 @@ from typing import Any, Final
 from cachectl.layers.host.distributions import version_of
 from cachectl.layers.host.mounts import MOUNTS
 
-
-def _unknown_version(distribution: str) -> str | None:  # noqa: ARG001 - the signature of a lookup
-    return None
-
-
 #: How many seconds to wait for a lock that another process holds.
 LOCK_TIMEOUT: Final = 5.0
 
@@ -52,7 +47,7 @@ class Environment:
     python: str = ".".join(str(part) for part in sys.version_info)
     site: tuple[Path, ...] = ()
     prefix: Path | None = None
-    installed: Callable[[str], str | None] = _unknown_version
+    installed: Callable[[str], str | None] = field(default=lambda _: None)
     clock: Callable[[], float] = field(default=time.time)
     lock_timeout: float = LOCK_TIMEOUT
     processes: Path = Path("/proc")
@@ -95,16 +90,6 @@ class Environment:
         merged = {**self.variables, **dict.fromkeys(unset), **changes}
         kept = {name: value for name, value in merged.items() if value is not None}
         return replace(self, variables=MappingProxyType(kept))
-
-    @property
-    def is_this_process(self) -> bool:
-        """Return whether a library that reads the process's own environment would see this one."""
-        return (
-            self.platform == sys.platform
-            and self.variables == os.environ
-            and self.home == _account_home()
-            and self.cwd == Path.cwd()
-        )
 
     @property
     def home_folder(self) -> Path:
@@ -176,14 +161,10 @@ def user_cache_folder(environment: Environment, application: str) -> tuple[Path,
     take twice as long as the start of Python.
     """
     folder, source, is_common = _cache_folder(environment, application)
-    if not is_common and environment.is_this_process and environment.installed is version_of:
-        import platformdirs
-
-        # It raises that if it cannot determine the home folder.
-        with suppress(RuntimeError):
-            answer = environment.absolute(platformdirs.user_cache_dir(application, application))
-            return answer, source if answer == folder else "platformdirs"
-    return folder, source
+    if is_common or environment.installed is not version_of:
+        return folder, source
+    answer = _asked(environment, "user_cache_dir", application, application) or folder
+    return answer, source if answer == folder else "platformdirs"
 
 
 def own_roots_folder(environment: Environment) -> Path:
@@ -226,10 +207,8 @@ def is_configured(environment: Environment) -> bool:
 
 
 def _site_config_folders(environment: Environment) -> tuple[Path, ...]:
-    if environment.platform != "linux" and environment.is_this_process:
-        import platformdirs
-
-        return (Path(platformdirs.site_config_dir("cachectl", appauthor=False)),)
+    if environment.platform != "linux" and (answer := _asked(environment, "site_config_dir", "cachectl", None)):
+        return (answer,)
     named = [Path(folder) for folder in (environment.get("XDG_CONFIG_DIRS") or "").split(os.pathsep)]
     folders = [folder for folder in named if folder.is_absolute()] or [Path("/etc/xdg")]
     return tuple(folder / "cachectl" for folder in folders)
@@ -238,21 +217,28 @@ def _site_config_folders(environment: Environment) -> tuple[Path, ...]:
 def _own_folder(environment: Environment, function: str, variable: str, default: str) -> Path:
     """Return a folder of cachectl's own; ``function`` is the one of platformdirs that answers for odd values."""
     folder, _, is_common = _linux_folder(environment, "cachectl", variable, default)
-    if not (is_common and environment.platform == "linux") and environment.is_this_process:
-        import platformdirs
+    if is_common and environment.platform == "linux":
+        return folder
+    return _asked(environment, function, "cachectl", None) or folder
 
-        with suppress(RuntimeError):
-            return environment.absolute(getattr(platformdirs, function)("cachectl", appauthor=False))
-    return folder
+
+def _asked(environment: Environment, function: str, application: str, author: str | None) -> Path | None:
+    """Return the answer of platformdirs, ``None`` for another environment than this process's."""
+    asked = (environment.platform, environment.variables, environment.home, environment.cwd)
+    if asked != (sys.platform, os.environ, _account_home(), Path.cwd()):
+        return None
+    import platformdirs
+
+    # It raises that if it cannot determine the home folder.
+    with suppress(RuntimeError):
+        return environment.absolute(getattr(platformdirs, function)(application, author or False))
+    return None
 
 
 def _cache_folder(environment: Environment, application: str) -> tuple[Path, str, bool]:
     """Return the folder, the reason, and whether all releases of platformdirs agree about it."""
-    if environment.platform == "win32":
-        return _windows_folder(environment, application)
-    if environment.platform == "darwin":
-        return _macos_folder(environment, application)
-    return _linux_folder(environment, application)
+    rules = {"win32": _windows_folder, "darwin": _macos_folder}
+    return rules.get(environment.platform, _linux_folder)(environment, application)
 
 
 def _linux_folder(

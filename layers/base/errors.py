@@ -46,10 +46,6 @@ class BadRequest(CachectlError, ValueError):
     """A layer, key, size, age or option that does not exist or cannot be read."""
 
 
-class NotAnArtifact(CachectlError, ValueError):
-    """A file that ``cachectl get`` did not write, or one that was damaged since."""
-
-
 class LayerError(CachectlError):
     """A failure of one layer, at a path if one is known."""
 

@@ -16,6 +16,8 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 from cachectl.layers.disk import presence
 
 T = TypeVar("T")
+#: Results of :func:`json_keys`, by class.
+_KEYS: Final[dict[type, Mapping[str, str]]] = {}
 
 
 class AsJson(NamedTuple):
@@ -162,7 +164,15 @@ class Orphan:
     idle_only: bool = True
     stamp: tuple[int, ...] = ()
     disk: int | None = None
+    stale: ClassVar[bool] = True
+    kernels: ClassVar[tuple[str, ...]] = ()
+    guest: ClassVar[None] = None
     as_json: ClassVar[AsJson] = AsJson(hidden=("idle_only", "stamp", "disk"), also=("state",), names={"why": "because"})
+
+    @property
+    def latest(self) -> float:
+        """Return the moment of its last change."""
+        return self.modified
 
     @property
     def state(self) -> str:
@@ -205,11 +215,6 @@ class Problem:
     def hides(self) -> bool:
         """Return whether there may be entries that could not be listed."""
         return self.code in ("unreadable", "busy", "sqlite")
-
-    @property
-    def stays(self) -> bool:
-        """Return whether this has the name of an entry but is none, or holds a foreign file, and so is not removed."""
-        return self.code == "unrecognised"
 
 
 Found = Entry | Orphan | Housekeeping | Problem
@@ -412,33 +417,19 @@ class Finding:
     as_json: ClassVar[AsJson] = AsJson(hidden=("thing",))
 
 
-class JsonKey(NamedTuple):
-    """One key of a fact in JSON, and its attribute; a flat one is replaced by the keys of the fact it holds."""
-
-    attribute: str
-    key: str
-    flat: bool
-    optional: bool
-
-
-#: Cached results of :func:`members`, by class.
-_KNOWN: Final[dict[type, tuple[JsonKey, ...]]] = {}
-
-
 def declared(kind: type) -> AsJson:
     """Return the JSON declaration of a class of facts."""
     declaration: AsJson = getattr(kind, "as_json", AsJson())
     return declaration
 
 
-def members(kind: type) -> tuple[JsonKey, ...]:
-    """Return the keys of a class of facts, in JSON order."""
-    if kind not in _KNOWN:
+def json_keys(kind: type) -> Mapping[str, str]:
+    """Return the key of each attribute of a class of facts that JSON shows, in its order."""
+    if kind not in _KEYS:
         say = declared(kind)
         shown = (*(name for name in _fields(kind) if name not in say.hidden), *say.also)
-        keys = (JsonKey(name, say.names.get(name, name), name in say.flat, name in say.optional) for name in shown)
-        _KNOWN[kind] = tuple(keys)
-    return _KNOWN[kind]
+        _KEYS[kind] = {name: say.names.get(name, name) for name in shown}
+    return _KEYS[kind]
 
 
 def _fields(kind: type) -> tuple[str, ...]:
@@ -453,8 +444,8 @@ def total(kind: type[T], parts: Iterable[object]) -> T:
     """
     sums = dict.fromkeys(_fields(kind), 0)
     for part in parts:
-        for member in members(type(part)):
-            if member.key in sums:
-                value: Any = getattr(part, member.attribute)
-                sums[member.key] += value if isinstance(value, int) else len(value)
+        for attribute, key in json_keys(type(part)).items():
+            if key in sums:
+                value: Any = getattr(part, attribute)
+                sums[key] += value if isinstance(value, int) else len(value)
     return kind(**sums)

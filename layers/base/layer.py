@@ -13,18 +13,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final, final
+from typing import ClassVar, final
 
-from cachectl.layers.base import declarations, errors, facts
+from cachectl.layers.base import declarations, errors, facts, lazy
 from cachectl.layers.base.environment import Environment, own_roots_folder
-from cachectl.layers.base.facts import Ability, Entry, Note, Orphan, Outcome, Plan, Problem, Removable, Root
+from cachectl.layers.base.facts import Ability, Entry, Note, Outcome, Plan, Removable, Root
 from cachectl.layers.base.parts import About
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import Store, attempt
 from cachectl.layers.disk import trust
-
-_NO_SWITCH: Final = "nothing turns this cache off"
-_TUNING: Final = "results of tuning are never removed as damaged"
 
 
 class Layer:
@@ -49,7 +46,7 @@ class Layer:
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
-        self.store = type(self).store.bound(self.name, environment)
+        self.store = lazy.bound(type(self).store, name=self.name, environment=environment)
 
     def __repr__(self) -> str:
         return f"<layer {self.name}>"
@@ -68,25 +65,22 @@ class Layer:
         return self.switch.state(self.environment)
 
     def switched(self, *, on: bool) -> facts.Switch:
-        """Return how to turn the layer on or off. Called only if :meth:`refusals` does not forbid it."""
+        """Return how to turn the layer on or off; changes nothing. Raises :class:`Refused` if that is impossible."""
         if self.switch is None:
-            raise errors.Refused(self.name, _NO_SWITCH)
+            raise errors.Refused(self.name, "cannot disable: nothing turns this cache off")
         return self.switch.change(self.name, on=on)
 
     def relocate(self, folder: Path) -> facts.Switch:
-        """Return how to make the layer keep everything under another folder."""
+        """Return how to make the layer keep everything under another folder; changes nothing.
+
+        Raises :class:`Refused` if that is impossible.
+        """
         read = declarations.at_once() if self.switch is None else self.switch.read
-        return read.applied(self.name, self.places.moved(self.name, folder))
+        return replace(read, layer=self.name, set=self.places.moved(self.name, folder))
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the layer's variables and surroundings. Changes nothing."""
         yield from ()
-
-    def refusals(self) -> Mapping[Ability, str]:
-        """Return the abilities that the layer lacks here and now, each with the reason."""
-        own_switch = type(self).switched is not Layer.switched
-        without = {} if self.switch is not None or own_switch else {Ability.DISABLE: _NO_SWITCH}
-        return {**without, **self.store.refusals()}
 
     def place_of_file(self, file: Path) -> Path | None:
         """Return where in the first root a file of the library belongs that lies elsewhere; ``None`` for other files.
@@ -102,24 +96,30 @@ class Layer:
 
         A layer that cannot answer, as some of other people may, has none.
         """
+        reasons: dict[Ability, str | None] = dict.fromkeys(Ability)
+        changes = (
+            (Ability.DISABLE, partial(self.switched, on=False)),
+            (Ability.DISABLE, partial(self.switched, on=True)),
+            (Ability.RELOCATE, partial(self.relocate, self.environment.temporary)),
+        )
         try:
-            refusals = dict(self.refusals())
-            if Ability.DISABLE not in refusals:
-                self.switched(on=False)
-                self.switched(on=True)
-            if Ability.RELOCATE not in refusals:
-                self.relocate(self.environment.temporary)
+            reasons.update(self.store.refusals())
+            for ability, change in changes:
+                try:
+                    change()
+                except errors.Refused as error:  # noqa: PERF203 - one must not end the rest
+                    reasons[ability] = error.message.removeprefix(f"cannot {ability.value}: ")
         except errors.FAILURES as error:
             return dict.fromkeys(Ability, f"the layer failed: {errors.reason_of(error)}")
-        return {ability: refusals.get(ability) for ability in Ability}
+        return reasons
 
     @final
     def entries(self, selection: Selection = ALL) -> Iterator[Entry]:
         """Yield the selected entries of every root."""
         for root in self.roots():
-            for found in self.store.scan(root, selection):
-                if isinstance(found, Entry) and selection.matches(found):
-                    yield found
+            for thing in self.store.scan(root, selection):
+                if isinstance(thing, Entry) and selection.matches(thing):
+                    yield thing
 
     @final
     def get(self, key: str) -> facts.Artifact | None:
@@ -127,23 +127,11 @@ class Layer:
 
         Raises :class:`Refused` if the layer cannot, :class:`Damaged` if the entry is not whole.
         """
-        with self._named():
-            found = self.get_many([key]).get(key)
-            if isinstance(found, Exception):
-                raise found
-            return found
-
-    @final
-    def get_many(self, keys: Sequence[str]) -> Mapping[str, facts.Artifact | Exception]:
-        """Return the artifact of each key, or the reading error; a key that no root has is left out.
-
-        Raises :class:`Refused` if the layer cannot.
-        """
-        self._require(Ability.GET)
-        found: dict[str, facts.Artifact | Exception] = {}
-        for root in self.roots():
-            found.update(self.store.read(root, [key for key in keys if key not in found]))
-        return found
+        with _named(self):
+            artifact = get_many(self, [key]).get(key)
+            if isinstance(artifact, Exception):
+                raise artifact
+            return artifact
 
     @final
     def put(self, key: str, artifact: facts.Artifact, *, replace: bool = False) -> None:
@@ -152,67 +140,15 @@ class Layer:
         Raises :class:`Refused`, :class:`ForeignForm`, :class:`Damaged`, or :class:`EntryExists` if a different entry
         has the key and ``replace`` is not set. Putting equal bytes again does nothing.
         """
-        with self._named():
-            root = self._root_to_put()
+        with _named(self):
             if artifact.key != key:
                 # A library accepts any file with the name of a key as the entry.
                 raise errors.ForeignForm(
                     self.name, f"the artifact was taken from the key {artifact.key!r}; put it there"
                 )
-            (result,) = self._write(root, [artifact], replace=replace)
+            (result,) = put_many(self, [artifact], replace=replace)
             if isinstance(result, Exception):
                 raise result
-
-    @final
-    def put_new(self, artifacts: Sequence[facts.Artifact]) -> list[bool | Exception]:
-        """Place the artifacts whose keys are free, each whole or not at all, under its own key.
-
-        Returns for each: ``True`` if it was placed, ``False`` if the same entry is present, else the error that
-        :meth:`put` would raise. Raises :class:`Refused` if the layer cannot.
-        """
-        return self._write(self._root_to_put(), artifacts, replace=False)
-
-    def _write(self, root: Root, artifacts: Sequence[facts.Artifact], *, replace: bool) -> list[bool | Exception]:
-        placed: list[bool | Exception | None] = [
-            attempt(partial(self._require_fit, root, artifact)) for artifact in artifacts
-        ]
-        while waiting := [index for index, result in enumerate(placed) if result is None]:
-            # Of artifacts with one key, the first is placed before the others are compared with it.
-            first = {artifacts[index].key: index for index in reversed(waiting)}
-            batch = [artifacts[index] for index in sorted(first.values())]
-            written = self.store.write(root, batch, replace=replace)
-            for key, index in first.items():
-                placed[index] = written[key]
-        return [result for result in placed if result is not None]
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Name the layer, which may be of other people, in an error that no layer should raise."""
-        try:
-            yield
-        except (errors.LayerError, OSError):
-            raise
-        except errors.FAILURES as error:
-            raise errors.LayerError(self.name, f"the layer failed: {errors.reason_of(error)}") from error
-
-    def _root_to_put(self) -> Root:
-        self._require(Ability.PUT)
-        root = next(iter(self.roots()), None)
-        if root is None:
-            raise errors.Refused(
-                self.name, f"cannot put: no place to keep entries in this environment ({self.state().why})"
-            )
-        require_changeable(self, root)
-        return root
-
-    def _require_fit(self, root: Root, artifact: facts.Artifact) -> None:
-        if artifact.layer != self.name or artifact.form not in self.store.forms:
-            message = f"takes {' or '.join(self.store.forms)}, this is {artifact.form} of layer {artifact.layer}"
-            raise errors.ForeignForm(self.name, f"{message}; put it there instead")
-        if errors.key_complaint(artifact.key) is not None or not self.store.is_key(artifact.key):
-            raise errors.not_a_key(self.name, artifact.key)
-        if owner := self._other_owner(root.path, artifact.key):
-            raise errors.Refused(self.name, trust.belonging_to(owner), root.path / artifact.key)
 
     @final
     def plan_clear(self, selection: Selection = ALL, *, damaged: bool = False) -> Plan:
@@ -221,130 +157,54 @@ class Layer:
         With ``damaged`` only those that :meth:`Store.verify` finds damaged. Raises :class:`Refused` if the layer must
         not be cleared.
         """
-        self._require(Ability.CLEAR)
+        _require(self, Ability.CLEAR)
         plan = Plan(self.name)
-        if selection.kernel is not None and (reason := self.refusals().get(Ability.KERNELS)) is not None:
+        if selection.kernel is not None and (reason := self.store.refusals().get(Ability.KERNELS)) is not None:
             return replace(plan, skipped=(Note("*", f"cannot be selected by kernel: {reason}"),))
-        plan_root = self._plan_damaged if damaged else self._plan_root
+        plan_root = _plan_damaged if damaged else _plan_root
         for root in every_root(self):
             try:
-                plan = plan.plus(plan_root(root, selection))
+                plan = plan.plus(plan_root(self, root, selection))
             except errors.FAILURES as error:  # noqa: PERF203 - one must not end the rest
                 plan = plan.plus(Plan(self.name, failed=(Note(str(root.path), errors.reason_of(error)),)))
         return plan
 
     @final
-    def plan_removal(self, things: Iterable[Removable], *, in_use: bool = False) -> Plan:
-        """Plan the removal of exactly these things, as a scan yielded them. Changes nothing.
-
-        With ``in_use`` those go too that a program may be using: entries that only this process could hit. Raises
-        :class:`Refused` if the layer must not be cleared.
-        """
-        self._require(Ability.CLEAR)
-        unique = {(thing.root, thing.key): thing for thing in things}.values()
-        changed = {thing.root for thing in unique}
-        for root in every_root(self):
-            if root.path in changed:
-                require_changeable(self, root)
-        return self._planned([(thing, None) for thing in unique] if in_use else self.store.in_use(unique))
-
-    @final
     def clear(self, plan: Plan) -> Outcome:
         """Remove the entries of a plan. Entries that have changed since are skipped."""
-        self._require(Ability.CLEAR)
+        _require(self, Ability.CLEAR)
         outcome = Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
-        for root in every_root(self):
+        # Listed first: a folder of roots that cannot be listed must not hide what was removed.
+        for root in tuple(every_root(self)):
             entries = tuple(entry for entry in plan.entries if entry.root == root.path)
             try:
                 if entries:
                     require_changeable(self, root)
                     removed = self.store.remove(root, entries)
                     left = {note.key for note in removed.skipped}
-                    orphans = [entry.key for entry in entries if isinstance(entry, Orphan) and entry.key not in left]
+                    orphans = {entry.key for entry in entries if isinstance(entry, facts.Orphan)} - left
                     gone = sum(not os.path.lexists(root.path / key) for key in orphans)
                     outcome = outcome.plus(replace(removed, orphans_removed=gone))
             except errors.FAILURES as error:
                 outcome = outcome.plus(Outcome(self.name, failed=(Note(str(root.path), errors.reason_of(error)),)))
         return outcome
 
-    @final
-    def disable(self) -> facts.Switch:
-        """Return how to turn the layer off; changes nothing. Raises :class:`Refused` if that is impossible."""
-        self._require(Ability.DISABLE)
-        return self.switched(on=False)
 
-    @final
-    def enable(self) -> facts.Switch:
-        """Return how to turn the layer on; changes nothing. Raises :class:`Refused` if that is impossible."""
-        self._require(Ability.DISABLE)
-        return self.switched(on=True)
+# ---------------------------------------------------------------------- roots
 
-    def _require(self, ability: Ability) -> None:
-        if (reason := self.refusals().get(ability)) is not None:
-            raise errors.Refused(self.name, f"cannot {ability.value}: {reason}")
 
-    def _other_owner(self, root: Path, key: str) -> int | None:
-        """Return the user whose entry the superuser must leave alone; nothing for any other entry and user."""
-        return trust.owner_of(root, self.store.file_of(root, key)) if self.environment.superuser else None
-
-    def _plan_damaged(self, root: Root, selection: Selection) -> Plan:
-        findings = list(self.store.verify(root))
-        damaged = [(finding, finding.thing) for finding in findings if finding.thing is not None]
-        if self.about.precious:
-            notes = tuple(Note(finding.key or "*", f"{_TUNING}; {finding.message}") for finding, _ in damaged)
-            return Plan(self.name, skipped=notes)
-        plan = self.plan_removal(thing for _, thing in damaged if selection.matches(thing))
-        # Whether these are damaged is unknown.
-        unread = (finding for finding in findings if finding.code == "unreadable")
-        return replace(plan, failed=tuple(Note(finding.key or str(root.path), finding.message) for finding in unread))
-
-    def _plan_root(self, root: Root, selection: Selection) -> Plan:
-        chosen: list[Removable] = []
-        problems: list[Problem] = []
-        nameless: set[str] = set()
-        guests: Counter[str] = Counter()
-        for found in self.store.scan(root, contents=selection.needs_contents):
-            if isinstance(found, Problem):
-                problems.append(found)
-            elif isinstance(found, facts.Housekeeping):
-                continue
-            elif selection.matches(found):
-                if isinstance(found, Orphan) or found.guest is None or selection.key is not None:
-                    chosen.append(found)
-                else:
-                    guests[found.guest] += 1
-            elif isinstance(found, Entry) and selection.kernel and found.kernels is None and found.guest is None:
-                nameless.add(found.key)
-        asked = list(self.store.in_use(chosen))
-        if any(reason is None for _, reason in asked):
-            require_changeable(self, root)
-        plan = self._planned(asked)
-        nameless -= {entry.key for entry in plan.entries}
-        left = []
-        if nameless:
-            have, were = ("entry has", "was") if len(nameless) == 1 else ("entries have", "were")
-            left.append(f"{len(nameless)} {have} no known kernel name and {were} left, in {root.path}")
-        left += [f"{count} in {root.path} left, each {whose}; --key names one" for whose, count in guests.items()]
-        skipped = [*plan.skipped, *(Note("*", words) for words in left)]
-        if selection.everything:
-            skipped += [problem.note for problem in problems if problem.stays]
-        # Entries hidden by such a problem may match the selection.
-        failed = tuple(problem.note for problem in problems if problem.hides)
-        return replace(plan, skipped=tuple(skipped), failed=failed)
-
-    def _planned(self, asked: Iterable[tuple[Removable, str | None]]) -> Plan:
-        """Plan the things without a reason to stay; a superuser's plan leaves those of other users."""
-        things: list[Removable] = []
-        skipped: list[Note] = []
-        for thing, reason in asked:
-            why = reason
-            if why is None and (owner := self._other_owner(thing.root, thing.key)):
-                why = trust.belonging_to(owner)
-            if why is None:
-                things.append(thing)
-            else:
-                skipped.append(Note(thing.key, why))
-        return Plan(self.name, tuple(things), tuple(skipped))
+def every_root(layer: Layer) -> Iterator[Root]:
+    """Yield the roots of a layer, and those that it has in the own roots of ``cachectl run --base``."""
+    yield from layer.roots()
+    folder = own_roots_folder(layer.environment)
+    # In an isolated root it is a link to that of the user.
+    if not folder.is_dir() or folder.parent.is_symlink() or layer.abilities()[Ability.RELOCATE] is not None:
+        return
+    for own in sorted(path for path in (*folder.glob("*"), *folder.glob("*/cachectl-*")) if not path.is_symlink()):
+        moved = type(layer)(layer.environment.with_variables(layer.relocate(own).set))
+        for root in moved.roots():
+            if own in root.path.parents and root.exists:
+                yield replace(root, source=f"own root of a base ({own})")
 
 
 def require_changeable(layer: Layer, root: Root) -> None:
@@ -355,15 +215,146 @@ def require_changeable(layer: Layer, root: Root) -> None:
         raise errors.Refused(layer.name, reason, root.path)
 
 
-def every_root(layer: Layer) -> Iterator[Root]:
-    """Yield the roots of a layer, and those that it has in the own roots of ``cachectl run --base``."""
-    yield from layer.roots()
-    folder = own_roots_folder(layer.environment)
-    # In an isolated root it is a link to that of the user.
-    if not folder.is_dir() or folder.parent.is_symlink() or Ability.RELOCATE in layer.refusals():
-        return
-    for own in sorted(path for path in (*folder.glob("*"), *folder.glob("*/cachectl-*")) if not path.is_symlink()):
-        moved = type(layer)(layer.environment.with_variables(layer.relocate(own).set))
-        for root in moved.roots():
-            if own in root.path.parents and root.exists:
-                yield replace(root, source=f"own root of a base ({own})")
+def _require(layer: Layer, ability: Ability) -> None:
+    if (reason := layer.store.refusals().get(ability)) is not None:
+        raise errors.Refused(layer.name, f"cannot {ability.value}: {reason}")
+
+
+def _owner_reason(layer: Layer, root: Path, key: str) -> str | None:
+    """Return why the superuser must leave an entry to its owner; ``None`` for any other entry and user."""
+    if not layer.environment.superuser:
+        return None
+    owner = trust.owner_of(root, layer.store.file_of(root, key))
+    return trust.belonging_to(owner) if owner else None
+
+
+# ---------------------------------------------------------------------- get and put
+
+
+def get_many(layer: Layer, keys: Sequence[str]) -> Mapping[str, facts.Artifact | Exception]:
+    """Return the artifact of each key, or the reading error; a key that no root has is left out.
+
+    Raises :class:`Refused` if the layer cannot.
+    """
+    _require(layer, Ability.GET)
+    artifacts: dict[str, facts.Artifact | Exception] = {}
+    for root in layer.roots():
+        artifacts.update(layer.store.read(root, [key for key in keys if key not in artifacts]))
+    return artifacts
+
+
+def put_many(layer: Layer, artifacts: Sequence[facts.Artifact], *, replace: bool = False) -> list[bool | Exception]:
+    """Place artifacts, each whole or not at all, under its own key.
+
+    Returns for each: ``True`` if it was placed, ``False`` if the same entry is present, else the error that
+    :meth:`Layer.put` would raise. Raises :class:`Refused` if the layer cannot.
+    """
+    _require(layer, Ability.PUT)
+    root = next(iter(layer.roots()), None)
+    if root is None:
+        why = layer.state().why
+        raise errors.Refused(layer.name, f"cannot put: no place to keep entries in this environment ({why})")
+    require_changeable(layer, root)
+    results: list[bool | Exception | None] = [
+        attempt(partial(_require_fit, layer, root, artifact)) for artifact in artifacts
+    ]
+    while waiting := [index for index, result in enumerate(results) if result is None]:
+        # Of artifacts with one key, the first is placed before the others are compared with it.
+        first = {artifacts[index].key: index for index in reversed(waiting)}
+        written = layer.store.write(root, [artifacts[index] for index in sorted(first.values())], replace=replace)
+        for key, index in first.items():
+            results[index] = written[key]
+    return [result for result in results if result is not None]
+
+
+def _require_fit(layer: Layer, root: Root, artifact: facts.Artifact) -> None:
+    if artifact.layer != layer.name or artifact.form not in layer.store.forms:
+        message = f"takes {' or '.join(layer.store.forms)}, this is {artifact.form} of layer {artifact.layer}"
+        raise errors.ForeignForm(layer.name, f"{message}; put it there instead")
+    if errors.key_complaint(artifact.key) is not None or not layer.store.is_key(artifact.key):
+        raise errors.not_a_key(layer.name, artifact.key)
+    if reason := _owner_reason(layer, root.path, artifact.key):
+        raise errors.Refused(layer.name, reason, root.path / artifact.key)
+
+
+@contextmanager
+def _named(layer: Layer) -> Iterator[None]:
+    """Name the layer, which may be of other people, in an error that no layer should raise."""
+    try:
+        yield
+    except (errors.LayerError, OSError):
+        raise
+    except errors.FAILURES as error:
+        raise errors.LayerError(layer.name, f"the layer failed: {errors.reason_of(error)}") from error
+
+
+# ---------------------------------------------------------------------- plans
+
+
+def plan_removal(layer: Layer, things: Iterable[Removable], *, in_use: bool = False) -> Plan:
+    """Plan the removal of exactly these things, as a scan yielded them. Changes nothing.
+
+    With ``in_use`` those go too that a program may be using: entries that only this process could hit. A superuser's
+    plan leaves those of other users. Raises :class:`Refused` if the layer, or a root, must not be changed.
+    """
+    _require(layer, Ability.CLEAR)
+    unique = {(thing.root, thing.key): thing for thing in things}.values()
+    asked = [(thing, None) for thing in unique] if in_use else list(layer.store.in_use(unique))
+    changed = {thing.root for thing, reason in asked if reason is None}
+    for root in every_root(layer):
+        if root.path in changed:
+            require_changeable(layer, root)
+    entries: list[Removable] = []
+    skipped: list[Note] = []
+    for thing, reason in asked:
+        why = _owner_reason(layer, thing.root, thing.key) if reason is None else reason
+        if why is None:
+            entries.append(thing)
+        else:
+            skipped.append(Note(thing.key, why))
+    return Plan(layer.name, tuple(entries), tuple(skipped))
+
+
+def _plan_damaged(layer: Layer, root: Root, selection: Selection) -> Plan:
+    findings = list(layer.store.verify(root))
+    damaged = [(finding, finding.thing) for finding in findings if finding.thing is not None]
+    if layer.about.precious:
+        why = "results of tuning are never removed as damaged"
+        notes = (Note(finding.key or "*", f"{why}; {finding.message}") for finding, _ in damaged)
+        return Plan(layer.name, skipped=tuple(notes))
+    plan = plan_removal(layer, (thing for _, thing in damaged if selection.matches(thing)))
+    # Whether these are damaged is unknown.
+    unread = (finding for finding in findings if finding.code == "unreadable")
+    return replace(plan, failed=tuple(Note(finding.key or str(root.path), finding.message) for finding in unread))
+
+
+def _plan_root(layer: Layer, root: Root, selection: Selection) -> Plan:
+    chosen: list[Removable] = []
+    problems: list[facts.Problem] = []
+    nameless: set[str] = set()
+    guests: Counter[str] = Counter()
+    for thing in layer.store.scan(root, contents=selection.needs_contents):
+        if isinstance(thing, facts.Problem):
+            problems.append(thing)
+        elif isinstance(thing, facts.Housekeeping):
+            continue
+        elif not selection.matches(thing):
+            if selection.kernel and thing.kernels is None and thing.guest is None:
+                nameless.add(thing.key)
+        elif thing.guest is not None and selection.key is None:
+            guests[thing.guest] += 1
+        else:
+            chosen.append(thing)
+    plan = plan_removal(layer, chosen)
+    nameless -= {entry.key for entry in plan.entries}
+    left = [f"{count} in {root.path} left, each {whose}; --key names one" for whose, count in guests.items()]
+    if nameless:
+        have, were = ("entry has", "was") if len(nameless) == 1 else ("entries have", "were")
+        left.insert(0, f"{len(nameless)} {have} no known kernel name and {were} left, in {root.path}")
+    skipped = [*plan.skipped, *(Note("*", words) for words in left)]
+    if selection == ALL:
+        # They have the name of an entry but are none, or hold a foreign file.
+        skipped += [problem.note for problem in problems if problem.code == "unrecognised"]
+    # Entries hidden by such a problem may match the selection.
+    failed = tuple(problem.note for problem in problems if problem.hides)
+    return replace(plan, skipped=tuple(skipped), failed=failed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -23,10 +24,6 @@ class _Lazy:
 
     def __init__(self, make: Callable[[], Any], **known: Any) -> None:  # noqa: ANN401 - of any kind
         self.__dict__.update(known, _make=make)
-
-    def bound(self, *arguments: object) -> _Lazy:
-        """Bind it as :meth:`Store.bound` does, once it is made."""
-        return _Lazy(lambda: made(self).bound(*arguments))
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the object has
         if name.startswith("__"):
@@ -51,6 +48,15 @@ def module(name: str) -> Any:  # noqa: ANN401 - stands in for any module
 def later(module: str, maker: str, *arguments: object) -> Any:  # noqa: ANN401 - stands in for any object
     """Return a stand-in for what a class of a module makes of arguments; neither is loaded before it is used."""
     return _Lazy(lambda: getattr(import_module(module), maker)(*arguments))
+
+
+def bound(thing: Any, **attributes: object) -> Any:  # noqa: ANN401 - of any kind
+    """Return a copy of an object with other attributes; of a stand-in, once the object is made."""
+    if isinstance(thing, _Lazy):
+        return _Lazy(lambda: bound(made(thing), **attributes))
+    thing = copy(thing)
+    thing.__dict__.update(attributes)
+    return thing
 
 
 def made(thing: Any) -> Any:  # noqa: ANN401 - of any kind

@@ -130,10 +130,18 @@ class Lookups:
     #: Whether every hit leaves a time of use, so that no such time means no hit.
     keeps_use: bool = False
 
-    def __init__(self, by: str = "", calls: tuple[Call, ...] = (), *, files: EntryFiles | None = None) -> None:
+    def __init__(
+        self,
+        by: str = "",
+        calls: tuple[Call, ...] = (),
+        *,
+        files: EntryFiles | None = None,
+        mapped: tuple[str, ...] = (),
+    ) -> None:
         self.by = by or self.by
         self.calls = calls or self.calls
         self.files = files or self.files
+        self.mapped = mapped or self.mapped
 
     def owns(self, event: Mapping[str, Any]) -> bool:
         """Return whether an event that was noted under the layer's name, or its family's, is this layer's."""

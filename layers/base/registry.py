@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import reason_of
@@ -16,9 +16,6 @@ from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import made, regex
 from cachectl.layers.base.store import Store
 from cachectl.layers.host.distributions import entry_points
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 #: The entry-point group under which a distribution offers a layer class.
 GROUP: Final = "cachectl.layers"
@@ -63,19 +60,15 @@ def built_in_layer(name: str, environment: Environment) -> Layer:
 def plugged_in(environment: Environment) -> Iterator[Layer | Broken]:
     """Make every layer that an installed distribution offers; yield :class:`Broken` for one that fails."""
     for point in entry_points(GROUP):
-        yield _plugged(point, environment)
-
-
-def _plugged(point: EntryPoint, environment: Environment) -> Layer | Broken:
-    try:
-        layer = point.load()(environment)
-        wrong = _wrong(layer)
-    except KeyboardInterrupt:
-        raise
-    # SystemExit, Rust panics and pytest skips are not Exceptions.
-    except BaseException as error:  # noqa: BLE001 - a plug-in must not stop the others
-        return Broken(point.name, f"{point.value} failed: {reason_of(error)}")
-    return layer if wrong is None else Broken(point.name, f"{point.value} {wrong}")
+        try:
+            layer = point.load()(environment)
+            reason = _wrong(layer)
+        except KeyboardInterrupt:
+            raise
+        # SystemExit, Rust panics and pytest skips are not Exceptions.
+        except BaseException as error:  # noqa: BLE001 - a plug-in must not stop the others
+            reason = f"failed: {reason_of(error)}"
+        yield layer if reason is None else Broken(point.name, f"{point.value} {reason}")
 
 
 def _wrong(layer: object) -> str | None:

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase, translate
 from typing import Final
 
 from cachectl.layers.base.errors import BadRequest
-from cachectl.layers.base.facts import Entry, Removable
+from cachectl.layers.base.facts import Removable
 
 _MOST: Final = 2.0**63
 _AGE_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -31,11 +31,6 @@ class Selection:
     key: str | None = None
     before: float | None = None
     stale: bool = False
-
-    @property
-    def everything(self) -> bool:
-        """Return whether every entry is selected."""
-        return self == Selection()
 
     @property
     def kernel_pattern(self) -> re.Pattern[str] | None:
@@ -63,16 +58,12 @@ class Selection:
 
         An orphan has no kernel and counts as stale.
         """
-        kernels: tuple[str, ...] = ()
-        moment, stale = thing.modified, True
-        if isinstance(thing, Entry):
-            kernels, moment, stale = thing.kernels or (), thing.latest, thing.stale is True
-        pattern = self.kernel or ""
+        pattern, moment = self.kernel, thing.latest
         return (
-            (self.kernel is None or any(fnmatchcase(kernel, pattern) for kernel in kernels))
+            (pattern is None or any(fnmatchcase(kernel, pattern) for kernel in thing.kernels or ()))
             and (self.key is None or self.key == thing.key)
             and (self.before is None or (moment is not None and moment < self.before))
-            and (stale or not self.stale)
+            and (thing.stale is True or not self.stale)
         )
 
 

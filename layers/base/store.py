@@ -13,10 +13,9 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment
@@ -29,13 +28,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: What can go wrong with one entry of several.
 EntryError = errors.LayerError | OSError
-
-
-class Damage(NamedTuple):
-    """The damage of an entry's bytes, and its effect on the library."""
-
-    severity: facts.Severity
-    message: str
+#: The damage of an entry's bytes, and its effect on the library.
+Damage = facts.Hazard
 
 
 class Codec(ABC):
@@ -67,12 +61,6 @@ class Store(ABC):
     forms: tuple[str, ...]
     #: Whether removing entries needs free disk space. Layers whose stores need none are cleared first.
     clearing_needs_room: ClassVar[bool] = False
-
-    def bound(self, name: str, environment: Environment) -> Store:
-        """Return the store for one layer in one environment."""
-        store = copy(self)
-        store.__dict__.update(name=name, environment=environment)
-        return store
 
     # ------------------------------------------------------------------ the protocol
 

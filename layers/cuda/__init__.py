@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Final
 
 from cachectl.layers.base import declarations, facts, lazy, parts, switches
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Severity
 from cachectl.layers.disk import plain
 from cachectl.layers.host import driver_layers, hardware
 
@@ -58,13 +57,13 @@ class CudaLookups(parts.Lookups):
 
 
 def _parts(root: str | Path, key: str) -> Mapping[str, str]:
-    from cachectl.layers.formats import compute_cache
+    from cachectl.layers.cuda import entries
 
     try:
-        text = compute_cache.key_of(plain.read_plain(Path(root, key)))
+        text = entries.key_of(plain.read_plain(Path(root, key)))
     except OSError:
         text = None
-    return {} if text is None else compute_cache.parts(text)
+    return {} if text is None else entries.parts(text)
 
 
 class CudaComputeCache(driver_layers.DriverLayer):
@@ -74,11 +73,12 @@ class CudaComputeCache(driver_layers.DriverLayer):
     title = "CUDA ComputeCache"
     about = parts.About(
         on_network=facts.Hazard(
-            Severity.RISKS,
+            facts.Severity.RISKS,
             "programs of all nodes wait for one lock on its index, and read entries that are half written",
         ),
         among_ranks=facts.Hazard(
-            Severity.RISKS, "they wait for one lock on its index, and may miss files that another is just replacing"
+            facts.Severity.RISKS,
+            "they wait for one lock on its index, and may miss files that another is just replacing",
         ),
         reveals="source text of your kernels, in keys",
         portability=CudaPortability(),
@@ -105,7 +105,9 @@ class CudaComputeCache(driver_layers.DriverLayer):
         ),
     )
     makers = ("NVIDIA",)
-    settings = (switches.Setting("CUDA_CACHE_DISABLE", "1", "0", Severity.HARMLESS, "is not 1, so it does nothing"),)
+    settings = (
+        switches.Setting("CUDA_CACHE_DISABLE", "1", "0", facts.Severity.HARMLESS, "is not 1, so it does nothing"),
+    )
     limit = driver_layers.Limit("CUDA_CACHE_MAXSIZE", highest=1 << 32, zero_is_off=True)
     # The driver reads it once, when it starts.
     switch = declarations.EnvSwitch("CUDA_CACHE_DISABLE", off="1", read=declarations.at_load(*LIBRARIES))

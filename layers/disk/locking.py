@@ -58,13 +58,6 @@ def try_record_lock(handle: int, length: int = 0, start: int = 0) -> bool:
     return True
 
 
-def release_flock(handle: int) -> None:
-    """Release ``flock``. Raises :class:`OSError`."""
-    import fcntl
-
-    fcntl.flock(handle, fcntl.LOCK_UN)
-
-
 def is_same_file(path: str | os.PathLike[str], handle: int, *, dir_fd: int | None = None) -> bool:
     """Return whether a path still names an open file, which another process may have replaced."""
     try:

@@ -67,8 +67,8 @@ def _quota(folder: Path, kind: int, number: int, source: str) -> Room | None:
         try:
             library, command = ctypes.CDLL(None, use_errno=True), ctypes.c_uint(_GET_QUOTA << 8 | kind)
             failed = library.syscall(_QUOTACTL_FD, handle, command, ctypes.c_int(number), answer)
-            if failed and ctypes.get_errno() == errno.ENOSYS and (mount := mount_of(folder)) is not None:
-                failed = library.quotactl(command, os.fsencode(mount.source), ctypes.c_int(number), answer)
+            if failed and ctypes.get_errno() == errno.ENOSYS and (source_of_mount := mount_of(folder)[1]):
+                failed = library.quotactl(command, os.fsencode(source_of_mount), ctypes.c_int(number), answer)
             if failed:
                 return None
         finally:

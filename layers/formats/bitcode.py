@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final
 
 from cachectl.layers.formats.details import Cut, fields, names_or_none, part, require
 
@@ -47,15 +47,6 @@ _LARGEST: Final = 1 << 26
 _ZEROS: Final = bytes(8)
 
 
-class _Block(NamedTuple):
-    """A block at the top of a file; ``begin`` and ``end`` are bytes, ``width`` is that of its abbreviations."""
-
-    number: int
-    width: int
-    begin: int
-    end: int
-
-
 def complaint(data: bytes) -> str | None:
     """Return how bitcode was cut or emptied; ``None`` if its blocks fill it. Their records are not checked."""
     if not data.startswith((MAGIC, _WRAPPER_MAGIC)):
@@ -63,13 +54,14 @@ def complaint(data: bytes) -> str | None:
     try:
         stream = _unwrapped(data)
         blocks = list(_blocks(stream))
-        numbers = [block.number for block in blocks]
-        is_cut = _MODULE not in numbers or (_STRING_TABLE not in numbers and _needs_names(stream, blocks))
+        module = next((block for block in blocks if block.number == _MODULE), None)
+        has_names = any(block.number == _STRING_TABLE for block in blocks)
+        is_cut = module is None or (not has_names and module.needs_names())
     except Cut:
         is_cut = True
     if is_cut:
         return str(Cut(data))
-    if numbers[-1] == _STRING_TABLE and stream.endswith(_ZEROS):
+    if blocks[-1].number == _STRING_TABLE and stream.endswith(_ZEROS):
         return "ends in zeros where names should be"
     return None
 
@@ -86,13 +78,12 @@ def function_names(data: bytes) -> tuple[str, ...]:
 
 def _unwrapped(data: bytes) -> bytes:
     """Return the bitcode without its wrapper. Raises :class:`Cut` if the wrapper holds none, or a part of it."""
-    if data.startswith(MAGIC):
-        return data
-    _, _, begin, length, _ = fields(_WRAPPER, data)
-    inner = part(data, begin, length)
-    if not inner.startswith(MAGIC):
+    if not data.startswith(MAGIC):
+        _, _, begin, length, _ = fields(_WRAPPER, data)
+        data = part(data, begin, length)
+    if not data.startswith(MAGIC):
         raise Cut(data)
-    return inner
+    return data
 
 
 def _blocks(stream: bytes) -> Iterator[_Block]:
@@ -106,16 +97,7 @@ def _blocks(stream: bytes) -> Iterator[_Block]:
         # No known block has a number or a width that takes a second chunk.
         if bits & 3 != _ENTER or bits >> 9 & 1 or bits >> 13 & 1:
             raise Cut(stream)
-        yield _Block(bits >> 2 & 0x7F, bits >> 10 & 0x7, begin, at)
-
-
-def _needs_names(stream: bytes, blocks: list[_Block]) -> bool:
-    """Return whether the version of a module, which is its first record, demands a string table."""
-    module = next(block for block in blocks if block.number == _MODULE)
-    with suppress(Cut, StopIteration):
-        code, operands, _ = next(_Bits(stream, module).records())
-        return code == _VERSION and operands[:1] == [_WITH_STRING_TABLE]
-    return False
+        yield _Block(stream, bits >> 2 & 0x7F, bits >> 10 & 0x7, 8 * begin, 8 * at)
 
 
 def _functions(data: bytes) -> Iterator[tuple[str, bool]]:
@@ -123,10 +105,8 @@ def _functions(data: bytes) -> Iterator[tuple[str, bool]]:
     found: list[list[int]] = []
     table = b""
     try:
-        stream = _unwrapped(data if len(data) <= _LARGEST else b"")
-        for block in _blocks(stream):
-            records = _Bits(stream, block).records() if block.number in (_MODULE, _STRING_TABLE) else ()
-            for code, operands, blob in records:
+        for block in _blocks(_unwrapped(data if len(data) <= _LARGEST else b"")):
+            for code, operands, blob in block.records() if block.number in (_MODULE, _STRING_TABLE) else ():
                 if block.number == _MODULE and code == _FUNCTION and len(operands) >= _FIELDS:
                     found.append(operands)
                 elif block.number == _STRING_TABLE and code == _BLOB_RECORD:
@@ -138,17 +118,28 @@ def _functions(data: bytes) -> Iterator[tuple[str, bool]]:
             yield table[begin : begin + length].decode(errors="replace"), convention in _KERNELS and not declared
 
 
-class _Bits:
-    """The records of one block. Inner blocks are skipped by their lengths."""
+class _Block:
+    """A block at the top of a file, whose records are read once: ``width`` is that of its abbreviations.
 
-    def __init__(self, data: bytes, block: _Block) -> None:
+    ``at`` is the place of its next bit, and ``end`` that behind its last.
+    """
+
+    def __init__(self, data: bytes, number: int, width: int, at: int, end: int) -> None:
         self._data = data
-        self._width = block.width
-        self._at = 8 * block.begin
-        self._end = 8 * block.end
+        self.number = number
+        self._width = width
+        self._at = at
+        self._end = end
+
+    def needs_names(self) -> bool:
+        """Return whether the version of a module, which is its first record, demands a string table."""
+        with suppress(Cut, StopIteration):
+            code, operands, _ = next(self.records())
+            return code == _VERSION and operands[:1] == [_WITH_STRING_TABLE]
+        return False
 
     def records(self) -> Iterator[tuple[int, list[int], bytes]]:
-        """Yield code, operands and blob of each record. Raises :class:`Cut` if they do not fit in the block."""
+        """Yield code, operands and blob of each record of the block itself. Raises :class:`Cut` if one is not whole."""
         layouts = [_UNABBREVIATED]
         while self._at < self._end:
             number = self._fixed(self._width)
@@ -162,11 +153,11 @@ class _Bits:
             elif number == _DEFINE:
                 layouts.append([self._operand() for _ in range(self._count(5))])
             elif number - _PLAIN < len(layouts):
-                yield self._laid_out(layouts[number - _PLAIN])
+                yield self._record(layouts[number - _PLAIN])
             else:
                 raise Cut(self._data)
 
-    def _laid_out(self, layout: list[tuple[int, int]]) -> tuple[int, list[int], bytes]:
+    def _record(self, layout: list[tuple[int, int]]) -> tuple[int, list[int], bytes]:
         numbers: list[int] = []
         blob = b""
         for encoding, value in layout:
@@ -179,8 +170,8 @@ class _Bits:
                 self._align()
                 begin = self._at // 8
                 self._skip(8 * length)
-                blob = self._data[begin : begin + length]
                 self._align()
+                blob = self._data[begin : begin + length]
             else:
                 numbers.append(self._scalar(encoding, value))
         return (numbers or [0])[0], numbers[1:], blob

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from cachectl.layers.formats import bitcode, elf
-from cachectl.layers.formats.details import Cut, Details, names_or_none
+from cachectl.layers.formats import bitcode, details, elf
 
 #: Drivers that return only known kinds, as :mod:`cachectl.layers.host.drivers` names them.
 KNOWN_DRIVERS: Final = frozenset({"Intel CPU"})
@@ -38,11 +37,11 @@ def complaint(data: bytes) -> str | None:
     return _spirv_complaint(data) if data.startswith(SPIRV) else None
 
 
-def describe(data: bytes) -> Details | None:
+def describe(data: bytes) -> details.Details | None:
     """Return kind and kernels of a program before it is machine code; ``None`` for other kinds."""
     if data.startswith(bitcode.MAGIC):
-        return Details("LLVM bitcode", bitcode.kernels(data))
-    return Details("SPIR-V", spirv_kernels(data)) if data.startswith(SPIRV) else None
+        return details.Details("LLVM bitcode", bitcode.kernels(data))
+    return details.Details("SPIR-V", spirv_kernels(data)) if data.startswith(SPIRV) else None
 
 
 def _spirv_complaint(data: bytes) -> str | None:
@@ -57,12 +56,12 @@ def _spirv_complaint(data: bytes) -> str | None:
         if (place := _NAMES_FUNCTION.get(last)) is not None:
             functions[last == _FUNCTION].add(instruction[place : place + 4])
     whole = end == len(data) and last == _FUNCTION_END and functions[False] <= functions[True]
-    return None if whole else str(Cut(data))
+    return None if whole else str(details.Cut(data))
 
 
 def spirv_kernels(data: bytes) -> tuple[str, ...] | None:
     """Return the kernels among a module's entry points; ``None`` where it names none."""
-    return names_or_none(
+    return details.names_or_none(
         instruction[_BEFORE_NAME:].partition(b"\0")[0].decode(errors="replace")
         for code, instruction in _instructions(data)
         if code == _ENTRY_POINT and instruction[4:8] == _KERNEL

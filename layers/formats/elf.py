@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from cachectl.layers.formats.details import Cut, fields, require
 
@@ -20,7 +19,7 @@ OWN_TYPES: Final = 0xFE00
 _LONGEST: Final = 4096
 _NO_BITS: Final = 8
 _STRINGS: Final = 3
-_SYMBOLS: Final = frozenset({2, 11})
+_SYMBOLS: Final = (2, 11)
 _DYNAMIC: Final = 6
 _INTERPRETER: Final = 3
 #: Tags of dynamic entries: a library that is needed, and folders to look for libraries in.
@@ -29,18 +28,16 @@ RPATH: Final = 15
 RUN_PATH: Final = 29
 _TAGS: Final = (NEEDED, RPATH, RUN_PATH)
 _NOTE: Final = "III"
-
-
 # By class, 32 or 64 bits: the header behind the first 16 bytes; a section; a segment; a symbol; a dynamic entry.
 _LAYOUTS: Final = {
     1: ("HHIIIIIHHHHHH", "IIIIIIIIII", "IIIIIIII", "IIIBBH", "II"),
     2: ("HHIQQQIHHHHHH", "IIQQQQIIQQ", "IIQQQQQQ", "IBBHQQ", "QQ"),
 }
-_ORDERS: Final = {1: "<", 2: ">"}
+#: The places of offset and size in a segment, by class.
+_EXTENTS: Final = {1: (1, 4), 2: (2, 5)}
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """One section: ``offset`` and ``size`` in bytes, ``link`` the number of the section it refers to."""
 
     name: str
@@ -50,8 +47,7 @@ class Section:
     link: int
 
 
-@dataclass(frozen=True, slots=True)
-class Elf:
+class Elf(NamedTuple):
     """A file whose sections all lie within it."""
 
     data: bytes
@@ -68,8 +64,7 @@ class Elf:
     @property
     def interpreter(self) -> str | None:
         """The path of the dynamic linker that a program names; ``None`` for a library."""
-        offset = next((offset for kind, offset in self.segments if kind == _INTERPRETER), None)
-        return None if offset is None else _string(self.data, offset)
+        return next((_string(self.data, offset) for kind, offset in self.segments if kind == _INTERPRETER), None)
 
     def content(self, section: Section) -> bytes:
         """Return the bytes of a section, none for one without bytes in the file."""
@@ -89,16 +84,14 @@ class Elf:
 
     def symbols(self) -> Iterator[str]:
         """Yield the names of all symbols, including those of the dynamic linker."""
-        for names, row in self._tables(_SYMBOLS, _LAYOUTS[self.width][3]):
-            yield _string(names, row[0])
+        return (_string(names, row[0]) for names, row in self._tables(_SYMBOLS, _LAYOUTS[self.width][3]))
 
     def dynamic_strings(self) -> Iterator[tuple[int, str]]:
         """Yield tag and text of the dynamic entries that name libraries and folders."""
-        for names, (tag, value) in self._tables(frozenset({_DYNAMIC}), _LAYOUTS[self.width][4]):
-            if tag in _TAGS:
-                yield tag, _string(names, value)
+        rows = self._tables((_DYNAMIC,), _LAYOUTS[self.width][4])
+        return ((tag, _string(names, value)) for names, (tag, value) in rows if tag in _TAGS)
 
-    def _tables(self, kinds: frozenset[int], layout: str) -> Iterator[tuple[bytes, tuple[Any, ...]]]:
+    def _tables(self, kinds: tuple[int, ...], layout: str) -> Iterator[tuple[bytes, tuple[Any, ...]]]:
         """Yield each row of the sections of some kinds, with the strings that they link to."""
         entry = struct.Struct(self.order + layout)
         for section in self.sections:
@@ -132,39 +125,41 @@ def complaint(data: bytes) -> str | None:
 
 def read_elf(data: bytes) -> Elf | None:
     """Read the sections of an ELF file; ``None`` for other bytes, and where a part lies outside the file."""
-    width, order = data[4:5], data[5:6]
-    if not data.startswith(MAGIC) or width not in (b"\1", b"\2") or order not in (b"\1", b"\2"):
+    width, order = data[4:5], {b"\1": "<", b"\2": ">"}.get(data[5:6])
+    if not data.startswith(MAGIC) or width not in (b"\1", b"\2") or order is None:
         return None
     try:
-        return _read(data, width[0], _ORDERS[order[0]])
+        return _read(data, width[0], order)
     except Cut:
         return None
 
 
 def _read(data: bytes, width: int, order: str) -> Elf:
-    head, section, segment, _, _ = (struct.Struct(order + layout) for layout in _LAYOUTS[width])
+    head, section, segment, *_ = (struct.Struct(order + layout) for layout in _LAYOUTS[width])
     kind, machine, _, _, load_at, offset, _, _, each_load, loads, each, count, names_at = fields(head, data, 16)
-    raw = list(_headers(data, section, offset, each, count))
+    headers = _headers(data, section, offset, each, count)
     # Intel's CPU driver keeps programs in sections without a type.
     without_bytes = (_NO_BITS,) if kind >= OWN_TYPES else (0, _NO_BITS)
-    for row in raw:
+    for row in headers:
         if row[1] not in without_bytes:
             require(data, row[4], row[5])
-    names = data[raw[names_at][4] : raw[names_at][4] + raw[names_at][5]] if names_at < count else b""
-    sections = tuple(Section(_string(names, row[0]), row[1], *row[4:7]) for row in raw)
-    segments = []
-    for row in _headers(data, segment, load_at, each_load, loads):
-        begin, size = (row[1], row[4]) if width == 1 else (row[2], row[5])
-        require(data, begin, size)
-        segments.append((row[0], begin))
-    return Elf(data, kind, machine, width, order, sections, tuple(segments), names_at)
+    names = b""
+    if names_at < count:
+        at, size = headers[names_at][4:6]
+        names = data[at : at + size]
+    sections = tuple(Section(_string(names, row[0]), row[1], *row[4:7]) for row in headers)
+    place, length = _EXTENTS[width]
+    loaded = _headers(data, segment, load_at, each_load, loads)
+    for row in loaded:
+        require(data, row[place], row[length])
+    segments = tuple((row[0], row[place]) for row in loaded)
+    return Elf(data, kind, machine, width, order, sections, segments, names_at)
 
 
-def _headers(data: bytes, layout: struct.Struct, begin: int, each: int, count: int) -> Iterator[tuple[Any, ...]]:
+def _headers(data: bytes, layout: struct.Struct, begin: int, each: int, count: int) -> list[tuple[Any, ...]]:
     if count and each < layout.size:
         raise Cut(data)
-    for number in range(count):
-        yield fields(layout, data, begin + each * number)
+    return [fields(layout, data, begin + each * number) for number in range(count)]
 
 
 def _string(table: bytes, at: int) -> str:

@@ -1,12 +1,20 @@
-"""The names of kernels in OpenCL C."""
+"""What PyOpenCL keeps beside a binary: its source in OpenCL C, and the file ``info``.
+
+The latter is a pickled ``_SourceInfo`` (``pyopencl/cache.py``), read without unpickling.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final
 
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.formats.details import names_or_none
+from cachectl.layers.formats import details, pickles
+
+#: The longest ``info`` whose check is remembered, in bytes.
+_SHORT: Final = 4096
 
 # Each part can match in only one way, a bounded number of times, so no source causes much backtracking.
 _ATTRIBUTE: Final = rb"(?:__attribute__\s{0,9}\(\((?:(?!\)\)).){0,200}\){2,9}\s{0,99}){0,9}"
@@ -17,4 +25,35 @@ _KERNEL: Final = regex(
 
 def kernel_names(source: bytes) -> tuple[str, ...] | None:
     """Return the kernels that a source defines or declares, ``None`` where it has none."""
-    return names_or_none(match[1].decode() for match in _KERNEL.finditer(source))
+    return details.names_or_none(match[1].decode() for match in _KERNEL.finditer(source))
+
+
+def source_info(info: bytes) -> dict[str, object] | None:
+    """Return the attributes of the ``_SourceInfo``; ``None`` where the bytes are none."""
+    try:
+        top, length = pickles.walk(info)
+    except ValueError:
+        return None
+    if not isinstance(top, pickles.Thing) or length != len(info):
+        return None
+    named = (str(thing.items[-1]) for thing in pickles.things(top) if thing.kind == "global" and thing.items)
+    return pickles.attributes(top) if any(name.endswith("_SourceInfo") for name in named) else None
+
+
+# Programs that include no header, and whose compiler says nothing, all have the same.
+_remembered = lru_cache(maxsize=64)(source_info)
+
+
+def info_complaint(info: bytes) -> str | None:
+    """Return what is wrong with the file, ``None`` where nothing is."""
+    found = _remembered(info) if len(info) <= _SHORT else source_info(info)
+    return "info is not the pickle that PyOpenCL stores" if found is None else None
+
+
+def dependencies(info: bytes) -> Iterator[tuple[str, float, str]]:
+    """Yield path, modification time (epoch seconds) and md5 of each header that a program included."""
+    found = (source_info(info) or {}).get("dependencies")
+    for item in found.items if isinstance(found, pickles.Thing) else ():
+        match item.items if isinstance(item, pickles.Thing) else ():
+            case [str(path), float(changed), str(digest)]:
+                yield path, changed, digest

@@ -47,11 +47,6 @@ class DictionaryName(NamedTuple):
     python: str
     dash: bool
 
-    @property
-    def packages(self) -> dict[str, str]:
-        """The versions of loopy, islpy and cgen in the identifier of a loopy dictionary."""
-        return packages_of(self.identifier)
-
 
 def packages_of(identifier: str) -> dict[str, str]:
     """Return the versions of loopy, islpy and cgen in the identifier of a loopy dictionary."""

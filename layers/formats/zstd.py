@@ -16,7 +16,6 @@ else:
 
 ZstdError = zstd.ZstdError
 ZstdFile = zstd.ZstdFile
-CompressionParameter = zstd.CompressionParameter
 compress = zstd.compress
 #: A decompressor keeps as much as this of what it has made, as a power of two: what needs more is refused.
 _LARGEST_WINDOW: Final = 27

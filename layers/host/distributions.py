@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
@@ -60,10 +60,14 @@ def version_of(distribution: str) -> str | None:
     return next(filter(None, versions), None)
 
 
-def versions_in(folder: str) -> dict[str, str]:
-    """Return the versions of all distributions in one folder of packages, by their normal names."""
-    versions = {name: _version_in(folder, name) for name in _metadata(names_in(folder))}
-    return {name: version for name, version in versions.items() if version is not None}
+def versions_in(folders: Iterable[str]) -> dict[str, str]:
+    """Return the versions of all distributions in folders of packages, by normal names; an earlier folder counts."""
+    versions: dict[str, str] = {}
+    for folder in folders:
+        for name in _metadata(names_in(folder)):
+            if name not in versions and (version := _version_in(folder, name)) is not None:
+                versions[name] = version
+    return versions
 
 
 def _version_in(folder: str, distribution: str) -> str | None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from cachectl.layers.base import declarations, errors, facts, layer, switches
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.host.drivers import driver_files
+
+#: A number as ``atoll`` reads it.
+_NUMBER: Final = regex(r"\s*[+-]?\d{1,18}", re.ASCII)
+_PLAIN_NUMBER: Final = regex(r"\s*[+-]?\d+\s*", re.ASCII)
+#: The part of a limit above which a library is about to drop entries.
+_NEARLY: Final = 0.9
 
 
 class Limit(NamedTuple):
@@ -99,9 +107,9 @@ class DriverLayer(layer.Layer):
     def _limit_faults(self, limit: Limit) -> Iterator[switches.Fault]:
         if (value := self.environment.get(limit.variable)) is None:
             return
-        number = switches.leading_number(value)
+        number = _leading_number(value)
         condition = facts.Condition.DISABLED if limit.zero_is_off and not number else None
-        if not switches.is_number(value):
+        if not _PLAIN_NUMBER.fullmatch(value):
             outcome = f"is no number of bytes: the driver takes it for {number}"
             severity = facts.Severity.RECOMPILES if number or condition else facts.Severity.WASTES
             yield condition, switches.misread(self, limit.variable, severity, outcome)
@@ -110,8 +118,8 @@ class DriverLayer(layer.Layer):
 
     def _nearly_full(self, limit: Limit) -> Iterator[facts.Finding]:
         value = self.environment.get(limit.variable)
-        number = limit.default if value is None else switches.leading_number(value)
-        if number <= 0 or not (value is None or switches.is_number(value)):
+        number = limit.default if value is None else _leading_number(value)
+        if number <= 0 or not (value is None or _PLAIN_NUMBER.fullmatch(value)):
             return
         most, held = min(number, limit.highest or number), 0
         # Report names a root that cannot be read.
@@ -123,4 +131,14 @@ class DriverLayer(layer.Layer):
             fix = f"cachectl prune --max-size {most // 2}B {self.name}"
         said = "the default" if value is None else limit.variable
         message = f"holds {held:,} of at most {most:,} bytes ({said}): the driver drops entries to make room"
-        yield from switches.nearly_full(self, held, most, message, fix)
+        yield from self.near_limit(held, most, message, fix, switches.first_place(self))
+
+    def near_limit(self, held: int, limit: int, message: str, fix: str, place: Path) -> Iterator[facts.Finding]:
+        """Yield a finding if so many bytes are close to the limit, above which the library drops entries."""
+        if held >= _NEARLY * limit:
+            yield facts.Finding(self.name, place, None, facts.Severity.RECOMPILES, "cap", message, fix)
+
+
+def _leading_number(value: str) -> int:
+    """Read a number as ``atoll`` does: ``1G`` is one, and a text without a leading number is 0."""
+    return int(match[0]) if (match := _NUMBER.match(value)) else 0

@@ -53,16 +53,9 @@ class Driver(NamedTuple):
     file: str
 
 
-class Linked(NamedTuple):
-    """The libraries that a library needs, and the folders that it names.
-
-    ``rpath`` are the folders for those that it loads and those that they load in turn (``DT_RPATH``), ``run_path``
-    are for its own alone (``DT_RUNPATH``) and make the linker ignore the former.
-    """
-
-    needed: tuple[str, ...] = ()
-    rpath: tuple[str, ...] = ()
-    run_path: tuple[str, ...] = ()
+#: The folders that a library names for libraries that it loads: those for what these load in turn too (``DT_RPATH``),
+#: and those for its own alone (``DT_RUNPATH``), which make the linker ignore the former.
+Folders = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 class Loader(NamedTuple):
@@ -77,7 +70,7 @@ class Loader(NamedTuple):
     vendors: str | None = _SYSTEM
     variables: tuple[str, ...] = _VARIABLES
     is_ocl_icd: bool = True
-    linked: Linked = Linked()
+    linked: Folders = ((), ())
     also: str | None = None
     nested: bool = False
     driver: str | None = None
@@ -91,12 +84,11 @@ def find_drivers(environment: Environment) -> tuple[Driver, ...]:
 
     The answer is kept as long as the environment.
     """
-    known: tuple[Driver, ...] | None = environment.memo.get("drivers")
-    if known is None:
+    if "drivers" not in environment.memo:
         found = (driver for loader in find_loaders(environment) for driver in _found_by(loader, environment))
-        known = tuple({(driver.library, driver.file): driver for driver in found}.values())
-        environment.memo["drivers"] = known
-    return known
+        environment.memo["drivers"] = tuple({(driver.library, driver.file): driver for driver in found}.values())
+    drivers: tuple[Driver, ...] = environment.memo["drivers"]
+    return drivers
 
 
 def opencl_drivers(environment: Environment) -> tuple[str, ...]:
@@ -247,13 +239,13 @@ def _of_pyopencl(environment: Environment, prefix: Path | None, site: Iterable[P
     # The extension names the folder for all libraries that it loads, and those that they load in turn.
     own = f"{package}/.libs"
     for bundled in names_in(own, "libOpenCL"):
-        return (Loader(f"{own}/{bundled}", variables=_VARIABLES[:2], linked=Linked(rpath=(own,)), also=own),)
+        return (Loader(f"{own}/{bundled}", variables=_VARIABLES[:2], linked=((own,), ()), also=own),)
     for extension in names_in(package, "_cl."):
-        linked = read_linked(f"{package}/{extension}", _conda_libraries(prefix))
-        name = next((name for name in linked.needed if name.startswith("libOpenCL")), "")
+        needed, linked = read_linked(f"{package}/{extension}", _conda_libraries(prefix))
+        name = next((name for name in needed if name.startswith("libOpenCL")), "")
         file = find_library(name, environment, linked)
         if file is not None and file != name:
-            return (_read_loader(file, prefix, linked.rpath),)
+            return (_read_loader(file, prefix, linked[0]),)
     return ()
 
 
@@ -264,7 +256,7 @@ def _of_prefix(prefix: Path | None) -> tuple[Loader, ...]:
         return ()
     if os.path.isfile(file := f"{libraries}/{_LOADER}"):
         return (_read_loader(file, prefix, _conda_libraries(prefix)),)
-    loader = Loader(None, vendors, linked=Linked(rpath=(libraries,)), nested=True)
+    loader = Loader(None, vendors, linked=((libraries,), ()), nested=True)
     return (loader,) if os.path.isdir(vendors) else ()
 
 
@@ -275,7 +267,7 @@ def _conda_libraries(prefix: Path | None) -> tuple[str, ...]:
 
 def _read_loader(file: str, prefix: Path | None, near: tuple[str, ...] = ()) -> Loader:
     """Return a loader by the names in its bytes; one that cannot be read is taken for ocl-icd."""
-    linked = read_linked(file, near)
+    _, linked = read_linked(file, near)
     try:
         content = read_installed(file)
     except OSError:
@@ -300,11 +292,12 @@ def _ending(content: bytes, end: str) -> Iterator[str]:
 # ---------------------------------------------------------------------- the dynamic linker
 
 
-def find_library(name: str, environment: Environment, by: Linked = Linked()) -> str | None:  # noqa: B008 - a tuple
+def find_library(name: str, environment: Environment, linked: Folders = ((), ())) -> str | None:
     """Return the library that the dynamic linker opens by this name, ``None`` if there is none.
 
-    ``by`` is the library that asks for it. Where the linker's rules are not known, as on a platform other than Linux or
-    without its list, the name itself is returned. Source: ``elf/dl-load.c`` of glibc, ``_dl_map_object``.
+    ``linked`` are the folders of the library that asks for it. Where the linker's rules are not known, as on a platform
+    other than Linux or without its list, the name itself is returned. Source: ``elf/dl-load.c`` of glibc,
+    ``_dl_map_object``.
     """
     if not name:
         return None
@@ -316,7 +309,8 @@ def find_library(name: str, environment: Environment, by: Linked = Linked()) -> 
     listed = (environment.get("LD_LIBRARY_PATH") or "").replace(";", ":")
     # An empty item is the working folder.
     folders = [str(environment.absolute(folder)) for folder in listed.split(":")] if listed else []
-    for folder in (*(() if by.run_path else by.rpath), *folders, *by.run_path):
+    rpath, run_path = linked
+    for folder in (*(() if run_path else rpath), *folders, *run_path):
         if _is_library(path := f"{folder}/{name}"):
             return path
     try:
@@ -326,8 +320,11 @@ def find_library(name: str, environment: Environment, by: Linked = Linked()) -> 
     return next(filter(_is_library, paths), None)
 
 
-def read_linked(file: str, near: tuple[str, ...] = ()) -> Linked:
-    """Return what a library names; ``near`` are folders that those which opened it name for all that it opens."""
+def read_linked(file: str, near: tuple[str, ...] = ()) -> tuple[list[str], Folders]:
+    """Return the libraries that a library needs, and the folders that it names.
+
+    ``near`` are folders that those which opened it name for all that it opens.
+    """
     from cachectl.layers.formats.elf import NEEDED, RPATH, RUN_PATH, read_elf
 
     elf = None
@@ -339,7 +336,7 @@ def read_linked(file: str, near: tuple[str, ...] = ()) -> Linked:
         origin = os.path.dirname(file)
         texts[tag] += [part.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for part in named]
     own = () if texts[RUN_PATH] else tuple(texts[RPATH])
-    return Linked(tuple(texts[NEEDED]), (*own, *near), tuple(texts[RUN_PATH]))
+    return texts[NEEDED], ((*own, *near), tuple(texts[RUN_PATH]))
 
 
 def _is_library(path: str) -> bool:

@@ -8,7 +8,7 @@ Sources: proc(5); ``/proc/driver/nvidia``, written by NVIDIA's kernel module; th
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.lazy import regex
@@ -24,41 +24,31 @@ _NVIDIA: Final = regex(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
 _VERSION: Final = regex(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})")
 
 
-class Gpu(NamedTuple):
-    """A GPU as in MIOpen's file names: the architecture, and the numbers of compute units it may be counted with."""
+def amd_gpus(environment: Environment) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return the GPUs of this machine, equal ones once, as the variables let MIOpen see them.
 
-    arch: str
-    units: tuple[int, ...]
+    Each is its architecture, and the names of its databases, with the numbers of compute units it may be counted with.
+    """
+    gpus: dict[tuple[str, tuple[str, ...]], None] = {}
+    for node in sorted(environment.topology.glob("*/properties")):
+        numbers = {name: int(number) for name, number in _PROPERTY.findall(_text(node))}
+        version, simds, each = (numbers.get(name, 0) for name in ("gfx_target_version", "simd_count", "simd_per_cu"))
+        # A CPU has none of these.
+        if version and simds and each:
+            arch, counts = _seen_by_miopen(environment, version, simds // each)
+            names = (f"{arch}_{count}" if count <= _DECIMAL else f"{arch}{count:x}" for count in counts)
+            gpus[arch, tuple(names)] = None
+    return tuple(gpus)
 
-    @property
-    def bases(self) -> tuple[str, ...]:
-        """Return architecture and units as in the names of databases."""
-        return tuple(f"{self.arch}_{units}" if units <= _DECIMAL else f"{self.arch}{units:x}" for units in self.units)
 
-
-def amd_gpus(environment: Environment) -> tuple[Gpu, ...]:
-    """Return the GPUs of this machine, equal ones once, as the variables let MIOpen see them."""
-    gpus = (_gpu(environment, _text(node)) for node in sorted(environment.topology.glob("*/properties")))
-    return tuple(dict.fromkeys(gpu for gpu in gpus if gpu is not None))
-
-
-def _gpu(environment: Environment, properties: str) -> Gpu | None:
-    numbers = {name: int(number) for name, number in _PROPERTY.findall(properties)}
-    version, simds, per_unit = (numbers.get(name, 0) for name in ("gfx_target_version", "simd_count", "simd_per_cu"))
-    if not version or not simds or not per_unit:
-        # A CPU.
-        return None
+def _seen_by_miopen(environment: Environment, version: int, units: int) -> tuple[str, tuple[int, ...]]:
     major, minor, step = version // 10000, version // 100 % 100, version % 100
-    enforced = _VERSION.fullmatch(environment.get("HSA_OVERRIDE_GFX_VERSION") or "")
-    if enforced is not None:
+    if (enforced := _VERSION.fullmatch(environment.get("HSA_OVERRIDE_GFX_VERSION") or "")) is not None:
         major, minor, step = map(int, enforced.groups())
     named = environment.get("MIOPEN_DEBUG_ENFORCE_DEVICE") or environment.get("MIOPEN_DEVICE_ARCH")
-    units = simds // per_unit
     counts = (units // 2, units) if major >= _PAIRED else (units,)
     counted = environment.get("MIOPEN_DEVICE_CU") or ""
-    if _COUNT.fullmatch(counted):
-        counts = (int(counted),)
-    return Gpu(named or f"gfx{major}{minor:x}{step:x}", counts)
+    return named or f"gfx{major}{minor:x}{step:x}", (int(counted),) if _COUNT.fullmatch(counted) else counts
 
 
 def nvidia_driver(environment: Environment) -> str | None:

@@ -10,7 +10,7 @@ job does not get the variables of the job itself.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from cachectl.layers.base.environment import Environment
 
@@ -38,15 +38,9 @@ _FIRST_SPECIAL_STEP: Final = 0xFFFFFFF0
 _DIGITS: Final = 12
 
 
-class Launch(NamedTuple):
-    """A launch of several ranks: the setting that shows it, the number of ranks, and the rank of this process.
-
-    ``ranks`` and ``rank`` are ``None`` if the launcher does not set them.
-    """
-
-    setting: str
-    ranks: int | None
-    rank: int | None
+#: A launch of several ranks: the setting that shows it, the number of ranks, and the rank of this process; ``None`` for
+#: what the launcher does not set.
+Launch = tuple[str, int | None, int | None]
 
 
 def launched(environment: Environment) -> Launch | None:
@@ -63,9 +57,9 @@ def launched(environment: Environment) -> Launch | None:
         ranks, own = number_of(environment, size), number_of(environment, rank)
         if ranks is not None:
             weight = _LATER.index(size) if size in _LATER else 0
-            counted.append((weight, ranks, Launch(f"{size}={ranks}", ranks, own)))
+            counted.append((weight, ranks, (f"{size}={ranks}", ranks, own)))
         elif own:
-            uncounted.append(Launch(f"{rank}={own}", None, own))
+            uncounted.append((f"{rank}={own}", None, own))
     if not counted:
         return uncounted[0] if uncounted else None
     # Variables of an outer launcher are passed on, so they do not show which of two is the inner one.

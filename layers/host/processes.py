@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.errors import printable
 from cachectl.layers.host.mounts import network_file_system
@@ -27,25 +27,43 @@ _PROC: Final = Path("/proc")
 _NAMED: Final = 5
 
 
-def _concerned(processes: Path) -> list[Path] | None:
-    """Return the folders of the processes to look at; ``None`` if they are not shown."""
-    if not (processes / "self" / "maps").exists():
+def read(number: int | str, name: str, *, processes: Path = _PROC) -> bytes | None:
+    """Return a file of a process, such as ``maps``; ``None`` if the process has ended, or is not shown."""
+    try:
+        return (processes / str(number) / name).read_bytes()
+    except OSError:
         return None
-    user, folders = os.geteuid(), []
-    for name in sorted(filter(str.isdigit, os.listdir(processes)), key=int):
-        with suppress(OSError):
-            if user in (0, (processes / name).stat().st_uid):
-                folders.append(processes / name)
-    return folders
+
+
+def stat_fields(number: int, *, processes: Path = _PROC) -> list[bytes]:
+    """Return the fields of ``/proc/PID/stat`` from the state on, see proc(5); none if the process is not shown."""
+    return (read(number, "stat", processes=processes) or b"").rpartition(b") ")[2].split()
+
+
+def children_of(number: int) -> set[int]:
+    """Return the processes that the threads of a process have started; any of them may end at any moment."""
+    children: set[int] = set()
+    with suppress(OSError):
+        for task in os.listdir(_PROC / f"{number}/task"):
+            children.update(map(int, (read(number, f"task/{task}/children") or b"").split()))
+    return children
 
 
 def using(libraries: tuple[str, ...], *, processes: Path = _PROC) -> tuple[int, ...] | None:
     """Return the ids of processes that map a library whose file name has one of these prefixes; ``None`` if unknown."""
-    if (folders := _concerned(processes)) is None:
+    return _those(lambda process: has_loaded(libraries, read(process.name, "maps", processes=processes)), processes)
+
+
+def _those(test: Callable[[Path], bool | None], processes: Path) -> tuple[int, ...] | None:
+    """Return the ids of the processes whose folders pass a test; ``None`` if processes are not shown."""
+    if not (processes / "self" / "maps").exists():
         return None
-    return tuple(
-        int(folder.name) for folder in folders if libraries_here(folder.name, processes=processes).has(libraries)
-    )
+    user, passed = os.geteuid(), []
+    for name in sorted(filter(str.isdigit, os.listdir(processes)), key=int):
+        with suppress(OSError):
+            if user in (0, (processes / name).stat().st_uid) and test(processes / name):
+                passed.append(int(name))
+    return tuple(passed)
 
 
 def open_elsewhere(environment: Environment, path: Path) -> str | None:
@@ -60,11 +78,10 @@ def open_elsewhere(environment: Environment, path: Path) -> str | None:
     if may_write and not environment.superuser:
         return "may be open in a program of another user, who can write to it: do it as the superuser, or by hand"
 
-    def is_it(link: Path) -> bool:
-        return os.path.samestat(link.stat(), status)
+    def has_open(process: Path) -> bool:
+        return _any_open(process, lambda link: os.path.samestat(link.stat(), status))
 
-    folders = _concerned(environment.processes)
-    users = None if folders is None else tuple(int(process.name) for process in folders if _any_open(process, is_it))
+    users = _those(has_open, environment.processes)
     return None if users == () else f"is open in {process_names(users)}, which must end first"
 
 
@@ -76,10 +93,11 @@ def mentioning(folder: Path, *, processes: Path = _PROC) -> bool | None:
         opened = Path(os.readlink(link))
         return folder in (opened, *opened.parents)
 
-    folders = _concerned(processes)
-    if folders is None:
-        return None
-    return any(mark in (_read(process / "environ") or b"") or _any_open(process, is_in) for process in folders)
+    def mentions(process: Path) -> bool:
+        return mark in (read(process.name, "environ", processes=processes) or b"") or _any_open(process, is_in)
+
+    users = _those(mentions, processes)
+    return None if users is None else bool(users)
 
 
 def _any_open(process: Path, test: Callable[[Path], bool]) -> bool:
@@ -95,24 +113,9 @@ def _any_open(process: Path, test: Callable[[Path], bool]) -> bool:
 
 
 def start_of(pid: int, *, processes: Path = _PROC) -> int | None:
-    """Return the start of a process in clock ticks since boot; ``None`` if that is unknown, or it has ended.
-
-    Source: field 22 of ``/proc/PID/stat`` in proc(5).
-    """
-    fields = _fields_of(pid, processes)
+    """Return the start of a process in clock ticks since boot; ``None`` if that is unknown, or it has ended."""
+    fields = stat_fields(pid, processes=processes)
     return None if fields[:1] in ([], [b"Z"]) else int(fields[19])
-
-
-def _fields_of(pid: int, processes: Path) -> list[bytes]:
-    return (_read(processes / str(pid) / "stat") or b"").rpartition(b") ")[2].split()
-
-
-def _read(file: Path) -> bytes | None:
-    """Read a file of a process; ``None`` if the process has ended, or is not shown."""
-    try:
-        return file.read_bytes()
-    except OSError:
-        return None
 
 
 def age_of(pid: int, *, processes: Path = _PROC) -> float | None:
@@ -126,7 +129,7 @@ def age_of(pid: int, *, processes: Path = _PROC) -> float | None:
     return None if ticks is None or clock is None else time.clock_gettime(clock) - ticks / os.sysconf("SC_CLK_TCK")
 
 
-def has_ended(pid: int, *, processes: Path = _PROC) -> bool:
+def has_ended(pid: int) -> bool:
     """Return whether a process of this user has surely ended; a zombie counts as ended."""
     try:
         os.kill(pid, 0)
@@ -134,7 +137,7 @@ def has_ended(pid: int, *, processes: Path = _PROC) -> bool:
         return True
     except OSError:
         return False
-    return _fields_of(pid, processes)[:1] == [b"Z"]
+    return stat_fields(pid)[:1] == [b"Z"]
 
 
 def process_names(users: tuple[int, ...] | None, *, processes: Path = _PROC) -> str:
@@ -143,30 +146,22 @@ def process_names(users: tuple[int, ...] | None, *, processes: Path = _PROC) -> 
         return "programs that this platform does not show"
     shown = []
     for pid in users[:_NAMED]:
-        command = os.fsdecode(_read(processes / str(pid) / "comm") or b"").removesuffix("\n")
+        command = os.fsdecode(read(pid, "comm", processes=processes) or b"").removesuffix("\n")
         shown.append(f"{pid} ({printable(command)})" if command else str(pid))
     return f"process{'es' * (len(users) > 1)} {', '.join(shown)}{'…' * (len(users) > _NAMED)}"
 
 
-class Loaded(NamedTuple):
-    """The libraries of a process at one moment; ``maps`` is ``None`` if unknown."""
+def has_loaded(libraries: tuple[str, ...], maps: bytes | None) -> bool | None:
+    """Return whether ``maps`` of a process have a library whose file name has one of these prefixes.
 
-    maps: bytes | None
-
-    def has(self, libraries: tuple[str, ...]) -> bool | None:
-        """Return whether a library whose file name has one of these prefixes is loaded; ``None`` if unknown."""
-        return None if self.maps is None else any(b"/" + library.encode() in self.maps for library in libraries)
-
-
-def libraries_here(number: int | str = "self", *, processes: Path = _PROC) -> Loaded:
-    """Read the loaded libraries of a process, once, because it is slow."""
-    return Loaded(_read(processes / str(number) / "maps"))
+    ``None`` if the maps are unknown. They are read apart, because that is slow.
+    """
+    return None if maps is None else any(b"/" + library.encode() in maps for library in libraries)
 
 
 def first_variables(number: int | str = "self", *, processes: Path = _PROC) -> dict[str, str] | None:
     """Return the environment a process was started with, without later changes; ``None`` is unknown."""
-    block = _read(processes / str(number) / "environ")
-    if block is None:
+    if (block := read(number, "environ", processes=processes)) is None:
         return None
     pairs = (os.fsdecode(item).partition("=") for item in block.split(b"\0") if item)
     return {name: value for name, _, value in pairs}

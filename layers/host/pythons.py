@@ -145,8 +145,8 @@ def _time(path: Path) -> int:
 def _noted(environment: Environment, records: dict[str, PythonRecord]) -> Python:
     own, folders = own_python(environment), [str(folder) for folder in environment.site]
     with suppress(OSError):
-        before = records.get(str(own.path))
-        record = records[str(own.path)] = _updated(own.path, own.version, folders, _packages(folders), before)
+        before, packages = records.get(str(own.path)), distributions.versions_in(folders)
+        record = records[str(own.path)] = _updated(own.path, own.version, folders, packages, before)
         return own._replace(seen=record.seen)
     return own
 
@@ -217,7 +217,10 @@ def look(path: Path, records: dict[str, PythonRecord], *, named: bool = False) -
 
     Only an interpreter that the user ``named`` may be a script, or a program that another user could replace.
     """
-    record = records.get(str(path))
+    record, away = records.get(str(path)), None
+    if record is not None and record.version:
+        # It answered once, if it cannot be asked now.
+        away = Python(path, record.version, lambda _: None, record.seen, None)
     try:
         status = path.stat()
         is_fresh = record is not None and (record.size, record.time) == (status.st_size, status.st_mtime_ns)
@@ -226,40 +229,24 @@ def look(path: Path, records: dict[str, PythonRecord], *, named: bool = False) -
         elif named or _is_safe(path):
             version, folders = _ask(path)
         else:
-            return _away(path, record)
+            return away
         if record is not None and record.version not in ("", version):
             if not version:
                 # It may be slow today.
-                return _away(path, record)
+                return away
             # What an earlier Python at this path wrote is known too. Another machine may still have it.
             here = record.places == _places(path)
             places = [record.places[0]] * 2 if here else record.places
             records[f"{path} {record.version}"] = record._replace(places=places)
-        packages = _packages(folders)
+        packages = distributions.versions_in(folders)
         updated = records[str(path)] = _updated(path, version, folders, packages, record)
     except OSError:
-        return _away(path, record, None if record is None or _places(path) != record.places else False)
-    return (
-        Python(path, version, lambda name: packages.get(distributions.normal(name)), updated.seen) if version else None
-    )
-
-
-def _away(path: Path, record: PythonRecord | None, present: bool | None = None) -> Python | None:
-    """Return an interpreter that answered once and cannot be asked now.
-
-    It was removed, so not ``present``, if the file systems that had it are still mounted, on this machine.
-    """
-    if record is None or not record.version:
+        # It was removed if the file systems that had it are still mounted, on this machine.
+        removed = record is not None and _places(path) == record.places
+        return away._replace(present=False) if away is not None and removed else away
+    if not version:
         return None
-    return Python(path, record.version, lambda _: None, record.seen, present)
-
-
-def _packages(folders: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the packages in folders, of which an earlier one counts more."""
-    packages: dict[str, str] = {}
-    for folder in folders:
-        packages = {**distributions.versions_in(folder), **packages}
-    return packages
+    return Python(path, version, lambda name: packages.get(distributions.normal(name)), updated.seen)
 
 
 def _updated(
@@ -286,8 +273,8 @@ def _places(path: Path) -> list[str]:
         folder = next(filter(os.path.exists, place.parents))
         device = folder.stat().st_dev
         # A file system of the network has no major number.
-        mount = None if os.name != "posix" or os.major(device) else mounts.mount_of(folder)
-        places.append(mount.source if mount is not None and mount.is_network else f"{locks.node()}:{device}")
+        kind, source = ("", "") if os.name != "posix" or os.major(device) else mounts.mount_of(folder)
+        places.append(source if kind in mounts.NETWORK else f"{locks.node()}:{device}")
     return places
 
 

@@ -7,6 +7,7 @@ is the ``Notes`` of :mod:`cachectl.layers.inside.observer`, and ``call`` its ``I
 from __future__ import annotations
 
 import binascii
+import functools
 import os
 import re
 import threading
@@ -30,8 +31,8 @@ def watch(module: Any, notes: Any) -> None:
     else:
         _watch_builds(module, notes)
         # Only the timeline lacks what these two cannot watch.
-        notes.fit("pyopencl (launches)", _watch_launches, module)
-        notes.fit("pyopencl (drivers)", _watch_driver, module)
+        notes.fit("pyopencl (launches)", _watch_launches, module, notes)
+        notes.fit("pyopencl (drivers)", _watch_driver, module, notes)
 
 
 def _watch_binaries(module: Any, notes: Any) -> None:
@@ -71,42 +72,38 @@ def _size(folder: str) -> int:
 def _watch_builds(module: Any, notes: Any) -> None:
     """Time every build, and listen to the driver that builds, if a layer knows how."""
     listeners = notes.listeners()
+    unknown = next(iter(listeners.values()), None)
 
-    def watch_one(owner: Any, name: str, kind: str) -> None:
-        def before(call: Any) -> tuple[Any, Any]:
-            _here.binary = None
-            _here.compiles = []
-            about = _here.about = notes.quietly(_about, kind, call) or {}
-            unknown = next(iter(listeners.values()), None)
-            driver = listeners.get(about["platform"]) if "platform" in about else unknown
-            return driver, notes.quietly(driver.listen) if driver else None
+    def before(kind: str, call: Any) -> tuple[Any, Any]:
+        _here.binary = None
+        _here.compiles = []
+        about = _here.about = notes.quietly(_about, kind, call) or {}
+        driver = listeners.get(about["platform"]) if "platform" in about else unknown
+        return driver, notes.quietly(driver.listen) if driver else None
 
-        def after(call: Any) -> None:
-            driver, listens = call.before
-            failed = call.error is not None
-            when = notes.timing(call.start)
-            said = notes.quietly(driver.heard, kind, failed=failed) if listens else None
-            compiled, heard = said or (None, False)
-            notes.add(
-                event="build",
-                layer="pyopencl",
-                kind=kind,
-                seconds=(when["end"] - when["start"]) / 1e9,
-                failed=failed,
-                binary=_here.binary,
-                heard=heard,
-                compiled=compiled,
-                driver=driver.layer if driver else None,
-                compiles=_here.compiles,
-                **when,
-                **_here.about,
-            )
+    def after(kind: str, call: Any) -> None:
+        driver, listens = call.before
+        failed = call.error is not None
+        when = notes.timing(call.start)
+        compiled, heard = (notes.quietly(driver.heard, failed=failed) if listens else None) or (None, False)
+        notes.add(
+            event="build",
+            layer="pyopencl",
+            kind=kind,
+            seconds=(when["end"] - when["start"]) / 1e9,
+            failed=failed,
+            binary=_here.binary,
+            heard=heard,
+            compiled=compiled,
+            driver=driver.layer if driver else None,
+            compiles=_here.compiles,
+            **when,
+            **_here.about,
+        )
 
-        notes.wrap(owner, name, after, before)
-
-    watch_one(module.Program, "build", "build")
-    watch_one(module.Program, "compile", "compile")
-    watch_one(module, "link_program", "link")
+    for owner, name in ((module.Program, "build"), (module.Program, "compile"), (module, "link_program")):
+        kind = name.partition("_")[0]
+        notes.wrap(owner, name, functools.partial(after, kind), functools.partial(before, kind))
 
 
 def _watch_driver(module: Any, notes: Any) -> None:

@@ -6,65 +6,67 @@ is the ``Notes`` of :mod:`cachectl.layers.inside.observer`, and ``call`` its ``I
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from typing import Any
+
+#: ``outer`` is what lookups within a lookup have found so far.
+_here = threading.local()
 
 
 def watch(module: Any, notes: Any) -> None:
     """Count lookups on disk, and stores, of every persistent dictionary."""
     once, plain = module.WriteOncePersistentDict, module.PersistentDict
-    watcher = _Watcher(notes)
-    # The second name is that of pytools until 2024.1.3.
-    uncached = "_fetch_uncached" if hasattr(once, "_fetch_uncached") else "_fetch"
-    notes.wrap(plain, "fetch", watcher.looked)
-    notes.wrap(once, uncached, watcher.looked)
-    notes.wrap(once, "fetch", watcher.remembered, watcher.look)
-    for owner in (plain, once):
-        notes.wrap(owner, "store", watcher.stored, _changes)
 
-
-class _Watcher:
-    """Notes what calls of a dictionary's methods did. ``outer`` is what lookups within a lookup have found so far."""
-
-    def __init__(self, notes: Any) -> None:
-        self.notes = notes
-        self.here = threading.local()
-
-    def note(self, event: str, call: Any, **more: object) -> None:
-        quietly = self.notes.quietly
-        kernels = quietly(kernels_of, call.get(1, "key"))
-        about = {"dictionary": quietly(getattr, call.arguments[0], "identifier"), "kernels": kernels}
-        self.notes.add(event=event, layer="pytools", **self.notes.timing(call.start), **about, **more)
-
-    def looked(self, call: Any) -> None:
-        found = "hit" if call.error is None else "miss" if issubclass(call.error, KeyError) else ""
-        if getattr(self.here, "outer", None) is not None:
+    def looked(call: Any) -> None:
+        found = _found(call)
+        if getattr(_here, "outer", None) is not None:
             # It is noted when the key has been compared too.
-            self.here.outer.append(found)
+            _here.outer.append(found)
         elif found:
-            self.note(found, call)
+            _note(notes, found, call)
 
-    def look(self, call: Any) -> Any:
-        outer, self.here.outer = getattr(self.here, "outer", None), []
-        return outer, self.notes.quietly(_lookups, call)
+    def look(call: Any) -> Any:
+        outer, _here.outer = getattr(_here, "outer", None), []
+        return outer, notes.quietly(_lookups, call)
 
-    def remembered(self, call: Any) -> None:
-        noted, (self.here.outer, before) = self.here.outer, call.before
-        found = "miss" if call.error is not None and issubclass(call.error, KeyError) else "hit"
+    def remembered(call: Any) -> None:
+        noted, (_here.outer, before) = _here.outer, call.before
         if noted:
             found = noted[0]
-        elif before is None or self.notes.quietly(_lookups, call) == before:
+        elif before is None or notes.quietly(_lookups, call) == before:
             # Lookups that its memory answers do not count.
-            found = ""
-        # A dictionary that was opened before the trace began does not call the watched method.
+            return
+        else:
+            # A dictionary that was opened before the trace began does not call the watched method.
+            found = _found(call) or "hit"
         if found:
-            self.note(found, call)
+            _note(notes, found, call)
 
-    def stored(self, call: Any) -> None:
-        # A dictionary that is written once does not store a value again.
-        if call.error is None and (call.before is None or self.notes.quietly(_changes, call) != call.before):
-            self.note("store", call, bytes=self.notes.quietly(_newest, call))
+    notes.wrap(plain, "fetch", looked)
+    # The second name is that of pytools until 2024.1.3.
+    notes.wrap(once, "_fetch_uncached" if hasattr(once, "_fetch_uncached") else "_fetch", looked)
+    notes.wrap(once, "fetch", remembered, look)
+    for owner in (plain, once):
+        notes.wrap(owner, "store", functools.partial(_stored, notes), _changes)
+
+
+def _stored(notes: Any, call: Any) -> None:
+    # A dictionary that is written once does not store a value again.
+    if call.error is None and (call.before is None or notes.quietly(_changes, call) != call.before):
+        _note(notes, "store", call, bytes=notes.quietly(_newest, call))
+
+
+def _found(call: Any) -> str:
+    """Return what a lookup found; nothing is known of one that failed."""
+    return "hit" if call.error is None else "miss" if issubclass(call.error, KeyError) else ""
+
+
+def _note(notes: Any, event: str, call: Any, **more: object) -> None:
+    kernels = notes.quietly(kernels_of, call.get(1, "key"))
+    about = {"dictionary": notes.quietly(getattr, call.arguments[0], "identifier"), "kernels": kernels}
+    notes.add(event=event, layer="pytools", **notes.timing(call.start), **about, **more)
 
 
 def _changes(call: Any) -> Any:

@@ -11,13 +11,16 @@ from typing import Any
 
 #: Functions by their modules, with the stage that each is. Those of ``loopy.transform`` make kernels too.
 _STAGES = {
-    "loopy.kernel.creation": {"make_kernel": "create", "make_function": "create"},
-    "loopy.kernel.tools": {"add_dtypes": "create"},
-    "loopy.translation_unit": {"merge": "create"},
-    "loopy.type_inference": {"infer_unknown_types": "preprocess"},
-    "loopy.preprocess": {"preprocess_program": "preprocess", "make_arrays_for_sep_arrays": "preprocess"},
-    "loopy.schedule": {"linearize": "schedule", "get_one_linearized_kernel": "schedule"},
-    "loopy.codegen": {"generate_code_v2": "codegen"},
+    ("loopy.kernel.creation", "make_kernel"): "create",
+    ("loopy.kernel.creation", "make_function"): "create",
+    ("loopy.kernel.tools", "add_dtypes"): "create",
+    ("loopy.translation_unit", "merge"): "create",
+    ("loopy.type_inference", "infer_unknown_types"): "preprocess",
+    ("loopy.preprocess", "preprocess_program"): "preprocess",
+    ("loopy.preprocess", "make_arrays_for_sep_arrays"): "preprocess",
+    ("loopy.schedule", "linearize"): "schedule",
+    ("loopy.schedule", "get_one_linearized_kernel"): "schedule",
+    ("loopy.codegen", "generate_code_v2"): "codegen",
 }
 
 
@@ -30,7 +33,7 @@ def watch(module: Any, notes: Any) -> None:
 
 
 def _watch_functions(loopy: Any, notes: Any) -> None:
-    stages = {(module, name): stage for module, functions in _STAGES.items() for name, stage in functions.items()}
+    stages = dict(_STAGES)
     for value in vars(loopy).values():
         if str(getattr(value, "__module__", "")).startswith("loopy.transform.") and type(value) is type(watch):
             stages[value.__module__, value.__name__] = "create"
@@ -51,16 +54,15 @@ def _watch_executor(executor: Any, notes: Any) -> None:
     def launched(_: Any) -> int:
         return getattr(notes.here, "launched", 0)
 
-    def called(call: Any) -> None:
-        if launched(call) != call.before:
-            notes.span("launch", call.start, name="first call", kernels=[call.arguments[0].entrypoint])
-
     def about(call: Any) -> dict[str, Any]:
         return {"kernels": [call.arguments[0].entrypoint]}
 
-    notes.put(executor, "__call__", notes.around(executor.__call__, called, launched))
-    made = notes.timed(executor.get_invoker_uncached, "codegen", about)
-    notes.put(executor, "get_invoker_uncached", made)
+    def called(call: Any) -> None:
+        if launched(call) != call.before:
+            notes.span("launch", call.start, name="first call", **about(call))
+
+    notes.wrap(executor, "__call__", called, launched)
+    notes.put(executor, "get_invoker_uncached", notes.timed(executor.get_invoker_uncached, "codegen", about))
 
 
 def _kernels_of_call(call: Any) -> dict[str, Any]:

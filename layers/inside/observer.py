@@ -61,6 +61,10 @@ class Notes:
     """Records the events of one process, in the folder of its trace.
 
     The file is opened for each event, because a program may close files that it did not open, and reuse their numbers.
+
+    In ``sys.meta_path`` this is a finder that finds no module itself: it wraps a library as soon as it has been
+    executed, and times imports. The import of each package of the table is noted, also inside another one, and that of
+    their modules only outside of them.
     """
 
     #: Monotonic nanoseconds and epoch seconds; a program may replace the clocks of :mod:`time`.
@@ -69,15 +73,22 @@ class Notes:
     #: Calls something, and returns ``None`` if it fails.
     quietly = staticmethod(_quietly)
 
-    def __init__(self, folder: str, site: str, listeners: dict[str, tuple[str, str]]) -> None:
+    def __init__(self, folder: str, site: str, table: dict[str, Any]) -> None:
         self.folder = folder
         self._site = site
-        self._listeners = listeners
+        self._listeners = table["listeners"]
+        self._packages = frozenset(table["imports"])
         self._loaded: dict[str, Any] = {}
         self._replaced: list[tuple[Any, str, Any]] = []
         self._pid = 0
-        #: Of each thread: the stages that are open, and the kernels that it has launched for the first time.
+        #: Of each thread: the stages and imports that are open, and the kernels that it has launched first.
         self.here = threading.local()
+        #: What watches each module.
+        self._hooks: dict[str, list[Callable[[Any], None]]] = {}
+        for call in table["calls"]:
+            self._hooks.setdefault(call["module"], []).append(functools.partial(self._watch_call, call))
+        for name, file in table["watchers"]:
+            self._hooks.setdefault(name, []).append(functools.partial(self._watch_by, file))
 
     def load(self, file: str) -> Any:
         """Execute a layer's file, once, and return the module."""
@@ -91,13 +102,81 @@ class Notes:
         """Return new listeners to drivers, by the name of the OpenCL platform that each driver offers."""
         return {name: self.load(file).Listener(self, layer) for name, (layer, file) in self._listeners.items()}
 
+    # ------------------------------------------------------------------ libraries
+
+    def start(self) -> None:
+        """Wrap the libraries that are loaded now, and others when they are loaded."""
+        self._introduce()
+        for name in self._hooks:
+            # A lazy module is wrapped at its first use.
+            if type(sys.modules.get(name)).__name__ == "module":
+                self._watch(name, sys.modules[name])
+        sys.meta_path.insert(0, self)
+
+    def stop(self) -> None:
+        """Restore the replaced attributes, and stop watching imports."""
+        self.folder = ""
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
+        self._restore(0)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Find a library through the other finders, and wrap it after its loader has executed it."""
+        is_of_package = name.partition(".")[0] in self._packages
+        if not is_of_package and name not in self._hooks:
+            return None
+        imports = vars(self.here).setdefault("imports", set())
+        timed = name in self._packages or (is_of_package and not imports)
+        if not timed and name not in self._hooks:
+            return None
+        begun = self.now()
+        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+
+        def before(_: Invocation) -> None:
+            if timed:
+                imports.add(name)
+
+        def after(call: Invocation) -> None:
+            if timed:
+                imports.discard(name)
+                self.span("import", begun, name=name)
+            if call.error is None:
+                self._watch(name, call.get(0, "module"))
+
+        _quietly(self._wrap_loader, spec, after, before)
+        return spec
+
+    def _wrap_loader(self, spec: Any, *hooks: Any) -> None:
+        spec.loader.exec_module = self.around(spec.loader.exec_module, *hooks)
+
+    def _watch(self, name: str, module: Any) -> None:
+        for hook in self._hooks.get(name, ()):
+            self.fit(name, hook, module)
+
+    def _watch_by(self, file: str, module: Any) -> None:
+        self.load(file).watch(module, self)
+
+    def _watch_call(self, row: dict[str, Any], module: Any) -> None:
+        """Record each call of a function as a store, or as a lookup that returned or raised what means a miss."""
+        owner, _, name = row["function"].rpartition(".")
+        absent = getattr(module, row["absent"]) if row["absent"] else ()
+
+        def after(call: Invocation) -> None:
+            if call.error is not None and not (absent and issubclass(call.error, absent)):
+                return
+            found = "miss" if call.error is not None or (call.value is None and not absent) else "hit"
+            kind = "store" if row["stores"] and call.error is None else found
+            self.add(event=kind, layer=row["layer"], **self.timing(call.start))
+
+        self.wrap(getattr(module, owner) if owner else module, name, after)
+
     # ------------------------------------------------------------------ replacing functions
 
-    def fit(self, library: str, watch: Callable[[Any, Notes], None], module: Any) -> None:
+    def fit(self, library: str, watch: Callable[..., None], *arguments: Any) -> None:
         """Let a watcher replace functions of a library; if the library is another than expected, leave it as it was."""
         before = len(self._replaced)
         try:
-            watch(module, self)
+            watch(*arguments)
         except Exception as error:  # noqa: BLE001 - as in _quietly
             self._restore(before)
             self.add(event="failed", library=library, error=f"{type(error).__name__}: {error}")
@@ -107,21 +186,12 @@ class Notes:
         self._replaced.append((owner, name, vars(owner)[name]))
         setattr(owner, name, value)
 
-    def wrap(
-        self,
-        owner: Any,
-        name: str,
-        after: Callable[[Invocation], object],
-        before: Callable[[Invocation], Any] | None = None,
-    ) -> None:
+    def wrap(self, owner: Any, name: str, after: Callable[..., Any], before: Callable[..., Any] | None = None) -> None:
         """Replace a function until :meth:`stop`, as by :meth:`around`."""
         self.put(owner, name, self.around(vars(owner)[name], after, before))
 
     def around(
-        self,
-        function: Callable[..., Any],
-        after: Callable[[Invocation], object],
-        before: Callable[[Invocation], Any] | None = None,
+        self, function: Callable[..., Any], after: Callable[..., Any], before: Callable[..., Any] | None = None
     ) -> Callable[..., Any]:
         """Return a function that does the same, and calls ``before`` and ``after`` with each of its calls."""
 
@@ -147,7 +217,7 @@ class Notes:
         self,
         function: Callable[..., Any],
         stage: str,
-        about: Callable[[Invocation], dict[str, Any]] | None = None,
+        about: Callable[..., Any] | None = None,
         *,
         outermost: bool = False,
     ) -> Callable[..., Any]:
@@ -172,12 +242,6 @@ class Notes:
 
         return self.around(function, after, before)
 
-    def stop(self) -> None:
-        """Restore the replaced attributes, and stop watching imports."""
-        self.folder = ""
-        sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "notes", None) is not self]
-        self._restore(0)
-
     def _restore(self, left: int) -> None:
         while len(self._replaced) > left:
             setattr(*self._replaced.pop())
@@ -186,10 +250,10 @@ class Notes:
 
     def add(self, **event: object) -> None:
         """Append an event."""
-        self.introduce()
+        self._introduce()
         self._write(event)
 
-    def introduce(self) -> None:
+    def _introduce(self) -> None:
         """Append the first event of a process, that it is watched, also if it was forked from another."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
@@ -215,97 +279,15 @@ class Notes:
         return {"start": start, "end": self.now() if end is None else end, "thread": threading.get_native_id()}
 
 
-class ImportWatcher:
-    """A finder that finds no module itself: it wraps a library as soon as it has been executed, and times imports.
-
-    ``timed`` names packages. The import of each is noted, also inside another one, and that of their modules only
-    outside of them.
-    """
-
-    def __init__(
-        self, hooks: dict[str, list[Callable[[Any, Notes], None]]], timed: frozenset[str], notes: Notes
-    ) -> None:
-        self.hooks = hooks
-        self.timed = timed
-        self.notes = notes
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Find the library through the other finders, and wrap it after its loader has executed it."""
-        timed = name in self.timed or (name.partition(".")[0] in self.timed and not self._open())
-        if name not in self.hooks and not timed:
-            return None
-        begun = self.notes.now()
-        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
-        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
-        _quietly(self._wait_for, spec, begun if timed else None)
-        return spec
-
-    def _open(self) -> set[str]:
-        """Return the imports that this thread is in."""
-        open_here: set[str] = vars(self.notes.here).setdefault("imports", set())
-        return open_here
-
-    def _wait_for(self, spec: Any, begun: int | None) -> None:
-        def before(_: Invocation) -> None:
-            if begun is not None:
-                self._open().add(spec.name)
-
-        def after(call: Invocation) -> None:
-            if begun is not None:
-                self._open().discard(spec.name)
-                self.notes.span("import", begun, name=spec.name)
-            if call.error is None:
-                self.wrap(spec.name, call.get(0, "module"))
-
-        spec.loader.exec_module = self.notes.around(spec.loader.exec_module, after, before)
-
-    def wrap(self, name: str, module: Any) -> None:
-        """Wrap a library each time it is executed."""
-        for hook in self.hooks.get(name, ()):
-            self.notes.fit(name, hook, module)
-
-
 def observe(folder: str, site: str) -> Notes:
-    """Wrap the libraries that are loaded now, and others when they are loaded; record events in the folder.
+    """Watch the libraries of this process, and record events in the folder.
 
     ``site`` is the folder of the table, and of the files that it names.
     """
     with open(os.path.join(site, TABLE), encoding="utf-8") as stream:
-        table = json.load(stream)
-    notes = Notes(folder, site, table["listeners"])
-    notes.introduce()
-    hooks: dict[str, list[Callable[[Any, Notes], None]]] = {}
-    for call in table["calls"]:
-        hooks.setdefault(call["module"], []).append(functools.partial(_watch_call, call))
-    for name, file in table["watchers"]:
-        hooks.setdefault(name, []).append(functools.partial(_watch_by, file))
-    watcher = ImportWatcher(hooks, frozenset(table["imports"]), notes)
-    for name in hooks:
-        module = sys.modules.get(name)
-        # A lazy module is wrapped at its first use.
-        if module is not None and type(module).__name__ == "module":
-            watcher.wrap(name, module)
-    sys.meta_path.insert(0, watcher)
+        notes = Notes(folder, site, json.load(stream))
+    notes.start()
     return notes
-
-
-def _watch_by(file: str, module: Any, notes: Notes) -> None:
-    notes.load(file).watch(module, notes)
-
-
-def _watch_call(row: dict[str, Any], module: Any, notes: Notes) -> None:
-    """Record each call of a function as a store, or as a lookup that returned or raised what means a miss."""
-    owner, _, name = row["function"].rpartition(".")
-    absent = getattr(module, row["absent"]) if row["absent"] else ()
-
-    def after(call: Invocation) -> None:
-        if call.error is not None and not (absent and issubclass(call.error, absent)):
-            return
-        found = "miss" if call.error is not None or (call.value is None and not absent) else "hit"
-        kind = "store" if row["stores"] and call.error is None else found
-        notes.add(event=kind, layer=row["layer"], **notes.timing(call.start))
-
-    notes.wrap(getattr(module, owner) if owner else module, name, after)
 
 
 def _append(path: str, line: str) -> None:

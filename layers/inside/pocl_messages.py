@@ -6,11 +6,11 @@ is the ``Notes`` of :mod:`cachectl.layers.inside.observer`.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import re
 import threading
-from collections.abc import Callable
 from typing import Any
 
 #: The bit of PoCL's filter for messages of its compiler, ``POCL_DEBUG_FLAG_LLVM``.
@@ -61,6 +61,7 @@ class Listener:
         self._notes = notes
         self._pid = 0
         self._path = ""
+        #: Where in the file the messages of the present builds begin.
         self._start = 0
         self._file: int | None = None
         self._own: int | None = None
@@ -72,21 +73,25 @@ class Listener:
     def _begin(self) -> None:
         # A fork may happen while another thread holds the lock.
         self._lock = threading.Lock()
-        self._inside = 0
         self._listening = False
-        self._kinds: list[str] = []
-        self._failed = 0
+        #: How many builds run now. How many have ended since none did, and failed.
+        self._inside = self._ended = self._failed = 0
+
+    def _forked(self) -> None:
+        if self._listening and self._inside:
+            self._turn_off()
+        self._begin()
 
     def listen(self) -> bool:
         """Begin to listen, unless another build does."""
         with self._lock:
             self._inside += 1
             if self._inside == 1:
-                self._kinds, self._failed = [], 0
+                self._ended = self._failed = 0
                 self._listening = self._notes.quietly(self._turn_on) or False
             return True
 
-    def heard(self, kind: str, *, failed: bool) -> tuple[bool | None, bool]:
+    def heard(self, *, failed: bool) -> tuple[bool | None, bool]:
         """End listening to one build. Return whether PoCL compiled it, ``None`` if unknown, and whether PoCL was heard.
 
         If builds ran at the same time and PoCL compiled one of them, it is unknown which. Messages are switched off,
@@ -94,73 +99,66 @@ class Listener:
         """
         with self._lock:
             self._inside -= 1
-            self._kinds.append(kind)
+            self._ended += 1
             self._failed += failed
             if not self._listening:
                 return None, False
-            if not self._inside:
+            is_last = not self._inside
+            if is_last:
                 self._notes.quietly(self._turn_off)
-            messages = Messages(self._said())
+            said = self._said()
+            others, devices, wrote, clear = read_messages(said)
             # A hit prints no message: it needs proof that PoCL was heard in each build.
-            is_hit = not messages.wrote and messages.clear and messages.devices >= len(self._kinds)
-            is_miss = bool(messages.wrote) and not self._inside and len(self._kinds) == 1
-            if not self._inside:
-                self._note(messages)
-            ended, listened = not self._inside, self._listening
-        if ended and messages.others:
+            heard_all = clear and devices >= self._ended
+            is_miss = bool(wrote) and is_last and self._ended == 1
+            if is_last:
+                lookups = None
+                if self._failed == self._ended:
+                    # A failure is no hit, but may have stored a program for one of several devices.
+                    lookups = len(wrote)
+                elif not self._failed:
+                    lookups = devices
+                    # False where the program switched messages off, or the release words them differently.
+                    self._listening = heard_all
+                # A thread that holds our stream may still print: the next builds are read on from here.
+                self._start += len(said)
+                self._notes.add(event="messages", layer=self.layer, lookups=lookups, wrote=wrote, upto=self._start)
+            listened = self._listening
+        if is_last and others:
             # Not under the lock: the reader may be slow.
-            self._notes.quietly(os.write, 2, messages.others)
-        return (is_miss if is_hit or is_miss else None), listened
-
-    def _note(self, messages: Messages) -> None:
-        """Note what PoCL did since the first of these builds began."""
-        # A thread that holds our stream may still print: the next episode reads on from here.
-        self._start += messages.bytes
-        lookups = None
-        if self._failed == len(self._kinds):
-            # A failure is no hit, but may have stored a program for one of several devices.
-            lookups = len(messages.wrote)
-        elif not self._failed:
-            lookups = messages.devices
-            # False where the program switched messages off, or the release words them differently.
-            self._listening = messages.clear and lookups >= len(self._kinds)
-        self._notes.add(event="messages", layer=self.layer, lookups=lookups, wrote=messages.wrote, upto=self._start)
+            self._notes.quietly(os.write, 2, others)
+        return (is_miss if is_miss or (heard_all and not wrote) else None), listened
 
     def _turn_on(self) -> bool:
-        import ctypes
-
         self._filters = self._filters or _filters_of_pocl(self._notes.quietly)
-        # Elsewhere the stream is no variable.
         library = ctypes.CDLL(None)
-        is_said = any(one.value for one in self._filters)
-        if not self._filters or is_said or not hasattr(library, "gnu_get_libc_version"):
+        is_silent = self._filters and not any(variable.value for variable in self._filters)
+        # Elsewhere than in glibc the stream is no variable.
+        if not is_silent or not hasattr(library, "gnu_get_libc_version"):
             return False
-        self._open(library)
+        # A program may close files that it did not open.
+        if self._file is None or self._pid != os.getpid() or not self._is_ours(library):
+            self._open(library)
         if self._file is None:
             return False
         stream = ctypes.c_void_p.in_dll(library, "stderr")
         self._own, stream.value = stream.value, self._file
-        for one in self._filters:
-            one.value = _ABOUT_LLVM
+        self._filter(_ABOUT_LLVM)
         return True
 
     def _turn_off(self) -> None:
-        import ctypes
-
-        for one in self._filters:
-            one.value = 0
+        self._filter(0)
         library = ctypes.CDLL(None)
         library.fflush(ctypes.c_void_p(self._file))
         stream = ctypes.c_void_p.in_dll(library, "stderr")
         if stream.value == self._file:
             stream.value = self._own
 
-    def _open(self, library: Any) -> None:
-        """Open the file of this process, unless it is open: a program may close files that it did not open."""
-        import ctypes
+    def _filter(self, messages: int) -> None:
+        for variable in self._filters:
+            variable.value = messages
 
-        if self._file is not None and self._pid == os.getpid() and self._is_ours(library):
-            return
+    def _open(self, library: Any) -> None:
         self._pid = os.getpid()
         self._path = os.path.join(self._notes.folder, f"{self._pid}.messages")
         # After ``exec`` the file of the previous program has the same name.
@@ -174,8 +172,6 @@ class Listener:
             library.setvbuf(ctypes.c_void_p(self._file), None, line_buffered, ctypes.c_size_t(4096))
 
     def _is_ours(self, library: Any) -> bool:
-        import ctypes
-
         try:
             return os.path.samestat(os.fstat(library.fileno(ctypes.c_void_p(self._file))), os.stat(self._path))
         except OSError:
@@ -189,19 +185,12 @@ class Listener:
         except OSError:
             return b""
 
-    def _forked(self) -> None:
-        if self._listening and self._inside:
-            self._turn_off()
-        self._begin()
 
-
-def _filters_of_pocl(quietly: Callable[..., Any]) -> list[Any]:
+def _filters_of_pocl(quietly: Any) -> list[Any]:
     """Return the variable for the messages to print of each PoCL that is loaded and has one.
 
     A wheel may bring a PoCL beside that of the system: which one builds a program does not show.
     """
-    import ctypes
-
     with open("/proc/self/maps", "rb") as maps:
         paths = {line.split(maxsplit=5)[5].rstrip(b"\n") for line in maps if b"/libpocl" in line}
     libraries = [quietly(ctypes.CDLL, os.fsdecode(path)) for path in sorted(paths)]
@@ -210,29 +199,24 @@ def _filters_of_pocl(quietly: Callable[..., Any]) -> list[Any]:
     return list({ctypes.addressof(variable): variable for variable in found if variable is not None}.values())
 
 
-class Messages:
-    """A part of C code's error stream, read: what PoCL says in it, and what others printed.
+def read_messages(said: bytes) -> tuple[bytes, int, list[str], bool]:
+    """Read a part of C code's error stream: what others than PoCL printed, unchanged, and what PoCL says in it.
 
-    ``devices`` is how many devices PoCL says it builds for. ``wrote`` has the folder of each program that was not in
-    its cache. ``clear`` is false if a function that looks programs up printed an unknown text: no hit is certain then.
-    ``others`` is the rest of the stream, unchanged; ``bytes`` is the length of the whole part.
+    That is how many devices it builds for, the folder of each program that was not in its cache, and whether all of it
+    is clear: if a function that looks programs up printed an unknown text, no hit is certain.
     """
-
-    def __init__(self, said: bytes) -> None:
-        self.bytes = len(said)
-        self.devices = 0
-        self.wrote: list[str] = []
-        self.clear = True
-        self.others, *messages = _HEAD.split(said)
-        for index in range(0, len(messages), 3):
-            function, level, rest = messages[index : index + 3]
-            text = _TEXT.search(rest)
-            if text is None:
-                self.clear = self.clear and not _LOOKS_UP.search(function)
-                self.others += (rest if level else rest.lstrip(b"\n")).partition(b"\n")[2]
-                continue
-            self.devices += text[1] is not None
-            if text[2] is not None:
-                self.wrote.append(os.fsdecode(text[2]))
-            # PoCL prints a message in several parts, and another thread may have printed between them.
-            self.others += rest[: text.start()] + rest[text.end() :]
+    devices, wrote, clear = 0, [], True
+    others, *messages = _HEAD.split(said)
+    for index in range(0, len(messages), 3):
+        function, level, rest = messages[index : index + 3]
+        text = _TEXT.search(rest)
+        if text is None:
+            clear = clear and not _LOOKS_UP.search(function)
+            others += (rest if level else rest.lstrip(b"\n")).partition(b"\n")[2]
+            continue
+        devices += text[1] is not None
+        if text[2] is not None:
+            wrote.append(os.fsdecode(text[2]))
+        # PoCL prints a message in several parts, and another thread may have printed between them.
+        others += rest[: text.start()] + rest[text.end() :]
+    return others, devices, wrote, clear

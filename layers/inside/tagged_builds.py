@@ -9,9 +9,8 @@ import gc
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, Final
 
@@ -27,6 +26,11 @@ _OF_MODULE: Final = ("link_program", "Kernel", "Error", "program_info", "program
 _OF_PROGRAM: Final = ("build", "compile", "from_int_ptr", "int_ptr", "get_info")
 
 
+def _pyopencl() -> Any:
+    """Return the library, which is loaded where anything builds with it."""
+    return sys.modules["pyopencl"]
+
+
 def can_tag() -> bool:
     """Return whether PyOpenCL is loaded, without which no build gets a tag."""
     return hasattr(sys.modules.get("pyopencl"), "Program")
@@ -36,8 +40,7 @@ def misfit() -> str | None:
     """Return what the loaded PyOpenCL lacks that a tag needs; ``None`` if it has all of it."""
     from inspect import unwrap
 
-    import pyopencl
-
+    pyopencl = _pyopencl()
     for owner, names in ((pyopencl, _OF_MODULE), (pyopencl.Program, _OF_PROGRAM)):
         for name in names:
             if not hasattr(owner, name):
@@ -67,15 +70,13 @@ def _tagged_build(tagger: Any, build: Callable[..., object]) -> Callable[..., ob
 
     @wraps(build)
     def build_tagged(program: Any, *arguments: Any, **named: Any) -> object:
+        source, due = None, set()
         try:
             source = _source_of(program)
-            due = tagger.layers_of(_platform_of(program))
-            if not due:
-                source = None
+            due = tagger.layers_of(_platform_of(_context_of(program)))
         except Exception as error:  # noqa: BLE001 - of a PyOpenCL that is not as expected; the program's build goes on
             warnings.warn(f"a build of {LIBRARY} gets no salt: {error!r}", RuntimeWarning, stacklevel=2)
-            source = None
-        if source is None:
+        if source is None or not due:
             return build(program, *arguments, **named)
         made = program._prg  # noqa: SLF001 - what the driver counts references to
         # Not every driver stores programs that are only compiled.
@@ -102,12 +103,10 @@ def _tagged_link(tagger: Any, link: Callable[..., object]) -> Callable[..., obje
 
     @wraps(link)
     def link_tagged(context: Any, programs: Iterable[Any], *rest: object, **named: object) -> object:
-        import pyopencl
-
-        if not tagger.layers_of(str(context.devices[0].platform.name)):
+        if not tagger.layers_of(_platform_of(context)):
             return link(context, programs, *rest, **named)
         # Compiled by the replacement, it has a constant of its own.
-        tagged = pyopencl.Program(context, "\n").compile()
+        tagged = _pyopencl().Program(context, "\n").compile()
         with tagger.build(set()) as built:
             linked: Any = link(context, [*programs, tagged], *rest, **named)
             built.program = _held(linked)
@@ -119,52 +118,28 @@ def _tagged_link(tagger: Any, link: Callable[..., object]) -> Callable[..., obje
 
 def _held(program: Any) -> Any:
     """Return a second reference to what a program has built, if anything."""
-    import pyopencl
-
-    return None if program._prg is None else pyopencl.Program.from_int_ptr(program._prg.int_ptr)  # noqa: SLF001
+    made = program._prg  # noqa: SLF001
+    return None if made is None else _pyopencl().Program.from_int_ptr(made.int_ptr)
 
 
 def ask_for_binaries(program: Any) -> None:
     """Have the driver make the binaries of a program, if it has not."""
-    import pyopencl
-
-    with suppress(pyopencl.Error):
-        program.get_info(pyopencl.program_info.BINARIES)
+    with suppress(_pyopencl().Error):
+        program.get_info(_pyopencl().program_info.BINARIES)
 
 
 def count_references(program: Any) -> int:
     """Return how many hold a program, by the driver's own count; 0 for none."""
-    if program is None:
-        return 0
-    import pyopencl
-
-    return int(program.get_info(pyopencl.program_info.REFERENCE_COUNT))
+    return 0 if program is None else int(program.get_info(_pyopencl().program_info.REFERENCE_COUNT))
 
 
-@dataclass(frozen=True, slots=True)
-class Holders:
-    """The objects of this process that hold programs, by the programs' addresses.
+def holders() -> tuple[Counter[int], dict[int, list[int]] | None]:
+    """Return the objects of this process that hold programs now, by the programs' addresses.
 
-    ``programs`` counts the objects that hold a reference to each. ``kernels`` lists the reference counts of its
-    kernels, 1 if only Python holds one; it is ``None`` if another thread is creating one, which cannot be queried yet.
+    The first are the numbers of objects that hold a reference to each. The second are the reference counts of its
+    kernels, 1 if only Python holds one; ``None`` if another thread is creating one, which cannot be queried yet.
     """
-
-    programs: Counter[int] = field(default_factory=Counter)
-    kernels: dict[int, list[int]] | None = field(default_factory=dict)
-
-    def rests(self, program: Any, *, alone: bool) -> bool:
-        """Return whether only the known objects hold a program, and nothing else its kernels."""
-        if self.kernels is None:
-            return False
-        mine = self.kernels.get(program.int_ptr, [])
-        known = self.programs[program.int_ptr] + len(mine)
-        return count_references(program) == known and all(count == 1 for count in mine) and (alone or not mine)
-
-
-def holders() -> Holders:
-    """Return the objects of this process that hold programs now."""
-    import pyopencl
-
+    pyopencl = _pyopencl()
     gc.collect()
     everything = gc.get_objects()
     programs = [thing for thing in everything if issubclass(type(thing), pyopencl.Program)]
@@ -172,44 +147,46 @@ def holders() -> Holders:
     del everything
     # A copy of such an object holds no reference of its own.
     distinct = {id(made): made for made in (vars(program).get("_prg") for program in programs) if made is not None}
-    return Holders(Counter(int(made.int_ptr) for made in distinct.values()), _counts_of(kernels))
-
-
-def _counts_of(kernels: Iterable[Any]) -> dict[int, list[int]] | None:
-    import pyopencl
-
-    found: dict[int, list[int]] = {}
+    held = Counter(int(made.int_ptr) for made in distinct.values())
+    counts: dict[int, list[int]] = {}
     for kernel in kernels:
         try:
             program = kernel.get_info(pyopencl.kernel_info.PROGRAM)
             count = int(kernel.get_info(pyopencl.kernel_info.REFERENCE_COUNT))
         except TypeError:
-            return None
-        found.setdefault(program.int_ptr, []).append(count)
+            return held, None
+        counts.setdefault(program.int_ptr, []).append(count)
         # It holds the program too.
         del program
-    return found
+    return held, counts
+
+
+def rests(program: Any, held: Mapping[int, int], kernels: Mapping[int, list[int]] | None, *, alone: bool) -> bool:
+    """Return whether only the :func:`holders` hold a program, and nothing else its kernels."""
+    if kernels is None:
+        return False
+    mine = kernels.get(program.int_ptr, [])
+    known = held.get(program.int_ptr, 0) + len(mine)
+    return count_references(program) == known and all(count == 1 for count in mine) and (alone or not mine)
 
 
 def _source_of(program: Any) -> str | bytes | None:
     """Return what a program is built from; ``None`` where that is no source, but a binary or IL."""
-    import pyopencl
-
     made = program._prg  # noqa: SLF001 - where PyOpenCL keeps it
     if made is None:
         source: str | bytes = program._source  # noqa: SLF001
         return source
-    if made.kind() != pyopencl.program_kind.SOURCE:
+    if made.kind() != _pyopencl().program_kind.SOURCE:
         return None
-    return str(made.get_info(pyopencl.program_info.SOURCE)).rstrip("\0") or None
+    return str(made.get_info(_pyopencl().program_info.SOURCE)).rstrip("\0") or None
 
 
-def _platform_of(program: Any) -> str:
-    """Return the name of the OpenCL platform that a program is built for."""
-    import pyopencl
-
+def _context_of(program: Any) -> Any:
     made = program._prg  # noqa: SLF001
-    context = program._context if made is None else made.get_info(pyopencl.program_info.CONTEXT)  # noqa: SLF001
+    return program._context if made is None else made.get_info(_pyopencl().program_info.CONTEXT)  # noqa: SLF001
+
+
+def _platform_of(context: Any) -> str:
     return str(context.devices[0].platform.name)
 
 
@@ -219,10 +196,7 @@ def _source_replaced(program: Any, source: str | bytes, tag: str) -> Iterator[No
     made = program._prg  # noqa: SLF001
     had = vars(program).get("_source")
     if made is not None:
-        import pyopencl
-
-        if "_context" not in vars(program):
-            program._context = made.get_info(pyopencl.program_info.CONTEXT)  # noqa: SLF001
+        program._context = vars(program).get("_context") or _context_of(program)  # noqa: SLF001
         program._prg = None  # noqa: SLF001
     line = _CONSTANT.format(tag=tag)
     program._source = source + (line.encode() if isinstance(source, bytes) else line)  # type: ignore[operator]  # noqa: SLF001

@@ -55,14 +55,11 @@ _SURPRISES: Final = (
 )
 
 
-class MesaLookups(parts.Lookups):
-    """Mesa opens the file of an entry to read it, and renames a temporary to a new one."""
-
-    files = parts.EntryFiles(
-        lazy.regex(r"foz_cache(?:_idx)?\.foz|mesa_cache\.(?:db|idx)"),
-        "Mesa keeps it open, and no event says which of its entries are read",
-    )
-    mapped = OPENED
+#: Mesa opens the file of an entry to read it, and renames a temporary to a new one.
+_FILES: Final = parts.EntryFiles(
+    lazy.regex(r"foz_cache(?:_idx)?\.foz|mesa_cache\.(?:db|idx)"),
+    "Mesa keeps it open, and no event says which of its entries are read",
+)
 
 
 class MesaShaderCache(driver_layers.DriverLayer):
@@ -79,7 +76,7 @@ class MesaShaderCache(driver_layers.DriverLayer):
             facts.Severity.HARMLESS,
             "of those that compile the same at once, one stores it; a single file or a database they lock",
         ),
-        lookups=MesaLookups(),
+        lookups=parts.Lookups(files=_FILES, mapped=OPENED),
     )
     store: Any = lazy.later("cachectl.layers.mesa.store", "ShaderCache")
     makers = ("Rusticl", "Mesa Clover")
@@ -99,7 +96,8 @@ class MesaShaderCache(driver_layers.DriverLayer):
 
         Releases before 2025 ignore ``HOME`` and use the account's home folder. Where the two differ, both count.
         """
-        selected = (form for form, variable in _SELECTORS.items() if _is_true(self.environment.get(variable)))
+        values = ((form, self.environment.get(variable) or "") for form, variable in _SELECTORS.items())
+        selected = (form for form, value in values if re.fullmatch(_TRUE, value, re.IGNORECASE | re.ASCII))
         used = next(selected, MULTI_FILE)
         return tuple(
             facts.Root(base / FOLDERS[role], facts.Scope.USER, source, role)
@@ -174,11 +172,7 @@ class MesaShaderCache(driver_layers.DriverLayer):
             counted = (self.store.indexed_bytes(root) if root.role == MULTI_FILE else None) or 0
             message = f"counts {counted:,} of at most {limit:,} bytes: Mesa drops entries to make room"
             fix = f"export {_SIZES[0]}={max(2, 2 * (limit >> 30))}G"
-            yield from switches.nearly_full(self, counted, limit, message, fix, root=root.path)
-
-
-def _is_true(value: str | None) -> bool:
-    return re.fullmatch(_TRUE, value or "", re.IGNORECASE | re.ASCII) is not None
+            yield from self.near_limit(counted, limit, message, fix, root.path)
 
 
 def read_limit(value: str) -> tuple[int, bool]:

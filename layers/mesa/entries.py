@@ -17,13 +17,14 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.base import errors
-from cachectl.layers.base.facts import Entry
+from cachectl.layers.base.facts import Entry, Problem
 from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.store import unreadable
 from cachectl.layers.formats import details, device_binaries
 from cachectl.layers.formats.elf import MAGIC as ELF_MAGIC
 
@@ -102,12 +103,13 @@ def checksum(data: bytes) -> int:
     return zlib.crc32(data) ^ 0xFFFFFFFF
 
 
-def complaint(data: bytes) -> str | None:
-    """Return why Mesa would not use an entry; ``None`` where it would."""
+def complaint(data: bytes, whole: int = 0) -> str | None:
+    """Return why Mesa would not use an entry; ``None`` where it would. ``whole`` is its checksum in a larger file."""
     header = read_header(data)
     if header is None or header.payload is None:
         return "has no whole header"
-    return None if checksum(data[header.payload :]) == header.checksum else "its checksum does not match"
+    is_same = checksum(data[header.payload :]) == header.checksum and whole in (0, checksum(data))
+    return None if is_same else "its checksum does not match"
 
 
 def is_foreign(data: bytes) -> bool:
@@ -124,24 +126,21 @@ def inflate(data: bytes) -> bytes:
     if header is None or header.payload is None or header.inflated > _LARGEST:
         raise ValueError("its header is missing or impossible")
     packed, most = data[header.payload :], header.inflated + 1
-    if not packed.startswith(_ZSTD):
-        content = _attempted(zlib.decompressobj().decompress, zlib.error, packed, most)
-    else:
+    unpack: Callable[[bytes, int], bytes] = zlib.decompressobj().decompress
+    failure: type[Exception] = zlib.error
+    if packed.startswith(_ZSTD):
         try:
             from cachectl.layers.formats import zstd
         except ImportError as error:
             raise ValueError("this Python was built without zstd") from error
-        content = _attempted(zstd.decompressor().decompress, zstd.ZstdError, packed, most)
+        unpack, failure = zstd.decompressor().decompress, zstd.ZstdError
+    try:
+        content = unpack(packed, most)
+    except failure as error:
+        raise ValueError(str(error)) from error
     if len(content) != header.inflated:
         raise ValueError("its length is not the one in its header")
     return content
-
-
-def _attempted(unpack: Callable[[bytes, int], bytes], failure: type[Exception], packed: bytes, most: int) -> bytes:
-    try:
-        return unpack(packed, most)
-    except failure as error:
-        raise ValueError(str(error)) from error
 
 
 def kernels(content: bytes) -> tuple[str, ...] | None:
@@ -186,13 +185,26 @@ def kernels_in(data: bytes) -> tuple[str, ...] | None:
         return None
 
 
-def owned(raws: Sequence[RawEntry], *, contents: bool) -> Iterator[Entry]:
-    """Yield entries with their owners, which driver and device show; only ``contents`` unpacks the names of kernels."""
+def owned(raws: Sequence[RawEntry], *, contents: bool) -> Iterator[Entry | Problem]:
+    """Yield entries with their owners, which driver and device show, and a problem for each that cannot be read.
+
+    Only ``contents`` unpacks the names of kernels.
+    """
+    problems: dict[Path, Problem] = {}
+
+    def kernels_of(raw: RawEntry) -> tuple[str, ...] | None:
+        try:
+            return kernels_in(raw.read() or b"")
+        except errors.LayerError as error:
+            path = raw.entry.root / raw.entry.key
+            problems[path] = unreadable(path, error)
+            return None
+
     groups: dict[tuple[str, str], list[RawEntry]] = {}
     for raw in raws:
         if raw.header is not None:
             groups.setdefault(raw.header.maker, []).append(raw)
-    guests = {maker: _guest(maker, group) for maker, group in groups.items()}
+    guests = {maker: _guest(maker, group, kernels_of) for maker, group in groups.items()}
     words = {None: "OpenCL", _GRAPHICS: "GL or Vulkan"}
     for raw in raws:
         header = raw.header
@@ -202,25 +214,19 @@ def owned(raws: Sequence[RawEntry], *, contents: bool) -> Iterator[Entry]:
         guest = guests[header.maker]
         yield replace(
             raw.entry,
-            kernels=_kernels_of(raw) if contents and guest is None else None,
+            kernels=kernels_of(raw) if contents and guest is None else None,
             device=header.device,
             versions={"driver": header.driver},
             detail={"of": words.get(guest, "unknown")},
             guest=guest,
         )
+    yield from problems.values()
 
 
-def _guest(maker: tuple[str, str], group: Sequence[RawEntry]) -> str | None:
+def _guest(maker: tuple[str, str], group: Sequence[RawEntry], kernels_of: Callable[[RawEntry], object]) -> str | None:
     """Return the owner of what a driver has stored for a device; ``None`` for OpenCL."""
     if any(raw.header.graphics for raw in group if raw.header is not None):
         return _GRAPHICS
     # Kernels are smaller than the code that a driver makes from them.
     smallest = sorted(group, key=lambda raw: raw.entry.bytes)[:_LOOKS]
-    return None if RUSTICL in maker or any(map(_kernels_of, smallest)) else _UNKNOWN
-
-
-def _kernels_of(raw: RawEntry) -> tuple[str, ...] | None:
-    # Verify reports what cannot be read.
-    with suppress(errors.LayerError):
-        return kernels_in(raw.read() or b"")
-    return None
+    return None if RUSTICL in maker or any(map(kernels_of, smallest)) else _UNKNOWN

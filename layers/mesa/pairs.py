@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace as replaced
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 from cachectl.layers.base import errors, facts, lazy
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.disk import atomic, locking, plain, presence, trust
+from cachectl.layers.disk import atomic, locking, plain, trust
 from cachectl.layers.disk.handles import NO_ROOM, descend, opened_root, status_of
 from cachectl.layers.mesa import entries
 
@@ -207,7 +208,7 @@ class Pair:
         with self._opened() as files:
             if files is None or (complaint := self._complaint(files)) is not None:
                 return None if files is None else complaint
-            names = {name[:16] for name, _ in self._blobs(files)}
+            names = {name[:16] for name, _ in self._indexed(files)}
             lost = len(names) - len(self._listed(files))
             return f"its index lists {lost} entries that the data file lacks" if lost > 0 else None
 
@@ -217,43 +218,47 @@ class Pair:
             return None if files is None else _content(files.data, blob, limit)
 
     def _complaint(self, files: _Open) -> str | None:
-        heads = (os.pread(handle, self.form.head, 0) for handle in (files.data, files.places))
-        return self.form.complaint(*heads)
+        return self.form.complaint(*(os.pread(handle, self.form.head, 0) for handle in (files.data, files.places)))
 
     def _listed(self, files: _Open | None) -> list[Blob]:
         if files is None or self._complaint(files) is not None:
             return []
         end = os.fstat(files.data).st_size
-        found = {blob.name: blob for _, blob in self._blobs(files) if blob is not None and blob.end <= end}
-        return list(found.values())
+        return list(
+            {blob.name: blob for _, blob in self._indexed(files) if blob is not None and blob.end <= end}.values()
+        )
 
-    def _blobs(self, files: _Open) -> Iterator[tuple[str, Blob | None]]:
-        end = os.fstat(files.data).st_size
+    def _indexed(self, files: _Open) -> Iterator[tuple[str, Blob | None]]:
+        """Yield each name in the index, with its entry as the formats do."""
+        end, size = (os.fstat(handle).st_size for handle in (files.data, files.places))
+        if size > errors.LARGEST_INDEX:
+            raise OSError(errno.EFBIG, f"the index {errors.too_large(size, errors.LARGEST_INDEX)}")
 
         def read(begin: int, length: int) -> bytes | None:
             return os.pread(files.data, length, begin) if 0 <= begin <= end - length else None
 
-        return self.form.blobs(_whole(files.places), read)
+        return self.form.blobs(os.pread(files.places, size, 0), read)
 
     def remove(self, stamps: Mapping[str, tuple[int, ...]]) -> facts.Outcome:
         """Remove the entries of these names that have not changed. Raises :class:`LayerError` before any change."""
         listed: list[Blob] = []
-        size = 0
+        left: set[str] = set()
+        size = rest = 0
         failed: errors.LayerError | None = None
         try:
             with self._changing() as files:
-                size, listed = self._bytes(files), self._listed(files)
+                size = rest = self._bytes(files)
+                listed = self._listed(files)
                 kept = [blob for blob in listed if stamps.get(blob.name) != blob.stamp]
+                left = {blob.name for blob in listed}
                 if files is not None and len(kept) < len(listed):
-                    self._keep(files, kept)
-                left, rest = {blob.name for blob in kept}, self._bytes(files)
+                    # After an error more may be gone than was planned.
+                    for left, rest in self._keep(files, kept):  # noqa: B007 - the last ones count
+                        pass
         except errors.LayerError as error:
             if not listed:
                 raise
             failed = error
-            # More may be gone than was planned.
-            with self._opened() as files:
-                left, rest = {blob.name for blob in self._listed(files)}, self._bytes(files)
         outcome = facts.Outcome(self.layer, sum(blob.name not in left for blob in listed), max(0, size - rest))
         if failed is not None:
             notes = [facts.Note(entries.key_of(name), failed.message) for name in stamps if name in left]
@@ -281,7 +286,8 @@ class Pair:
                 return
             if not replace:
                 raise errors.EntryExists(self.layer, self.path)
-            self._keep(files, [blob for blob in listed if blob is not standing])
+            for _ in self._keep(files, [blob for blob in listed if blob is not standing]):
+                pass
         # Other files may have replaced these meanwhile.
         self.put(name, content, replace=False)
 
@@ -304,29 +310,41 @@ class Pair:
                     atomic.cut(handle, end)
             raise
 
-    def _keep(self, files: _Open, kept: list[Blob]) -> None:
-        """Reduce both files to some entries."""
+    def _keep(self, files: _Open, kept: list[Blob]) -> Iterator[tuple[set[str], int]]:
+        """Reduce both files to some entries; yield after each step which are listed, and the bytes of the files."""
+        names = {blob.name for blob in kept}
+        old, data = self._bytes(files), self.form.head + sum(blob.end - blob.begin for blob in kept)
+        index = self.form.head + sum(len(self.form.record(blob)) for blob in kept)
         if self.form.in_place:
             # After an interruption the number is zero, and Mesa empties both files.
             _write_heads(files, self.form.new_head()[:-8] + bytes(8))
+            yield set(), old
             self._copy(files.data, kept, files.data, files.places)
+            yield set(), data + index
             os.fsync(files.data)
             os.fsync(files.places)
             _write_heads(files, self.form.new_head())
+            yield names, data + index
             return
         with ExitStack() as stack:
             stage = stack.enter_context(atomic.own_folder(files.root, plain.STAGE))
             # Between the steps programs find nothing, instead of wrong bytes.
-            names = {"empty": self.form.index_name, "data": self.form.data_name, "index": self.form.index_name}
+            steps = {
+                "empty": (self.form.index_name, set(), os.fstat(files.data).st_size + self.form.head),
+                "data": (self.form.data_name, set(), data + self.form.head),
+                "index": (self.form.index_name, names, data + index),
+            }
             handles = {}
-            for staged in names:
+            for staged in steps:
                 handles[staged] = atomic.create(staged, stage, os.fstat(files.data).st_mode & 0o777)
                 stack.callback(os.close, handles[staged])
                 atomic.write_all(handles[staged], (self.form.new_head(),), 0)
             self._copy(files.data, kept, handles["data"], handles["index"])
-            for staged, name in names.items():
-                os.fsync(handles[staged])
+            for handle in handles.values():
+                os.fsync(handle)
+            for staged, (name, listed, rest) in steps.items():
                 atomic.move_in(staged, stage, name, files.folder)
+                yield listed, rest
             os.fsync(files.folder)
 
     def _copy(self, source: int, kept: list[Blob], data: int, index: int) -> None:
@@ -351,39 +369,40 @@ class Pair:
 
     @contextmanager
     def _opened(self, flags: int = os.O_RDONLY) -> Iterator[_Open | None]:
-        make = bool(flags & os.O_CREAT)
+        """Open both files for a block; ``None`` if one is missing."""
         verb = "open"
         try:
             with ExitStack() as stack:
-                files = self._open(stack, flags, make=make)
+                try:
+                    files = self._open(stack, flags)
+                except FileNotFoundError:
+                    files = None
                 verb = "change" if flags & os.O_RDWR else "read"
                 yield files
         except errors.LayerError:
             raise
         except OSError as error:
             advice = "; make room and try again" if error.errno in NO_ROOM else ""
-            raise errors.Unreachable(
-                self.layer, f"cannot {verb}: {error.strerror or error}{advice}", self.path
-            ) from error
+            message = f"cannot {verb}: {error.strerror or error}{advice}"
+            raise errors.Unreachable(self.layer, message, self.path) from error
 
-    def _open(self, stack: ExitStack, flags: int, *, make: bool) -> _Open | None:
-        """Open both files; ``None`` if one is missing. Raises :class:`OSError`."""
+    def _open(self, stack: ExitStack, flags: int) -> _Open:
+        """Open both files, and make them with ``O_CREAT``. Raises :class:`OSError`."""
+        make = bool(flags & os.O_CREAT)
         if make:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         root = stack.enter_context(opened_root(self.root))
         folder = None if root is None else descend(stack, root, self.folder, make=make)
+        missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
         if root is None or folder is None:
-            return None
-        handles = []
+            raise missing
+        opened = []
         for name in (self.form.data_name, self.form.index_name):
-            try:
-                handles.append(plain.open_plain(name, dir_fd=folder, flags=flags))
-            except OSError as error:
-                if not presence.means_absent(error):
-                    raise
-                return None
-            stack.callback(os.close, handles[-1])
-        return _Open(root, folder, *handles)
+            if not make and status_of(folder, name) is None:
+                raise missing
+            opened.append(plain.open_plain(name, dir_fd=folder, flags=flags))
+            stack.callback(os.close, opened[-1])
+        return _Open(root, folder, *opened)
 
     @contextmanager
     def _changing(self, *, make: bool = False) -> Iterator[_Open | None]:
@@ -396,28 +415,21 @@ class Pair:
                 if files is None:
                     yield None
                     return
-                # Mesa locks in this order.
-                with self._locked(files.data), self._locked(files.places):
-                    names = {self.form.data_name: files.data, self.form.index_name: files.places}
-                    if all(locking.is_same_file(name, handle, dir_fd=files.folder) for name, handle in names.items()):
-                        yield files
-                        return
-        raise errors.Busy(
-            self.layer, "is replaced again and again; try again when the programs that use it have ended", self.path
-        )
+                # Mesa locks in this order. Closing a file releases its lock.
+                names = {self.form.data_name: files.data, self.form.index_name: files.places}
+                for handle in names.values():
+                    self._lock(handle)
+                if all(locking.is_same_file(name, handle, dir_fd=files.folder) for name, handle in names.items()):
+                    yield files
+                    return
+        message = "is replaced again and again; try again when the programs that use it have ended"
+        raise errors.Busy(self.layer, message, self.path)
 
-    @contextmanager
-    def _locked(self, handle: int) -> Iterator[None]:
+    def _lock(self, handle: int) -> None:
         seconds = self.environment.lock_timeout
-        if not locking.wait_until(lambda: locking.try_flock(handle), seconds):
+        if not locking.wait_until(partial(locking.try_flock, handle), seconds):
             message = f"locked by another process for more than {seconds:g} s; try again later, or use --wait"
             raise errors.Busy(self.layer, message, self.path)
-        try:
-            yield
-        finally:
-            # Closing the file releases the lock in any case.
-            with suppress(OSError):
-                locking.release_flock(handle)
 
 
 def _write_heads(files: _Open, head: bytes) -> None:
@@ -430,10 +442,3 @@ def _content(data: int, blob: Blob, limit: int) -> bytes:
     if limit < 0 and blob.length > errors.LARGEST_ENTRY:
         raise OSError(errno.EFBIG, f"the entry {errors.too_large(blob.length, errors.LARGEST_ENTRY)}")
     return os.pread(data, blob.length if limit < 0 else min(limit, blob.length), blob.start)
-
-
-def _whole(handle: int) -> bytes:
-    size = os.fstat(handle).st_size
-    if size > errors.LARGEST_INDEX:
-        raise OSError(errno.EFBIG, f"the index {errors.too_large(size, errors.LARGEST_INDEX)}")
-    return os.pread(handle, size, 0)

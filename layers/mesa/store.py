@@ -10,6 +10,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from cachectl.layers.base import errors, facts
@@ -43,13 +44,14 @@ _SHAPES: Final[Mapping[str, tuple[Shape, ...]]] = {
     cache.SINGLE_FILE: (_FOSSILIZE, Shape((_NAME, _NAME, *_OWN.levels), folders=False)),
     cache.DATABASE: (_FLAT, _PARTED, _OWN),
 }
+#: Files with many entries, and the format of those of each kind of root.
 _PAIRED: Final = (_FOSSILIZE, _FLAT, _PARTED)
+_FORMATS: Final[Mapping[str, Format]] = {cache.SINGLE_FILE: Fossilize(), cache.DATABASE: Database()}
 
 #: Seconds without change after which no living process is still writing a temporary.
 _REST_TIME: Final = 3600.0
 _INDEX: Final = struct.Struct("<Q")
 _INDEX_SIZE: Final = _INDEX.size + 65536 * 20
-_BLOCK: Final = 512
 
 _NEVER: Final = "Mesa compiles it again in every run, and never replaces it"
 _DROPS: Final = "Mesa then drops every entry of the file"
@@ -64,6 +66,15 @@ class ShaderCache(files.TreeStore):
     def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
         """Compare with the names of entries, files and temporaries."""
         return any(shape.owns(parts) for shape in _SHAPES[root.role])
+
+    def is_key(self, key: str) -> bool:
+        """Compare with the pattern of entries."""
+        return _ENTRIES.accepts(key)
+
+    def tree_of(self, root: facts.Root, key: str = "", shape: Shape = _ENTRIES) -> Tree:
+        """Return the tree of the files of one shape."""
+        del key
+        return Tree(self.name, root.path, shape)
 
     # ------------------------------------------------------------------ listing
 
@@ -82,85 +93,70 @@ class ShaderCache(files.TreeStore):
 
     def _raws(self, root: facts.Root) -> Iterator[entries.RawEntry | facts.Found]:
         """Yield the entries of any form, and everything else in a root."""
-        for tree, leaf in self._trees(root):
+        for tree, leaf in self._leaves(root):
             if isinstance(leaf, facts.Problem):
                 yield leaf
             elif leaf.orphan_rule is not None:
                 yield leaf.orphan(root.path)
             elif tree.shape is _TEMPORARIES:
                 yield leaf.orphan(root.path, "a program that was never stored whole")
-            elif tree.shape is not _ENTRIES and not self._is_data(root, leaf.key):
-                fixed = tree.shape not in _PAIRED
-                yield facts.Housekeeping(leaf.key, root.path, leaf.bytes, 1, leaf.modified, fixed=fixed, disk=leaf.disk)
             else:
                 try:
                     if tree.shape is _ENTRIES:
                         yield entries.raw_of(leaf.entry(self.name, root.path), partial(tree.read_file, leaf.key))
+                    elif (pair := self._pair_of(root, leaf)) is not None:
+                        # All or none: kernels show whose the machine code beside them is.
+                        yield from list(self._packed(pair, leaf))
                     else:
-                        yield from self._packed(root, leaf)
+                        yield _beside(root.path, leaf, leaf.bytes, fixed=tree.shape not in _PAIRED)
                 except errors.LayerError as error:
-                    yield facts.Problem(root.path / leaf.key, "unreadable", error.message)
+                    yield unreadable(root.path / leaf.key, error)
 
-    def _packed(self, root: facts.Root, leaf: Leaf) -> Iterator[entries.RawEntry | facts.Found]:
+    def _packed(self, pair: Pair, leaf: Leaf) -> Iterator[entries.RawEntry | facts.Found]:
         """Yield the entries of a data file, and the rest of it. Raises :class:`LayerError` if it is unreadable."""
-        pair = self.pair_of(root, leaf.key)
         if (why := pair.damage()) is not None:
             yield facts.Problem(pair.path, "foreign" if why == entries.FOREIGN else "damaged", why)
         rest = leaf.bytes
         for blob in pair.blobs():
             rest -= blob.length
-            entry = facts.Entry(
-                self.name,
-                entries.key_of(blob.name),
-                root.path,
-                blob.length,
-                0,
-                written_before=leaf.modified,
-                stamp=blob.stamp,
-            )
+            key, bound = entries.key_of(blob.name), leaf.modified
+            entry = facts.Entry(self.name, key, pair.root, blob.length, 0, written_before=bound, stamp=blob.stamp)
             yield entries.raw_of(entry, partial(pair.read, blob), blob.checksum)
-        yield facts.Housekeeping(leaf.key, root.path, rest, 1, leaf.modified, disk=leaf.disk)
+        yield _beside(pair.root, leaf, rest)
 
-    def tree_of(self, root: facts.Root, key: str = "", shape: Shape = _ENTRIES) -> Tree:
-        """Return the tree of the files of one shape."""
-        del key
-        return Tree(self.name, root.path, shape)
-
-    def _trees(self, root: facts.Root) -> Iterator[tuple[Tree, Leaf | facts.Problem]]:
+    def _leaves(self, root: facts.Root) -> Iterator[tuple[Tree, Leaf | facts.Problem]]:
         return scan_each(self.tree_of(root, shape=shape) for shape in _SHAPES[root.role])
 
-    def _form(self, root: facts.Root) -> Format:
-        return Fossilize() if root.role == cache.SINGLE_FILE else Database()
-
-    def _is_data(self, root: facts.Root, key: str) -> bool:
-        return root.role != cache.MULTI_FILE and key.rpartition("/")[2] == self._form(root).data_name
-
-    def pair_of(self, root: facts.Root, key: str) -> Pair:
-        """Return the pair of files that a file belongs to."""
-        folder = tuple(key.split("/")[:-1])
-        return Pair(self._form(root), self.name, root.path, folder, environment=self.environment)
-
-    def pairs(self, root: facts.Root) -> list[Pair]:
-        """Return every pair of files in a root. Raises :class:`Unreachable` if one may have been overlooked."""
-        found = []
-        for _, leaf in self._trees(root):
+    def _whole(self, found: Iterable[tuple[Tree, Leaf | facts.Problem]]) -> Iterator[Leaf]:
+        """Yield leaves without orphans. Raises :class:`Unreachable` if some may have been overlooked."""
+        for _, leaf in found:
             if isinstance(leaf, facts.Problem):
                 if leaf.hides:
                     raise errors.Unreachable(self.name, leaf.message, leaf.path)
-            elif leaf.orphan_rule is None and self._is_data(root, leaf.key):
-                found.append(self.pair_of(root, leaf.key))
-        return found
+            elif leaf.orphan_rule is None:
+                yield leaf
 
-    def located(self, root: facts.Root, name: str) -> tuple[Pair, Blob] | None:
+    def pairs(self, root: facts.Root) -> list[Pair]:
+        """Return every pair of files in a root. Raises :class:`Unreachable` if one may have been overlooked."""
+        found = (self._pair_of(root, leaf) for leaf in self._whole(self._leaves(root)))
+        return [pair for pair in found if pair is not None]
+
+    def _pair_of(self, root: facts.Root, leaf: Leaf) -> Pair | None:
+        """Return the pair of a data file; ``None`` for other files."""
+        folder, _, name = leaf.key.rpartition("/")
+        form = _FORMATS.get(root.role)
+        return self._pair(root, folder) if form is not None and name == form.data_name else None
+
+    def _pair(self, root: facts.Root, folder: str = "") -> Pair:
+        parts = tuple(folder.split("/")) if folder else ()
+        return Pair(_FORMATS[root.role], self.name, root.path, parts, environment=self.environment)
+
+    def _located(self, root: facts.Root, key: str) -> tuple[Pair, Blob] | None:
         """Find an entry among the pairs of a root."""
-        found = ((pair, blob) for pair in self.pairs(root) for blob in pair.blobs() if blob.name == name)
-        return next(found, None)
+        found = ((pair, blob) for pair in self.pairs(root) for blob in pair.blobs())
+        return next((place for place in found if place[1].name == entries.name_of(key)), None)
 
     # ------------------------------------------------------------------ get and put
-
-    def is_key(self, key: str) -> bool:
-        """Compare with the pattern of entries."""
-        return _ENTRIES.accepts(key)
 
     def read_entry(self, root: facts.Root, key: str) -> facts.Artifact | None:
         """Read an entry with its header, which has the same bytes in all forms."""
@@ -169,7 +165,7 @@ class ShaderCache(files.TreeStore):
         if root.role == cache.MULTI_FILE:
             data = self.tree_of(root).read(key)
         else:
-            found = self.located(root, entries.name_of(key))
+            found = self._located(root, key)
             data = None if found is None else found[0].read(found[1])
         if data is None:
             return None
@@ -197,27 +193,24 @@ class ShaderCache(files.TreeStore):
             return super().write(root, artifacts, replace=replace)
 
         def put(artifact: facts.Artifact) -> None:
-            name, data = entries.name_of(artifact.key), artifact.data
-            self.files_of(artifact.key, artifact)
-            self.pair_for(root, data, name).put(name, data, replace=replace)
+            data = self.files_of(artifact.key, artifact)[""]
+            self._pair_for(root, artifact.key, data).put(entries.name_of(artifact.key), data, replace=replace)
 
         return write_each(self, root, artifacts, put, replace=replace)
 
-    def pair_for(self, root: facts.Root, data: bytes, name: str) -> Pair:
+    def _pair_for(self, root: facts.Root, key: str, data: bytes) -> Pair:
         """Return the pair of files that has an entry, else that in which Mesa would look for it."""
-        found = self.located(root, name)
+        found = self._located(root, key)
         if found is not None:
             return found[0]
-        form = self._form(root)
-        if root.role == cache.SINGLE_FILE:
-            header = entries.read_header(data)
-            maker = ("", "") if header is None else header.maker
-            if not all(map(_NAME.fullmatch, maker)):
-                raise errors.Damaged(self.name, f"its driver and device {maker} cannot name a folder", root.path)
-            return self.pair_of(root, "/".join((*maker, form.data_name)))
-        # Newer releases use parts, and remove the files that older ones kept beside them.
-        parts = (pair for pair in self.pairs(root) if pair.folder)
-        return next(parts, None) or self.pair_of(root, form.data_name)
+        if root.role == cache.DATABASE:
+            # Newer releases use parts, and remove the files that older ones kept beside them.
+            return next((pair for pair in self.pairs(root) if pair.folder), self._pair(root))
+        header = entries.read_header(data)
+        maker = ("", "") if header is None else header.maker
+        if not all(map(_NAME.fullmatch, maker)):
+            raise errors.Damaged(self.name, f"its driver and device {maker} cannot name a folder", root.path)
+        return self._pair(root, "/".join(maker))
 
     # ------------------------------------------------------------------ clear
 
@@ -259,7 +252,7 @@ class ShaderCache(files.TreeStore):
         tidy = always if processes.using(cache.OPENED, processes=self.environment.processes) == () else None
         groups: dict[Shape, list[facts.Removable]] = {}
         for target in targets:
-            groups.setdefault(shape_of(root, target.key), []).append(target)
+            groups.setdefault(_shape_of(root, target.key), []).append(target)
         removals = (
             (str(root.path), own, partial(self.tree_of(root, shape=shape).remove, own, tidy=tidy))
             for shape, own in groups.items()
@@ -267,7 +260,10 @@ class ShaderCache(files.TreeStore):
         return each_part(self.name, removals)
 
     def _recount(self, root: facts.Root) -> None:
-        """Write the true size into the index, to which Mesa only adds, and by which it decides when to drop entries."""
+        """Write the true size into the index, to which Mesa only adds, and by which it decides when to drop entries.
+
+        It is that of the blocks on the disk. Raises :class:`Unreachable` if some entries cannot be counted.
+        """
         try:
             handle = plain.open_plain(root.path / "index", flags=os.O_RDWR)
         except OSError as error:
@@ -276,34 +272,24 @@ class ShaderCache(files.TreeStore):
             raise
         try:
             if os.fstat(handle).st_size == _INDEX_SIZE:
-                os.pwrite(handle, _INDEX.pack(self._held(root)), 0)
+                leaves = self._whole(scan_each([self.tree_of(root)]))
+                os.pwrite(handle, _INDEX.pack(sum(leaf.disk or 0 for leaf in leaves)), 0)
         finally:
             os.close(handle)
-
-    def _held(self, root: facts.Root) -> int:
-        """Return the bytes that the entries take on the disk, as Mesa counts them. Raises :class:`Unreachable`."""
-        total = 0
-        for leaf in self.tree_of(root).scan():
-            if isinstance(leaf, Leaf):
-                status = presence.status_at(root.path / leaf.key) if leaf.orphan_rule is None else None
-                total += 0 if status is None else status.st_blocks * _BLOCK
-            elif leaf.hides:
-                raise errors.Unreachable(self.name, leaf.message, leaf.path)
-        return total
 
     # ------------------------------------------------------------------ verify
 
     def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
         """Check header and checksum of every entry of any driver: Mesa repairs none of them."""
-        effect = _DROPS if root.role == cache.DATABASE else _NEVER
         for found in self._raws(root):
             if isinstance(found, entries.RawEntry):
-                yield from self._examined(root, found, effect)
+                yield from self._examined(root, found)
+            elif isinstance(found, facts.Problem) and found.code == "damaged":
+                yield from self._broken(root, found)
             elif isinstance(found, facts.Problem):
-                whole = found.code == "damaged" and root.role != cache.MULTI_FILE
-                yield from self._broken(root, found) if whole else [finding_of(self, root, found)]
+                yield finding_of(self, root, found)
 
-    def _examined(self, root: facts.Root, raw: entries.RawEntry, effect: str) -> Iterator[facts.Finding]:
+    def _examined(self, root: facts.Root, raw: entries.RawEntry) -> Iterator[facts.Finding]:
         path, complaint = root.path / raw.entry.key, None
         try:
             data = raw.read()
@@ -315,27 +301,25 @@ class ShaderCache(files.TreeStore):
         if data is not None and entries.is_foreign(data):
             yield finding_of(self, root, facts.Problem(path, "foreign", entries.FOREIGN))
             return
-        if data is not None:
-            is_same = raw.checksum in (0, entries.checksum(data))
-            complaint = entries.complaint(data) or (None if is_same else "its checksum does not match")
+        complaint = complaint if data is None else entries.complaint(data, raw.checksum)
         if complaint is not None:
-            place, message, fix = ((self.name, root.path, raw.entry.key), f"{complaint}: {effect}", self._fix)
-            yield facts.Finding(*place, facts.Severity.RECOMPILES, "damaged", message, fix, raw.entry)
-
-    @property
-    def _fix(self) -> str:
-        return f"cachectl purge --damaged {self.name}"
+            effect = _DROPS if root.role == cache.DATABASE else _NEVER
+            yield self._damaged(root, raw.entry.key, "damaged", f"{complaint}: {effect}", raw.entry)
 
     def _broken(self, root: facts.Root, problem: facts.Problem) -> Iterator[facts.Finding]:
         """Yield a finding for both files of a pair, since one without the other has the same effect."""
-        folder = problem.path.parent.relative_to(root.path)
-        form = self._form(root)
+        folder, form = problem.path.parent.relative_to(root.path), _FORMATS[root.role]
         for name in (form.index_name, form.data_name):
             key = str(folder / name)
-            leaf = self.tree_of(root, shape=shape_of(root, key)).find(key)
+            leaf = self.tree_of(root, shape=_shape_of(root, key)).find(key)
             thing = None if leaf is None else leaf.orphan(root.path, problem.message)
-            place, severity = (self.name, root.path, key), facts.Severity.RECOMPILES
-            yield facts.Finding(*place, severity, "file", problem.message, self._fix, thing)
+            yield self._damaged(root, key, "file", problem.message, thing)
+
+    def _damaged(
+        self, root: facts.Root, key: str, code: str, message: str, thing: facts.Removable | None
+    ) -> facts.Finding:
+        place, fix = (self.name, root.path, key), f"cachectl purge --damaged {self.name}"
+        return facts.Finding(*place, facts.Severity.RECOMPILES, code, message, fix, thing)
 
     def indexed_bytes(self, root: facts.Root) -> int | None:
         """Return the bytes that the index counts; ``None`` if there is no index. Raises :class:`OSError`."""
@@ -348,7 +332,11 @@ class ShaderCache(files.TreeStore):
         return _INDEX.unpack(data)[0] if len(data) == _INDEX.size else None
 
 
-def shape_of(root: facts.Root, key: str) -> Shape:
+def _beside(root: Path, leaf: Leaf, size: int, *, fixed: bool = False) -> facts.Housekeeping:
+    return facts.Housekeeping(leaf.key, root, size, 1, leaf.modified, fixed=fixed, disk=leaf.disk)
+
+
+def _shape_of(root: facts.Root, key: str) -> Shape:
     """Return the shape of a file by its key."""
     shapes = _SHAPES[root.role]
     return next((shape for shape in shapes if shape.accepts(key)), shapes[0])

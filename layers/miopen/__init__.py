@@ -8,7 +8,7 @@ Nothing turns the user's perf-db off before MIOpen 3.5 (``MIOPEN_DEBUG_DISABLE_U
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -17,7 +17,6 @@ from cachectl.layers.base import declarations, errors, facts, layer, lazy, parts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Condition, Hazard, Scope, Severity
 from cachectl.layers.host import hardware, mounts
-from cachectl.layers.miopen import names
 from cachectl.layers.miopen import places as where
 
 #: Boolean values in lower case, since ROCm 6.1; MIOpen throws for any other, also for the empty text.
@@ -44,37 +43,45 @@ _LEFT_SET: Final = {
 }
 
 
+#: Databases hold many entries; old versions have a file for each kernel.
+_FILES: Final = parts.EntryFiles(
+    lazy.regex(r".*\.(?:u?kdb|u?db|txt)"), "no event says which records are read, or whether a lookup found one"
+)
+
+
 def read_flag(value: str) -> bool | None:
     """Read a boolean as MIOpen does since ROCm 6.1; ``None`` where that throws (also for the empty string)."""
     return _VALUES.get(value.lower())
 
 
-class MIOpenLookups(parts.Lookups):
-    """Old versions have a file for each kernel. Databases hold many entries."""
+class KernelLookups(parts.Lookups):
+    """The database is opened for each lookup and each store, ``src/binary_cache.cpp`` (``LoadBinary``, ``SaveBinary``).
 
-    files = parts.EntryFiles(
-        lazy.regex(r".*\.(?:u?kdb|u?db|txt)"), "no event says which records are read, or whether a lookup found one"
-    )
+    So the openings count the lookups, except where packaged kernels answer what the user's database cannot.
+    """
 
+    files = _FILES
 
-class MIOpenPortability(parts.Portability):
-    """Keys hold no version: the names of databases do, with the backend, the architecture and its units."""
-
-    def outlook(self, versions: Mapping[str, str], there: parts.Facts, environment: Environment) -> parts.Outlook:
-        """Return that it is unknown: only MIOpen itself sees which device it would name."""
-        del versions, there, environment
-        return parts.UNFORESEEN
+    def by_openings(self, openings: int, stores: int, environment: Environment) -> tuple[int, int] | None:
+        """Take each store for a miss, and the openings beyond these lookups and stores for hits."""
+        packaged = (file for root in where.SYSTEM_KERNELS.roots(environment) for file in root.path.glob("*.kdb"))
+        if openings < 2 * stores or any(True for _ in packaged):
+            return None
+        return openings - 2 * stores, stores
 
 
 class MIOpenLayer(layer.Layer):
-    """A layer of MIOpen's databases: its place and its variable are declared."""
+    """A layer of MIOpen's databases: its place and its variable are declared.
+
+    Nothing is foreseen of its entries elsewhere: only MIOpen itself sees which device it would name.
+    """
 
     store: Any
     places: ClassVar[where.UserPlace | where.SystemPlace]
     switch: ClassVar[declarations.EnvSwitch]
     #: What the switch turns off, if it is not the whole layer.
     switched_part: ClassVar[str | None] = None
-    about = parts.About(portability=MIOpenPortability(), lookups=MIOpenLookups())
+    about = parts.About(lookups=parts.Lookups(files=_FILES))
 
     def state(self) -> facts.State:
         """Read the switch. In a temporary folder only a database shows that MIOpen was there."""
@@ -85,12 +92,13 @@ class MIOpenLayer(layer.Layer):
         if verdict:
             hint = "" if value in _ALWAYS_KNOWN else " (MIOpen before ROCm 6.1 ignores this value; use 1)"
             return facts.State(Condition.DISABLED, f"{variable}={value}{hint}")
-        if not where.libraries(self.environment) and not any(map(self._is_used, self.roots())):
+        used = (
+            root.exists and (root.role != where.TEMPORARY or any(True for _ in self.store.files(root)))
+            for root in self.roots()
+        )
+        if not where.libraries(self.environment) and not any(used):
             return facts.State(Condition.ABSENT, "no libMIOpen is found here, and none has left a file")
         return facts.State(Condition.ENABLED, "on by default" if value is None else f"{variable}={value}")
-
-    def _is_used(self, root: facts.Root) -> bool:
-        return root.exists and (root.role != where.TEMPORARY or any(True for _ in self.store.files(root)))
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch."""
@@ -109,16 +117,16 @@ class MIOpenLayer(layer.Layer):
 
         Without one, kernels belong to the version of MIOpen that the file's folder names, or to the newest known one.
         """
-        name, roots, store = names.parse_name(file.name), self.roots(), self.store
-        if name is None or not roots:
+        named, roots, store = where.parse_name(file.name), self.roots(), self.store
+        if named is None or not roots:
             return None
-        if name.kind in store.kinds and not store.folders:
+        if named.kind in store.kinds and not store.folders:
             return Path(file.name)
-        installed = names.installed_names(name)[0]
-        has_version = names.VERSION_FOLDER.fullmatch(file.parent.name) is not None
-        alike = [found for found in store.present(roots[0]) if installed in names.installed_names(found.name)]
+        installed = where.installed_names(named)[0]
+        has_version = where.VERSION_FOLDER.fullmatch(file.parent.name) is not None
+        alike = [found for found in store.present(roots[0]) if installed in where.installed_names(found)]
         if alike and not has_version:
-            return Path(max(alike, key=lambda found: names.version_numbers(found.version or "0")).relative)
+            return Path(max(alike, key=lambda found: where.version_numbers(found.version or "0")).relative)
         if not store.folders or not installed.endswith(".kdb"):
             return None
         version = file.parent.name if has_version else store.newest(roots[0])
@@ -127,28 +135,8 @@ class MIOpenLayer(layer.Layer):
             raise errors.BadRequest(f"{errors.printable(file)}: no MIOpen has kept kernels here; {why}")
         return Path(version, f"{installed.removesuffix('kdb')}ukdb")
 
-    def refusals(self) -> Mapping[facts.Ability, str]:
-        """Refuse to move a package's files, beside what the store refuses."""
-        if self.about.scope is Scope.SYSTEM:
-            return {**super().refusals(), facts.Ability.RELOCATE: where.SystemPlace.reason}
-        return super().refusals()
-
 
 _PACKAGED: Final = MIOpenLayer.about._replace(scope=Scope.SYSTEM, on_network=None, among_ranks=None, when_closed=None)
-
-
-class KernelLookups(MIOpenLookups):
-    """The database is opened for each lookup and each store, ``src/binary_cache.cpp`` (``LoadBinary``, ``SaveBinary``).
-
-    So the openings count the lookups, except where packaged kernels answer what the user's database cannot.
-    """
-
-    def by_openings(self, openings: int, stores: int, environment: Environment) -> tuple[int, int] | None:
-        """Take each store for a miss, and the openings beyond these lookups and stores for hits."""
-        packaged = (file for root in where.SYSTEM_KERNELS.roots(environment) for file in root.path.glob("*.kdb"))
-        if openings < 2 * stores or any(True for _ in packaged):
-            return None
-        return openings - 2 * stores, stores
 
 
 class MIOpenKernels(MIOpenLayer):
@@ -200,19 +188,19 @@ class MIOpenSystemKernels(MIOpenLayer):
     places = where.SYSTEM_KERNELS
     switch = MIOpenKernels.switch
     about = _PACKAGED
-    store: Any = lazy.later("cachectl.layers.miopen.kernels", "SystemKernelDatabases")
+    store: Any = lazy.later("cachectl.layers.miopen.kernels", "KernelDatabases", "miopen")
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch, and each GPU without a database."""
         yield from super().diagnose()
         roots = self.roots()
-        present = {base for root in roots for file in self.store.present(root) for base in file.name.plain}
-        for gpu in hardware.amd_gpus(self.environment) if roots else ():
-            looked_for = (*gpu.bases, gpu.arch)
+        present = {base for root in roots for file in self.store.present(root) for base in file.bases}
+        for arch, databases in hardware.amd_gpus(self.environment) if roots else ():
+            looked_for = (*databases, arch)
             if present.isdisjoint(looked_for):
                 files = " nor ".join(f"{stem}.kdb" for stem in looked_for)
-                message = f"no system kernels for the GPU {gpu.arch}, neither {files}: each is compiled when first used"
-                package = f"miopen-hip-{gpu.arch}kdb"
+                message = f"no system kernels for the GPU {arch}, neither {files}: each is compiled when first used"
+                package = f"miopen-hip-{arch}kdb"
                 fix = f"sudo apt-get install {package} || sudo dnf install {package}"
                 place = self.name, roots[0].path, None
                 yield facts.Finding(*place, Severity.RECOMPILES, "no-database", message, fix)
@@ -257,8 +245,10 @@ class MIOpenTuning(MIOpenLayer):
         return _ACTIONS.get(value.upper(), value)
 
     def diagnose(self) -> Iterator[facts.Finding]:
-        """Yield problems with the switch, and variables of a past tuning session."""
+        """Yield problems with the switch, and for the user's results variables of a past tuning session."""
         yield from super().diagnose()
+        if not self.about.precious:
+            return
         action = self._enforced()
         effects = {_ENFORCE: _ENFORCED[action]} if action in _ENFORCED else {}
         if not effects and action != "1":
@@ -277,8 +267,4 @@ class MIOpenSystemTuning(MIOpenTuning):
     title = "MIOpen system tuning results"
     places = where.SYSTEM_TUNING
     about = _PACKAGED
-    store: Any = lazy.later("cachectl.layers.miopen.tuning", "SystemTuningDatabases")
-
-    def diagnose(self) -> Iterator[facts.Finding]:
-        """Yield problems with the switch."""
-        yield from MIOpenLayer.diagnose(self)
+    store: Any = lazy.later("cachectl.layers.miopen.tuning", "TuningDatabases", "miopen-tuning")

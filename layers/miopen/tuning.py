@@ -11,25 +11,21 @@ import os
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace as changed
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import ClassVar, Final
+from typing import Final
 
-from cachectl.layers.base import errors, facts, store
-from cachectl.layers.base.lazy import regex
-from cachectl.layers.disk import atomic, handles, locks
-from cachectl.layers.disk.presence import status_at
+from cachectl.layers.base import errors, facts, lazy, store
+from cachectl.layers.disk import atomic, handles, locks, presence
 from cachectl.layers.host import processes
 from cachectl.layers.miopen import databases, places
-from cachectl.layers.stores import rows, tree
-from cachectl.layers.stores.database import disk_usage
+from cachectl.layers.stores import database, rows, tree
 from cachectl.layers.stores.records import Fault, Record, RecordFile, record_complaint
 
 _FORM: Final = "miopen-record/1"
-_NO_KERNELS: Final = "a record has a problem and its solvers, not the kernels they run"
 _TIME: Final = ".time"
 # Other users lock the same files.
 _OPEN_TO_ALL: Final = 0o777
@@ -37,10 +33,10 @@ _OPEN_TO_ALL: Final = 0o777
 _THREADS: Final = Lock()
 #: What MIOpen, or cachectl, writes before it renames it over a database.
 _LEFTOVERS: Final = tree.Shape(
-    (regex("(?!)"),),
+    (lazy.regex("(?!)"),),
     folders=True,
     orphans=(
-        tree.OrphanRule(regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"), "left by an interrupted rewrite of MIOpen"),
+        tree.OrphanRule(lazy.regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"), "left by an interrupted rewrite of MIOpen"),
         tree.OrphanRule(tree.OWN_TEMPORARY, "left by an interrupted cachectl"),
     ),
 )
@@ -50,23 +46,25 @@ _FAULTS: Final = {
     **dict.fromkeys(("duplicate", "duplicate-id"), facts.Severity.WASTES),
     **dict.fromkeys(("hidden", "item"), facts.Severity.HARMLESS),
 }
-#: Faults of records that MIOpen still reads.
-_READ: Final = frozenset({"item", "duplicate-id"})
 
 
 class TuningDatabases(databases.MIOpenDatabases):
     """Records of text files."""
 
     forms = (_FORM,)
-    kinds: ClassVar[tuple[str, ...]] = ("ufdb.txt", "udb.txt", "cd.updb.txt")
-    counted: ClassVar[tuple[str, ...]] = ("udb",)
+    kinds = ("ufdb.txt", "udb.txt", "cd.updb.txt")
     parts = 1
     # If MIOpen cannot open its database, it tunes again in every run.
     when_blocked = facts.Severity.RECOMPILES
 
+    def __init__(self, asked_first: str = "") -> None:
+        super().__init__(asked_first)
+        self.counted = ("db",) if asked_first else ("udb",)
+
     def refusals(self) -> Mapping[facts.Ability, str]:
         """Refuse kernels, too."""
-        return {**super().refusals(), facts.Ability.KERNELS: _NO_KERNELS}
+        reason = "a record has a problem and its solvers, not the kernels they run"
+        return {**super().refusals(), facts.Ability.KERNELS: reason}
 
     def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
         """Compare with the names of databases, and of the files that their rewrites leave."""
@@ -77,27 +75,23 @@ class TuningDatabases(databases.MIOpenDatabases):
         """Return nothing: there are no rows."""
         del root, file
 
-    def readable(self, file: databases.DatabaseFile) -> RecordFile:
-        """Return the records of a file, to be read."""
-        return RecordFile(self.name, file.path, nullcontext)
-
-    def records(self, root: facts.Root, file: databases.DatabaseFile) -> RecordFile:
-        """Return the records of a file, to be changed under MIOpen's locks."""
-        return RecordFile(self.name, file.path, partial(self.editing, root, file.path))
+    def records(self, file: places.DatabaseFile) -> RecordFile:
+        """Return the records of a file, which are changed under MIOpen's locks."""
+        return RecordFile(self.name, file.path, partial(self._editing, file))
 
     # ------------------------------------------------------------------ listing
 
-    def list_file(self, file: databases.DatabaseFile, template: facts.Entry) -> Iterator[facts.Found]:
+    def list_file(self, file: places.DatabaseFile, template: facts.Entry) -> Iterator[facts.Found]:
         """Yield the records of a file, and its faults."""
-        for found in self.readable(file).scan():
+        for found in self.records(file).scan():
             if isinstance(found, Record):
                 key, stamp = databases.SEPARATOR.join((file.relative, found.key)), (found.checksum,)
                 yield changed(template, key=key, bytes=len(found.line) + 1, stamp=stamp)
-            # The others have a record, which is listed; only verify reports the fault.
-            elif found.code not in _READ:
+            # These have a record, which MIOpen reads and which is listed; only verify reports the fault.
+            elif found.code not in ("item", "duplicate-id"):
                 yield facts.Problem(file.path, found.code, f"line {found.number}: {found.message}")
         marks = file.path.with_name(file.path.name + _TIME)
-        if (status := status_at(marks)) is not None:
+        if (status := presence.status_at(marks)) is not None:
             key, size, disk = file.relative + _TIME, status.st_size, handles.blocks_of(status)
             yield facts.Housekeeping(key, template.root, size, 1, status.st_mtime, template.stale, disk=disk)
 
@@ -112,14 +106,12 @@ class TuningDatabases(databases.MIOpenDatabases):
 
     # ------------------------------------------------------------------ get and put
 
-    def load(
-        self, file: databases.DatabaseFile, keys: Sequence[str]
-    ) -> Mapping[str, facts.Artifact | errors.LayerError]:
+    def load(self, file: places.DatabaseFile, keys: Sequence[str]) -> Mapping[str, facts.Artifact | errors.LayerError]:
         """Read the lines of records as they stand."""
-        detail = {**file.detail, **file.versions, "database": file.name.kind}
+        detail = {**file.detail, **file.versions, "database": file.kind}
         prefix = file.relative + databases.SEPARATOR
         loaded: dict[str, facts.Artifact | errors.LayerError] = {}
-        for name, found in self.readable(file).read_many([key.removeprefix(prefix) for key in keys]).items():
+        for name, found in self.records(file).read_many([key.removeprefix(prefix) for key in keys]).items():
             key = prefix + name
             loaded[key] = (
                 facts.Artifact(self.name, key, _FORM, found.line, detail) if isinstance(found, Record) else found
@@ -134,34 +126,33 @@ class TuningDatabases(databases.MIOpenDatabases):
         return record_complaint(artifact.data)
 
     def insert(
-        self, root: facts.Root, file: databases.DatabaseFile, artifacts: Sequence[facts.Artifact], *, replace: bool
+        self, file: places.DatabaseFile, artifacts: Sequence[facts.Artifact], *, replace: bool
     ) -> Sequence[bool | errors.LayerError]:
         """Insert lines, which contain their keys, under MIOpen's locks in one rewrite."""
-        lines = [artifact.data for artifact in artifacts]
-        return self.records(root, file).put(lines, replace=replace)
+        return self.records(file).put([artifact.data for artifact in artifacts], replace=replace)
 
     # ------------------------------------------------------------------ locks
 
     @contextmanager
-    def editing(self, root: facts.Root, path: Path) -> Iterator[None]:
+    def _editing(self, file: places.DatabaseFile) -> Iterator[None]:
         """Hold the locks of every MIOpen version while a file is changed, then notify running programs.
 
         Lock files are made as MIOpen makes them, and stay. Programs read the file again if ``.time`` contains a later
         time of the steady clock (ns) than their last read.
         """
-        marks = path.with_name(path.name + _TIME)
+        marks = file.path.with_name(file.path.name + _TIME)
         with _THREADS, ExitStack() as stack:
             # One order everywhere, so that two cachectls never wait for each other.
-            for lock in sorted(places.lock_files(self.environment, path)):
+            for lock in sorted(places.lock_files(self.environment, file.path)):
                 folder = self._lock_folder(lock.parent, stack)
                 held = locks.record_lock(self.name, lock, folder=folder, lock_timeout=self.environment.lock_timeout)
                 handle = stack.enter_context(held)
                 with suppress(PermissionError):
                     os.fchmod(handle, _OPEN_TO_ALL)
             yield
-            if status_at(path) is not None:
+            if presence.status_at(file.path) is not None:
                 atomic.replace_file(marks, [str(time.monotonic_ns()).encode()])
-            elif databases.is_own_file(root, marks):
+            elif databases.is_own_file(file.root, marks):
                 atomic.remove_file(marks)
 
     def _lock_folder(self, folder: Path, stack: ExitStack) -> int:
@@ -191,24 +182,23 @@ class TuningDatabases(databases.MIOpenDatabases):
 
     def remove_others(self, root: facts.Root, targets: Sequence[facts.Removable]) -> Iterator[store.Part]:
         """Delete lines, and useless files. Running programs keep the records that they have read."""
+        leftovers = tuple(target for target in targets if databases.SEPARATOR not in target.key)
         by_file: dict[str, dict[str, facts.Removable]] = {}
         for target in targets:
             relative, separator, record = target.key.partition(databases.SEPARATOR)
-            # A leftover is a file of the root.
-            by_file.setdefault(relative if separator else "", {})[record or relative] = target
-        leftovers = tuple(by_file.pop("", {}).values())
+            if separator:
+                by_file.setdefault(relative, {})[record] = target
         for relative, planned in by_file.items():
-            yield (relative, tuple(planned.values()), partial(self._remove_records, root, relative, planned))
+            yield relative, tuple(planned.values()), partial(self._remove_records, root, relative, planned)
         if leftovers:
             yield str(root.path), leftovers, partial(self._leftovers(root).remove, leftovers)
 
     def _remove_records(self, root: facts.Root, relative: str, planned: Mapping[str, facts.Removable]) -> facts.Outcome:
         file = self.locate(root, relative)
         if file is None:
-            gone = tuple(facts.Note(target.key, "already gone") for target in planned.values())
+            gone = tuple(facts.Note(target.key, tree.GONE) for target in planned.values())
             return facts.Outcome(self.name, skipped=gone)
-        before = disk_usage(file.path).bytes
-        records = self.records(root, file)
+        before, records = database.disk_usage(file.path).bytes, self.records(file)
         failed: tuple[facts.Note, ...] = ()
         try:
             removed = records.delete({key: target.stamp[0] for key, target in planned.items()})
@@ -217,29 +207,21 @@ class TuningDatabases(databases.MIOpenDatabases):
             # The new file may be in place if a later step failed.
             removed = set(planned.keys() - records.read_many(planned).keys())
         left = [target.key for key, target in planned.items() if key not in removed and not failed]
-        freed = max(0, before - disk_usage(file.path).bytes)
-        return facts.Outcome(
-            self.name, len(removed), freed, tuple(facts.Note(key, rows.CHANGED) for key in left), failed
-        )
+        skipped = tuple(facts.Note(key, rows.CHANGED) for key in left)
+        freed = max(0, before - database.disk_usage(file.path).bytes)
+        return facts.Outcome(self.name, len(removed), freed, skipped, failed)
 
-    def verify_file(self, root: facts.Root, file: databases.DatabaseFile) -> Iterator[facts.Finding]:
+    def verify_file(self, file: places.DatabaseFile) -> Iterator[facts.Finding]:
         """Check every line by the rules of MIOpen's reader. Nothing here is ever removed as damaged."""
         try:
-            for fault in self.readable(file).scan():
+            for fault in self.records(file).scan():
                 if isinstance(fault, Fault):
                     fix = f"while nothing uses MIOpen, correct or delete line {fault.number} of {file.path}"
                     if fault.code == "newline":
                         fix = f"while nothing uses MIOpen: echo >> {shlex.quote(str(file.path))}"
                     message, fix = f"line {fault.number}: {fault.message}", self.fix(file.path, fix)
                     severity = _FAULTS[fault.code]
-                    yield facts.Finding(self.name, root.path, file.relative, severity, fault.code, message, fix)
+                    place = self.name, file.root.path, file.relative
+                    yield facts.Finding(*place, severity, fault.code, message, fix)
         except errors.LayerError as error:
-            yield store.finding_of(self, root, facts.Problem(file.path, "unreadable", error.message))
-
-
-class SystemTuningDatabases(TuningDatabases):
-    """The find-db and perf-db of the package."""
-
-    asked_first = "miopen-tuning"
-    kinds = ("fdb.txt", "db.txt", "cd.pdb.txt")
-    counted = ("db",)
+            yield store.finding_of(self, file.root, facts.Problem(file.path, "unreadable", error.message))

@@ -8,6 +8,7 @@ Sources, in intel/compute-runtime: ``programmers-guide/COMPILER_CACHE.md`` and
 from __future__ import annotations
 
 import shlex
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,8 @@ from cachectl.layers.host import driver_layers
 #: The drivers of OpenCL and Level Zero, and the stand-alone compiler.
 LIBRARIES: Final = ("libigdrcl.so", "libze_intel_gpu.so", "libocloc.so")
 STATISTICS: Final = "stats"
+#: What that file holds: hits, misses, version of the file.
+COUNTS: Final = struct.Struct("=QQQ")
 _LEAF: Final = "neo_compiler_cache"
 # An empty variable counts as not set.
 _PLACES: Final = declarations.Rules(
@@ -48,11 +51,10 @@ class NeoLookups(parts.Lookups):
 
     def counters(self, environment: Environment) -> tuple[int, int] | None:
         """Return the hits and misses of the cache, if it has the file."""
-        from cachectl.layers.formats import neo_binaries
-
         for root in _PLACES.roots(environment):
-            with suppress(OSError):
-                return neo_binaries.read_statistics(plain.read_plain(root.path / STATISTICS, limit=64))
+            with suppress(OSError, struct.error):
+                hits, misses, version = COUNTS.unpack(plain.read_plain(root.path / STATISTICS, limit=64))
+                return (hits, misses) if version == 1 else None
         return None
 
 

@@ -1,35 +1,58 @@
 """The store of NEO's cache: a file for each program, the driver's account of their sizes, and its debugging aids.
 
-The contents are in :mod:`cachectl.layers.formats.neo_binaries`.
+An entry is a zebin, the OpenCL wrapper around a device binary that came before it, or SPIR-V. Sources:
+``shared/source/device_binary_format/`` of intel/compute-runtime (``zebin/zebin_elf.h``, ``elf/ocl_elf.h``) and
+``ocl_igc_shared/executable_format/patch_list.h`` of intel-graphics-compiler.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
 from cachectl.layers import neo
-from cachectl.layers.base import facts
-from cachectl.layers.base.errors import Unreachable
-from cachectl.layers.base.lazy import regex
+from cachectl.layers.base import errors, facts, lazy
 from cachectl.layers.base.store import Codec, Damage, counting, finding_of, unreadable
 from cachectl.layers.disk import atomic, locks, plain, presence
-from cachectl.layers.formats import details, neo_binaries
-from cachectl.layers.stores import tree
-from cachectl.layers.stores.files import Files, Index
+from cachectl.layers.formats import device_binaries, elf
+from cachectl.layers.formats.details import Cut, Details, fields, names_or_none, part, require
+from cachectl.layers.stores import files, tree
 
 ACCOUNT: Final = "config.file"
-_DIGIT: Final = regex("[0-9a-f]")
-_ENTRY: Final = regex(r"[0-9a-f]{16}\.(?:cl|l0|ocloc)_cache")
-_BOOKS: Final = regex(r"stats|config\.file|[0-9a-f]{16}\.(?:trace|input)")
-_TEMPORARY: Final = tree.OrphanRule(regex(r"cl_cache\.[A-Za-z0-9]{6}"), "left by a killed driver", private=True)
+_DIGIT: Final = lazy.regex("[0-9a-f]")
+_ENTRY: Final = lazy.regex(r"[0-9a-f]{16}\.(?:cl|l0|ocloc)_cache")
+_BOOKS: Final = lazy.regex(r"stats|config\.file|[0-9a-f]{16}\.(?:trace|input)")
+_TEMPORARY: Final = tree.OrphanRule(lazy.regex(r"cl_cache\.[A-Za-z0-9]{6}"), "left by a killed driver", private=True)
 _FLAT: Final = tree.Shape((_ENTRY,), folders=False, orphans=(_TEMPORARY,))
 _DEEP: Final = tree.Shape((_DIGIT, _DIGIT, _ENTRY), folders=False)
 _NEVER: Final = "the driver compiles it again at every run, and never replaces it"
+
+_ZEBIN: Final = frozenset({0xFF11, 0xFF12, 0xFF13})
+_WRAPPER: Final = 0xFF04
+_DEVICE_BINARY: Final = 0xFF000005
+_SPIRV: Final = 0xFF000009
+_TEXT: Final = ".text."
+#: The section of functions that are no kernels.
+_FUNCTIONS: Final = "Intel_Symbol_Table_Void_Program"
+_COMPATIBILITY: Final = ".note.intelgt.compat"
+#: The types of its notes: product family, graphics core, version of zebin, exact device.
+_FAMILY, _CORE, _VERSION, _DEVICE = 1, 2, 4, 6
+_ARCHIVE: Final = b"!<arch>\n"
+
+_PATCH_TOKENS: Final = b"CTNI"
+#: Magic, version, device, pointer size, number of kernels, stepping, bytes of patches.
+_PROGRAM: Final = struct.Struct("<7I")
+#: Checksum, hash, then the lengths of name, patches and heaps: kernel, general, dynamic and surface state; and the
+#: kernel's length without padding.
+_KERNEL: Final = struct.Struct("<IQ7I")
+
+#: Bytes of all entries, as the driver holds them against its limit (``size_t``).
+_TOTAL: Final = struct.Struct("=Q")
 
 
 class NeoCodec(Codec):
@@ -37,39 +60,60 @@ class NeoCodec(Codec):
 
     form = "neo-entry/1"
 
-    def describe(self, data: bytes) -> details.Details:
-        """Read a program of any kind."""
-        return neo_binaries.describe(data)
+    def describe(self, data: bytes) -> Details:
+        """Return kernels, device and versions of a program of any kind."""
+        if (known := device_binaries.describe(data)) is not None:
+            return known
+        if data.startswith(_ARCHIVE):
+            return Details("archive")
+        file = elf.read_elf(data)
+        if file is None:
+            return _patch_tokens(data) or Details("unknown")
+        if file.kind != _WRAPPER:
+            return _zebin(file) or Details("ELF")
+        wrapped = {section.kind: file.content(section) for section in file.sections}
+        device = wrapped.get(_DEVICE_BINARY, b"")
+        # A wrapper is not wrapped again: no depth to bound.
+        inner = _zebin(elf.read_elf(device)) or _patch_tokens(device)
+        return inner or Details("OpenCL ELF", device_binaries.spirv_kernels(wrapped.get(_SPIRV, b"")))
 
     def check(self, data: bytes) -> Damage | None:
-        """Check that an entry is a whole program."""
-        wrong = neo_binaries.complaint(data)
+        """Check that an entry is a whole program, of a kind that the driver stores."""
+        wrong = None
+        if device_binaries.is_known(data):
+            wrong = device_binaries.complaint(data)
+        elif data.startswith(_PATCH_TOKENS):
+            wrong = str(Cut(data)) if _patch_tokens(data) is None else None
+        elif not data.startswith(_ARCHIVE):
+            wrong = "holds no program of a kind that the driver stores" if data else "is empty"
         if wrong is None:
             return None
-        if not data or neo_binaries.is_wrapper(data):
+        is_wrapper = data.startswith(elf.MAGIC) and data[16:18] == _WRAPPER.to_bytes(2, "little")
+        if not data or is_wrapper:
             return Damage(facts.Severity.RECOMPILES, f"{wrong}; {_NEVER}")
-        return Damage(facts.Severity.FAILS, f"{wrong}; the driver takes it for a program, and the build fails")
+        message = f"{wrong}; the driver takes it for a program, and the build fails"
+        return Damage(facts.Severity.FAILS, message)
 
 
-class Account(Index):
+class Account(files.Index):
     """The sum of the entries' bytes, which the driver keeps under a lock, and its debugging aids."""
 
     # The account and debugging aids are at the top, statistics at each level.
     shapes = (
         tree.Shape((_BOOKS,), folders=False),
-        tree.Shape((_DIGIT, regex(neo.STATISTICS)), folders=False),
-        tree.Shape((_DIGIT, _DIGIT, regex(neo.STATISTICS)), folders=False),
+        tree.Shape((_DIGIT, lazy.regex(neo.STATISTICS)), folders=False),
+        tree.Shape((_DIGIT, _DIGIT, lazy.regex(neo.STATISTICS)), folders=False),
     )
 
     def is_book(self, leaf: tree.Leaf) -> bool:
         """Compare the length with that of the driver's files."""
         name = leaf.key.rpartition("/")[2]
         if name == neo.STATISTICS:
-            return leaf.bytes == neo_binaries.STATISTICS.size
-        return name != ACCOUNT or leaf.bytes in (0, neo_binaries.ACCOUNT.size)
+            return leaf.bytes == neo.COUNTS.size
+        return name != ACCOUNT or leaf.bytes in (0, _TOTAL.size)
 
     @contextmanager
-    def changing(self, store: Files, root: facts.Root) -> Iterator[bool]:
+    def changing(self, store: files.Files, root: facts.Root) -> Iterator[bool]:
         """Hold the driver's lock around a change, then write the sum of all entries into the account.
 
         The sum is also written if the change fails. Raises :class:`Unsettled` where only that writing fails. Without an
@@ -82,32 +126,81 @@ class Account(Index):
         ):
             yield handle is not None
 
-    def _count(self, store: Files, root: facts.Root, handle: int | None) -> None:
+    def _count(self, store: files.Files, root: facts.Root, handle: int | None) -> None:
         if handle is None:
             return
         # A longer file is not the driver's.
-        old = os.pread(handle, neo_binaries.ACCOUNT.size + 1, 0)
-        new = neo_binaries.ACCOUNT.pack(sum(leaf.bytes for leaf in store.leaves(root)))
+        old = os.pread(handle, _TOTAL.size + 1, 0)
+        new = _TOTAL.pack(sum(leaf.bytes for leaf in store.leaves(root)))
         if len(old) in (0, len(new)) and old != new:
             atomic.overwrite(handle, old, new)
 
-    def verify(self, store: Files, root: facts.Root) -> Iterator[facts.Finding]:
+    def verify(self, store: files.Files, root: facts.Root) -> Iterator[facts.Finding]:
         """Compare the account with the entries."""
         sizes: dict[str, int] = {}
         try:
             for leaf in store.leaves(root):
                 kind = leaf.key.rpartition(".")[2]
                 sizes[kind] = sizes.get(kind, 0) + leaf.bytes
-            account = plain.read_plain(root.path / ACCOUNT, limit=neo_binaries.ACCOUNT.size + 1)
-        except (Unreachable, OSError) as error:
-            if isinstance(error, Unreachable) or not presence.means_no_file(error):
+            account = plain.read_plain(root.path / ACCOUNT, limit=_TOTAL.size + 1)
+        except (errors.Unreachable, OSError) as error:
+            if isinstance(error, errors.Unreachable) or not presence.means_no_file(error):
                 yield finding_of(store, root, unreadable(root.path / ACCOUNT, error))
             return
         if (complaint := _account_complaint(account, sizes)) is not None:
             fix = "nothing: the next put or purge in this layer counts again"
-            if len(account) != neo_binaries.ACCOUNT.size:
+            if len(account) != _TOTAL.size:
                 fix = f"rm {shlex.quote(str(root.path / ACCOUNT))}"
             yield facts.Finding(store.name, root.path, ACCOUNT, facts.Severity.WASTES, "index", complaint, fix)
+
+
+def _zebin(file: elf.Elf | None) -> Details | None:
+    """Describe a file of the current format; ``None`` for other files."""
+    if file is None or file.kind not in _ZEBIN:
+        return None
+    named = {one.name.removeprefix(_TEXT) for one in file.sections if one.name.startswith(_TEXT)}
+    notes = {
+        kind: described
+        for section in file.sections
+        if section.name == _COMPATIBILITY
+        for owner, kind, described in file.notes(section)
+        if owner == b"IntelGT"
+    }
+    version = notes.get(_VERSION, b"").rstrip(b"\0").decode(errors="replace")
+    return Details("zebin", names_or_none(named - {_FUNCTIONS}), _device(notes), {"zebin": version} if version else {})
+
+
+def _device(notes: Mapping[int, bytes]) -> str | None:
+    """Return the device as ``ocloc`` names it where the notes say it exactly, else its family."""
+    numbers = {kind: int.from_bytes(described[:4], "little") for kind, described in notes.items() if described}
+    if _DEVICE in numbers:
+        config = numbers[_DEVICE]
+        return f"{config >> 22}.{config >> 14 & 0xFF}.{config & 0x3F}"
+    if _FAMILY in numbers:
+        return f"product family {numbers[_FAMILY]}"
+    return f"graphics core {numbers[_CORE]}" if _CORE in numbers else None
+
+
+def _patch_tokens(data: bytes) -> Details | None:
+    """Read a device binary of the format before zebin; ``None`` where it is none, or not whole."""
+    try:
+        magic, version, device, _, count, _, patches = fields(_PROGRAM, data)
+        names = list(_kernels(data, _PROGRAM.size + patches, count))
+    except Cut:
+        return None
+    is_one = magic == int.from_bytes(_PATCH_TOKENS, "little")
+    details = Details("patch tokens", names_or_none(names), f"graphics core {device}", {"format": str(version)})
+    return details if is_one else None
+
+
+def _kernels(data: bytes, at: int, count: int) -> Iterator[str]:
+    """Yield the name of each kernel. Raises :class:`Cut`."""
+    for _ in range(count):
+        _, _, name, patches, *heaps, _ = fields(_KERNEL, data, at)
+        at += _KERNEL.size
+        yield part(data, at, name).rstrip(b"\0").decode(errors="replace")
+        require(data, at, name + patches + sum(heaps))
+        at += name + patches + sum(heaps)
 
 
 def _account_complaint(account: bytes, sizes: Mapping[str, int]) -> str | None:
@@ -117,9 +210,9 @@ def _account_complaint(account: bytes, sizes: Mapping[str, int]) -> str | None:
     """
     if not account:
         return None
-    if len(account) != neo_binaries.ACCOUNT.size:
+    if len(account) != _TOTAL.size:
         return "the account has another length than the driver gives it: it counts from a wrong number"
-    (counted,) = neo_binaries.ACCOUNT.unpack(account)
+    (counted,) = _TOTAL.unpack(account)
     total = sum(sizes.values())
     if counted > total:
         return f"the account says {counted} bytes where there are {total}: the driver drops entries too early"
@@ -128,6 +221,6 @@ def _account_complaint(account: bytes, sizes: Mapping[str, int]) -> str | None:
     return None
 
 
-def programs() -> Files:
+def programs() -> files.Files:
     """Return the store, flat as older releases keep it and below two digits as newer ones do."""
-    return Files(_FLAT, _DEEP, codec=NeoCodec(), index=Account(), writers=neo.LIBRARIES, unread=_NEVER)
+    return files.Files(_FLAT, _DEEP, codec=NeoCodec(), index=Account(), writers=neo.LIBRARIES, unread=_NEVER)

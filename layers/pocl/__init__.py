@@ -13,9 +13,7 @@ from typing import Any, ClassVar, Final
 
 from cachectl.layers.base import declarations, facts, lazy, parts, switches
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Severity
-from cachectl.layers.host import distributions, driver_layers, drivers
-from cachectl.layers.host.hardware import processor
+from cachectl.layers.host import distributions, driver_layers, drivers, hardware
 from cachectl.layers.host.processes import finds, first_variables, maps_below, using
 
 LIBRARIES: Final = ("libpocl",)
@@ -76,7 +74,7 @@ class PoclPortability(parts.Portability):
         library = drivers.only_library(environment, "PoCL")
         real = None if library is None else Path(library).resolve()
         of_wheel = real is not None and any(real.is_relative_to(site.resolve()) for site in environment.site)
-        model, features = processor(environment)
+        model, features = hardware.processor(environment)
         return {
             "PoCL": environment.installed("pocl-binary-distribution") if of_wheel else None,
             "PoCL library": None if real is None else real.name,
@@ -126,9 +124,9 @@ class PoclLookups(parts.Lookups):
 
     def other_output(self, heard: bytes) -> bytes:
         """Return the output that is not PoCL's."""
-        from cachectl.layers.inside.pocl_messages import Messages
+        from cachectl.layers.inside.pocl_messages import read_messages
 
-        return Messages(heard).others
+        return read_messages(heard)[0]
 
     def difference(self, alike: Sequence[facts.Entry], event: Mapping[str, Any]) -> str:
         """Return an explanation that names the inputs of PoCL's keys."""
@@ -162,14 +160,14 @@ class PoclKernels(driver_layers.DriverLayer):
     title = "PoCL kernel cache"
     about = parts.About(
         on_network=facts.Hazard(
-            Severity.HARMLESS,
+            facts.Severity.HARMLESS,
             "every lookup goes over the network, and some builds of PoCL load what another kind of processor compiled",
         ),
         among_ranks=facts.Hazard(
-            Severity.RISKS,
+            facts.Severity.RISKS,
             "PoCL before 6.0 removes a program before it replaces it, so those that build it at once may not find it",
         ),
-        when_closed=facts.Hazard(Severity.FAILS, "PoCL can build no program"),
+        when_closed=facts.Hazard(facts.Severity.FAILS, "PoCL can build no program"),
         unchecked="machine code, and the records of LLVM bitcode",
         reveals="paths of your home, in bitcode",
         portability=PoclPortability(),
@@ -178,14 +176,14 @@ class PoclKernels(driver_layers.DriverLayer):
         tagging=parts.Tagging(LIBRARIES, _PLATFORMS, lazy.regex("tempfile_[A-Za-z0-9]{6}")),
     )
     places = PLACES
-    placeless = facts.Hazard(Severity.FAILS, "is empty: PoCL finds no device; unset it")
+    placeless = facts.Hazard(facts.Severity.FAILS, "is empty: PoCL finds no device; unset it")
     makers = ("PoCL",)
     settings = (
         switches.Setting(
             "POCL_KERNEL_CACHE",
             "n|no|f|false|off|0",
             "1.*",
-            Severity.RECOMPILES,
+            facts.Severity.RECOMPILES,
             "switches the cache off: only a value that begins with 1 means on",
             "export POCL_KERNEL_CACHE=1",
             disables=True,
@@ -214,15 +212,6 @@ class PoclKernels(driver_layers.DriverLayer):
 # ---------------------------------------------------------------------- running programs
 
 
-def of_program(number: int, environment: Environment) -> Environment | None:
-    """Return the environment a program was started with; ``None`` if it is unknown.
-
-    Its paths that are not absolute stay so: its working folder at that time is unknown.
-    """
-    variables = first_variables(number, processes=environment.processes)
-    return None if not variables else replace(environment, variables=variables, cwd=Path())
-
-
 def users_of(root: Path, environment: Environment) -> tuple[int, ...] | None:
     """Return the ids of processes with PoCL loaded whose root this is, or may be; ``None`` if they are unknown."""
     users = using(LIBRARIES, processes=environment.processes)
@@ -232,12 +221,14 @@ def users_of(root: Path, environment: Environment) -> tuple[int, ...] | None:
 def _may_use(number: int, root: Path, environment: Environment) -> bool:
     """Return whether a program's root is this one, by its first variables or its mapped files, or is unknown.
 
-    It is unknown for this very process, whose variables change, and where the variables name no absolute folder.
+    It is unknown for this very process, whose variables change, and where the variables name no absolute folder: the
+    folder in which a program was started is unknown.
     """
-    processes, program = environment.processes, of_program(number, environment)
-    if number == os.getpid() or program is None:
+    processes = environment.processes
+    variables = first_variables(number, processes=processes)
+    if number == os.getpid() or not variables:
         return True
-    roots = roots_in(program)
+    roots = roots_in(replace(environment, variables=variables, cwd=Path()))
     if not roots or not all(root.path.is_absolute() and root.source != _NO_HOME for root in roots):
         return True
     try:

@@ -1,26 +1,61 @@
 """The store of PoCL's cache: a folder for each program, folders of failed builds, and leaked temporaries.
 
-The files of one program are described in :mod:`cachectl.layers.formats.pocl_programs`. Files and folders with other
-names are left alone. Sources: ``lib/CL/pocl_cache.c``, ``lib/CL/pocl_file_util.c``.
+Files and folders with other names are left alone. Sources: ``lib/CL/pocl_cache.c`` (names),
+``lib/CL/pocl_file_util.c``, ``lib/CL/devices`` (``common.c``, ``hsa``, ``tce``: files beside native code),
+``lib/llvmopencl/Workgroup.cc`` (symbols of work-group functions).
+
+From version 4.0 on, PoCL shortens the name of a kernel's folder to a prefix, ``.`` (on Windows a blank) and the SHA-1
+of the name in 40 letters (``pocl_hash_clipped_name``). The name cannot be computed from that, but a name found in the
+program's files can be compared with it.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Final
 
 from cachectl.layers.base import errors, facts, store
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.formats import pocl_programs
-from cachectl.layers.host.mounts import network_file_system
-from cachectl.layers.host.processes import age_of, process_names
+from cachectl.layers.host import mounts, processes
 from cachectl.layers.pocl import users_of
 from cachectl.layers.stores.files import Folders
 from cachectl.layers.stores.tree import Leaf, OrphanRule, Shape, Tree
+
+BITCODE: Final = "program.bc"
+#: Six characters drawn by ``mkstemp``.
+DRAWN: Final = "[A-Za-z0-9]{6}"
+#: A folder name that may be shortened: no OpenCL C name contains a dot or a blank.
+SHORTENED: Final = regex(r".+[. ][A-P]{40}", re.DOTALL)
+#: The longest names that are kept whole, in bytes: by PoCL 7.0 and newer, by 6.0, and by 4.0 and 5.0.
+_LIMITS: Final = (59, 64, 255)
+_HASH_AND_DOT: Final = 41
+
+_TEMPORARY: Final = regex(rf".*_{DRAWN}\.(?:temp|so)")
+#: Files of a work-group function: native code, and what ``POCL_LEAVE_KERNEL_COMPILER_TEMP_FILES`` and other devices
+#: add. Any other file there does not belong to PoCL.
+_FUNCTION: Final = (
+    r"[^/]+\.(?:so|so\.o|o|obj|dll|tpef|img)|parallel\.bc(?:\.brig)?|descriptor\.so\.kernel_obj\.c"
+    rf"|[^/]+_{DRAWN}\.(?:temp|so)"
+)
+_VARIANT: Final = regex(rf"(?P<kernel>[^/]+)/(?P<variant>\d+-\d+-\d+(?:-goffs0)?(?:-smallgrid)?)/(?P<file>{_FUNCTION})")
+_PROGRAM: Final = (
+    r"program\.(?:bc|spv|map|mlir|bc\.(?:noOfs|Ofs)\.ptx)|last_accessed|build\.log|native/[^/]+\.native|parallel\.bc"
+)
+#: Every file that a program may have.
+MEMBERS: Final = regex(f"{_PROGRAM}|{_VARIANT.pattern}|{_TEMPORARY.pattern}")
+#: Files that a folder may have without being a program.
+NO_PROGRAM: Final = frozenset({"build.log", "last_accessed"})
+#: Native code that PoCL links itself, since version 7.2.
+OBJECT: Final = ".o"
+_NATIVE: Final = (".so", OBJECT)
+#: The symbol of a work-group function, in a table of strings.
+_WORK_GROUP: Final = regex(rb"_pocl_kernel_([^\0]+)_workgroup\0")
 
 #: Seconds without change after which no compile can be using an entry: longer than any one compile.
 ENTRY_REST: Final = 600.0
@@ -31,32 +66,28 @@ _CLOCK_ERROR: Final = 5.0
 
 #: Drawn characters that are no word, for folders that may contain files of others: one draw in ninety is a word, and a
 #: word is more likely somebody's own name.
-_NO_WORD: Final = f"(?=.*[0-9]|.+[A-Z]){pocl_programs.DRAWN}"
+_NO_WORD: Final = f"(?=.*[0-9]|.+[A-Z]){DRAWN}"
 #: Begins the name of a program's folder that is built with the cache off.
 UNCACHED: Final = "_UNCACHED_"
 _SUFFIX: Final = r"\.(?:cl|preproc\.cl|so|so\.o|spirv|spv|bc|s|binary|map)"
 
 
-def _leaked(drawn: str) -> tuple[OrphanRule, OrphanRule]:
-    """Return the rules for leaked temporaries with these random characters in their names."""
-    leaked, uncached = regex(f"tempfile_{drawn}"), regex(f"{UNCACHED}{drawn}")
+def _temporaries(drawn: str) -> tuple[OrphanRule, ...]:
+    """Return the rules for temporaries with these random characters in their names.
+
+    The last one, for those of a compile, is safe only in a folder with PoCL's name.
+    """
+    leaked, uncached, compiling = map(regex, (f"tempfile_{drawn}", f"{UNCACHED}{drawn}", f"tempfile_{drawn}{_SUFFIX}"))
     return (
         OrphanRule(leaked, "leaked by a PoCL process", idle_only=False, empty=True, private=True),
-        OrphanRule(uncached, "a program built with the cache off", private=True, members=pocl_programs.MEMBERS),
+        OrphanRule(uncached, "a program built with the cache off", private=True, members=MEMBERS),
+        OrphanRule(compiling, "a compile's temporary file", private=True),
     )
-
-
-def _compiling(drawn: str) -> OrphanRule:
-    """Return the rule for a compile's temporaries, which is safe only in a folder with PoCL's name."""
-    return OrphanRule(regex(f"tempfile_{drawn}{_SUFFIX}"), "a compile's temporary file", private=True)
 
 
 #: Headers handed to a compile may have any name, so they are recognised only in a folder that belongs to PoCL alone.
 _HEADERS: Final = OrphanRule(
-    regex(f"tempdir_{pocl_programs.DRAWN}"),
-    "a compile's temporary folder",
-    private=True,
-    members=regex(".*", re.DOTALL),
+    regex(f"tempdir_{DRAWN}"), "a compile's temporary folder", private=True, members=regex(".*", re.DOTALL)
 )
 LEVELS: Final = (regex("[A-P]{2}"), regex("[A-P]{37}"))
 #: A purge beside a running PoCL leaves these: PoCL makes one if it is missing, then a program's folder in it, and the
@@ -64,25 +95,17 @@ LEVELS: Final = (regex("[A-P]{2}"), regex("[A-P]{37}"))
 _EMPTY: Final = OrphanRule(LEVELS[0], "an empty folder of programs", members=regex("(?!)"))
 #: Shapes of three kinds of root: any folder, one whose name contains ``pocl``, and one that PoCL alone uses.
 NAMED: Final = Shape(
-    LEVELS,
-    folders=True,
-    members=pocl_programs.MEMBERS,
-    orphans=_leaked(_NO_WORD),
-    first=(pocl_programs.BITCODE, "program.spv"),
+    LEVELS, folders=True, members=MEMBERS, orphans=_temporaries(_NO_WORD)[:2], first=(BITCODE, "program.spv")
 )
-_BEARING: Final = NAMED._replace(
-    orphans=(*_leaked(_NO_WORD), _compiling(_NO_WORD)), empty=_EMPTY._replace(private=True)
-)
-_OWN: Final = NAMED._replace(
-    orphans=(*_leaked(pocl_programs.DRAWN), _compiling(pocl_programs.DRAWN), _HEADERS), empty=_EMPTY
-)
+_BEARING: Final = NAMED._replace(orphans=_temporaries(_NO_WORD), empty=_EMPTY._replace(private=True))
+_OWN: Final = NAMED._replace(orphans=(*_temporaries(DRAWN), _HEADERS), empty=_EMPTY)
 
 
 class Programs(Folders):
     """A folder for each program, with its bitcode and the native code of its kernels."""
 
     shape = NAMED
-    beside = pocl_programs.NO_PROGRAM
+    beside = NO_PROGRAM
     forms = ("pocl-entry/1",)
 
     def shape_of(self, root: facts.Root) -> Shape:
@@ -96,14 +119,16 @@ class Programs(Folders):
         pattern = selection.kernel_pattern
         if pattern is None:
             return self.tree_of(root)
-        prefix = pocl_programs.kept_part(selection.kernel_prefix)
-        shortened = f"(?={pocl_programs.SHORTENED.pattern}\\Z){re.escape(prefix)}.*"
+        prefix = selection.kernel_prefix
+        # Every version keeps so much of a name. Names are cut at a byte, perhaps within a character.
+        prefix = prefix[: min(_LIMITS) - _HASH_AND_DOT] if prefix.isascii() else ""
+        shortened = f"(?={SHORTENED.pattern}\\Z){re.escape(prefix)}.*"
         child = regex(f"(?:{pattern.pattern})|(?s:{shortened})", pattern.flags)
         return Tree(self.name, root.path, self.shape_of(root), child=child)
 
     def described(self, root: facts.Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[facts.Found]:
         """Yield a program; its kernels are unknown unless all their names are known."""
-        program, used = leaf.member(pocl_programs.BITCODE), leaf.member("last_accessed")
+        program, used = leaf.member(BITCODE), leaf.member("last_accessed")
         entry = replace(
             leaf.entry(self.name, root.path),
             created=None if program is None else program.modified,
@@ -122,10 +147,10 @@ class Programs(Folders):
                 return None
 
         paths = [member.path for member in leaf.members]
-        names = pocl_programs.kernel_names(paths, content)
+        names = kernel_names(paths, content)
         # A kernel has a folder once it was launched.
         kernels = sorted(name for name in names.values() if name is not None)
-        detail = {names[folder] or folder: " ".join(found) for folder, found in pocl_programs.variants(paths).items()}
+        detail = {names[folder] or folder: " ".join(found) for folder, found in variants(paths).items()}
         yield replace(entry, kernels=tuple(kernels) if 0 < len(kernels) == len(names) else None, detail=detail)
         for path, error in unread.items():
             yield store.unreadable(root.path / leaf.key / path, error)
@@ -133,25 +158,31 @@ class Programs(Folders):
     # ------------------------------------------------------------------ contents
 
     def is_carried(self, path: str) -> bool:
-        """Leave temporaries and logs behind."""
-        return not pocl_programs.is_temporary(path) and path != "build.log"
+        """Leave temporaries and logs behind. A finished kernel may have a name that ends like a temporary's."""
+        variant = _VARIANT.fullmatch(path)
+        if variant is not None and variant["file"] == f"{variant['kernel']}.so":
+            return True
+        return not _TEMPORARY.fullmatch(path) and path != "build.log"
 
     def is_checked(self, path: str) -> bool:
-        """Return whether a file is bitcode or native code."""
-        return path == pocl_programs.BITCODE or pocl_programs.is_native(path)
+        """Return whether a file is bitcode, or native code of a work-group function."""
+        return path == BITCODE or (path.endswith(_NATIVE) and _VARIANT.fullmatch(path) is not None)
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return the names of the kernels."""
         del key
-        names = pocl_programs.kernel_names(files, files.get)
+        names = kernel_names(files, files.get)
         return {"kernels": " ".join(sorted(name or folder for folder, name in names.items()))}
 
     def damages(self, contents: Mapping[str, bytes]) -> Iterator[store.Damage]:
         """Yield damaged files: PoCL checks nothing, and fails with one, but for an object that it links itself."""
-        for path, message in pocl_programs.damage(contents):
-            if path.endswith(pocl_programs.OBJECT):
+        from cachectl.layers.formats import bitcode, elf
+
+        for path in filter(self.is_checked, contents):
+            message = (bitcode.complaint if path == BITCODE else elf.complaint)(contents[path])
+            if message is not None and path.endswith(OBJECT):
                 yield store.Damage(facts.Severity.HEALS, f"{path}: {message}; PoCL compiles the kernel again")
-            else:
+            elif message is not None:
                 yield store.Damage(facts.Severity.FAILS, f"{path}: {message}")
 
     def demand_replaceable(self, root: facts.Root, key: str, files: Mapping[str, bytes]) -> None:
@@ -159,7 +190,7 @@ class Programs(Folders):
         if self.tree_of(root).standing(key) not in (None, files):
             users = users_of(root.path, self.environment)
             if users != ():
-                named = process_names(users, processes=self.environment.processes)
+                named = processes.process_names(users, processes=self.environment.processes)
                 raise errors.Busy(self.name, f"is not replaced while PoCL is in use by {named}", key)
 
     # ------------------------------------------------------------------ clear
@@ -172,22 +203,18 @@ class Programs(Folders):
         ``last_accessed``, so a process cannot hold an entry that was last changed before the process started. Nothing
         is in use where no process of this user has loaded PoCL, or all of them use other roots.
         """
-        processes = self.environment.processes
-        users_at = lru_cache(maxsize=None)(partial(users_of, environment=self.environment))
-        age_at = lru_cache(maxsize=None)(partial(age_of, processes=processes))
+        folder = self.environment.processes
+        users_at = lru_cache(maxsize=None)(self._users_of)
+        age_at = lru_cache(maxsize=None)(partial(processes.age_of, processes=folder))
         now = self.environment.clock()
-        # Processes of other machines cannot be listed.
-        shared = lru_cache(maxsize=None)(partial(network_file_system, mounts=self.environment.mounts))
         for target in targets:
             users = users_at(target.root)
-            if users == () and shared(target.root) is not None:
-                users = None
             rest = ENTRY_REST if isinstance(target, facts.Entry) else ORPHAN_REST
             age = now - (target.modified or now)
             if users == () or (isinstance(target, facts.Orphan) and not target.idle_only):
                 yield target, None
                 continue
-            named = partial(process_names, processes=processes)
+            named = partial(processes.process_names, processes=folder)
             running = ((pid, age_at(pid)) for pid in users or ())
             holders = tuple(pid for pid, seconds in running if seconds is None or age <= seconds + _CLOCK_ERROR)
             because = None
@@ -203,13 +230,13 @@ class Programs(Folders):
 
     def remove(self, root: facts.Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Rename programs away, then delete them; never the top folder."""
-        return self.tree_of(root).remove(targets, tidy=partial(self._is_unused, root))
+        return self.tree_of(root).remove(targets, tidy=lambda: self._users_of(root.path) == ())
 
-    def _is_unused(self, root: facts.Root) -> bool:
-        """Return whether no process can be using a root: other machines may use it on a network file system."""
-        if network_file_system(root.path, mounts=self.environment.mounts) is not None:
-            return False
-        return users_of(root.path, self.environment) == ()
+    def _users_of(self, root: Path) -> tuple[int, ...] | None:
+        """Return the processes that may use a root; ``None`` if they are unknown, as those of other machines are."""
+        users = users_of(root, self.environment)
+        is_shared = users == () and mounts.network_file_system(root, mounts=self.environment.mounts) is not None
+        return None if is_shared else users
 
     # ------------------------------------------------------------------ tagged builds
 
@@ -229,8 +256,59 @@ class Programs(Folders):
                 if (found := tag.search(leaf.key.encode())) is not None:
                     yield leaf.orphan(root.path), found[0].decode()
                 continue
-            found = tag.search(
-                b"".join(tree.read_file(leaf.key, file) or b"" for file in (pocl_programs.BITCODE, "build.log"))
-            )
+            found = tag.search(b"".join(tree.read_file(leaf.key, file) or b"" for file in (BITCODE, "build.log")))
             if found is not None or leaf.key in known:
                 yield leaf.entry(self.name, root.path), "" if found is None else found[0].decode()
+
+
+def variants(paths: Iterable[str]) -> dict[str, list[str]]:
+    """Map the kernel folders of a program to the work-group shapes that were compiled, sorted."""
+    found: dict[str, set[str]] = {}
+    for match in map(_VARIANT.fullmatch, paths):
+        if match is not None:
+            found.setdefault(match["kernel"], set()).add(match["variant"])
+    return {folder: sorted(found[folder]) for folder in sorted(found)}
+
+
+def kernel_names(paths: Iterable[str], content: Callable[[str], bytes | None]) -> dict[str, str | None]:
+    """Map the kernel folders of a program to the kernels' names, ``None`` where its files do not contain the name.
+
+    Native files contain whole names, and so does the bitcode, which takes longer to read.
+    """
+    from cachectl.layers.formats import bitcode
+
+    names: dict[str, str | None] = {}
+    natives: dict[str, list[str]] = {}
+    for match in map(_VARIANT.fullmatch, paths):
+        if match is not None:
+            folder = match["kernel"]
+            names[folder] = None if SHORTENED.fullmatch(folder) else folder
+            natives.setdefault(folder, []).extend([match[0]] if match["file"].endswith(_NATIVE) else [])
+    for folder in [folder for folder, name in names.items() if name is None]:
+        launched = (match for path in natives[folder] for match in _WORK_GROUP.finditer(content(path) or b""))
+        names[folder] = whole_name(folder, (match[1].decode(errors="replace") for match in launched))
+    if None in names.values():
+        functions = bitcode.function_names(content(BITCODE) or b"")
+        return {folder: name or whole_name(folder, functions) for folder, name in names.items()}
+    return names
+
+
+def whole_name(folder: str, candidates: Iterable[str]) -> str | None:
+    """Return the candidate whose folder PoCL gives this name, shortened or not; ``None`` if no candidate fits."""
+    wanted = os.fsencode(folder)
+    return next((name for name in candidates if wanted in _folder_names(name.encode(errors="surrogateescape"))), None)
+
+
+# Kernels are few, and programs many.
+@lru_cache(maxsize=1000)
+def _folder_names(name: bytes) -> frozenset[bytes]:
+    """Return the folder names that versions of PoCL give a kernel, on Windows and elsewhere."""
+    import hashlib
+
+    limits = [limit for limit in _LIMITS if len(name) > limit]
+    if not limits:
+        return frozenset((name,))
+    digest = hashlib.sha1(name, usedforsecurity=False).digest()
+    letters = bytes(ord("A") + nibble for byte in digest for nibble in (byte & 15, byte >> 4))
+    prefixes = (name[: limit - _HASH_AND_DOT] for limit in limits)
+    return frozenset((name, *(prefix + dot + letters for prefix in prefixes for dot in (b".", b" "))))

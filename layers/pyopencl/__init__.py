@@ -94,7 +94,7 @@ def _changed_header(entry: facts.Entry) -> str | None:
 
     with suppress(OSError):
         stale = staleness_by_headers(read_plain(entry.root / entry.key / "info"))
-        return None if stale is None else stale.because
+        return None if stale is None else stale[1]
     return None
 
 

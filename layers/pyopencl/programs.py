@@ -13,24 +13,17 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cachectl.layers import pyopencl
 from cachectl.layers.base import errors, facts, lazy, store
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.disk import handles, presence
-from cachectl.layers.disk.locks import is_abandoned, node, presence_lock, remove_abandoned
-from cachectl.layers.disk.plain import read_plain
-from cachectl.layers.formats import opencl_source, source_info
+from cachectl.layers.disk import handles, locks, plain, presence
+from cachectl.layers.formats import opencl_source
 from cachectl.layers.host import drivers, mounts, processes
 from cachectl.layers.pytools.dictionaries import Staleness, staleness
 from cachectl.layers.stores.files import Folders
-from cachectl.layers.stores.tree import Guard, Leaf, Shape, Tree
-
-if TYPE_CHECKING:
-    from cachectl.layers.formats import device_binaries
-else:
-    device_binaries = lazy.module("cachectl.layers.formats.device_binaries")
+from cachectl.layers.stores.tree import CHANGED, GONE, Guard, Leaf, Shape, Tree
 
 _BASE: Final = lazy.regex(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
 _MEMBERS: Final = lazy.regex("source\\.cl|binary|info")
@@ -55,25 +48,24 @@ class ProgramFolders(Folders):
     def stale_locks(self, root: facts.Root, *, consulted: bool) -> Iterator[facts.Finding]:
         """Yield a finding for each lock that was held too long; ``consulted`` says whether programs wait for it."""
         outcome = "every build waits a minute for it, and fails" if consulted else "no build of this set-up asks for it"
-        for lock in self.locks(root):
-            with suppress(FileNotFoundError):
-                age = self.environment.clock() - lock.lstat().st_mtime
-                if age <= STALE_LOCK:
-                    continue
-                severity, fix = facts.Severity.FAILS, f"rm {shlex.quote(str(lock))}"
-                message = f"an abandoned lock, {age:.0f} s old; PyOpenCL holds it for milliseconds"
-                if not is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
-                    holder = self._holder(lock)
-                    message = f"a lock has been held for {age:.0f} s, perhaps by {holder} (stopped?)"
-                    severity, fix = facts.Severity.RISKS, f"end {holder}, then: {fix}"
-                key, severity = (str(lock.relative_to(root.path)), severity if consulted else facts.Severity.HARMLESS)
-                yield facts.Finding(self.name, root.path, key, severity, "lock", f"{message}: {outcome}", fix)
+        for key, lock, status in self._locks(root):
+            age = self.environment.clock() - status.st_mtime
+            if age <= STALE_LOCK:
+                continue
+            severity, fix = facts.Severity.FAILS, f"rm {shlex.quote(str(lock))}"
+            message = f"an abandoned lock, {age:.0f} s old; PyOpenCL holds it for milliseconds"
+            if not locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
+                holder = self._holder(lock)
+                message = f"a lock has been held for {age:.0f} s, perhaps by {holder} (stopped?)"
+                severity, fix = facts.Severity.RISKS, f"end {holder}, then: {fix}"
+            severity = severity if consulted else facts.Severity.HARMLESS
+            yield facts.Finding(self.name, root.path, key, severity, "lock", f"{message}: {outcome}", fix)
 
     def _holder(self, lock: Path) -> str:
         """Return the words for who may hold a lock: the cachectl that it names, else those who use PyOpenCL."""
         with suppress(OSError):
-            match = re.fullmatch(rb"cachectl (\d+) (.*)\n", read_plain(lock, limit=300))
-            if match is not None and match[2] == os.fsencode(node()):
+            match = re.fullmatch(rb"cachectl (\d+) (.*)\n", plain.read_plain(lock, limit=300))
+            if match is not None and match[2] == os.fsencode(locks.node()):
                 return f"process {int(match[1])}"
         users = processes.using(_EXTENSION, processes=self.environment.processes)
         return processes.process_names(users) if users != () else "a program of another machine"
@@ -83,40 +75,27 @@ class ProgramFolders(Folders):
     def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
         """Add locks without a holder."""
         yield from super().scan(root, selection, contents=contents)
-        yield from self._abandoned_locks(root)
-
-    def _abandoned_locks(self, root: facts.Root) -> Iterator[facts.Orphan]:
-        """Yield locks without a holder."""
-        for lock in self.locks(root):
-            if is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
-                with suppress(FileNotFoundError):
-                    status = lock.lstat()
-                    key, why = str(lock.relative_to(root.path)), "a lock that nobody holds any more"
-                    yield facts.Orphan(
-                        key,
-                        root.path,
-                        status.st_size,
-                        1,
-                        status.st_mtime,
-                        why,
-                        idle_only=False,
-                        disk=handles.blocks_of(status),
-                    )
+        for key, lock, status in self._locks(root):
+            if locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
+                why, disk = "a lock that nobody holds any more", handles.blocks_of(status)
+                counted = status.st_size, 1, status.st_mtime
+                yield facts.Orphan(key, root.path, *counted, why, idle_only=False, disk=disk)
 
     @staticmethod
-    def locks(root: facts.Root) -> list[Path]:
-        """Return the lock files of a root, held or not."""
-        found = sorted(root.path.glob(f"*/{_LOCK}"))
-        return [lock for lock in found if _BASE.fullmatch(lock.parent.name) and not lock.parent.is_symlink()]
+    def _locks(root: facts.Root) -> Iterator[tuple[str, Path, os.stat_result]]:
+        """Yield the lock files of a root, held or not, each with its key and its status."""
+        for lock in sorted(root.path.glob(f"*/{_LOCK}")):
+            with suppress(FileNotFoundError):
+                if _BASE.fullmatch(lock.parent.name) and not lock.parent.is_symlink():
+                    yield str(lock.relative_to(root.path)), lock, lock.lstat()
 
     def described(self, root: facts.Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[facts.Found]:
         """Yield a program, with a problem for each missing or empty half."""
         for half in ("info", "binary"):
             member = leaf.member(half)
             if member is None or not member.bytes:
-                yield facts.Problem(
-                    root.path / leaf.key, "half", f"{half} is {'missing' if member is None else 'empty'}"
-                )
+                state = "missing" if member is None else "empty"
+                yield facts.Problem(root.path / leaf.key, "half", f"{half} is {state}")
         # The key has only the version of Python.
         python, source = _python_of(leaf.key), None
         stale = staleness(self.environment, "built under", python, lambda _: None, lambda _: True)
@@ -127,14 +106,11 @@ class ProgramFolders(Folders):
                 source = tree.read_file(leaf.key, "source.cl")
         except errors.LayerError as error:
             yield store.unreadable(root.path / leaf.key, error)
-            stale = Staleness(stale=None, because="unknown: the entry could not be read")
-        yield replace(
-            leaf.entry(self.name, root.path),
-            kernels=None if source is None else opencl_source.kernel_names(source),
-            versions={"python": python},
-            stale=stale.stale,
-            stale_because=stale.because,
-        )
+            stale = None, "unknown: the entry could not be read"
+        entry = leaf.entry(self.name, root.path)
+        kernels = None if source is None else opencl_source.kernel_names(source)
+        is_stale, because = stale
+        yield replace(entry, kernels=kernels, versions={"python": python}, stale=is_stale, stale_because=because)
 
     def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
         """Compare with the name of the folders of each Python."""
@@ -154,6 +130,8 @@ class ProgramFolders(Folders):
 
     def damages(self, contents: Mapping[str, bytes]) -> Iterator[store.Damage]:
         """Yield damage of the binary, if its kind is known, and an info that PyOpenCL has not stored."""
+        from cachectl.layers.formats import device_binaries
+
         binary, info = contents.get("binary"), contents.get("info")
         wrong = device_binaries.complaint(binary) if binary else "is missing or empty"
         if binary and wrong is None and not device_binaries.is_known(binary):
@@ -166,7 +144,7 @@ class ProgramFolders(Folders):
             yield store.Damage(facts.Severity.FAILS, f"binary: {wrong}")
         if not info:
             yield store.Damage(facts.Severity.HEALS, "info is missing or empty: PyOpenCL builds the program again")
-        elif (complaint := source_info.complaint(info)) is not None:
+        elif (complaint := opencl_source.info_complaint(info)) is not None:
             yield store.Damage(facts.Severity.FAILS, complaint)
 
     # ------------------------------------------------------------------ locks
@@ -183,36 +161,36 @@ class ProgramFolders(Folders):
 
     def remove(self, root: facts.Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Remove program folders, those of one Python under its lock; never the folder of a Python."""
-        locks = [target for target in targets if _is_lock(target.key)]
-        parts: list[store.Part] = [
-            (target.key, (target,), partial(self._remove_lock, root, target)) for target in locks
-        ]
+        parts: list[store.Part] = []
         by_base: dict[str, list[facts.Removable]] = {}
         for target in targets:
-            if target not in locks:
-                by_base.setdefault(target.key.partition("/")[0], []).append(target)
-        for base in sorted(by_base):
-            planned = tuple(by_base[base])
+            base, _, name = target.key.partition("/")
+            if name == _LOCK and _BASE.fullmatch(base):
+                parts.append((target.key, (target,), partial(self._remove_lock, root, target)))
+            else:
+                by_base.setdefault(base, []).append(target)
+        for base, planned in sorted(by_base.items()):
             guard: Guard = partial(self._locked, root, base) if _BASE.fullmatch(base) else nullcontext
             parts.append((base, planned, partial(self.tree_of(root).remove, planned, guard=guard)))
         return store.each_part(self.name, parts)
 
     def _remove_lock(self, root: facts.Root, target: facts.Removable) -> facts.Outcome:
         lock = root.path / target.key
-        if remove_abandoned(lock, partial(self._is_abandoned, lock.parent)):
+        if locks.remove_abandoned(lock, partial(self._is_abandoned, lock.parent)):
             return facts.Outcome(self.name, bytes_freed=target.bytes)
-        reason = "changed since it was planned" if os.path.lexists(lock) else "already gone"
+        reason = CHANGED if os.path.lexists(lock) else GONE
         return facts.Outcome(self.name, skipped=(facts.Note(target.key, reason),))
 
     @contextmanager
     def _locked(self, root: facts.Root, base: str, handle: int) -> Iterator[None]:
         """Hold PyOpenCL's lock in a folder of the open root, and first remove one without a holder."""
-        folder = root.path / base
+        folder, lock_timeout = root.path / base, self.environment.lock_timeout
         abandoned = partial(self._is_abandoned, folder)
-        lock_timeout = self.environment.lock_timeout
         with (
             handles.opened(base, handle) as inside,
-            presence_lock(self.name, folder / "lock", folder=inside, lock_timeout=lock_timeout, abandoned=abandoned),
+            locks.presence_lock(
+                self.name, folder / _LOCK, folder=inside, lock_timeout=lock_timeout, abandoned=abandoned
+            ),
         ):
             yield
 
@@ -235,11 +213,6 @@ class ProgramFolders(Folders):
         yield from tree.tagged(tag, since, lambda leaf: tree.read_file(leaf.key, "source.cl"))
 
 
-def _is_lock(key: str) -> bool:
-    base, _, name = key.partition("/")
-    return name == _LOCK and _BASE.fullmatch(base) is not None
-
-
 def _python_of(key: str) -> str:
     match = _BASE.fullmatch(key.partition("/")[0])
     return "" if match is None else match["python"]
@@ -252,17 +225,17 @@ def staleness_by_headers(info: bytes) -> Staleness | None:
     """
     import hashlib
 
-    for path, changed, digest in source_info.dependencies(info):
+    for path, changed, digest in opencl_source.dependencies(info):
         try:
             if os.stat(path).st_mtime == changed:
                 continue
-            data = read_plain(os.path.realpath(path), limit=_HEADER)
+            data = plain.read_plain(os.path.realpath(path), limit=_HEADER)
         except (OSError, ValueError) as error:
             if isinstance(error, ValueError) or presence.means_no_file(error):
-                return Staleness(stale=True, because=f"includes {path}, which is gone")
-            return Staleness(stale=None, because=f"unknown: {path}, which it includes, cannot be read")
+                return True, f"includes {path}, which is gone"
+            return None, f"unknown: {path}, which it includes, cannot be read"
         # PyOpenCL reads it as text, with universal newlines.
         text = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if hashlib.md5(text, usedforsecurity=False).hexdigest() != digest:
-            return Staleness(stale=True, because=f"includes {path}, which has changed")
+            return True, f"includes {path}, which has changed"
     return None

@@ -163,11 +163,10 @@ class PytoolsDictionaries(Layer):
         """Return sumpy's variable, and patches that replace the switch that pytools lacks in this process."""
         if on:
             return facts.Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=facts.When.NEXT_IMPORT)
-        replacements = {"fetch": _missing, "store": _forgetting, "store_if_not_present": _forgetting}
         patches = tuple(
-            facts.Patch("pytools.persistent_dict", owner, method, partial(replacement, self.store.owns_identifier))
+            facts.Patch("pytools.persistent_dict", owner, name, partial(_without, self.store.owns_identifier, name))
             for owner in ("PersistentDict", "WriteOncePersistentDict")
-            for method, replacement in replacements.items()
+            for name in ("fetch", "store", "store_if_not_present")
         )
         return facts.Switch(self.name, {"SUMPY_NO_CACHE": "1"}, patches=patches, takes_effect=facts.When.NOW)
 
@@ -201,25 +200,17 @@ def relocate_user_cache(layer: Layer, folder: Path, opened_by: tuple[str, ...] =
     )
 
 
-def _missing(owns_identifier: Callable[[str], bool], fetch: Callable[..., object]) -> Callable[..., object]:
-    """Return a ``fetch`` that misses in the dictionaries that ``owns_identifier`` accepts, and works in others."""
+def _without(owns_identifier: Callable[[str], bool], name: str, method: Callable[..., object]) -> Callable[..., object]:
+    """Return a ``fetch`` that misses, or a ``store`` that does nothing, in the dictionaries that a layer owns."""
 
-    @wraps(fetch)
-    def fetch_elsewhere(dictionary: Any, *arguments: object, **options: object) -> object:  # noqa: ANN401 - pytools'
+    @wraps(method)
+    def elsewhere(dictionary: Any, *arguments: object, **options: object) -> object:  # noqa: ANN401 - pytools'
         if not owns_identifier(dictionary.identifier):
-            return fetch(dictionary, *arguments, **options)
-        from pytools.persistent_dict import NoSuchEntryError
+            return method(dictionary, *arguments, **options)
+        if name == "fetch":
+            from pytools.persistent_dict import NoSuchEntryError
 
-        raise NoSuchEntryError(*arguments[:1])
+            raise NoSuchEntryError(*arguments[:1])
+        return None
 
-    return fetch_elsewhere
-
-
-def _forgetting(owns_identifier: Callable[[str], bool], store: Callable[..., object]) -> Callable[..., object]:
-    """Return a ``store`` that does nothing in the dictionaries that ``owns_identifier`` accepts."""
-
-    @wraps(store)
-    def store_elsewhere(dictionary: Any, *arguments: object, **options: object) -> object:  # noqa: ANN401
-        return None if owns_identifier(dictionary.identifier) else store(dictionary, *arguments, **options)
-
-    return store_elsewhere
+    return elsewhere

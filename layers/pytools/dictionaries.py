@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import starmap
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base import errors, facts, store
 from cachectl.layers.base.environment import Environment, release_of
@@ -36,15 +36,12 @@ SCHEMA: Final = Schema(
 _FOLDERS: Final = Shape(pdict.V4_LEVELS, folders=True, members=pdict.V4_MEMBERS)
 
 
-class Staleness(NamedTuple):
-    """Whether no program can hit an entry any more, ``None`` if unknown, with the reason."""
-
-    stale: bool | None
-    because: str | None = None
+#: Whether no program can hit an entry any more, ``None`` if unknown, with the reason.
+Staleness = tuple[bool | None, str | None]
 
 
 #: Takes a dictionary, and what its entries have in common; yields its rows, one by one or together.
-_Look = Callable[[RowFile, facts.Entry], Iterator["facts.Entry | facts.Housekeeping"]]
+_RowsOf = Callable[[RowFile, facts.Entry], Iterator["facts.Entry | facts.Housekeeping"]]
 
 
 class Dictionaries(row_store.Rows):
@@ -95,7 +92,8 @@ class Dictionaries(row_store.Rows):
 
     def row_files(self, root: facts.Root) -> Iterator[RowFile]:
         """Return the dictionaries of rows."""
-        return (rows for name in self.dictionaries(root) if (rows := self.row_file(root, name.file)) is not None)
+        names = (name.file for name in self.dictionaries(root) if name.generation == "v5")
+        return (self.opened(root.path / file, SCHEMA) for file in names)
 
     def _tree(self, root: facts.Root) -> Tree:
         return Tree(self.name, root.path, _FOLDERS)
@@ -114,31 +112,32 @@ class Dictionaries(row_store.Rows):
 
     def usage(self, root: facts.Root) -> facts.Usage:
         """Count the rows of each v5 dictionary together, summed by sqlite."""
-        return store.sum_usage(self._scan(root, _weigh))
+        return store.sum_usage(self._scan(root, _sum))
 
-    def _scan(self, root: facts.Root, look: _Look) -> Iterator[facts.Found]:
+    def _scan(self, root: facts.Root, rows_of: _RowsOf) -> Iterator[facts.Found]:
         for name in self.dictionaries(root):
             if name.generation == "v5":
-                yield from self._scan_file(root, name, look)
+                yield from self._scan_file(root, name, rows_of)
         for leaf in self._folders(root):
             if isinstance(leaf, facts.Problem):
                 yield leaf
-            elif (name_of_folder := self.named(leaf.key)) is None:
+            elif (dictionary := self.named(leaf.key)) is None:
                 yield leaf.orphan(root.path)
             else:
-                yield self._named(leaf.entry(self.name, root.path), name_of_folder)
+                yield self._named(leaf.entry(self.name, root.path), dictionary)
 
-    def _scan_file(self, root: facts.Root, name: pdict.DictionaryName, look: _Look) -> Iterator[facts.Found]:
-        """Yield the rows that a look into a dictionary gives, then the rest of its files."""
+    def _scan_file(self, root: facts.Root, name: pdict.DictionaryName, rows_of: _RowsOf) -> Iterator[facts.Found]:
+        """Yield the rows of a dictionary, one by one or together, then the rest of its files."""
         path = root.path / name.file
-        template = self._named(facts.Entry(self.name, name.file, root.path, 0, 0), name)
         payload = 0
         try:
             if not presence.is_plain_file(path):
                 yield facts.Problem(path, "link", "a link, or no file, under a dictionary's name is not followed")
                 return
             modified = path.stat().st_mtime
-            for found in look(self.opened(path, SCHEMA), replace(template, written_before=modified)):
+            entry = facts.Entry(self.name, name.file, root.path, 0, 0, written_before=modified)
+            template = self._named(entry, name)
+            for found in rows_of(self.opened(path, SCHEMA), template):
                 payload += found.bytes
                 yield found
             files, total, disk = database.disk_usage(path)
@@ -154,7 +153,8 @@ class Dictionaries(row_store.Rows):
         """Add what a dictionary's name says of its entries."""
         miss = partial(_miss, name, self.environment.searches_pythons)
         stale, because = staleness(self.environment, "written by", name.python, miss, partial(_has_made, name))
-        versions, detail = {"python": name.python, **name.packages}, {"dictionary": name.identifier}
+        versions = {"python": name.python, **pdict.packages_of(name.identifier)}
+        detail = {"dictionary": name.identifier}
         return replace(entry, versions=versions, stale=stale, stale_because=because, detail=detail)
 
     def _folders(self, root: facts.Root) -> Iterator[Leaf | facts.Problem]:
@@ -203,29 +203,29 @@ class Dictionaries(row_store.Rows):
         """Insert rows as pytools would have stored them, and place folders of old dictionaries."""
         results: dict[str, bool | store.EntryError] = {}
         rows: list[facts.Artifact] = []
-        tree = self._tree(root)
         for artifact in artifacts:
-            key, data = artifact.key, artifact.data
-            is_folder = _FOLDERS.accepts(key)
+            key, is_folder = artifact.key, _FOLDERS.accepts(artifact.key)
             if artifact.form != self.forms[is_folder]:
                 message = f"form {artifact.form} does not go into such a dictionary"
                 results[key] = errors.Damaged(self.name, message, key)
             elif is_folder:
-                try:
-                    members = archive.unpack(data)
-                    same = tree.is_same(key, members, replace=replace)
-                    written = {key: False} if same else tree.write({key: members}, replace=replace)
-                    results.update(written)
-                except (errors.LayerError, OSError) as error:
-                    results[key] = error
-                except ValueError as error:
-                    results[key] = errors.Damaged(self.name, str(error), key)
+                results[key] = store.attempt(partial(self._place_folder, root, artifact, replace=replace))
             # Whole frames show that nothing was cut off; verify looks closer.
-            elif not pickles.is_framed(data) and (reason := pickles.complaint(data)):
+            elif not pickles.is_framed(artifact.data) and (reason := pickles.complaint(artifact.data)):
                 results[key] = errors.Damaged(self.name, reason, key)
             else:
                 rows.append(artifact)
         return {**results, **super().write(root, rows, replace=replace)}
+
+    def _place_folder(self, root: facts.Root, artifact: facts.Artifact, *, replace: bool) -> bool | errors.LayerError:
+        tree = self._tree(root)
+        try:
+            members = archive.unpack(artifact.data)
+        except ValueError as error:
+            raise errors.Damaged(self.name, str(error), artifact.key) from error
+        if tree.is_same(artifact.key, members, replace=replace):
+            return False
+        return tree.write({artifact.key: members}, replace=replace)[artifact.key]
 
     def write_rows(
         self, root: facts.Root, file: str, artifacts: Sequence[facts.Artifact], *, replace: bool
@@ -271,7 +271,7 @@ class Dictionaries(row_store.Rows):
             yield self.file_finding(root, rows, error)
 
 
-def _list(rows: RowFile, template: facts.Entry, *, contents: bool, part: bytes = b"") -> Iterator[facts.Entry]:
+def _list(rows: RowFile, template: facts.Entry, *, contents: bool, part: bytes) -> Iterator[facts.Entry]:
     listing = rows.rows_with("key_value", part=part) if contents else ((row, ()) for row in rows.rows())
     for row, values in listing:
         kernels = pdict.kernel_names(_as_bytes(values[0])) if values else None
@@ -279,12 +279,11 @@ def _list(rows: RowFile, template: facts.Entry, *, contents: bool, part: bytes =
         yield replace(template, key=key, bytes=row.bytes, kernels=kernels, stamp=stamp)
 
 
-def _weigh(rows: RowFile, template: facts.Entry) -> Iterator[facts.Housekeeping]:
-    weight, moment = rows.sum(), template.written_before
-    if weight.rows:
-        yield facts.Housekeeping(
-            template.key, template.root, weight.bytes, 0, moment, template.stale, entries=weight.rows
-        )
+def _sum(rows: RowFile, template: facts.Entry) -> Iterator[facts.Housekeeping]:
+    count, size = rows.sum()
+    if count:
+        moment, stale = template.written_before, template.stale
+        yield facts.Housekeeping(template.key, template.root, size, 0, moment, stale, entries=count)
 
 
 def staleness(
@@ -305,29 +304,23 @@ def staleness(
     if own.version == version and miss(own) is None:
         # Most entries are of this Python, and the others need not be looked for.
         pythons.note_own(environment)
-        return Staleness(stale=False)
+        return False, None
     known = [python for python in pythons.pythons_of(environment) if python.version == version]
     short = ".".join(version.split(".")[:3])
     if not known:
-        return _unknown(f"{how} Python {short}, which was not looked for; --python PATH names it")
+        return None, f"unknown: {how} Python {short}, which was not looked for; --python PATH names it"
     if None in (reasons := [miss(python) for python in known if python.present]):
-        return Staleness(stale=False)
+        return False, None
     if away := next((python for python in known if python.present is None), None):
-        return _unknown(f"{how} Python {short}, and {away.path} is not mounted here, or does not answer")
+        return None, f"unknown: {how} Python {short}, and {away.path} is not mounted here, or does not answer"
     maker = next(filter(has_made, known), None)
-    if maker is not None and not maker.present:
-        reasons = [f"{how} Python {short}, and {maker.path} was removed"]
-    elif maker is not None:
-        reasons = [miss(maker)]
+    if maker is not None:
+        reasons = [miss(maker) if maker.present else f"{how} Python {short}, and {maker.path} was removed"]
     # The environment's own Python, often that of a tool, comes first.
     because = next(reversed(reasons), f"no Python {short} is left")
     if maker is not None or environment.python_paths or not environment.searches_pythons:
-        return Staleness(stale=True, because=because)
-    return _unknown(f"{because}; --python PATH names another Python")
-
-
-def _unknown(why: str) -> Staleness:
-    return Staleness(stale=None, because=f"unknown: {why}")
+        return True, because
+    return None, f"unknown: {because}; --python PATH names another Python"
 
 
 def _miss(name: pdict.DictionaryName, is_real: bool, python: Python) -> str | None:
@@ -339,20 +332,25 @@ def _miss(name: pdict.DictionaryName, is_real: bool, python: Python) -> str | No
     current = _generation(pytools)
     if current is not None and (name.generation, name.dash) != current:
         return f"pytools {pytools} names and stores its dictionaries differently"
-    for package, version in name.packages.items():
+    packages = _packages(name)
+    for package, version in packages.items():
         installed = python.installed(package)
-        if installed is not None and version not in (installed, pdict.UNKNOWN):
+        if installed not in (None, version):
             return f"written with {package} {version}, {installed} is installed"
-    needed = ("pytools", *(package for package, version in name.packages.items() if version != pdict.UNKNOWN))
-    absent = next((one for one in needed if python.installed(one) is None), None)
+    absent = next((needed for needed in ("pytools", *packages) if python.installed(needed) is None), None)
     return f"{absent} is not installed for {python.path}" if absent and is_real else None
 
 
 def _has_made(name: pdict.DictionaryName, python: Python) -> bool:
     """Return whether the versions of packages in a dictionary's name have been seen at a Python."""
-    packages = {package: version for package, version in name.packages.items() if version != pdict.UNKNOWN}
     generations = {_generation(version) for version in python.seen.get("pytools", ())}
-    return (name.generation, name.dash) in generations and all(starmap(python.has_had, packages.items()))
+    return (name.generation, name.dash) in generations and all(starmap(python.has_had, _packages(name).items()))
+
+
+def _packages(name: pdict.DictionaryName) -> dict[str, str]:
+    """Return the versions of packages in a dictionary's name that are known."""
+    packages = pdict.packages_of(name.identifier)
+    return {package: version for package, version in packages.items() if version != pdict.UNKNOWN}
 
 
 def _generation(pytools: str | None) -> tuple[str, bool] | None:

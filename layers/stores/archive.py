@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.errors import NotAnArtifact
+from cachectl.layers.base.errors import CachectlError
 
 _HEADER: Final = "artifact.json"
 _DATA: Final = "data"
@@ -141,7 +141,7 @@ def is_artifact_file(head: bytes) -> bool:
 
 
 def artifact_from_bytes(data: bytes) -> facts.Artifact:
-    """Read a file of ``cachectl get``. Raises :class:`NotAnArtifact` for another file or a wrong checksum."""
+    """Read a file of ``cachectl get``. Raises :class:`CachectlError` for another file or a wrong checksum."""
     import hashlib
     import json
 
@@ -156,8 +156,8 @@ def artifact_from_bytes(data: bytes) -> facts.Artifact:
         detail = {str(name): str(value) for name, value in header["detail"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = f"not an artifact file of cachectl get: {error}"
-        raise NotAnArtifact(message) from error
+        raise CachectlError(message) from error
     if hashlib.sha256(content).hexdigest() != digest:
         message = "the artifact file is damaged: wrong checksum"
-        raise NotAnArtifact(message)
+        raise CachectlError(message)
     return facts.Artifact(layer, key, form, content, detail)

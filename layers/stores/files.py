@@ -109,11 +109,14 @@ class TreeStore(store.Store):
     def unpacked(self, key: str, artifact: facts.Artifact, shape: Shape) -> dict[str, bytes]:
         """Return the files of an artifact. Raises :class:`Damaged` unless they are those of an entry of a shape."""
         try:
-            files = archive.unpack(artifact.data) if shape.folders else {"": artifact.data}
+            files = archive.unpack(artifact.data) if shape.is_packed else {"": artifact.data}
         except ValueError as error:
             raise Damaged(self.name, f"not the tar of an entry: {error}", key) from error
-        if shape.members is not None and (strange := [path for path in files if not shape.members.fullmatch(path)]):
-            raise Damaged(self.name, f"{strange[0]!r} is no file of an entry", key)
+        name = key.rpartition("/")[2]
+        if (strange := shape.strange(name, files)) is not None:
+            raise Damaged(self.name, f"{strange!r} is no file of an entry", key)
+        if shape.companions is not None and name not in files:
+            raise Damaged(self.name, f"lacks the file {name!r}", key)
         return files
 
     def examined(

@@ -15,6 +15,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -71,6 +72,7 @@ class OrphanRule(NamedTuple):
 _OWN: Final = OrphanRule(
     OWN_TEMPORARY, "left by an interrupted cachectl", idle_only=False, members=regex(".*", re.DOTALL)
 )
+_STRAY: Final = OrphanRule(OWN_TEMPORARY, "a file of an entry that is not there")
 
 
 class Shape(NamedTuple):
@@ -80,6 +82,10 @@ class Shape(NamedTuple):
     is left alone. ``empty`` is the rule by which an empty folder above the entries is an orphan; its ``members`` match
     nothing. With ``None`` such a folder is not listed. Without the files in ``first`` the library takes a folder for a
     miss: they are removed first if the folder cannot be renamed.
+
+    If an entry is a file with others beside it, their names match ``companions``, and the first group of that pattern
+    matches the same text as the first group of the entry's own. Without the entry's own file the library finds none of
+    them: it is placed last and removed first.
     """
 
     levels: tuple[re.Pattern[str], ...]
@@ -88,6 +94,28 @@ class Shape(NamedTuple):
     orphans: tuple[OrphanRule, ...] = ()
     empty: OrphanRule | None = None
     first: tuple[str, ...] = ()
+    companions: re.Pattern[str] | None = None
+
+    @property
+    def is_packed(self) -> bool:
+        """Return whether an entry may have several files, so that its bytes are a tar of them."""
+        return self.folders or self.companions is not None
+
+    def strange(self, name: str, paths: Iterable[str]) -> str | None:
+        """Return the first of some paths that is no file of the entry of this name."""
+        for path in paths:
+            if self.companions is not None:
+                if path != name and not self.is_beside(path, name):
+                    return path
+            elif self.members is not None and not self.members.fullmatch(path):
+                return path
+        return None
+
+    def is_beside(self, name: str, entry: str) -> bool:
+        """Return whether a name is that of a companion of an entry."""
+        match = None if self.companions is None else self.companions.fullmatch(name)
+        own = self.levels[-1].fullmatch(entry)
+        return match is not None and own is not None and match[1] == own[1]
 
     def accepts(self, key: str) -> bool:
         """Return whether a key has this shape."""
@@ -236,9 +264,10 @@ class Tree:
         except OSError as error:
             yield self._unread(above, error)
             return
+        patterns = [level, *(rule.pattern for rule in rules), *filter(None, (self.shape.companions,))]
         for name in names:
             # Most names in a shared folder match nothing, and need no stat.
-            if not level.fullmatch(name) and not any(rule.pattern.fullmatch(name) for rule in rules):
+            if not any(pattern.fullmatch(name) for pattern in patterns):
                 continue
             parts = (*above, name)
             try:
@@ -252,6 +281,23 @@ class Tree:
                 pass
             except OSError as error:
                 yield self._unread(parts, error)
+
+    def _is_stray(self, folder: int, parts: Sequence[str], status: os.stat_result) -> bool:
+        """Return whether a name is that of a companion whose entry is not there."""
+        pattern, name = self.shape.companions, parts[-1]
+        if pattern is None or len(parts) < len(self.shape.levels) or not pattern.fullmatch(name):
+            return False
+        return stat.S_ISREG(status.st_mode) and not any(
+            self.shape.is_beside(name, other) for other in os.listdir(folder)
+        )
+
+    def _files_of(self, folder: int, name: str) -> list[str]:
+        """Return the names of the files of an entry in an open folder, its own first."""
+        if self.shape.companions is None:
+            return [name]
+        with os.scandir(folder) as found:
+            plain_files = sorted(file.name for file in found if file.is_file(follow_symlinks=False))
+        return [name, *(file for file in plain_files if self.shape.is_beside(file, name))]
 
     def _recognise(
         self, folder: int, parts: Sequence[str], head: int = 0
@@ -273,6 +319,11 @@ class Tree:
         strange = (
             None if pattern is None else next((one.path for one in members if not pattern.fullmatch(one.path)), None)
         )
+        if kind is self.shape and self.shape.companions is not None:
+            for file in self._files_of(folder, name)[1:]:
+                if (found := handles.status_of(folder, file)) is not None:
+                    members += (Member(file, found.st_size, found.st_mtime, handles.blocks_of(found)),)
+                    newest = max(newest, found.st_mtime_ns)
         if strange is not None:
             message = f"holds {strange!r}, which does not belong there; left alone"
             return self._problem(parts, "unrecognised", message)
@@ -286,7 +337,7 @@ class Tree:
             if rule.accepts(name, status):
                 return rule if rule is not _OWN or handles.is_left_own(folder, name, status) else None
         if not self.shape.levels[len(parts) - 1].fullmatch(name):
-            return None
+            return _STRAY if self._is_stray(folder, parts, status) else None
         if len(parts) < len(self.shape.levels):
             empty = self.shape.empty
             return empty if empty and empty.accepts(name, status) and not _children(folder, name) else None
@@ -309,7 +360,7 @@ class Tree:
         members = self.read_members(key)
         if members is None:
             return None
-        return archive.pack(members) if self.shape.folders else members[""]
+        return archive.pack(members) if self.shape.is_packed else members[""]
 
     def read_members(self, key: str) -> dict[str, bytes] | None:
         """Return every file of an entry by its path in it. Raises :class:`Unreachable` if one cannot be read."""
@@ -321,16 +372,19 @@ class Tree:
             if parent is None or status is None or not self._is_kind(status.st_mode):
                 return None
             try:
-                for folder, child, path, found in handles.walk(parent, name):
+                own = name if self.shape.companions is not None else ""
+                beside = (handles.Visited(parent, file, file, status) for file in self._files_of(parent, name)[1:])
+                for folder, child, path, found in chain(handles.walk(parent, name), beside):
                     if not stat.S_ISDIR(found.st_mode):
-                        contents[path] = plain.read_plain(child, dir_fd=folder)
+                        contents[path or own] = plain.read_plain(child, dir_fd=folder)
                         if (total := sum(map(len, contents.values()))) > errors.LARGEST_ENTRY:
                             raise OSError(errno.EFBIG, errors.too_large(total, errors.LARGEST_ENTRY), name)
-            except FileNotFoundError:
                 # If a file vanished meanwhile, the entry is being replaced: return a miss, not half an entry.
+                if own and os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime_ns != status.st_mtime_ns:
+                    return None
+            except FileNotFoundError:
                 return None
-        pattern = self.shape.members
-        return contents if pattern is None or all(map(pattern.fullmatch, contents)) else None
+        return contents if self.shape.strange(name, contents) is None else None
 
     def read_file(self, key: str, path: str = "", limit: int = -1) -> bytes | None:
         """Read one file of an entry (the first ``limit`` bytes), never through a link."""
@@ -504,6 +558,12 @@ class Tree:
         return None
 
     def _rename_in(self, stage: int, staged: str, parent: int, name: str, *, replace: bool) -> None:
+        if self.shape.companions is not None:
+            if replace:
+                self._delete(parent, name)
+            with handles.opened(staged, stage) as own:
+                self._place_each(own, parent, name)
+            return
         if not self.shape.folders:
             if replace:
                 os.rename(staged, name, src_dir_fd=stage, dst_dir_fd=parent)
@@ -527,6 +587,19 @@ class Tree:
             else:
                 return
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
+
+    @staticmethod
+    def _place_each(own: int, parent: int, name: str) -> None:
+        """Move the files of an entry to free places, its own file last; after an error none is left."""
+        placed: list[str] = []
+        try:
+            for file in sorted(os.listdir(own), key=lambda file: file == name):
+                atomic.place_new(file, file, src=own, dst=parent)
+                placed.append(file)
+        except OSError:
+            for file in placed:
+                atomic.remove_file(file, parent)
+            raise
 
     def _move_out(self, parent: int, name: str, folder: int, to: str, freed: list[int] | None = None) -> None:
         try:
@@ -617,11 +690,18 @@ class Tree:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
                 return CHANGED
+        elif leaf.orphan_rule is None and self.shape.companions is not None:
+            self._delete(parent, name, freed)
         elif not leaf.is_file and (folder := trash()) is not None:
             self._move_out(parent, name, folder, plain.own_name(""), freed)
         else:
             atomic.delete(parent, name, freed, first=self.shape.first)
         return None
+
+    def _delete(self, parent: int, name: str, freed: list[int] | None = None) -> None:
+        """Delete an entry and its companions, its own file first."""
+        for file in self._files_of(parent, name):
+            atomic.delete(parent, file, freed)
 
 
 def scan_each(trees: Iterable[Tree]) -> Iterator[tuple[Tree, Leaf | facts.Problem]]:

@@ -42,7 +42,7 @@ _MANY: Final = 3
 
 def to_json(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and JSON
     """Return a fact as what :mod:`json` writes."""
-    from cachectl.layers.base.facts import declared, members
+    from cachectl.layers.base.facts import declared, json_keys
 
     if fact is None or isinstance(fact, (str, int, float)):
         return fact
@@ -54,14 +54,14 @@ def to_json(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and JSON
         return {key: to_json(value) for key, value in fact.items()}
     if isinstance(fact, (tuple, list)):
         return [to_json(one) for one in fact]
-    schema = declared(type(fact)).schema
-    document: dict[str, object] = {} if schema is None else {"schema": schema}
-    for member in members(type(fact)):
-        value = getattr(fact, member.attribute)
-        if member.flat:
+    say = declared(type(fact))
+    document: dict[str, object] = {} if say.schema is None else {"schema": say.schema}
+    for attribute, key in json_keys(type(fact)).items():
+        value = getattr(fact, attribute)
+        if attribute in say.flat:
             document.update(to_json(value))
-        elif value is not None or not member.optional:
-            document[member.key] = to_json(value)
+        elif value is not None or attribute not in say.optional:
+            document[key] = to_json(value)
     return document
 
 

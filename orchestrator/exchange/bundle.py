@@ -17,19 +17,16 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, BinaryIO, Final, cast
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Final, cast
 
 from cachectl.exchange import place
 from cachectl.exchange.format import is_name
 from cachectl.layers.base import errors
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk import atomic, locking
 from cachectl.layers.disk.plain import own_name
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from cachectl.layers.base.environment import Environment
 
 #: Bytes of the directory of a bundle, and members in it.
 _LARGEST_DIRECTORY: Final = 24 << 20
@@ -58,7 +55,7 @@ def unnamed_file(environment: Environment) -> BinaryIO:
     return cast("BinaryIO", tempfile.TemporaryFile(dir=folder if folder.is_dir() else None))
 
 
-def spool(file: BinaryIO, data: bytes, environment: Environment, shown: str) -> None:
+def spool(file: BinaryIO, data: bytes, folder: Path, shown: str) -> None:
     """Add to an unnamed file. Raises :class:`TransferFailed` if that would fill a disk that others use too."""
     lacks_room = file.tell() > errors.LARGEST_BUNDLE
     if hasattr(os, "fstatvfs"):
@@ -66,7 +63,7 @@ def spool(file: BinaryIO, data: bytes, environment: Environment, shown: str) -> 
         spared = min(errors.SPARED_ROOM, disk.f_blocks * disk.f_frsize // 20) + _CHUNK
         lacks_room |= disk.f_bavail * disk.f_frsize < spared
     if lacks_room:
-        raise place.TransferFailed(f"{environment.temporary} has no room for {shown}; set TMPDIR to a larger folder")
+        raise place.TransferFailed(f"{folder} has no room for {shown}; set TMPDIR to a larger folder")
     file.write(data)
 
 
@@ -77,27 +74,23 @@ def spooled(environment: Environment, chunks: Iterable[bytes], shown: str) -> Bi
         if not file.tell() and not is_begun_by(chunk):
             # Before a device that never ends is copied.
             raise place.BadStore(f"{shown} is not a bundle of cachectl")
-        spool(file, chunk, environment, shown)
+        spool(file, chunk, environment.temporary, shown)
     file.flush()
     return file
 
 
-def pieces(file: BinaryIO, size: int = _CHUNK) -> Iterator[bytes]:
-    """Yield the rest of an open file in pieces."""
+def pieces(file: BinaryIO, size: int = _CHUNK, *, rest: bool = False) -> Iterator[bytes]:
+    """Yield the content of an open file in pieces, or only the rest of it."""
+    if not rest:
+        file.seek(0)
     while chunk := file.read(size):
         yield chunk
-
-
-def chunks_of(file: BinaryIO, size: int = _CHUNK) -> Iterator[bytes]:
-    """Yield the content of an open file in pieces, from its beginning."""
-    file.seek(0)
-    yield from pieces(file, size)
 
 
 def sha256_of(file: BinaryIO) -> str:
     """Return the SHA-256 of the content of an open file."""
     digest = hashlib.sha256()
-    for chunk in chunks_of(file):
+    for chunk in pieces(file):
         digest.update(chunk)
     return digest.hexdigest()
 
@@ -123,41 +116,43 @@ class BundlePlace(place.StorePlace):
     is_bundle = True
 
     def __init__(
-        self, path: Path | None, environment: Environment, *, writes: bool = False, force: bool = False
+        self,
+        path: Path | None,
+        environment: Environment,
+        *,
+        shown: str = "",
+        writes: bool = False,
+        force: bool = False,
     ) -> None:
+        self.shown = shown or ("-" if path is None else errors.printable(path))
         # The name of a shell's pipe leads nowhere.
         self._path = path.resolve() if path is not None and (writes or path.is_file()) else path
-        self.shown = "-" if path is None else errors.printable(path)
         self._environment = environment
         self._writes = writes
-        self._force = force
-        self._old: BinaryIO | None = None
-        self._members: zipfile.ZipFile | None = None
         self._new: zipfile.ZipFile | None = None
         self._removed: set[str] = set()
-        self._is_open = False
+        self._use(self._open(), force=force)
 
-    def _opened(self) -> zipfile.ZipFile | None:
-        """Open what there is; return its members, or ``None`` for no file."""
-        if not self._is_open:
-            self._old = self._open()
-            # An empty file was made to be written to.
-            if self._old is not None and self._old.seek(0, os.SEEK_END):
-                try:
-                    self._members = _members(self._old, self.shown)
-                except place.BadStore as error:
-                    if not self._force:
-                        advice = "; name another file, or replace it with --force" if self._writes else ""
-                        raise place.BadStore(f"{error}{advice}") from error
-            self._is_open = True
-        return self._members
+    def _use(self, file: BinaryIO | None, *, force: bool = False) -> None:
+        """Read what there is in an open file; an empty one was made to be written to."""
+        self._old = file
+        self._members: zipfile.ZipFile | None = None
+        try:
+            if file is not None and file.seek(0, os.SEEK_END):
+                self._members = _members(file, self.shown)
+        except place.BadStore as error:
+            if not force:
+                advice = "; name another file, or replace it with --force" if self._writes else ""
+                raise place.BadStore(f"{error}{advice}") from error
 
     def _open(self) -> BinaryIO | None:
+        """Open the file; ``None`` if there is none."""
         if self._path is None:
             verb, stream = ("printed to", sys.stdout) if self._writes else ("read from", sys.stdin)
             if stream.isatty():
                 raise errors.BadRequest(f"a bundle is binary and is not {verb} a terminal; name a FILE")
-            return None if self._writes else spooled(self._environment, pieces(sys.stdin.buffer), self.shown)
+            rest = pieces(sys.stdin.buffer, rest=True)
+            return None if self._writes else spooled(self._environment, rest, self.shown)
         if self._writes and self._path.exists() and not self._path.is_file():
             raise errors.BadRequest(f"{self.shown} is no plain file; name another FILE, or - for standard output")
         try:
@@ -168,38 +163,36 @@ class BundlePlace(place.StorePlace):
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return file
         with file:
-            return spooled(self._environment, pieces(file), self.shown)
+            return spooled(self._environment, pieces(file, rest=True), self.shown)
 
     def names(self, folder: str) -> Sequence[place.Stored]:
         """List the names in a folder."""
-        found = {}
-        for members in filter(None, (self._opened(), self._new)):
-            found.update(
-                {info.filename: place.Stored(info.filename, info.file_size, None) for info in members.infolist()}
-            )
-        prefix = f"{folder}/"
-        return [stored for name, stored in found.items() if name.startswith(prefix) and name not in self._removed]
+        sizes = {
+            info.filename: info.file_size
+            for members in (self._members, self._new)
+            for info in (() if members is None else members.infolist())
+        }
+        names = sizes.keys() - self._removed
+        return [place.Stored(name, sizes[name], None) for name in names if name.startswith(f"{folder}/")]
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
-        for members in filter(None, (self._new, self._opened())):
+        for members in filter(None, (self._new, self._members)):
             info = members.NameToInfo.get(name)
             if info is not None and name not in self._removed:
-                if info.file_size > most:
-                    raise place.BadStore(f"{self.shown}: {name} has more than the {most:,} bytes that it may have")
+                self.require_small(name, info.file_size, most)
                 with _reading(self.shown):
                     return members.read(info)
         raise self.lacks(name)
 
     def digest(self) -> str | None:
         """Return the SHA-256 of the file; ``None`` for no file."""
-        return None if self._opened() is None or self._old is None else sha256_of(self._old)
+        return None if self._members is None or self._old is None else sha256_of(self._old)
 
     def write(self, name: str, data: bytes) -> None:
         """Add a member to the new bundle."""
         with self._written():
-            if self._new is None:
-                self._new = self._begin()
+            self._new = self._new or self._begin()
             if name not in self._new.NameToInfo:
                 self._new.writestr(_info(name, len(data)), data)
         self._removed.discard(name)
@@ -239,13 +232,13 @@ class BundlePlace(place.StorePlace):
         if self._new is None and not self._removed:
             return
         with self._written():
-            new, old = self._new or self._begin(), self._opened()
+            new = self._new or self._begin()
             left_out = self._removed | new.NameToInfo.keys()
-            for info in () if old is None else old.infolist():
-                if old is not None and info.filename not in left_out:
+            for info in () if self._members is None else self._members.infolist():
+                if self._members is not None and info.filename not in left_out:
                     copied = _info(info.filename, info.file_size)
-                    with _reading(self.shown), old.open(info) as source, new.open(copied, "w") as target:
-                        shutil.copyfileobj(source, target, _CHUNK)
+                    with _reading(self.shown), self._members.open(info) as old, new.open(copied, "w") as target:
+                        shutil.copyfileobj(old, target, _CHUNK)
             file = cast("BinaryIO", new.fp)
             new.filelist.sort(key=lambda info: info.filename)
             # A zip that is given a file leaves it open.
@@ -253,22 +246,18 @@ class BundlePlace(place.StorePlace):
             file.flush()
             self._publish(file)
         self._new, self._removed = None, set()
-        self._old, self._members = file, _members(file, self.shown)
+        self._use(file)
 
-    @contextmanager
-    def _written(self) -> Iterator[None]:
+    def _written(self) -> AbstractContextManager[None]:
         """Name the bundle in the error of a disk."""
-        try:
-            yield
-        except OSError as error:
-            if isinstance(error, errors.CachectlError):
-                raise
-            raise place.TransferFailed(f"cannot write {self.shown}: {error.strerror or error}") from error
+        return place.translated(
+            lambda error: place.TransferFailed(f"cannot write {self.shown}: {error.strerror or error}"), OSError
+        )
 
     def _publish(self, file: BinaryIO) -> None:
         """Put the complete file in its place, or copy it to standard output."""
         if self._path is None:
-            atomic.write_all(1, chunks_of(file))
+            atomic.write_all(1, pieces(file))
             return
         self._require_same()
         os.fsync(file.fileno())
@@ -281,7 +270,7 @@ class BundlePlace(place.StorePlace):
         except OSError:
             # It lies elsewhere, or the system does not show open files.
             try:
-                (atomic.new_file if self._old is None else atomic.replace_file)(self._path, chunks_of(file))
+                (atomic.new_file if self._old is None else atomic.replace_file)(self._path, pieces(file))
             except FileExistsError as error:
                 raise place.Changed(self.shown) from error
         finally:

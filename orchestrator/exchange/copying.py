@@ -1,7 +1,8 @@
-"""Entries that are copied: what a target lacks of a source, reading and placing, and roots and files as sources.
+"""Collections, and what ``push``, ``pull``, ``run --store``, ``stage`` and ``--base`` are made of.
 
-``push``, ``pull``, ``run --store``, ``stage`` and ``--base`` are made of these: find what is :func:`missing`, and
-:func:`copy` it.
+A collection is anything that holds artifacts by layer and key: the layers of an environment (:class:`Layers`), or a
+store (:class:`~cachectl.exchange.store.Store`). An isolated root and a database file are layers of an environment too.
+:func:`missing` plans what one lacks of another, and :func:`copy` copies that.
 """
 
 from __future__ import annotations
@@ -9,130 +10,115 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeVar
 
 from cachectl import listing
-from cachectl.exchange import trust
-from cachectl.exchange.format import Item, artifact_of, complaint
+from cachectl.exchange.format import Item, StoreKey, complaint
+from cachectl.exchange.store import Store
+from cachectl.exchange.trust import Untrusted
 from cachectl.layer_set import LayerSet
-from cachectl.layers.base import errors
-from cachectl.layers.base.environment import user_name, user_state_folder
-from cachectl.layers.base.facts import Ability, Artifact, Entry, Note
+from cachectl.layers.base import errors, facts
+from cachectl.layers.base.environment import Environment, own_roots_folder, user_name, user_state_folder
+from cachectl.layers.base.layer import Layer, get_many, put_many
+from cachectl.layers.base.parts import Outlook
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.disk.trust import deciding_owner, shared_because, shared_within
+from cachectl.layers.disk import private_folders, trust
 from cachectl.switching import isolated, run
-from cachectl.transfer import Moved
+from cachectl.transfer import Moved, Transfer
 
-if TYPE_CHECKING:
-    from cachectl.layers.base.environment import Environment
-    from cachectl.layers.base.layer import Layer
-
-#: Largest batch to read or place: entries and bytes.
+#: Largest batch to read or place: entries, and bytes before its last entry.
 _MOST_AT_ONCE: Final = 1024
 _LARGEST_BATCH: Final = 16 << 20
 #: New entries up to this number are described one by one, more of them by a listing of all.
 _FEW: Final = 64
+#: Reasons of failures that are named for a layer.
+_REASONS: Final = 3
 _SQLITE: Final = b"SQLite format 3\0"
 
-
-class Sized(Protocol):
-    """What has a key and a size: an entry of a layer, or of a store."""
-
-    @property
-    def key(self) -> str:
-        """The key."""
-
-    @property
-    def bytes(self) -> int:
-        """The size."""
+T = TypeVar("T")
 
 
-T = TypeVar("T", bound=Sized)
+class Group(NamedTuple):
+    """Entries of one portability key that a target lacks, the result of their layer, and the outlooks of the keys."""
+
+    key: StoreKey
+    entries: list[Any]
+    done: Moved
+    outlooks: dict[str, Outlook]
 
 
-# ---------------------------------------------------------------------- missing and copy
+def missing(
+    source: Layers | Store,
+    target: Layers | Store,
+    keys: Iterable[StoreKey],
+    selection: Selection,
+    result: Transfer,
+    *,
+    besides: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> list[Group]:
+    """Plan to copy the selected entries of some portability keys that a target lacks, in the order of their keys.
 
-
-def missing(source: Iterable[T], known: Collection[str], done: Moved) -> list[T]:
-    """Return what a target lacks of a source, in the order of the keys: the first of each key counts."""
-    found: dict[str, T] = {}
-    for entry in source:
-        found.setdefault(entry.key, entry)
-    new = [found[key] for key in sorted(found) if key not in known]
-    done.there += len(found) - len(new)
-    return new
-
-
-def copy(
-    entries: Iterable[T],
-    read: Callable[[list[T]], Iterable[tuple[Item, bytes]]],
-    target: Layer,
-    done: Moved,
-) -> list[str]:
-    """Read entries in batches and place them in a layer; return the keys of the entries that are there now."""
-    present: list[str] = []
-    for batch in in_batches(entries):
-        artifacts = [artifact_of(item, data) for item, data in read(batch)]
-        if artifacts:
-            present += _place(target, artifacts, done)
-    return present
-
-
-def copy_layer(source: Layer, target: Layer, done: Moved, selection: Selection = ALL, **only: Any) -> None:  # noqa: ANN401
-    """Copy the selected entries that a layer lacks from the same layer elsewhere; ``only`` is for :func:`entries_of`.
-
-    If ``done`` lists entries, they are listed and not copied.
+    If a source has several entries of one key, the first counts. ``besides`` are keys, by layer, that count as present.
     """
-    new = missing(entries_of(source, selection, done, **only), keys_of(target), done)
-    if done.entries is not None:
-        done.plan(replace(entry, root=target.roots()[0].path) for entry in new)
-        return
-    copy(new, lambda batch: read_entries(source, batch, done), target, done)
+    plan = []
+    for key in keys:
+        done, known = result.layer(key.layer), target.known(key)
+        present = known.union(besides.get(key.layer, ()))
+        found: dict[str, Any] = {}
+        for entry in source.entries(key, selection, done):
+            found.setdefault(entry.key, entry)
+        new = [found[name] for name in sorted(found.keys() - present)]
+        done.there += len(found) - len(new)
+        # Another portability key of the layer may have them too.
+        known.update(found)
+        plan.append(Group(key, new, done, {}))
+    return plan
 
 
-def in_batches(things: Iterable[T]) -> Iterator[list[T]]:
+def copy(source: Layers | Store, target: Layers | Store, plan: Iterable[Group]) -> None:
+    """Carry out a plan, and count the outlooks of the entries that are in the target then."""
+    for key, entries, done, outlooks in plan:
+        present = target.write(key, source.read(key, entries, done), done)
+        done.outlooks.update(outlooks[name] for name in present if name in outlooks)
+
+
+def list_plan(_: Layers | Store, target: Layers, plan: Iterable[Group]) -> None:
+    """List in the results what :func:`copy` would place."""
+    for key, entries, done, outlooks in plan:
+        root = target.layers[key.layer].roots()[0].path
+        listed = [entry.to_entry(root) if isinstance(entry, Item) else replace(entry, root=root) for entry in entries]
+        done.entries = [*(done.entries or ()), *listed]
+        done.placed += len(listed)
+        done.bytes += sum(entry.bytes for entry in listed)
+        done.outlooks.update(outlooks[entry.key] for entry in entries if entry.key in outlooks)
+
+
+def batches(things: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
     """Group things into batches of bounded number and size.
 
-    Each batch is emptied before the next thing is requested, so that two large ones are never in memory together.
+    Each batch is emptied before the next thing is requested, so that two large ones are not in memory together.
     """
     batch: list[T] = []
     size = 0
     for thing in things:
-        if batch and (size + thing.bytes > _LARGEST_BATCH or len(batch) >= _MOST_AT_ONCE):
+        batch.append(thing)
+        size += size_of(thing)
+        del thing
+        if size >= _LARGEST_BATCH or len(batch) >= _MOST_AT_ONCE:
             yield batch
             batch.clear()
             size = 0
-        batch.append(thing)
-        size += thing.bytes
-        del thing
     if batch:
         yield batch
 
 
-def entries_of(
-    layer: Layer, selection: Selection, done: Moved, *, prefix: str = "", below: Path | None = None
-) -> Iterator[Entry]:
-    """Yield the selected entries of a layer whose keys begin with a prefix.
-
-    Entries of other programs are left out, unless the selection names one. With ``below`` only roots below a folder
-    count: some libraries fall back to folders of the machine.
-    """
-    for entry in listing.listed((layer,), selection, partial(_note, done), contents=selection.needs_contents):
-        is_inside = below is None or entry.root.is_relative_to(below)
-        if is_inside and (entry.guest is None or selection.key is not None) and entry.key.startswith(prefix):
-            yield entry
-
-
-def _note(done: Moved, trouble: listing.Trouble) -> None:
-    """Note what could not be listed."""
-    notes = done.failed if trouble.failed else done.skipped
-    notes.append(Note("*" if trouble.path is None else str(trouble.path), trouble.message))
+# ---------------------------------------------------------------------- layers
 
 
 def keys_of(layer: Layer) -> frozenset[str]:
@@ -140,42 +126,88 @@ def keys_of(layer: Layer) -> frozenset[str]:
     return frozenset(entry.key for entry in listing.listed((layer,), ALL, lambda _: None, contents=False))
 
 
-def described(layer: Layer, entries: Sequence[Entry], done: Moved) -> list[Entry]:
-    """Return entries with what their bytes say: kernels, and for some layers the device and versions.
+class Layers:
+    """Layers of an environment as a collection.
 
-    Entries that cannot be read are left out and noted.
+    Only entries whose keys begin with ``prefix`` belong to it and, with ``below``, only those in roots below a folder:
+    some libraries fall back to folders of the machine. With ``describes`` an entry is read with what its bytes say.
     """
+
+    def __init__(
+        self, layers: Iterable[Layer], *, prefix: str = "", below: Path | None = None, describes: bool = False
+    ) -> None:
+        self.layers = {layer.name: layer for layer in layers}
+        self._prefix = prefix
+        self._below = below
+        self._describes = describes
+        self._known: dict[str, set[str]] = {}
+
+    def entries(self, key: StoreKey, selection: Selection, done: Moved) -> Iterator[facts.Entry]:
+        """Yield the selected entries of a layer, without those of other programs unless the selection names one."""
+
+        def note(trouble: listing.Trouble) -> None:
+            notes = done.failed if trouble.failed else done.skipped
+            notes.append(facts.Note("*" if trouble.path is None else str(trouble.path), trouble.message))
+
+        layer = self.layers[key.layer]
+        for entry in listing.listed((layer,), selection, note, contents=selection.needs_contents):
+            is_inside = self._below is None or entry.root.is_relative_to(self._below)
+            is_own = entry.guest is None or selection.key is not None
+            if is_inside and is_own and entry.key.startswith(self._prefix):
+                yield entry
+
+    def known(self, key: StoreKey) -> set[str]:
+        """Return the keys of the entries of a layer, as they were when they were first asked for."""
+        if key.layer not in self._known:
+            self._known[key.layer] = set(keys_of(self.layers[key.layer]))
+        return self._known[key.layer]
+
+    def read(self, key: StoreKey, entries: Sequence[facts.Entry], done: Moved) -> Iterator[tuple[Item, bytes]]:
+        """Yield entries as items of a store, each with its bytes; those that cannot be read are noted."""
+        layer = self.layers[key.layer]
+        if entries and self._describes:
+            entries = _described(layer, entries)
+        for batch in batches(entries, lambda entry: entry.bytes):
+            yield from _read(layer, batch, done)
+
+    def write(self, key: StoreKey, contents: Iterable[tuple[Item, bytes]], done: Moved) -> list[str]:
+        """Place items with their bytes, count the results, and return the keys of the entries that are there now."""
+        present: list[str] = []
+        for batch in batches(contents, lambda content: len(content[1])):
+            # Nothing here keeps the bytes while the next batch is read.
+            present += _place(
+                self.layers[key.layer],
+                [facts.Artifact(item.layer, item.key, item.form, data, item.detail) for item, data in batch],
+                done,
+            )
+        return present
+
+
+def _described(layer: Layer, entries: Sequence[facts.Entry]) -> list[facts.Entry]:
+    """Return entries with what their bytes say: kernels, and for some layers the device and versions."""
     selections = [Selection(key=entry.key) for entry in entries] if len(entries) <= _FEW else [ALL]
-    troubles: list[listing.Trouble] = []
-    full = {entry.key: entry for entry in entries}
-    paths = {entry.root / entry.key: entry.key for entry in entries}
-    for entry in chain.from_iterable(listing.listed((layer,), selection, troubles.append) for selection in selections):
-        if full.get(entry.key) is not None and full[entry.key].root == entry.root:
-            full[entry.key] = entry
-    for trouble in troubles:
-        if trouble.failed and trouble.path is not None:
-            key = next((paths[path] for path in (trouble.path, *trouble.path.parents) if path in paths), None)
-            note = Note(str(trouble.path) if key is None else key, trouble.message)
-            full.pop(note.key, None)
-            if note not in done.failed:
-                done.failed.append(note)
-    return list(full.values())
+    described = {(entry.root, entry.key): entry for entry in entries}
+    for selection in selections:
+        # What cannot be listed is noted when it cannot be read.
+        for entry in listing.listed((layer,), selection, lambda _: None):
+            if (entry.root, entry.key) in described:
+                described[entry.root, entry.key] = entry
+    return list(described.values())
 
 
-def read_entries(layer: Layer, entries: Sequence[Entry], done: Moved) -> Iterator[tuple[Item, bytes]]:
-    """Yield the entries that can be read as items of a store, each with its bytes; the others are noted."""
+def _read(layer: Layer, entries: Sequence[facts.Entry], done: Moved) -> Iterator[tuple[Item, bytes]]:
     keys = [entry.key for entry in entries]
     try:
-        read = layer.get_many(keys)
+        read = get_many(layer, keys)
     except errors.FAILURES as error:
         read = dict.fromkeys(keys, error)
     for entry in entries:
         artifact = read.get(entry.key)
         if artifact is None:
-            done.skipped.append(Note(entry.key, "vanished meanwhile"))
+            done.skipped.append(facts.Note(entry.key, "vanished meanwhile"))
             continue
-        if not isinstance(artifact, Artifact):
-            done.failed.append(Note(entry.key, errors.reason_of(artifact)))
+        if not isinstance(artifact, facts.Artifact):
+            done.failed.append(facts.Note(entry.key, errors.reason_of(artifact)))
             continue
         item = Item(
             layer=layer.name,
@@ -191,28 +223,36 @@ def read_entries(layer: Layer, entries: Sequence[Entry], done: Moved) -> Iterato
         )
         # One such entry would keep all others from being read.
         if (unfit := complaint(item)) is not None:
-            done.failed.append(Note(entry.key, f"does not fit into a store: {unfit}"))
+            done.failed.append(facts.Note(entry.key, f"does not fit into a store: {unfit}"))
         else:
             yield item, artifact.data
 
 
-def _place(layer: Layer, artifacts: Sequence[Artifact], done: Moved) -> list[str]:
-    """Place new artifacts in a layer, count the results, and return the keys of the entries that are there now."""
+def _place(layer: Layer, artifacts: Sequence[facts.Artifact], done: Moved) -> list[str]:
+    results: Sequence[bool | Exception]
     try:
-        results = layer.put_new(artifacts)
+        results = put_many(layer, artifacts)
     except errors.FAILURES as error:
         # The error is about the layer as a whole.
         results = [error for _ in artifacts]
-    reached = _reached(layer, artifacts, results)
+    settled = (errors.EntryExists, errors.Unsettled)
+    pairs = list(zip(artifacts, results, strict=True))
+    failed = [
+        artifact.key for artifact, result in pairs if isinstance(result, Exception) and not isinstance(result, settled)
+    ]
+    held: Mapping[str, object] = {}
+    with suppress(*errors.FAILURES):
+        # An error may come after several entries of a batch were placed.
+        held = get_many(layer, failed) if failed else {}
     present = []
-    for artifact, result in zip(artifacts, results, strict=True):
+    for artifact, result in pairs:
+        is_new = result is not False
         if isinstance(result, errors.EntryExists):
-            done.kept.append(Note(artifact.key, "a different or damaged entry is here, and stays"))
+            done.kept.append(facts.Note(artifact.key, "a different or damaged entry is here, and stays"))
             continue
-        is_new = artifact.key in reached or isinstance(result, errors.Unsettled) or result is True
-        if isinstance(result, errors.FAILURES) and artifact.key not in reached:
-            done.failed.append(Note(artifact.key, errors.reason_of(result)))
-            if not is_new:
+        if isinstance(result, Exception) and getattr(held.get(artifact.key), "data", None) != artifact.data:
+            done.failed.append(facts.Note(artifact.key, errors.reason_of(result)))
+            if not isinstance(result, errors.Unsettled):
                 continue
         present.append(artifact.key)
         done.placed += is_new
@@ -221,63 +261,30 @@ def _place(layer: Layer, artifacts: Sequence[Artifact], done: Moved) -> list[str
     return present
 
 
-def _reached(layer: Layer, artifacts: Sequence[Artifact], results: Sequence[bool | Exception]) -> set[str]:
-    """Return the keys of entries that are there although the layer reported a failure.
-
-    An error may come after several entries of a batch were placed.
-    """
-    pairs = zip(artifacts, results, strict=True)
-    failed = {
-        artifact.key: artifact.data
-        for artifact, result in pairs
-        if isinstance(result, errors.FAILURES) and not isinstance(result, (errors.EntryExists, errors.Unsettled))
-    }
-    held: Mapping[str, object] = {}
-    with suppress(*errors.FAILURES):
-        held = layer.get_many(list(failed)) if failed else {}
-    return {key for key, entry in held.items() if isinstance(entry, Artifact) and entry.data == failed[key]}
-
-
-# ---------------------------------------------------------------------- roots and files as sources
+# ---------------------------------------------------------------------- roots and files as layers
 
 
 def root_of(environment: Environment, folder: Path) -> LayerSet | None:
     """Return the layers of an isolated root, of a folder for ``XDG_CACHE_HOME``, or of a home; ``None`` for others."""
-    # What cachectl remembers stays with the user: a source is only read.
-    state = {"XDG_STATE_HOME": str(user_state_folder(environment).parent)}
-    bare = _bare(environment).with_variables(state)
-    below_home = replace(bare.with_variables({"XDG_CACHE_HOME": str(folder), "HOME": str(folder)}), home=folder)
-    in_cache, in_home = _folders(bare)
-    if (folder / "xdg").is_dir():
-        changes: dict[str, str] = {}
-        for switch in isolated.relocations(LayerSet(bare), folder).values():
-            changes.update(switch.set)
-        return LayerSet(bare.with_variables(changes))
-    if any((folder / name).is_dir() for name in in_cache):
-        # Layers below the home find nothing, because such a folder contains no home.
-        return LayerSet(below_home)
-    if any((folder / name).is_dir() for name in in_home):
-        return LayerSet(replace(bare.with_variables({"HOME": str(folder)}), home=folder))
-    return None
-
-
-def _folders(bare: Environment) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the folders that layers keep in a user cache folder, and in a home folder."""
-    cache, home = Path("/cache"), Path("/home")
-    environment = replace(bare.with_variables({"XDG_CACHE_HOME": str(cache), "HOME": str(home)}), home=home)
-    places = [root.path for layer in LayerSet(environment).clearable() for root in layer.roots()]
-    found = ([path.relative_to(top).parts[0] for path in places if top in path.parents] for top in (cache, home))
-    in_cache, in_home = (tuple(dict.fromkeys(names)) for names in found)
-    # Without the variable, a cache folder lies in the home.
-    return in_cache, tuple(dict.fromkeys((".cache", *in_home)))
-
-
-def _bare(environment: Environment) -> Environment:
-    """Drop every variable that moves a layer, or switches one off: they are meant for other folders."""
     layers = tuple(LayerSet(environment))
-    switches = [layer.disable() for layer in layers if layer.abilities()[Ability.DISABLE] is None]
-    names = {name for switch in (*switches, *isolated.relocations(layers, Path("/")).values()) for name in switch.set}
-    return environment.with_variables(dict.fromkeys(names))
+    switches = [layer.switched(on=False) for layer in layers if isolated.can_switch(layer)]
+    switches += isolated.relocations(layers, folder).values()
+    # Variables that move a layer, or switch one off, are meant for other folders.
+    variables: dict[str, str | None] = dict.fromkeys(name for switch in switches for name in switch.set)
+    # What cachectl remembers stays with the user: a source is only read.
+    variables["XDG_STATE_HOME"] = str(user_state_folder(environment).parent)
+    bare = environment.with_variables(variables)
+    if (folder / "xdg").is_dir():
+        return LayerSet(run.environment_of(bare, folder))
+    # What layers keep in a folder for caches and in a home, wherever these are; a folder for caches contains no home.
+    apart = replace(bare.with_variables({"XDG_CACHE_HOME": "/cache", "HOME": "/home"}), home=Path("/home"))
+    places = [root.path.parts for layer in LayerSet(apart).clearable() for root in layer.roots()]
+    both = {"XDG_CACHE_HOME": str(folder), "HOME": str(folder)}
+    for top, always, changes in (("cache", (), both), ("home", (".cache",), {"HOME": str(folder)})):
+        names = {*always, *(name for parts in places if parts[1:2] == (top,) for name in parts[2:3])}
+        if any((folder / name).is_dir() for name in names):
+            return LayerSet(replace(bare.with_variables(changes), home=folder))
+    return None
 
 
 def require_own(path: Path, folders: Iterable[Path] = ()) -> None:
@@ -285,17 +292,20 @@ def require_own(path: Path, folders: Iterable[Path] = ()) -> None:
 
     ``folders`` are those of the root's layers; whatever lies in them counts.
     """
-    owner = deciding_owner(path)
-    folder, names = (path, ()) if path.is_dir() else (path.parent, (path.name,))
-    reason = f"it belongs to {user_name(owner.st_uid)}" if owner is not None else shared_because(folder, names)
-    for one in folders if reason is None else ():
+    if (owner := trust.deciding_owner(path)) is not None:
+        reason: str | None = f"it belongs to {user_name(owner.st_uid)}"
+    elif path.is_dir():
+        reason = trust.shared_because(path)
+    else:
+        reason = trust.shared_because(path.parent, (path.name,))
+    for folder in folders if reason is None else ():
         with suppress(FileNotFoundError, NotADirectoryError):
-            reason = reason or shared_within(one)
+            reason = reason or trust.shared_within(folder)
     if reason is not None:
         message = (
             f"{errors.printable(path)}: another user can write it ({reason}); pass --trust if you trust its content"
         )
-        raise trust.Untrusted(message)
+        raise Untrusted(message)
 
 
 def place_of_file(layers: Iterable[Layer], file: Path) -> tuple[Layer, Path] | None:
@@ -336,3 +346,96 @@ def copy_database(source: Path, target: Path) -> None:
     except sqlite3.Error as error:
         raise errors.LayerError("sqlite", f"cannot be read: {error}", source) from error
     os.chmod(target, 0o600)
+
+
+# ---------------------------------------------------------------------- bases
+
+# A base is laid out as the folder of ``run --isolated=DIR``. What the own root lacks is copied from it, and the base
+# never changes.
+
+
+def own_root(environment: Environment, base: Path) -> Path:
+    """Return the own root of a base, existing or not: a folder of the user cache folder named by the base's path.
+
+    Links on the path are not resolved: if ``/site/current`` leads to a new release, the own entries stay in use.
+    """
+    name = hashlib.sha256(os.fsencode(base)).hexdigest()[:16]
+    return own_roots_folder(environment) / name
+
+
+def make_own_root(environment: Environment, base: Path) -> Path:
+    """Make the own root of a base if it is missing; return it, or the private folder in it.
+
+    See :func:`~cachectl.layers.disk.private_folders.private_folder`. Raises :class:`CachectlError`, also if another
+    user could replace what is in it.
+    """
+    root = own_root(environment, base)
+    try:
+        return private_folders.private_folder(root, make=True)
+    except (private_folders.NotPrivate, OSError) as error:
+        reason = str(error)
+        if not isinstance(error, private_folders.NotPrivate):
+            reason = f"{errors.printable(root)}: {errors.reason_of(error)}"
+        message = f"cannot make the own root: {reason}; --isolated=OWN names another one, for env --root OWN"
+        raise errors.CachectlError(message) from error
+
+
+def base_at(environment: Environment, folder: str | Path) -> Path:
+    """Return the absolute path of a base. Raises :class:`BadRequest` if there is no such folder."""
+    base = Path(os.path.normpath(environment.expand(os.fspath(folder))))
+    if not folder or not base.is_dir():
+        raise errors.BadRequest(f"--base {os.fspath(folder)!r} is not a directory")
+    return base
+
+
+def start_from(
+    environment: Environment,
+    base: Path,
+    root: Path | None = None,
+    *,
+    layers: Iterable[str] = (),
+    notice: Callable[[str], None],
+) -> Path:
+    """Copy what an own root lacks from a base, of the named layers or of all; return the own root.
+
+    Without ``root`` it is that of :func:`make_own_root`. ``notice`` gets a line for each layer that the base has
+    entries of, for each kind of failure, for a base without entries, and if other users can write to it. Raises
+    :class:`BadRequest` if one folder is in the other, and :class:`OSError` if the own root cannot be made.
+    """
+    root = make_own_root(environment, base) if root is None else root
+    there, here = base.resolve(), root.resolve()
+    if there == here or there in here.parents or here in there.parents:
+        raise errors.BadRequest(f"the base {base} and the own root {root} must not contain one another")
+    here.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (place := next(trust.open_to_others(base), None)) is not None:
+        notice(f"base: other users can write to {place}, and programs run what is in a base")
+    source, own = LayerSet(run.environment_of(environment, base)), LayerSet(run.environment_of(environment, here))
+    keys = []
+    for name in tuple(layers) or tuple(layer.name for layer in own):
+        abilities = own[name].abilities()
+        if name in source and abilities[facts.Ability.RELOCATE] is None and abilities[facts.Ability.PUT] is None:
+            keys.append(StoreKey(name, {}))
+    result, whole, part = Transfer(str(base)), Layers(source), Layers(own)
+    copy(whole, part, missing(whole, part, keys, ALL, result))
+    for done in result.layers:
+        said = {"copied": done.placed, "there before": done.there}
+        if words := ", ".join(f"{number:,} {word}" for word, number in said.items() if number):
+            notice(f"base: {done.layer}: {words}")
+        say_failed(f"base: {done.layer}", "left", done.failed, notice)
+    if not any(done.placed or done.there or done.failed for done in result.layers):
+        notice(f"base: {base} has no entry of any layer; cachectl run --isolated={base} -- COMMAND makes some")
+    return here
+
+
+def base_keys(environment: Environment, base: Path, layers: Iterable[str] = ()) -> Mapping[str, frozenset[str]]:
+    """Return the keys of the entries of a base, by layer: what an own root has from it, or need not have."""
+    names = tuple(layers)
+    source = LayerSet(run.environment_of(environment, base))
+    return {layer.name: keys_of(layer) for layer in source if not names or layer.name in names}
+
+
+def say_failed(layer: str, what: str, failed: Sequence[facts.Note], notice: Callable[[str], None]) -> None:
+    """Give a line for each reason, not for each entry: a read-only home may refuse thousands."""
+    first = {note.because: note.key for note in reversed(failed)}
+    for because, number in Counter(note.because for note in failed).most_common(_REASONS):
+        notice(f"{layer}: {number:,} {what} ({first[because]}{', …' if number > 1 else ''}): {because}")

@@ -10,7 +10,8 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -55,7 +56,9 @@ class FolderPlace(place.StorePlace):
             self._opened("read", name) as folder,
             os.fdopen(plain.open_plain(_last(name), dir_fd=folder), "rb") as file,
         ):
-            return self.bounded(name, file.read(most + 1), most)
+            data = file.read(most + 1)
+            self.require_small(name, len(data), most)
+            return data
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file next to its place, sync it and rename it."""
@@ -110,26 +113,20 @@ class FolderPlace(place.StorePlace):
             finally:
                 os.close(folder)
 
-    @contextmanager
-    def _reached(self, verb: str, name: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if isinstance(error, errors.CachectlError):
-                raise
-            reason, advice = error.strerror or str(error), ""
-            if isinstance(error, NotADirectoryError):
-                advice = "; name a folder or a URL"
-            elif (verb == "read" and presence.means_no_file(error)) or (
-                verb != "write" and presence.means_absent(error)
-            ):
-                raise self.lacks(name) from error
-            elif isinstance(error, PermissionError):
-                access = "g+rX" if verb in ("list", "read") else "g+rwX"
-                advice = f"; chmod -R {access} {self.shown} lets the group of the folder do it"
-            raise place.TransferFailed(
-                f"cannot {verb} {self.shown}/{errors.printable(name)}: {reason}{advice}"
-            ) from error
+    def _reached(self, verb: str, name: str) -> AbstractContextManager[None]:
+        return place.translated(partial(self._failure, verb, name), OSError)
+
+    def _failure(self, verb: str, name: str, error: OSError) -> errors.CachectlError:
+        advice = ""
+        if isinstance(error, NotADirectoryError):
+            advice = "; name a folder or a URL"
+        elif (verb == "read" and presence.means_no_file(error)) or (verb != "write" and presence.means_absent(error)):
+            return self.lacks(name)
+        elif isinstance(error, PermissionError):
+            access = "g+rX" if verb in ("list", "read") else "g+rwX"
+            advice = f"; chmod -R {access} {self.shown} lets the group of the folder do it"
+        reason = error.strerror or str(error)
+        return place.TransferFailed(f"cannot {verb} {self.shown}/{errors.printable(name)}: {reason}{advice}")
 
 
 def _last(name: str) -> str:

@@ -10,22 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
+import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 from cachectl.exchange.place import BadStore, Stored
 from cachectl.layers.base import errors
-from cachectl.layers.base.facts import Artifact, Entry
+from cachectl.layers.base.facts import Entry
 from cachectl.layers.base.lazy import regex
-
-if TYPE_CHECKING:
-    import types
-    from pathlib import Path
-
-    from cachectl.layers.base.parts import Facts
+from cachectl.layers.base.parts import Facts
 
 INDEX: Final = "index/"
 SCHEMA: Final = "cachectl/store-index/1"
@@ -50,8 +46,6 @@ _LATEST: Final = 253402300799
 #: A frame that decompressors skip (RFC 8878, 3.1.2), with its length.
 _SKIPPABLE: Final = 0x184D2A50
 _FRAME: Final = struct.Struct("<II")
-#: Bytes of the salt that makes the name of a pack new.
-_SALT: Final = 16
 _LEVEL: Final = 3
 
 _NAME: Final = regex(
@@ -77,34 +71,25 @@ class PartName(NamedTuple):
         return f"{self.made}-{self.key}-{self.sha256}"
 
 
-class Names(NamedTuple):
-    """The index of a store as it was listed: its parts, the oldest first, and its key documents."""
-
-    parts: tuple[PartName, ...]
-    keys: frozenset[str]
-
-    @property
-    def files(self) -> frozenset[str]:
-        """Return the names of the files under ``index/``."""
-        return frozenset((*map(str, self.parts), *(f"key-{key}" for key in self.keys)))
-
-
 def digest_of(parts: Iterable[PartName]) -> str:
     """Return the SHA-256 of the sorted names of index parts, joined by newlines: it pins the content of a store."""
     return hashlib.sha256("\n".join(sorted(map(str, parts))).encode()).hexdigest()
 
 
-def sort_names(listed: Iterable[Stored]) -> Names:
-    """Sort what was listed under ``index/``. Raises :class:`BadStore` for more names than a store can have."""
-    parts, keys = set(), set()
+def sort_names(listed: Iterable[Stored]) -> tuple[tuple[PartName, ...], frozenset[str]]:
+    """Return the index parts among what was listed under ``index/``, the oldest first, and the names of all its files.
+
+    Raises :class:`BadStore` for more names than a store can have.
+    """
+    parts, files = set(), set()
     for number, stored in enumerate(listed):
         _require("the index", number < MOST_NAMES, f"more than {MOST_NAMES:,} names")
         match = _NAME.fullmatch(stored.name)
-        if match is not None and match[4] is not None:
-            keys.add(match[4])
-        elif match is not None and match[1] is not None:
-            parts.add(PartName(int(match[1]), match[2], match[3]))
-    return Names(tuple(sorted(parts)), frozenset(keys))
+        if match is not None and stored.name.startswith(INDEX):
+            files.add(stored.name.removeprefix(INDEX))
+            if match[1] is not None:
+                parts.add(PartName(int(match[1]), match[2], match[3]))
+    return tuple(sorted(parts)), frozenset(files)
 
 
 def is_name(name: str) -> bool:
@@ -167,11 +152,6 @@ class Item:
         return {**line, "pack": None if self.pack is None else self.pack.sha256}
 
 
-def artifact_of(item: Item, data: bytes) -> Artifact:
-    """Return the artifact that an item describes, given its bytes."""
-    return Artifact(item.layer, item.key, item.form, data, item.detail)
-
-
 def complaint(item: Item) -> str | None:
     """Return why no reader would accept this entry; ``None`` if readers accept it."""
     numbers = (item.bytes, item.offset, 0 if item.modified is None else item.modified)
@@ -179,18 +159,11 @@ def complaint(item: Item) -> str | None:
         return "an invalid size, offset or time"
     if item.bytes > errors.LARGEST_ENTRY or (item.modified or 0) > _LATEST:
         return f"an entry of {item.bytes} bytes, or of a time to come"
-    tables = (item.detail, item.versions)
-    if not all(isinstance(table, dict) and len(table) <= errors.MOST_DETAILS for table in tables):
-        return "a value that should be a table of few details and is not"
-    texts = [
-        item.layer,
-        item.key,
-        item.form,
-        item.sha256,
-        "" if item.device is None else item.device,
-        *(item.kernels or ()),
-    ]
-    for table in tables:
+    device = "" if item.device is None else item.device
+    texts = [item.layer, item.key, item.form, item.sha256, device, *(item.kernels or ())]
+    for table in (item.detail, item.versions):
+        if not isinstance(table, dict) or len(table) > errors.MOST_DETAILS:
+            return "a value that should be a table of few details and is not"
         texts += [*table, *table.values()]
     if not all(isinstance(text, str) for text in texts) or sum(map(len, texts)) > _MOST_TEXT:
         return "a value that should be a text of bounded length and is not"
@@ -210,8 +183,7 @@ def canonical(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
-@dataclass(frozen=True, slots=True)
-class StoreKey:
+class StoreKey(NamedTuple):
     """A layer and the facts of a place that decide whether its entries can be hit elsewhere."""
 
     layer: str
@@ -235,23 +207,21 @@ def parse_key(name: str, document: bytes | Mapping[str, Any]) -> StoreKey:
     shown = f"key-{name}"
     try:
         value = json.loads(document) if isinstance(document, bytes) else document
-        layer, facts = value["layer"], value["facts"]
-        valid = isinstance(layer, str) and len(facts) <= errors.MOST_DETAILS
-        valid = valid and all(isinstance(text, str) or text is None for text in facts.values())
+        key = StoreKey(value["layer"], value["facts"])
+        valid = isinstance(key.layer, str) and len(key.facts) <= errors.MOST_DETAILS
+        valid = valid and all(isinstance(text, str) or text is None for text in key.facts.values())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BadStore(f"{shown} cannot be read: {type(error).__name__}") from error
     _require(shown, valid, "no layer, or no facts")
-    key = StoreKey(layer, facts)
     is_same = not isinstance(document, bytes) or key.to_bytes() == document
     _require(shown, is_same and key.name == name, _CHANGED)
     return key
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """The content of an index part; ``made`` is when, in epoch seconds.
 
-    ``signer`` is who signed it, as the first judge that trusts it says; ``None`` without judges.
+    ``signer`` is who signed it, as the first list that allows it says; ``None`` without lists.
     """
 
     made: int
@@ -324,11 +294,6 @@ def file_of(content: bytes, label: bytes = b"") -> bytes:
     """Return the file of an index part with a signature as its label, or of a pack with random bytes."""
     frame: bytes = _zstd().compress(content, _LEVEL)
     return _FRAME.pack(_SKIPPABLE, len(label)) + label + frame
-
-
-def salt() -> bytes:
-    """Return the label of a pack that no other push makes: ``gc`` cannot remove what another push relies on."""
-    return os.urandom(_SALT)
 
 
 def open_part(name: PartName, file: bytes) -> tuple[bytes, bytes]:

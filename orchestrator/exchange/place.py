@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 from urllib.parse import parse_qsl, unquote
 
 from cachectl.layers.base import errors
@@ -49,8 +48,7 @@ class BadStore(errors.CachectlError, ValueError):
     """A store in which something is missing, cut or changed. Nothing in it may be used."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """A name in a store, with its size in bytes and when it was written, in epoch seconds; ``None`` if unknown."""
 
     name: str
@@ -101,11 +99,10 @@ class StorePlace(ABC):
         """Return the error for a name that the store does not have."""
         return Missing(f"{self.shown}: {errors.printable(name)} is missing")
 
-    def bounded(self, name: str, data: bytes, most: int) -> bytes:
-        """Return what was read of a name. Raises :class:`BadStore` for more than ``most`` bytes."""
-        if len(data) > most:
+    def require_small(self, name: str, size: int, most: int) -> None:
+        """Raise :class:`BadStore` if a name has more than ``most`` bytes."""
+        if size > most:
             raise BadStore(f"{self.shown}: {errors.printable(name)} has more than the {most:,} bytes that it may have")
-        return data
 
 
 def is_url(name: str) -> bool:
@@ -134,15 +131,23 @@ def redacted(text: str, url: str) -> str:
     return text
 
 
-# ---------------------------------------------------------------------- deadlines
+@contextmanager
+def translated(explain: Callable[[Any], Exception], kind: type[Exception] = Exception) -> Iterator[None]:
+    """Turn the errors of a disk, a server or a library into what a function makes of them, which has one line."""
+    try:
+        yield
+    except errors.CachectlError:
+        raise
+    except kind as error:
+        raise explain(error) from error
 
 
 class Deadline:
     """A moment, some seconds after this object was made.
 
-    Timeouts of sockets limit each silence of a server, not a whole transfer. So each request runs in a thread of its
-    own, which is given up at the deadline: its answer, if one comes later, is read by nobody. Everything that writes
-    into caches of this machine runs in the calling thread.
+    Timeouts of sockets limit each silence of a server, not a whole transfer. So what depends on a server runs in a
+    thread of its own, which is given up at the deadline: its result, if one comes later, is read by nobody. Everything
+    that writes into caches of this machine runs in the calling thread.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -170,28 +175,16 @@ class Deadline:
             Thread(target=run, daemon=True).start()
             result, error = done.get(timeout=self.left)
         except Empty:
-            message = f"no answer within {self.seconds:g} s; --store-wait gives it more"
-            raise TransferFailed(message) from None
+            raise self.passed() from None
         if error is not None:
             raise error
         return cast("_T", result)
 
-
-class _TimelyPlace:
-    """A place every request to which ends before a deadline. A request that was given up may still take effect."""
-
-    def __init__(self, connect: Callable[[], StorePlace], deadline: Deadline) -> None:
-        self._deadline = deadline
-        self._place = deadline.wait_for(connect)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as the method of the place
-        member = getattr(self._place, name)
-        return partial(self._wait, member) if callable(member) else member
-
-    def _wait(self, request: Callable[..., _T], *arguments: object) -> _T:
-        return self._deadline.wait_for(partial(request, *arguments))
+    def passed(self) -> TransferFailed:
+        """Return the error for what takes longer."""
+        return TransferFailed(f"no answer within {self.seconds:g} s; --store-wait gives it more")
 
 
-def timely(connect: Callable[[], StorePlace], deadline: Deadline | None) -> StorePlace:
-    """Return the place that a function connects to, used before a deadline if there is one."""
-    return connect() if deadline is None else cast("StorePlace", _TimelyPlace(connect, deadline))
+def in_time(deadline: Deadline | None, work: Callable[[], _T]) -> _T:
+    """Return what some work returns, before a deadline if there is one."""
+    return work() if deadline is None else deadline.wait_for(work)

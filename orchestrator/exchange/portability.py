@@ -10,53 +10,43 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
+from cachectl import layer_set
 from cachectl.exchange.format import Item
 from cachectl.layers.base import parts
 from cachectl.layers.base.environment import Environment
-
-if TYPE_CHECKING:
-    from cachectl import layer_set
 
 _EVERYWHERE: Final = {"platform": "another system's", "machine": "another kind of processor's"}
 
 
 class Difference(NamedTuple):
-    """A fact that differs here, and whether it keeps every entry of the layer from being hit."""
+    """A fact that differs here; ``decides`` is the reason if it keeps every entry of the layer from being hit."""
 
     name: str
     there: str | None
     here: str | None
-    decides: bool
+    decides: str | None
 
 
 def portability_key(portability: parts.Portability | None, environment: Environment) -> dict[str, str | None]:
     """Return the facts of an environment that decide whether entries of a layer can be hit elsewhere."""
-    facts: dict[str, str | None] = {"platform": environment.platform, "machine": platform.machine() or None}
-    if portability is not None:
-        facts |= portability.facts(environment)
-    return facts
+    facts = {} if portability is None else portability.facts(environment)
+    return {"platform": environment.platform, "machine": platform.machine() or None, **facts}
 
 
 def portability_digest(stack: layer_set.LayerSet) -> str:
     """Return 16 hexadecimal digits that are equal where the same entries of all clearable layers can be hit."""
-    keys = {
-        layer.name: portability_key(stack.portability(layer.name), stack.environment) for layer in stack.clearable()
-    }
+    keys = {layer.name: portability_key(layer.about.portability, stack.environment) for layer in stack.clearable()}
     return hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _deciding(portability: parts.Portability | None) -> Mapping[str, str]:
-    return _EVERYWHERE if portability is None else {**_EVERYWHERE, **portability.deciding}
 
 
 def differences(portability: parts.Portability | None, there: parts.Facts, here: parts.Facts) -> tuple[Difference, ...]:
     """List the facts of a place that differ here, or that either place does not know."""
-    deciding = _deciding(portability)
+    deciding = {**_EVERYWHERE, **({} if portability is None else portability.deciding)}
     return tuple(
-        Difference(name, value, here.get(name), name in deciding and None not in (value, here.get(name)))
+        Difference(name, value, here.get(name), deciding.get(name) if None not in (value, here.get(name)) else None)
         for name, value in sorted(there.items())
         if value is None or here.get(name) != value
     )
@@ -64,7 +54,7 @@ def differences(portability: parts.Portability | None, there: parts.Facts, here:
 
 def why_not(differing: Iterable[Difference]) -> str | None:
     """Return why no entry can be hit here; ``None`` if some may be."""
-    deciding = [f"{one.name} {one.there}, here {one.here}" for one in differing if one.decides]
+    deciding = [f"{fact.name} {fact.there}, here {fact.here}" for fact in differing if fact.decides is not None]
     return f"cannot hit: {', '.join(deciding)}" if deciding else None
 
 
@@ -79,18 +69,17 @@ def outlook(
 
     ``differing`` is the result of :func:`differences` for the item's layer.
     """
-    deciding = _deciding(portability)
-    for one in differing:
-        if one.decides:
-            return parts.Outlook(False, f"{one.name} {one.there}, here {one.here}: {deciding[one.name]}")  # noqa: FBT003
+    for fact in differing:
+        if fact.decides is not None:
+            return parts.Outlook(False, f"{fact.name} {fact.there}, here {fact.here}: {fact.decides}")  # noqa: FBT003
     if portability is None:
         return parts.UNFORESEEN
     own = portability.outlook(item.versions, there, environment)
     if own is not None:
         return own
-    for one in differing:
-        informs = one.name in portability.informing or one.name in item.versions
-        if not informs and (one.there, one.here) != (None, None):
-            return parts.Outlook(None, f"{one.name} {one.there or 'unknown'}, here {one.here or 'unknown'}")
-    unknown = [one.name for one in differing if one.name in portability.needed and one.name not in item.versions]
+    for fact in differing:
+        informs = fact.name in portability.informing or fact.name in item.versions
+        if not informs and (fact.there, fact.here) != (None, None):
+            return parts.Outlook(None, f"{fact.name} {fact.there or 'unknown'}, here {fact.here or 'unknown'}")
+    unknown = [fact.name for fact in differing if fact.name in portability.needed and fact.name not in item.versions]
     return parts.Outlook(None, f"{', '.join(unknown)} unknown") if unknown else parts.Outlook(True)  # noqa: FBT003

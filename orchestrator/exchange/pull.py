@@ -8,33 +8,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from cachectl.exchange import bundle, copying, portability
-from cachectl.exchange.format import Item, PartName, StoreKey
-from cachectl.exchange.index import Gone, StoreIndex, place_of
-from cachectl.exchange.memory import Newest
-from cachectl.exchange.place import STREAM, TransferFailed, is_url, timely
-from cachectl.exchange.trust import UNTRUSTED, Trust, Untrusted, judges
-from cachectl.layers.base import errors
-from cachectl.layers.base.facts import Ability, Note
+from cachectl.exchange.format import StoreKey
+from cachectl.exchange.place import STREAM, Deadline, in_time, is_url
+from cachectl.exchange.store import Newest, Store, place_of
+from cachectl.exchange.trust import UNTRUSTED, Trust, Untrusted, allowed_lists
+from cachectl.layer_set import LayerSet
+from cachectl.layers.base import errors, facts
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.parts import Outlook
 from cachectl.layers.base.selection import ALL, Selection, moment_text
-from cachectl.transfer import Moved, Transfer
+from cachectl.transfer import Transfer
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from cachectl.exchange.place import Deadline
-    from cachectl.layer_set import LayerSet
-    from cachectl.layers.base.environment import Environment
-    from cachectl.layers.base.layer import Layer
-    from cachectl.layers.base.parts import Outlook
-
-#: How often a pull starts again because ``gc`` removed an index part or a pack that it was about to read.
-_AGAIN: Final = 5
 #: Why something is trusted that nothing else shows to be.
 _SAID: Final = "you said so"
 
@@ -65,28 +58,20 @@ def pull(
     names = [os.fspath(sources)] if isinstance(sources, (str, os.PathLike)) else list(sources)
     if not names:
         raise errors.BadRequest("name a SOURCE: a bundle FILE, a folder, a URL, or an isolated root")
-    chosen = {layer.name: layer for layer in stack.chosen(named)}
     here = own or stack.environment
-    pulling = _Pulling(stack, chosen, bool(named), trust, selection, besides, dry_run, here, deadline)
-    done = [pulling.take(name) for name in names]
-    return Transfer(
-        url=" ".join(part.url for part in done),
-        digest=done[0].digest if len(done) == 1 else None,
-        moved=sum(part.moved for part in done),
-        layers=tuple(pulling.done.values()),
-        dry_run=dry_run,
-        trusted=tuple(dict.fromkeys(why for part in done for why in part.trusted)),
-        unread=tuple(note for part in done for note in part.unread),
-        left_out=tuple(note for part in done for note in part.left_out),
-    )
+    pulling = _Pull(stack, stack.chosen(named), bool(named), trust, selection, besides, dry_run, here, deadline)
+    result = pulling.take(names[0])
+    for name in names[1:]:
+        result.add(pulling.take(name))
+    return result
 
 
-@dataclass
-class _Pulling:
-    """One pull: what was asked for, and what was ``done`` with each layer so far."""
+@dataclass(frozen=True)
+class _Pull:
+    """What was asked for."""
 
     stack: LayerSet
-    chosen: Mapping[str, Layer]
+    chosen: Sequence[Layer]
     named: bool
     trust: Trust | None
     selection: Selection
@@ -94,34 +79,41 @@ class _Pulling:
     dry_run: bool
     own: Environment
     deadline: Deadline | None
-    done: dict[str, Moved] = field(default_factory=dict)
-
-    def new(self, name: str) -> Moved:
-        """Return the result for a layer, to be added to."""
-        return self.done.get(name) or Moved(name, entries=[] if self.dry_run else None)
 
     def take(self, name: str) -> Transfer:
-        """Pull from one source; return the result without its layers."""
-        if is_url(name) or name == STREAM or not name:
-            return self._from_store(name)
-        path = self.own.expand(name)
-        if path.is_file():
-            layers = self.chosen.values() if self.named else self.stack
-            if (of_file := copying.place_of_file(layers, path)) is None:
-                return self._from_store(name)
+        """Pull from one source."""
+        with self._opened(name) as source:
+            if source is not None:
+                return self._from_layers(name, source)
+        if self.trust is None:
+            raise errors.BadRequest(UNTRUSTED)
+        with (
+            allowed_lists(self.own, None, self.trust.allowed_signers) as allowed,
+            bundle.unnamed_file(self.stack.environment) as file,
+        ):
+            return self._from_store(name, self.trust, allowed, file)
+
+    # ------------------------------------------------------------------ from a root or a database file
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[copying.Layers | None]:
+        """Yield the layers of a root or a database file that may be used; ``None`` for a store."""
+        path = self.own.expand(name) if name and name != STREAM and not is_url(name) else None
+        of_file = within = None
+        if path is not None and path.is_file():
+            of_file = copying.place_of_file(self.chosen if self.named else self.stack, path)
+        elif path is not None and path.is_dir() and not (path / "index").is_dir():
+            within = copying.root_of(self.own, path)
+        if path is not None and of_file is not None:
             self._require_trusted(path)
             with copying.layers_with_file(self.stack.environment, of_file[0], path, of_file[1]) as (copied, _):
-                self._copy(copied[of_file[0].name], of_file[0])
+                yield copying.Layers([copied[of_file[0].name]])
+        elif path is not None and within is not None:
+            sources = [within[layer.name] for layer in self.chosen if layer.name in within]
+            self._require_trusted(path, [root.path for source in sources for root in source.roots()])
+            yield copying.Layers(sources, below=path)
         else:
-            within = copying.root_of(self.own, path) if path.is_dir() and not (path / "index").is_dir() else None
-            if within is None:
-                return self._from_store(name)
-            pairs = [(within[name], target) for name, target in self.chosen.items() if name in within]
-            self._require_trusted(path, [root.path for source, _ in pairs for root in source.roots()])
-            for source, target in pairs:
-                self._copy(source, target, path)
-        trusted = "no other user can write to it" if self.trust is None else _SAID
-        return Transfer(errors.printable(name), None, 0, trusted=(trusted,))
+            yield None
 
     def _require_trusted(self, path: Path, folders: Iterable[Path] = ()) -> None:
         if self.trust is None:
@@ -132,205 +124,110 @@ class _Pulling:
             )
             raise errors.BadRequest(message)
 
-    def _copy(self, source: Layer, target: Layer, below: Path | None = None) -> None:
-        if (source.abilities()[Ability.GET] or target.abilities()[Ability.PUT]) is None:
-            done = self.new(target.name)
-            copying.copy_layer(source, target, done, self.selection, below=below)
-            if done.placed or done.there or done.failed:
-                self.done[target.name] = done
+    def _from_layers(self, name: str, source: copying.Layers) -> Transfer:
+        trusted = "no other user can write to it" if self.trust is None else _SAID
+        result = Transfer(errors.printable(name), dry_run=self.dry_run, trusted=(trusted,))
+        here = copying.Layers(self.stack[layer] for layer in source.layers)
+        keys = [
+            StoreKey(layer, {})
+            for layer in source.layers
+            if source.layers[layer].abilities()[facts.Ability.GET] is None
+            and here.layers[layer].abilities()[facts.Ability.PUT] is None
+        ]
+        plan = copying.missing(source, here, keys, self.selection, result)
+        (copying.list_plan if self.dry_run else copying.copy)(source, here, plan)
+        result.layers = tuple(done for done in result.layers if done.placed or done.there or done.failed)
+        return result
 
-    def _from_store(self, name: str) -> Transfer:
-        if self.trust is None:
-            raise errors.BadRequest(UNTRUSTED)
-        place = timely(partial(place_of, name, self.own), self.deadline)
-        with judges(self.own, None, self.trust.allowed_signers) as trusted:
-            index = StoreIndex(place, self.own, trusted)
-            for _ in range(_AGAIN):
-                try:
-                    return _FromStore(self, index, self.trust).pull()
-                except Gone:  # noqa: PERF203
-                    if not index.refresh():
-                        raise
-        message = f"cannot read {index.place.shown}: its index changes all the time; try again"
-        raise TransferFailed(message)
+    # ------------------------------------------------------------------ from a store
 
+    def _from_store(self, name: str, trust: Trust, allowed: Sequence[str], file: BinaryIO) -> Transfer:
+        """Place what is missing here, after all of it was verified and lies in ``file``."""
+        by_digest, here = trust.sha256 is not None, copying.Layers(self.chosen)
 
-# ---------------------------------------------------------------------- from a store
+        def download() -> tuple[Store, list[copying.Group], Transfer]:
+            store = Store(place_of(name, self.own), self.own, allowed, deadline=self.deadline)
+            return store.settled(partial(self._downloaded, store, trust, file))
 
+        store, plan, result = in_time(self.deadline, download)
+        (copying.list_plan if self.dry_run else copying.copy)(store, here, plan)
+        if not self.dry_run:
+            made = max((name.made for name in store.trusted), default=0)
+            newest = Newest(made, tuple(str(name) for name in store.trusted if name.made == made))
+            store.memory.save(store.files, newest, afresh=by_digest)
+        said = "its digest is the given one" if by_digest else _SAID
+        why = {said if signer is None else f"signed by {signer}" for signer in store.trusted.values()}
+        result.trusted, result.moved = tuple(sorted(why)), store.fetched
+        result.left_out = tuple(facts.Note(str(name), why) for name, why in store.left_out.items())
+        return result
 
-@dataclass
-class _Wanted:
-    """The entries of one portability key that are to be placed, and the outlook of those that are missing here."""
-
-    layer: Layer
-    there: int
-    new: list[Item]
-    outlooks: dict[str, Outlook]
-
-
-class _FromStore:
-    """One pull from a store, from the listing to the placed entries."""
-
-    def __init__(self, pulling: _Pulling, index: StoreIndex, trust: Trust) -> None:
-        self._pulling = pulling
-        self._stack = pulling.stack
-        self._index = index
-        self._trust = trust
-        self._shown = index.place.shown
-        self._seen = Newest()
-        self._left_out: dict[PartName, str] = {}
-        self._trusted: dict[PartName, str] = {}
-        self._here: dict[str, set[str]] = {}
-
-    def pull(self) -> Transfer:
-        """Pull; see :func:`pull`."""
-        index = self._index
-        index.require_store()
-        digest = index.digest
-        if self._trust.sha256 is not None and digest != self._trust.sha256.lower():
-            message = f"{self._shown}: its digest is {digest}, not the given one; somebody has pushed, or changed it"
+    def _downloaded(self, store: Store, trust: Trust, file: BinaryIO) -> tuple[Store, list[copying.Group], Transfer]:
+        """Return what to place from a store, downloaded unless this is a dry run, and the result to be added to."""
+        store.require_store()
+        shown, digest = store.place.shown, store.digest
+        if trust.sha256 is not None and digest != trust.sha256.lower():
+            message = f"{shown}: its digest is {digest}, not the given one; somebody has pushed, or changed it"
             raise Untrusted(message)
-        if index.memory is not None and self._trust.sha256 is None:
-            self._seen = index.memory.seen()
-        self._require_new(digest)
-        wanted, unread = self._wanted()
-        if self._left_out and not self._trusted:
-            what = "; ".join(f"{name}: {why}" for name, why in list(self._left_out.items())[:3])
-            message = f"{self._shown}: no part of its index that is needed here is trusted ({what})"
+        if trust.sha256 is None:
+            self._require_new(store, store.memory.seen())
+        result = Transfer(shown, digest, dry_run=self.dry_run)
+        keys, here = self._keys(store, result), copying.Layers(self.chosen)
+        plan = copying.missing(store, here, keys, self.selection, result, besides=self.besides)
+        if store.left_out and not store.trusted:
+            what = "; ".join(f"{name}: {why}" for name, why in list(store.left_out.items())[:3])
+            message = f"{shown}: no part of its index that is needed here is trusted ({what})"
             raise Untrusted(message)
-        with bundle.unnamed_file(self._stack.environment) as file:
-            # Everything is verified before anything is placed.
-            offsets = {} if self._pulling.dry_run else self._download(wanted, file)
-            for one in wanted:
-                self._place(one, offsets, file)
-        if not self._pulling.dry_run and index.memory is not None:
-            made = max((name.made for name in self._trusted), default=0)
-            newest = Newest(made, tuple(str(name) for name in self._trusted if name.made == made))
-            index.memory.save(index.names.files, newest, afresh=self._trust.sha256 is not None)
-        return Transfer(
-            self._shown,
-            digest,
-            index.fetched,
-            trusted=tuple(sorted(set(self._trusted.values()))),
-            unread=unread,
-            left_out=tuple(Note(str(name), why) for name, why in self._left_out.items()),
-        )
+        for group in plan:
+            self._foresee(group)
+        if not self.dry_run:
+            store.download((group.entries for group in plan), file, self.stack.environment.temporary)
+        return store, plan, result
 
-    # ------------------------------------------------------------------ what is trusted
-
-    def _require_new(self, digest: str) -> None:
+    def _require_new(self, store: Store, seen: Newest) -> None:
         """Raise :class:`Untrusted` if the store is older than what this machine has read from it, or another one."""
-        names = self._index.names
-        newer = (name for name in reversed(names.parts) if name.made > self._seen.made)
-        if not names.parts or names.files.issuperset(self._seen.parts) or any(map(self._is_trusted, newer)):
+        store.gone = seen.gone
+        newer = (name for name in reversed(store.parts) if name.made > seen.made)
+        if not store.parts or store.files.issuperset(seen.parts) or any(map(store.usable, newer)):
             return
+        shown = store.place.shown
         message = (
-            f"{self._shown} is older than what this machine has read from it, of {moment_text(self._seen.made)}, or "
-            f"another store; cachectl pull {self._shown} --digest {digest} accepts it"
+            f"{shown} is older than what this machine has read from it, of {moment_text(seen.made)}, or another store; "
+            f"cachectl pull {shown} --digest {store.digest} accepts it"
         )
         raise Untrusted(message)
 
-    def _is_trusted(self, name: PartName) -> bool:
-        """Return whether the entries of a part may be used. Raises :class:`BadStore` for a wrong signature."""
-        if name not in self._trusted and name not in self._left_out:
-            try:
-                signer = self._index.part(name).signer
-            except Untrusted as error:
-                self._left_out[name] = str(error)
-                return False
-            if str(name) in self._seen.gone:
-                self._left_out[name] = "it was removed from the store before, and has come back"
-            elif signer is not None:
-                self._trusted[name] = f"signed by {signer}"
-            else:
-                self._trusted[name] = _SAID if self._trust.sha256 is None else "its digest is the given one"
-        return name in self._trusted
-
-    # ------------------------------------------------------------------ what is wanted
-
-    def _wanted(self) -> tuple[list[_Wanted], tuple[Note, ...]]:
-        """Return what is missing here, by portability key, and why other keys are left alone."""
-        parts: dict[str, list[PartName]] = {}
-        for name in self._index.names.parts:
-            parts.setdefault(name.key, []).append(name)
-        keys = sorted(((self._index.key(name), names) for name, names in parts.items()), key=lambda pair: pair[0].layer)
-        wanted: list[_Wanted] = []
-        unread = []
-        for key, names in keys:
-            layer = self._pulling.chosen.get(key.layer)
+    def _keys(self, store: Store, result: Transfer) -> Iterator[StoreKey]:
+        """Yield the portability keys whose entries may be hit here, and note why others are left alone."""
+        chosen = {layer.name: layer for layer in self.chosen}
+        for key in store.portability_keys():
             reason: str | None
-            if layer is None:
-                is_here = key.layer in self._stack
+            if (layer := chosen.get(key.layer)) is None:
+                is_here = key.layer in self.stack
                 reason = "this layer is pulled only if it is named" if is_here else "no layer of this name exists here"
             else:
-                knows, environment = self._stack.portability(layer.name), self._stack.environment
-                here = portability.portability_key(knows, environment)
-                differing = portability.differences(knows, key.facts, here)
-                reason = portability.why_not(differing) or layer.abilities()[Ability.PUT]
-            if layer is None or reason is not None:
-                unread.append(Note(key.layer, f"{errors.plural(len(names), 'part')} of the index left alone: {reason}"))
-            else:
-                wanted.append(self._choose(layer, key, names, differing))
-        return wanted, tuple(unread)
+                reason = portability.why_not(self._differences(key)) or layer.abilities()[facts.Ability.PUT]
+            if reason is None:
+                yield key
+                continue
+            parts = errors.plural(sum(name.key == key.name for name in store.parts), "part")
+            result.unread += (facts.Note(key.layer, f"{parts} of the index left alone: {reason}"),)
 
-    def _choose(
-        self, layer: Layer, key: StoreKey, names: Sequence[PartName], differing: Sequence[portability.Difference]
-    ) -> _Wanted:
-        """Find the entries that are missing here, and can be hit, in the parts of a key that are trusted."""
-        if layer.name not in self._here:
-            self._here[layer.name] = {*copying.keys_of(layer), *self._pulling.besides.get(layer.name, ())}
-        here, counted = self._here[layer.name], Moved(layer.name)
-        root = layer.roots()[0].path
-        # The newest first: if two parts have an entry, that of the newer one is taken.
-        parts = (self._index.part(name) for name in reversed(names) if self._is_trusted(name))
-        items = (item for part in parts for item in part.entries)
-        selected = (item for item in items if self._pulling.selection.matches(item.to_entry(root)))
-        new = copying.missing(selected, here, counted)
-        here.update(item.key for item in new)
-        knows, environment = self._stack.portability(layer.name), self._stack.environment
+    def _differences(self, key: StoreKey) -> Sequence[portability.Difference]:
+        knows = self.stack.portability(key.layer)
+        here = portability.portability_key(knows, self.stack.environment)
+        return portability.differences(knows, key.facts, here)
+
+    def _foresee(self, group: copying.Group) -> None:
+        """Note the outlook of each entry; those that cannot be hit are counted, and taken off the plan."""
+        knows, differing = self.stack.portability(group.key.layer), self._differences(group.key)
         # Looking up what is installed takes long.
         known: dict[tuple[object, ...], Outlook] = {}
-        outlooks = {}
-        for item in new:
+        for item in group.entries:
             about = (item.device, *sorted(item.versions.items()))
             if about not in known:
-                known[about] = portability.outlook(knows, item, key.facts, environment, differing)
-            outlooks[item.key] = known[about]
-        new = [item for item in new if outlooks[item.key].hits is not False]
-        return _Wanted(layer, counted.there, new, outlooks)
-
-    # ------------------------------------------------------------------ what is placed
-
-    def _download(self, wanted: Iterable[_Wanted], file: BinaryIO) -> dict[tuple[str, str], int]:
-        """Write the verified bytes of the new entries into an open file; return their offsets there."""
-        offsets: dict[tuple[str, str], int] = {}
-        for one in wanted:
-            for item, data in self._index.contents(one.new):
-                offsets[one.layer.name, item.key] = file.tell()
-                bundle.spool(file, data, self._stack.environment, self._shown)
-        return offsets
-
-    def _place(self, wanted: _Wanted, offsets: Mapping[tuple[str, str], int], file: BinaryIO) -> None:
-        """Place the new entries of a key, or list them, and count those that can be hit now."""
-        layer, done = wanted.layer, self._pulling.new(wanted.layer.name)
-        deadline = self._pulling.deadline
-
-        def read(batch: list[Item]) -> Iterator[tuple[Item, bytes]]:
-            for item in batch:
-                if deadline is not None and not deadline.left:
-                    done.failed.append(Note(item.key, "the time for the store was up"))
-                    continue
-                file.seek(offsets[layer.name, item.key])
-                yield item, file.read(item.bytes)
-
-        self._pulling.done[layer.name] = done
-        if done.entries is not None:
-            root = layer.roots()[0].path
-            done.plan(item.to_entry(root) for item in wanted.new)
-            present = [item.key for item in wanted.new]
-        else:
-            present = copying.copy(wanted.new, read, layer, done)
-        arrived = set(present)
-        done.there += wanted.there
-        done.cannot_hit += sum(seen.hits is False for seen in wanted.outlooks.values())
-        done.outlooks.update(seen for key, seen in wanted.outlooks.items() if seen.hits is False or key in arrived)
+                known[about] = portability.outlook(knows, item, group.key.facts, self.stack.environment, differing)
+            group.outlooks[item.key] = known[about]
+        hopeless = [seen for seen in group.outlooks.values() if seen.hits is False]
+        group.done.cannot_hit += len(hopeless)
+        group.done.outlooks.update(hopeless)
+        group.entries[:] = [item for item in group.entries if group.outlooks[item.key].hits is not False]

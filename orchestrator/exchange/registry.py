@@ -9,19 +9,16 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final
 from urllib.parse import urlencode, urljoin, urlsplit
 
 from cachectl.exchange import bundle
-from cachectl.exchange.place import BadStore, Changed, TransferFailed
+from cachectl.exchange.place import BadStore, Changed, TransferFailed, translated
 from cachectl.layers.base import errors
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.environment import Environment
 
 _MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 _BUNDLE: Final = "application/vnd.cachectl.bundle.v1+zip"
@@ -43,7 +40,6 @@ class RegistryPlace(bundle.BundlePlace):
     """The bundle at ``oci://HOST/NAME:TAG``; plain HTTP is for this machine, and for ``oci+http://``."""
 
     def __init__(self, url: str, environment: Environment) -> None:
-        super().__init__(None, environment)
         address = _ADDRESS.fullmatch(url)
         if address is None:
             message = f"{errors.printable(url)[:200]!r} is not of the form oci://HOST/NAME:TAG"
@@ -65,6 +61,7 @@ class RegistryPlace(bundle.BundlePlace):
         session = self._registry.session
         session.request = partial(session.request, timeout=_SILENCE)
         self._seen: str | None = None
+        super().__init__(None, environment, shown=self.shown)
 
     def _open(self) -> BinaryIO | None:
         """Download the bundle of the tag; ``None`` if there is no such tag."""
@@ -139,22 +136,17 @@ class RegistryPlace(bundle.BundlePlace):
             raise TransferFailed(f"cannot {verb} {self.shown}: status {response.status_code}; {advice}")
         return response
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Turn the errors of oras and requests into one line."""
-        try:
-            yield
-        except errors.CachectlError:
-            raise
-        except ImportError as error:
-            message = "oci:// needs the package oras: pip install 'opencl-cachectl[oci]'"
-            raise TransferFailed(message) from error
-        except Exception as error:
-            # Requests wraps the reason into the pool and the path.
-            reason = getattr(next(iter(error.args), None), "reason", None) or error
-            why = errors.printable(" ".join(str(reason).split()))[:_LONGEST_REASON] or type(error).__name__
-            message = f"cannot reach {self.shown}: {why}; check the address and the network, and try again"
-            raise TransferFailed(message) from error
+    def _translated(self) -> AbstractContextManager[None]:
+        return translated(self._failure)
+
+    def _failure(self, error: Exception) -> TransferFailed:
+        """Return an error of oras or requests as one line."""
+        if isinstance(error, ImportError):
+            return TransferFailed("oci:// needs the package oras: pip install 'opencl-cachectl[oci]'")
+        # Requests wraps the reason into the pool and the path.
+        reason = getattr(next(iter(error.args), None), "reason", None) or error
+        why = errors.printable(" ".join(str(reason).split()))[:_LONGEST_REASON] or type(error).__name__
+        return TransferFailed(f"cannot reach {self.shown}: {why}; check the address and the network, and try again")
 
 
 def _described(data: bytes) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -68,7 +69,9 @@ class RemotePlace(place.StorePlace):
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
         with self._reached("read", name):
-            return self.bounded(name, self._read(f"{self._root}/{name}", most + 1), most)
+            data = self._read(f"{self._root}/{name}", most + 1)
+            self.require_small(name, len(data), most)
+            return data
 
     def write(self, name: str, data: bytes) -> None:
         """Upload a file."""
@@ -126,15 +129,13 @@ class RemotePlace(place.StorePlace):
                 held += piece
             return bytes(held)
 
-    @contextmanager
-    def _reached(self, verb: str, name: str = "") -> Iterator[None]:
-        try:
-            with _translated(verb, f"{self._url}/{name}" if name else self._url):
-                yield
-        except place.TransferFailed as error:
-            if verb in ("list", "read") and isinstance(error.__cause__, FileNotFoundError):
-                raise self.lacks(name) from error
-            raise
+    def _reached(self, verb: str, name: str = "") -> AbstractContextManager[None]:
+        return place.translated(partial(self._failure, verb, name))
+
+    def _failure(self, verb: str, name: str, error: Exception) -> Exception:
+        if verb in ("list", "read") and isinstance(error, FileNotFoundError):
+            return self.lacks(name)
+        return _failure(verb, f"{self._url}/{name}" if name else self._url, error)
 
 
 def _moment(info: Mapping[str, Any]) -> float | None:
@@ -153,7 +154,7 @@ def _moment(info: Mapping[str, Any]) -> float | None:
 
 def _located(name: str) -> tuple[Any, str]:
     """Return the file system of a URL, and the path in it."""
-    with _translated("reach", name):
+    with place.translated(partial(_failure, "reach", name)):
         from fsspec.core import url_to_fs
 
         if _SFTP.match(name):
@@ -179,30 +180,18 @@ def _options(name: str) -> dict[str, object]:
     return {"temppath": posixpath.dirname(urlsplit(name).path), "timeout": _CONNECTING} if _SFTP.match(name) else {}
 
 
-@contextmanager
-def _translated(verb: str, name: str) -> Iterator[None]:
-    """Turn any error of a file system into one line, because each has errors of its own."""
-    try:
-        yield
-    except errors.CachectlError:
-        raise
-    except Exception as error:
-        reason, advice = _reason(error, name)
-        message = f"cannot {verb} {errors.printable(place.without_secrets(name))}: {reason}; {advice}"
-        raise place.TransferFailed(message) from error
-
-
-def _reason(error: Exception, name: str) -> tuple[str, str]:
-    """Return what went wrong, and what to do."""
-    text = errors.printable(" ".join(place.redacted(str(error), name).split()))[:_LONGEST_REASON].rstrip(".")
+def _failure(verb: str, url: str, error: Exception) -> place.TransferFailed:
+    """Return what went wrong, and what to do, in one line: each file system has errors of its own."""
+    text = errors.printable(" ".join(place.redacted(str(error), url).split()))[:_LONGEST_REASON].rstrip(".")
     reason = text or type(error).__name__
+    advice = "check the address and the network, and try again"
     if isinstance(error, ImportError):
+        reason = f"it needs {error.name or reason}"
         advice = "pip install 'opencl-cachectl[remote]', or the package that fsspec names"
-        return f"it needs {error.name or reason}", advice
-    if isinstance(error, FileNotFoundError):
-        return "nothing is there", "check the address, or make the bucket or folder first"
-    if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
-        return reason, "set up credentials as for the service's own tools"
-    if isinstance(error, ValueError):
-        return reason, "schemes are s3://, gs://, ssh:// and others that fsspec knows"
-    return reason, "check the address and the network, and try again"
+    elif isinstance(error, FileNotFoundError):
+        reason, advice = "nothing is there", "check the address, or make the bucket or folder first"
+    elif isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
+        advice = "set up credentials as for the service's own tools"
+    elif isinstance(error, ValueError):
+        advice = "schemes are s3://, gs://, ssh:// and others that fsspec knows"
+    return place.TransferFailed(f"cannot {verb} {errors.printable(place.without_secrets(url))}: {reason}; {advice}")

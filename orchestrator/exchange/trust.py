@@ -10,17 +10,15 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cachectl.layers.base import errors
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk.temporaries import temporary_folder
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.environment import Environment
 
 NAMESPACE: Final = "cachectl-store"
 UNTRUSTED: Final = "stores contain executable code; pass --allowed-signers FILE, --digest HEX or --trust"
@@ -67,8 +65,8 @@ def sign(text: bytes, key: str) -> bytes:
     return done.stdout
 
 
-def public_key(key: str) -> str:
-    """Return the public key of a key that :func:`sign` takes. Raises :class:`BadRequest` if it cannot be read."""
+def _public_key(key: str) -> str:
+    """Return the public key of a key that :func:`sign` takes."""
     for path in (key, f"{key}.pub"):
         with suppress(OSError, UnicodeError):
             if path.endswith(".pub"):
@@ -89,51 +87,43 @@ def _require_key(key: str) -> None:
         raise errors.BadRequest(message)
 
 
-class Judge:
-    """Decides which texts are trusted: those signed by a signer of a list."""
+def signer(environment: Environment, allowed: str, text: bytes, signature: bytes) -> str:
+    """Return which signer of a list has signed a text.
 
-    def __init__(self, environment: Environment, allowed: str) -> None:
-        if not Path(allowed).is_file():
-            message = f"{errors.printable(allowed)}: this list of allowed signers does not exist"
-            raise Untrusted(message)
-        self._environment = environment
-        self._allowed = allowed
-
-    def signer(self, text: bytes, signature: bytes) -> str:
-        """Return who signed a text.
-
-        A line of the list may name its signers by a pattern, which is then returned: the signature does not show more.
-        A negated pattern (``!eve@x``) names nobody. Raises :class:`Untrusted` if no allowed signer has signed, and
-        :class:`Forged` for a signature of something else.
-        """
-        if not signature:
-            raise Untrusted("not signed")
-        with temporary_folder(self._environment) as folder:
-            file = str(folder / "signature")
-            Path(file).write_bytes(signature)
-            found = _run(("find-principals", "-s", file, "-f", self._allowed), text)
-            names = found.stdout.decode(errors="replace").replace(",", "\n").split("\n")
-            # Names before patterns.
-            for name in sorted(filter(None, map(str.strip, names)), key=lambda name: "*" in name or "?" in name):
-                verify = ("verify", "-f", self._allowed, "-I", name, "-n", NAMESPACE, "-s", file)
-                if not name.startswith("!") and _run(verify, text).returncode == 0:
-                    return name
-            if _run(("check-novalidate", "-n", NAMESPACE, "-s", file), text).returncode:
-                raise Forged("its signature is not of this content: it was changed")
-        message = f"signed by nobody in {errors.printable(self._allowed)}"
-        raise Untrusted(message)
+    A line of the list may name its signers by a pattern, which is then returned: the signature does not show more. A
+    negated pattern (``!eve@x``) names nobody. Raises :class:`Untrusted` if no allowed signer has signed, and
+    :class:`Forged` for a signature of something else.
+    """
+    if not signature:
+        raise Untrusted("not signed")
+    with temporary_folder(environment) as folder:
+        file = str(folder / "signature")
+        Path(file).write_bytes(signature)
+        found = _run(("find-principals", "-s", file, "-f", allowed), text)
+        names = found.stdout.decode(errors="replace").replace(",", "\n").split("\n")
+        # Names before patterns.
+        for name in sorted(filter(None, map(str.strip, names)), key=lambda name: "*" in name or "?" in name):
+            verify = ("verify", "-f", allowed, "-I", name, "-n", NAMESPACE, "-s", file)
+            if not name.startswith("!") and _run(verify, text).returncode == 0:
+                return name
+        if _run(("check-novalidate", "-n", NAMESPACE, "-s", file), text).returncode:
+            raise Forged("its signature is not of this content: it was changed")
+    raise Untrusted(f"signed by nobody in {errors.printable(allowed)}")
 
 
 @contextmanager
-def judges(environment: Environment, key: str | None, allowed: str | None) -> Iterator[tuple[Judge, ...]]:
-    """Yield the judges of a list of signers, and of the signer who has a key."""
-    with ExitStack() as stack:
-        found = [] if allowed is None else [Judge(environment, allowed)]
-        if key is not None:
-            own = stack.enter_context(temporary_folder(environment)) / "own"
-            own.write_text(f"me {public_key(key)}\n", encoding="utf-8")
-            found.append(Judge(environment, str(own)))
-        yield tuple(found)
+def allowed_lists(environment: Environment, key: str | None, allowed: str | None) -> Iterator[list[str]]:
+    """Yield a list of signers, if there is one, and the list of the signer who has a key."""
+    if allowed is not None and not Path(allowed).is_file():
+        raise Untrusted(f"{errors.printable(allowed)}: this list of allowed signers does not exist")
+    lists = [] if allowed is None else [allowed]
+    if key is None:
+        yield lists
+        return
+    with temporary_folder(environment) as folder:
+        own = folder / "own"
+        own.write_text(f"me {_public_key(key)}\n", encoding="utf-8")
+        yield [*lists, str(own)]
 
 
 def _run(arguments: tuple[str, ...], text: bytes) -> subprocess.CompletedProcess[bytes]:

@@ -13,19 +13,16 @@ from functools import cache
 from importlib import import_module, reload
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors, facts
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.host import processes
 from cachectl.layers.inside import tagged_builds
 from cachectl.switching import isolated as roots
 from cachectl.switching import overlay
 from cachectl.switching.salt import SALTING
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.layer import Layer
-
 
 _INSTEAD_OF_DISABLED: Final = (
     "enter disabled() before these libraries start, or run: cachectl run --no-cache -- COMMAND; "
@@ -76,9 +73,9 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
     """
     stack = LayerSet()
     chosen = [layer for layer in stack.named(layers) if roots.can_switch(layer)]
-    loaded = processes.libraries_here()
-    off = {layer.name: layer.disable() for layer in chosen}
-    held = {layer.name: _judge(layer, off[layer.name], loaded) for layer in chosen}
+    maps = processes.read("self", "maps")
+    off = {layer.name: layer.switched(on=False) for layer in chosen}
+    held = {layer.name: _judge(layer, off[layer.name], maps) for layer in chosen}
     still_on = {name: hold.why for name, hold in held.items() if hold.status == "on"}
     if still_on and strict:
         raise StillOn(still_on, "switch off", _INSTEAD_OF_DISABLED)
@@ -99,11 +96,11 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
             # Every step runs even if another one fails.
             block.callback(_drop_copies, switch)
             block.callback(_reload_modules, switch)
-        hold = overlay.PROCESS.push(settings, _flags_left_behind(chosen))
+        hold = overlay.push(settings, _flags_left_behind(chosen))
         try:
             yield held
         finally:
-            overlay.PROCESS.pop(hold)
+            overlay.pop(hold)
             # Memoised results of the block, programs among them, end with the settings.
             del settings, hold
 
@@ -127,13 +124,14 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
         _warn_of(late)
         root.mkdir(parents=True, exist_ok=True)
         roots.make_folders(moved.values())
-        switches = [*moved.values(), *(stack[name].enable() for name in moved if roots.can_switch(stack[name]))]
+        enabled = (stack[name].switched(on=True) for name in moved if roots.can_switch(stack[name]))
+        switches = [*moved.values(), *enabled]
         roots.link_cache_home(stack.environment, stack, root)
-        hold = overlay.PROCESS.push(_settings(switches), _flags_left_behind(stack))
+        hold = overlay.push(_settings(switches), _flags_left_behind(stack))
         try:
             yield root
         finally:
-            overlay.PROCESS.pop(hold)
+            overlay.pop(hold)
     finally:
         # A forked child leaves the block too, but the root belongs to its parent.
         if folder is None and os.getpid() == process:
@@ -147,9 +145,9 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
 
 def too_late(layers: Iterable[Layer], folder: Path) -> dict[str, str]:
     """Return the layers that cannot be moved in this process any more, each with the reason."""
-    loaded = processes.libraries_here()
+    maps = processes.read("self", "maps")
     moved = roots.relocations(layers, folder)
-    return {name: why for name, switch in moved.items() if (why := _latched(switch, loaded)) is not None}
+    return {name: why for name, switch in moved.items() if (why := _latched(switch, maps)) is not None}
 
 
 def _remove_in(process: int, root: Path) -> None:
@@ -157,9 +155,9 @@ def _remove_in(process: int, root: Path) -> None:
         roots.remove_isolated_root(root)
 
 
-def _judge(layer: Layer, off: facts.Switch, loaded: processes.Loaded) -> Held:
+def _judge(layer: Layer, off: facts.Switch, maps: bytes | None) -> Held:
     """Return the status that a layer gets: a driver that has started is off only if it was off from the beginning."""
-    if (why := _latched(off, loaded)) is None:
+    if (why := _latched(off, maps)) is None:
         if _is_off(layer, off):
             return Held("off", f"already off: {layer.state().why}")
         if (lack := _misfit(off)) is not None:
@@ -167,17 +165,17 @@ def _judge(layer: Layer, off: facts.Switch, loaded: processes.Loaded) -> Held:
         if off.patches:
             return Held("off", "switched off in this process; no variable switches it off in child processes")
         return Held("off", f"switched off {off.takes_effect.value}")
-    return _judge_started(layer, loaded, why)
+    return _judge_started(layer, maps, why)
 
 
-def _judge_started(layer: Layer, loaded: processes.Loaded, why: str) -> Held:
+def _judge_started(layer: Layer, maps: bytes | None, why: str) -> Held:
     began = _began(layer)
     if began is not None and began.state().condition is facts.Condition.DISABLED:
         return Held("off", f"off since the process began: {began.state().why}")
     part = layer.about.tagging
     if part is None or not part.drivers or not part.platforms:
         return Held("on", why)
-    if not tagged_builds.can_tag() or loaded.has(part.drivers) is False:
+    if not tagged_builds.can_tag() or processes.has_loaded(part.drivers, maps) is False:
         return Held("on", f"{why}; {tagged_builds.LIBRARY}, whose builds could be salted, is not what started it")
     if (lack := tagged_builds.misfit()) is not None:
         return Held("on", f"{why}; builds cannot be salted, because {lack}")
@@ -208,7 +206,7 @@ def _misfit(switch: facts.Switch) -> str | None:
 def _is_off(layer: Layer, off: facts.Switch) -> bool:
     """Return whether variables have switched a layer off; asks the layer itself, which reads the disk, only then."""
     variables = layer.environment.variables
-    touched = any(name in variables for name in off.set.keys() | layer.enable().unset)
+    touched = any(name in variables for name in off.set.keys() | layer.switched(on=True).unset)
     return touched and layer.state().condition is facts.Condition.DISABLED
 
 
@@ -243,17 +241,17 @@ def _switched_along(stack: LayerSet, switches: Iterable[facts.Switch]) -> dict[s
     named = {switch.layer for switch in switches}
     held = Held("off", f"shares the switch of {', '.join(sorted(named))}")
     others = [layer for layer in stack if layer.name not in named and roots.can_switch(layer)]
-    return {layer.name: held for layer in others if ours & layer.disable().set.keys()}
+    return {layer.name: held for layer in others if ours & layer.switched(on=False).set.keys()}
 
 
-def _latched(switch: facts.Switch, loaded: processes.Loaded) -> str | None:
+def _latched(switch: facts.Switch, maps: bytes | None) -> str | None:
     """Return why it is too late for the variables of a switch; ``None`` if it is not."""
     modules = [module for module in switch.read_at_import if module in sys.modules]
     if modules:
         return f"{modules[0]} is imported and has opened its dictionaries"
     if not switch.read_at_load:
         return None
-    started = loaded.has(switch.read_at_load)
+    started = processes.has_loaded(switch.read_at_load, maps)
     if started is None and tagged_builds.can_tag():
         return "its driver may have started, which this platform does not show"
     return "its driver has started, and reads its variables only then" if started else None
@@ -290,8 +288,8 @@ def _flags_left_behind(layers: Iterable[Layer]) -> dict[overlay.Slot, object]:
     """Return the flags that modules imported in the block would have without it."""
     left: dict[overlay.Slot, object] = {}
     for layer in layers:
-        if (off := layer.disable()).flags:
-            left.update(_flags(off if _is_off(layer, off) else layer.enable()))
+        if (off := layer.switched(on=False)).flags:
+            left.update(_flags(off if _is_off(layer, off) else layer.switched(on=True)))
     return left
 
 
@@ -308,5 +306,5 @@ def _reload_modules(switch: facts.Switch) -> None:
         return
     for module, attribute in switch.reloads:
         loaded = sys.modules.get(module)
-        if loaded is not None and isinstance(overlay.Slot(attribute, module).read(), overlay.NoValue):
+        if loaded is not None and overlay.Slot(attribute, module).read() is overlay.MISSING:
             reload(loaded)

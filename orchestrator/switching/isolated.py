@@ -17,14 +17,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment, user_cache_folder
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.disk import atomic, private_folders, temporaries
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.layer import Layer
 
 #: Variables that move several layers, and caches of other programs.
 _SHARED: Final = frozenset({"XDG_CACHE_HOME", "WIN_PD_OVERRIDE_LOCAL_APPDATA"})
@@ -36,19 +34,15 @@ def _warn(line: str) -> None:
     warnings.warn(line, RuntimeWarning, stacklevel=2)
 
 
-class NoRoot(errors.CachectlError, OSError):
-    """An isolated root that is kept cannot be made."""
-
-
 def make_kept_root(folder: Path, mode: int = 0o777) -> None:
-    """Make an isolated root that is kept, if it is missing. Raises :class:`NoRoot`."""
+    """Make an isolated root that is kept, if it is missing. Raises :class:`CachectlError`."""
     try:
         folder.mkdir(mode=mode, parents=True, exist_ok=True)
     except OSError as error:
         message = (
             f"cannot make the root {errors.printable(folder)}: {error.strerror}; --isolated=DIR names another folder"
         )
-        raise NoRoot(message) from error
+        raise errors.CachectlError(message) from error
 
 
 @contextmanager

@@ -13,14 +13,10 @@ from typing import Final, NamedTuple
 
 from cachectl.layers.base.environment import process_variable, set_process_variable
 
-
-class NoValue:
-    """The value of an attribute that does not exist."""
-
-
-MISSING: Final = NoValue()
+#: The value of an attribute that does not exist.
+MISSING: Final = object()
 #: The value of an attribute of a module that is not loaded: nothing to read or restore.
-UNLOADED: Final = NoValue()
+_UNLOADED: Final = object()
 
 
 class Slot(NamedTuple):
@@ -34,11 +30,11 @@ class Slot(NamedTuple):
     owner: str | None = None
 
     def read(self) -> object:
-        """Return the value now, :data:`UNLOADED` or :data:`MISSING` if an attribute has none."""
+        """Return the value now; :data:`MISSING` if there is no such attribute."""
         if self.module is None:
             return process_variable(self.name)
         target = self._target()
-        return UNLOADED if target is None else vars(target).get(self.name, MISSING)
+        return _UNLOADED if target is None else vars(target).get(self.name, MISSING)
 
     def write(self, value: object) -> None:
         """Set the value; :data:`MISSING` removes it. Does nothing if the module is, or was, not loaded."""
@@ -46,9 +42,9 @@ class Slot(NamedTuple):
             set_process_variable(self.name, None if value is None else str(value))
             return
         target = self._target()
-        if target is None or value is UNLOADED:
+        if target is None or value is _UNLOADED:
             return
-        if not isinstance(value, NoValue):
+        if value is not MISSING:
             setattr(target, self.name, value)
         elif self.name in vars(target):
             delattr(target, self.name)
@@ -58,43 +54,40 @@ class Slot(NamedTuple):
         return module if module is None or self.owner is None else getattr(module, self.owner, None)
 
 
-class Overlay:
-    """All holds of one process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._holds: list[Mapping[Slot, object]] = []
-        self._ground: dict[Slot, object] = {}
-
-    def push(self, settings: Mapping[Slot, object], absent: Mapping[Slot, object]) -> Mapping[Slot, object]:
-        """Apply settings to the process; return the hold, the argument of :meth:`pop`.
-
-        ``absent`` has the values to leave in a module that is not loaded yet and is loaded before the hold ends.
-        """
-        # A copy, because equal holds are distinguished by identity.
-        hold = dict(settings)
-        with self._lock:
-            for slot in hold:
-                if slot not in self._ground:
-                    value = slot.read()
-                    self._ground[slot] = absent.get(slot, value) if value is UNLOADED else value
-            self._holds.append(hold)
-            self._lay(hold)
-        return hold
-
-    def pop(self, hold: Mapping[Slot, object]) -> None:
-        """Remove one hold; the settings of the others stay."""
-        with self._lock:
-            self._holds = [other for other in self._holds if other is not hold]
-            self._lay(hold)
-            held = {slot for other in self._holds for slot in other}
-            self._ground = {slot: value for slot, value in self._ground.items() if slot in held}
-
-    def _lay(self, slots: Mapping[Slot, object]) -> None:
-        for slot in slots:
-            wanted = [hold[slot] for hold in self._holds if slot in hold]
-            slot.write(wanted[-1] if wanted else self._ground[slot])
+_LOCK: Final = threading.RLock()
+#: All holds of this process, and the original value of each slot that one of them has.
+_HOLDS: Final[list[Mapping[Slot, object]]] = []
+_GROUND: Final[dict[Slot, object]] = {}
 
 
-#: The one overlay of this process.
-PROCESS: Final = Overlay()
+def push(settings: Mapping[Slot, object], absent: Mapping[Slot, object]) -> Mapping[Slot, object]:
+    """Apply settings to the process; return the hold, the argument of :func:`pop`.
+
+    ``absent`` has the values to leave in a module that is not loaded yet and is loaded before the hold ends.
+    """
+    # A copy, because equal holds are distinguished by identity.
+    hold = dict(settings)
+    with _LOCK:
+        for slot in hold:
+            if slot not in _GROUND:
+                value = slot.read()
+                _GROUND[slot] = absent.get(slot, value) if value is _UNLOADED else value
+        _HOLDS.append(hold)
+        _lay(hold)
+    return hold
+
+
+def pop(hold: Mapping[Slot, object]) -> None:
+    """Remove one hold; the settings of the others stay."""
+    with _LOCK:
+        _HOLDS[:] = [other for other in _HOLDS if other is not hold]
+        _lay(hold)
+        for slot in hold:
+            if not any(slot in other for other in _HOLDS):
+                _GROUND.pop(slot, None)
+
+
+def _lay(slots: Mapping[Slot, object]) -> None:
+    for slot in slots:
+        wanted = [hold[slot] for hold in _HOLDS if slot in hold]
+        slot.write(wanted[-1] if wanted else _GROUND[slot])

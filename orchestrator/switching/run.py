@@ -8,15 +8,13 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors, facts
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.layer import Layer
 from cachectl.switching import isolated
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.environment import Environment
-    from cachectl.layers.base.layer import Layer
 
 
 def _signals(*names: str) -> frozenset[int]:
@@ -47,14 +45,14 @@ def variables_off(layers: Iterable[Layer], stack: LayerSet, folder: Path) -> dic
     then be neither switched nor moved.
     """
     chosen = tuple(layers)
-    changes = merged(layer.disable() for layer in chosen if isolated.can_switch(layer))
+    changes = merged(layer.switched(on=False) for layer in chosen if isolated.can_switch(layer))
     along = isolated.companions(chosen, stack, folder)
     staying = {variable for name in along for variable in stack[name].relocate(folder).set}
     for layer in chosen:
         moved = layer.relocate(folder).set if layer.abilities()[facts.Ability.RELOCATE] is None else {}
         if not staying & moved.keys():
             changes.update(moved)
-        elif layer.disable().patches:
+        elif layer.switched(on=False).patches:
             others = ", ".join(along)
             raise errors.Refused(layer.name, f"has no switch, and shares its folder with {others}; name these too")
     return changes
@@ -68,7 +66,7 @@ def variables_isolated(layers: Iterable[Layer], folder: Path) -> dict[str, str |
     chosen = tuple(layers)
     moved = isolated.relocations(chosen, folder).values()
     isolated.make_folders(moved)
-    return merged([*(layer.enable() for layer in chosen if isolated.can_switch(layer)), *moved])
+    return merged([*(layer.switched(on=True) for layer in chosen if isolated.can_switch(layer)), *moved])
 
 
 def environment_below(environment: Environment, folder: str) -> Environment:
@@ -85,7 +83,7 @@ def environment_below(environment: Environment, folder: str) -> Environment:
 def environment_of(environment: Environment, root: Path) -> Environment:
     """Return the environment of a program whose layers are all below a root, as its path is written."""
     layers = LayerSet(environment)
-    enabled = [layer.enable() for layer in layers if isolated.can_switch(layer)]
+    enabled = [layer.switched(on=True) for layer in layers if isolated.can_switch(layer)]
     return environment.with_variables(merged([*enabled, *isolated.relocations(layers, root).values()]))
 
 

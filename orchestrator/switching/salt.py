@@ -20,14 +20,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from cachectl.layers.base import errors, facts
+from cachectl.layers.base.layer import Layer, plan_removal
 from cachectl.layers.host import processes
 from cachectl.layers.inside import tagged_builds
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.layer import Layer
 
 _NAME: Final = "cachectl_salt"
 #: Seconds by which the clock of a file server may be behind.
@@ -174,7 +172,8 @@ class Salting:
             if not self._built and not self._forked:
                 return 0, []
             counts = {salt: tagged_builds.count_references(built.program) for salt, built in self._built.items()}
-            held = tagged_builds.holders() if any(count > 1 for count in counts.values()) else tagged_builds.Holders()
+            is_held = any(count > 1 for count in counts.values())
+            held, kernels = tagged_builds.holders() if is_held else (Counter[int](), None)
             # Another thread could launch a kernel in a new shape right now.
             alone = threading.active_count() == 1
             # Idle builds are finished, and their program is held by no launched command: a driver holds the kernel of
@@ -182,12 +181,12 @@ class Salting:
             idle = {
                 salt
                 for salt, built in self._built.items()
-                if built.done and (counts[salt] <= 1 or held.rests(built.program, alone=alone))
+                if built.done and (counts[salt] <= 1 or tagged_builds.rests(built.program, held, kernels, alone=alone))
             }
             for built in map(self._built.__getitem__, () if ends else idle):
                 # The record itself is one holder; kernels do not ask for binaries. PoCL assembles a binary from the
                 # entry's folder, once: without it the bitcode is missing, and a process that loads the binary crashes.
-                if not built.whole and built.program is not None and held.programs[built.program.int_ptr] > 1:
+                if not built.whole and built.program is not None and held[built.program.int_ptr] > 1:
                     built.whole = True
                     tagged_builds.ask_for_binaries(built.program)
             notes = [
@@ -231,7 +230,7 @@ class Salting:
         """Remove spent entries in one root; yield a note for each that was left."""
         try:
             things = tuple(self._spent(layer, path, idle))
-            outcome = layer.clear(layer.plan_removal(things, in_use=True)) if things else None
+            outcome = layer.clear(plan_removal(layer, things, in_use=True)) if things else None
         except errors.FAILURES as error:
             yield f"{layer.name} keeps an entry of a salted build: {errors.reason_of(error)}"
             return

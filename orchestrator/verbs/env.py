@@ -56,7 +56,7 @@ def env(
         raise errors.BadRequest(f"--root {root!r} is not a directory")
     chosen, notes = stack.named(layers), list[str]()
     if base is not None:
-        from cachectl.exchange.around import base_at, start_from
+        from cachectl.exchange.copying import base_at, start_from
 
         names = [layer.name for layer in chosen] if layers else ()
         place = base_at(stack.environment, base)
@@ -68,7 +68,7 @@ def env(
         if reason is not None:
             notes.append(f"{layer.name} cannot {ability.value}: {reason}")
             continue
-        switch = layer.relocate(folder) if folder is not None else layer.enable() if enable else layer.disable()
+        switch = layer.switched(on=enable) if folder is None else layer.relocate(folder)
         switches.append(switch)
         if switch.patches:
             notes.append(f"{layer.name}: no variable switches it off; cachectl run --no-cache does")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from cachectl import config, layer_set, removal, verbs
 from cachectl.layers.base import errors, facts, selection
-from cachectl.layers.base.layer import every_root
+from cachectl.layers.base.layer import every_root, plan_removal
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
@@ -77,7 +77,7 @@ def plan_prune(layers: Iterable[Layer], limits: config.Limits) -> removal.PurgeP
         total -= thing.bytes
 
     def plan(layer: Layer) -> facts.Plan:
-        plan = layer.plan_removal(going[layer])
+        plan = plan_removal(layer, going[layer])
         return replace(plan, failed=(*plan.failed, *failed[layer]))
 
     return removal.planned(going, plan)

@@ -32,7 +32,7 @@ def run(request: verbs.Request) -> int:
 
 
 def _read(file: str) -> bytes:
-    """Read a file, or standard input. Raises :class:`NotAnArtifact` for one that is too large, and :class:`OSError`."""
+    """Read a file, or standard input. Raises :class:`CachectlError` for one that is too large, and :class:`OSError`."""
     whole = io.BytesIO()
     try:
         with nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as source:
@@ -42,7 +42,7 @@ def _read(file: str) -> bytes:
         error.filename = "standard input" if file == "-" else file
         raise
     if whole.tell() > errors.LARGEST_ARTIFACT:
-        raise errors.NotAnArtifact(
+        raise errors.CachectlError(
             f"{file}: has more than the {errors.LARGEST_ARTIFACT:,} bytes of the largest artifact; give what get wrote"
         )
     return whole.getvalue()

@@ -99,11 +99,11 @@ def run_with(
         place = None
         besides: Mapping[str, frozenset[str]] = {}
         if base is not None or store is not None:
-            from cachectl.exchange import around
+            from cachectl.exchange import around, copying
         if base is not None:
-            place = around.base_at(here, base)
-            isolated = isolated or around.make_own_root(here, place)
-            besides = around.base_keys(here, place, layers) if store else {}
+            place = copying.base_at(here, base)
+            isolated = isolated or copying.make_own_root(here, place)
+            besides = copying.base_keys(here, place, layers) if store else {}
         if store is not None:
             isolated = isolated if isinstance(isolated, bool) else here.absolute(isolated)
             kept = _kept_below(stack, isolated)
@@ -128,7 +128,7 @@ def run_with(
                 changes = child.variables_isolated(chosen, root)
             if place is not None:
                 names = tuple(layer.name for layer in moved)
-                around.start_from(here, place, root, layers=names, notice=notice)
+                copying.start_from(here, place, root, layers=names, notice=notice)
             link_cache_home(here, moved, root)
         watch = _watch(stack, chosen, frozenset(staying)) if prove else None
         status = child.run(command, changes, here, signals)
@@ -211,15 +211,15 @@ def _store_use(request: verbs.Request) -> StoreUse | None:
 
 def _lines(proof: Proof) -> Iterator[str]:
     """Yield the proof of each layer, then the verdict."""
-    from cachectl.watching.proof import Verdict
+    from cachectl.watching.proof import FAILS, UNKNOWN
 
     for attestation in proof.attestations:
         files = f"{errors.plural(attestation.compared, 'file')} compared"
-        if attestation.verdict is Verdict.FAILS:
-            shown = [f"{touch.path} {', '.join(touch.what)}" for touch in attestation.touches[:_FEW]]
+        if attestation.touches:
+            shown = [f"{path} {', '.join(what)}" for path, what in attestation.touches[:_FEW]]
             more = len(attestation.touches) - len(shown)
             attested = "; ".join([*shown, *([f"and {more:,} more"] if more else [])])
-        elif attestation.verdict is Verdict.UNKNOWN:
+        elif attestation.unknown:
             attested = f"no write seen ({files}), but reads are unknown: {'; '.join(attestation.unknown)}"
         else:
             means = ", ".join([f"file events on {errors.plural(attestation.folders, 'folder')}", *attestation.notes])
@@ -227,12 +227,8 @@ def _lines(proof: Proof) -> Iterator[str]:
         yield f"proof: {attestation.layer}: {attested}"
     for name in proof.left_out:
         yield f"proof: {name}: stays in use, so nothing is proved of it"
-    if proof.of(Verdict.FAILS):
+    if proof.of(FAILS):
         yield "proof: other programs that use these caches count too; if one may have run, try again without it"
-    bad = [
-        f"{verdict.value} for {', '.join(names)}"
-        for verdict in (Verdict.FAILS, Verdict.UNKNOWN)
-        if (names := proof.of(verdict))
-    ]
+    bad = [f"{verdict} for {', '.join(names)}" for verdict in (FAILS, UNKNOWN) if (names := proof.of(verdict))]
     holds = "holds" if proof.holds else "cannot be given: no layer is left to prove it of"
     yield f"proof {'; '.join(bad) or holds}"

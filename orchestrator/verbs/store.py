@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from cachectl import verbs
 from cachectl.exchange import trust
 from cachectl.exchange.format import INDEX, Item, PartName, is_name
-from cachectl.exchange.index import Gone, StoreIndex, place_of
 from cachectl.exchange.place import FOLDERS, BadStore, Stored
+from cachectl.exchange.store import Gone, Store, place_of
 from cachectl.layers.base import errors
 from cachectl.layers.base.facts import AsJson
 from cachectl.layers.base.selection import moment_text
@@ -135,10 +135,10 @@ class SharedStore:
 
     def ls(self) -> StoreListing:
         """Return what is in the store, by portability key. Raises :class:`BadStore` and :class:`Missing`."""
-        index = StoreIndex(self._place, self._environment)
+        index = Store(self._place, self._environment)
         index.require_store()
         groups: dict[str, list[PartName]] = {}
-        for name in index.names.parts:
+        for name in index.parts:
             groups.setdefault(name.key, []).append(name)
         keys = []
         for group, names in groups.items():
@@ -156,7 +156,7 @@ class SharedStore:
                     fingerprint=dict(key.facts),
                 )
             )
-        index.save()
+        index.memory.save(index.files)
         keys.sort(key=lambda listed: (listed.layer, listed.key))
         return StoreListing(self._place.shown, index.digest, tuple(keys))
 
@@ -179,9 +179,9 @@ class SharedStore:
         place, now = self._place, self._environment.clock()
         # Before the index: what is listed by then is not taken for unlisted.
         contents = {stored.name: stored for folder in FOLDERS for stored in place.names(folder)}
-        index = StoreIndex(place, self._environment)
+        index = Store(place, self._environment)
         index.require_store()
-        parts = {name: index.part(name) for name in index.names.parts}
+        parts = {name: index.part(name) for name in index.parts}
         uses = Counter(pack for part in parts.values() for pack in part.packs)
         sizes = {name: stored.bytes or 0 for name, stored in contents.items()}
         kept = sum(sizes.get(pack, 0) for pack in uses)
@@ -202,7 +202,7 @@ class SharedStore:
             place.remove([f"{INDEX}{name}" for name in old])
             place.remove(unlisted)
             place.finish()
-            index.save()
+            index.memory.save(index.files)
         return Collection(
             url=place.shown,
             dry_run=dry_run,
@@ -246,12 +246,12 @@ class SharedStore:
         """
         # Before the index: a writer adds packs first.
         contents = set(filter(is_name, (stored.name for stored in self._place.names("packs"))))
-        with trust.judges(self._environment, None, allowed_signers) as trusted:
-            index = StoreIndex(self._place, self._environment, trusted)
+        with trust.allowed_lists(self._environment, None, allowed_signers) as allowed:
+            index = Store(self._place, self._environment, allowed)
             index.require_store()
-            check = StoreCheck(self._place.shown, index.digest, len(index.names.parts))
+            check = StoreCheck(self._place.shown, index.digest, len(index.parts))
             packs: dict[str, list[Item]] = {}
-            for name in index.names.parts:
+            for name in index.parts:
                 with _reporting(check, index, f"{INDEX}{name}"):
                     index.key(name.key)
                     for item in index.part(name).entries:
@@ -269,7 +269,7 @@ class SharedStore:
 
 
 @contextmanager
-def _reporting(check: StoreCheck, index: StoreIndex, name: str) -> Iterator[None]:
+def _reporting(check: StoreCheck, index: Store, name: str) -> Iterator[None]:
     """Add what is wrong with a part of the index or a pack to the findings."""
     try:
         yield
@@ -278,14 +278,14 @@ def _reporting(check: StoreCheck, index: StoreIndex, name: str) -> Iterator[None
     except Gone as error:
         index.refresh()
         # Else gc has removed it meanwhile, and of a pack the part, too.
-        if any(name == f"{INDEX}{part}" for part in index.names.parts) or _is_listed(index, name):
+        if any(name == f"{INDEX}{part}" for part in index.parts) or _is_listed(index, name):
             check.add(name, "missing", error)
     except BadStore as error:
         check.add(name, "damaged", error)
 
 
-def _is_listed(index: StoreIndex, pack: str) -> bool:
-    for name in index.names.parts:
+def _is_listed(index: Store, pack: str) -> bool:
+    for name in index.parts:
         # Parts that cannot be used are findings of their own.
         with suppress(BadStore, trust.Untrusted):
             if pack in index.part(name).packs:

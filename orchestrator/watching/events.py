@@ -9,6 +9,7 @@ than many commands that are watched, and leaks a descriptor in Python before 3.1
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import select
@@ -16,15 +17,14 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from cachectl.layers.base import errors, facts
+from cachectl.layers.base import errors, facts, parts
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.parts import EntryFiles
 from cachectl.layers.disk.presence import nearest
 
 # sys/inotify.h
@@ -63,16 +63,12 @@ def open_queue() -> tuple[Any, int]:
     """Return the C library, and the kernel's queue of events. Raises :class:`OSError` where there is none."""
     if not sys.platform.startswith("linux"):
         raise OSError(errno.ENOSYS, "only Linux reports every file that is opened")
-    import ctypes
-
     library = ctypes.CDLL(None, use_errno=True)
     return library, _checked(library.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
 
 
 def _checked(result: int) -> int:
     if result < 0:
-        import ctypes
-
         number = ctypes.get_errno()
         raise OSError(number, _REASONS.get(number, os.strerror(number)))
     return result
@@ -90,7 +86,8 @@ class FileEvents:
         self.lost = False
         self._lock = threading.RLock()
         self._note = note
-        self._paths: dict[int, list[Path]] = {}
+        #: A folder may have several names.
+        self._paths: dict[int, dict[Path, None]] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._drain, name="cachectl-events", daemon=True)
         try:
@@ -111,11 +108,9 @@ class FileEvents:
         with self._lock:
             try:
                 watch = self._library.inotify_add_watch(self._queue, os.fsencode(path), mask | _MASK_ADD)
-                paths = self._paths.setdefault(_checked(watch), [])
+                self._paths.setdefault(_checked(watch), {})[path] = None
             except OSError as error:
                 return error.strerror
-            if path not in paths:
-                paths.append(path)
             return None
 
     def stop(self) -> None:
@@ -153,7 +148,7 @@ class FileEvents:
                 name = os.fsdecode(data[at + _HEAD.size : at + _HEAD.size + length].rstrip(b"\0"))
                 at += _HEAD.size + length
                 self.lost = self.lost or bool(mask & _OVERFLOW)
-                for path in self._paths.get(watch, ()):
+                for path in tuple(self._paths.get(watch, ())):
                     self._note(path / name if name else path, mask)
             return True
 
@@ -185,18 +180,18 @@ class WatchedPlace:
 
     def owners(self, relative: str) -> frozenset[str]:
         """Return the names of the layers that recognise a path below the place as theirs, or as leading to theirs."""
-        parts = tuple(relative.split("/"))
-        return frozenset(layer.name for layer, root in self.claims if _owns(layer, root, parts))
+        names = tuple(relative.split("/"))
+        return frozenset(layer.name for layer, root in self.claims if _owns(layer, root, names))
 
     def is_unclear(self, name: str) -> bool:
         """Return whether a layer cannot say which files here are its own."""
         return any(layer.name == name and _owns(layer, root, ("?",)) is None for layer, root in self.claims)
 
 
-def _owns(layer: Layer, root: facts.Root, parts: tuple[str, ...]) -> bool | None:
+def _owns(layer: Layer, root: facts.Root, names: tuple[str, ...]) -> bool | None:
     """Ask a layer whether it owns a path; a layer that fails to answer counts as unknown."""
     try:
-        return layer.store.owns(root, parts)
+        return layer.store.owns(root, names)
     except errors.FAILURES:
         return None
 
@@ -252,10 +247,6 @@ class History:
     _gone: bool = False
     #: The file was found when its new folder was listed; its creation may be reported again.
     _listed: bool = False
-
-    def times(self, *, stores: bool) -> tuple[float, ...]:
-        """Return when it was stored, or hit."""
-        return tuple(at for at, stored in self.uses if stored is stores)
 
     def listed(self, at: float) -> None:
         """Record a file that was in a new folder already: its events are missing, or the last ones will come."""
@@ -329,6 +320,7 @@ class Seen:
     ``shared`` maps files that hold many entries to their openings; ``doubts`` lists why uses may be missing.
     """
 
+    files: parts.EntryFiles
     entries: list[tuple[facts.Root, str, History]] = field(default_factory=list)
     shared: dict[Path, int] = field(default_factory=dict)
     doubts: dict[str, None] = field(default_factory=dict)
@@ -337,27 +329,25 @@ class Seen:
 class EntryEvents:
     """Watches the files of some layers' entries: :meth:`watching` is the block in which they are used."""
 
-    def __init__(self, layers: Iterable[tuple[Layer, EntryFiles]]) -> None:
-        self._files: dict[str, EntryFiles] = {}
-        watched = []
-        for layer, files in layers:
-            self._files[layer.name] = files
-            watched.append(layer)
-        places, unknown = places_of(watched)
+    _events: FileEvents
+
+    def __init__(self, layers: Sequence[tuple[Layer, parts.EntryFiles]]) -> None:
+        places, unknown = places_of(layer for layer, _ in layers)
         self.why_not: str | None = None
-        self._seen = {name: Seen(doubts={why: None for why in [unknown.get(name)] if why}) for name in self._files}
+        self._seen = {layer.name: Seen(files) for layer, files in layers}
+        for name, why in unknown.items():
+            self._seen[name].doubts[why] = None
         # Too much happens in a folder where everybody keeps files.
         self._places = [place for place in places if not place.everybodys]
         self._unwatched = [place for place in places if place.everybodys]
         self._histories: dict[Path, History] = {}
         self._recorded = 0
-        self._events: FileEvents | None = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch during the block."""
-        self._events = events = FileEvents(self._note)
-        self.why_not = events.why_not
+        self._events = FileEvents(self._note)
+        self.why_not = self._events.why_not
         try:
             for place in self._places if self.why_not is None else ():
                 # Folders above it: all that exist until it does.
@@ -367,10 +357,10 @@ class EntryEvents:
                 self._descend(place.path, new=False)
             yield
         finally:
-            events.stop()
+            self._events.stop()
 
     def _watch(self, folder: Path, mask: int) -> bool:
-        if self._events is None or not folder.is_dir():
+        if not folder.is_dir():
             return False
         why = self._events.watch(folder, mask)
         if why is not None and folder.is_dir():
@@ -388,8 +378,8 @@ class EntryEvents:
         waiting = [folder]
         while waiting:
             path = waiting.pop()
-            is_place = any(place.relative(path) is not None for place in self._places)
-            if not self._watch(path, _USES if is_place else ARRIVED):
+            is_in_place = any(place.relative(path) is not None for place in self._places)
+            if not self._watch(path, _USES if is_in_place else ARRIVED):
                 continue
             with suppress(OSError), os.scandir(path) as names:
                 for name in names:
@@ -403,8 +393,7 @@ class EntryEvents:
         return any(folder in (place.path, *place.path.parents) for place in self._places) or self._is_owned(folder)
 
     def _is_owned(self, path: Path) -> bool:
-        names = ((place, place.relative(path)) for place in self._places)
-        return any(name and place.owners(name) for place, name in names)
+        return any((name := place.relative(path)) and place.owners(name) for place in self._places)
 
     def _note(self, path: Path, mask: int) -> None:
         if mask & FOLDER:
@@ -415,41 +404,40 @@ class EntryEvents:
             if self._recorded <= _MOST:
                 self._histories.setdefault(path, History()).record(mask, time.time())
 
-    def seen(self) -> dict[str, Seen] | None:
-        """Return what was seen of each layer; ``None`` if nothing could be seen."""
-        if self._events is None or self.why_not is not None:
-            return None
-        for place in self._places:
-            for why in self._limits(place):
-                self._doubt(place, why)
-        for place in self._unwatched:
-            with suppress(OSError):
-                if any(place.owners(name) for name in os.listdir(place.path)):
-                    self._doubt(place, f"{place.path}, where others keep files too, is not watched")
+    def seen(self) -> dict[str, Seen]:
+        """Return what was seen of each layer, when the block has ended; nothing if nothing could be watched."""
+        if self.why_not is not None:
+            return {}
+        self._doubt_places()
         for path, history in self._histories.items():
-            for place in self._places:
-                key = place.relative(path)
-                for layer, root in place.claims if history.uses and key else ():
-                    self._assign(layer, root, key or "", history)
+            for place in self._places if history.uses else ():
+                if key := place.relative(path):
+                    for layer, root in place.claims:
+                        self._assign(layer, root, key, history)
         return self._seen
 
-    def _limits(self, place: WatchedPlace) -> Iterator[str]:
-        if self._events is None or self._events.lost or self._recorded > _MOST:
-            yield LOST
-        if any(place.is_unclear(name) for name in place.layers):
-            yield "the layer cannot say which files are its own"
-        # Other roots are fallbacks.
-        if any(root == layer.roots()[0] and root.scope is facts.Scope.USER for layer, root in place.claims):
-            why = storing_refused(place.path)
-            yield from () if why is None else (f"{why}: a miss that stores nothing does not show",)
+    def _doubt_places(self) -> None:
+        for place in self._places:
+            if self._events.lost or self._recorded > _MOST:
+                self._doubt(place, LOST)
+            if any(map(place.is_unclear, place.layers)):
+                self._doubt(place, "the layer cannot say which files are its own")
+            # Other roots are fallbacks.
+            is_first = any(root == layer.roots()[0] and root.scope is facts.Scope.USER for layer, root in place.claims)
+            if is_first and (why := storing_refused(place.path)) is not None:
+                self._doubt(place, f"{why}: a miss that stores nothing does not show")
+        for place in self._unwatched:
+            with suppress(OSError):
+                if any(map(place.owners, os.listdir(place.path))):
+                    self._doubt(place, f"{place.path}, where others keep files too, is not watched")
 
     def _assign(self, layer: Layer, root: facts.Root, key: str, history: History) -> None:
-        seen, shared = self._seen[layer.name], self._files[layer.name].shared
+        seen = self._seen[layer.name]
         if not _owns(layer, root, tuple(key.split("/"))):
             return
         if layer.store.is_key(key):
             seen.entries.append((root, key, history))
-        elif shared is not None and shared.fullmatch(key.rpartition("/")[2]):
+        elif seen.files.shared is not None and seen.files.shared.fullmatch(key.rpartition("/")[2]):
             seen.shared[root.path / key] = history.openings
         else:
             return

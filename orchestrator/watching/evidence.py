@@ -11,22 +11,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import ClassVar, Final
 
-from cachectl import layer_set
-from cachectl.layers.base import facts
-from cachectl.layers.base.errors import FAILURES, Damaged
+from cachectl.layers.base import errors, facts, parts
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.parts import EntryFiles, Lookups
 from cachectl.watching.events import History, Seen, storing_refused
 from cachectl.watching.notes import Event
 
 EXACT: Final = "exact"
 INFERRED: Final = "inferred"
 NONE: Final = "none"
-#: Events that are counted as they are.
-COUNTED: Final = frozenset({"hit", "miss", "store"})
 #: Seconds by which the clock of a file event may be behind that of a build.
 _LATE: Final = 0.05
 _NO_PYTHON: Final = (
@@ -92,77 +87,90 @@ class Miss:
 
 
 class Evidence:
-    """All that is seen of a run: made before it starts, and told afterwards what was seen.
+    """All that is seen of one layer in a run: made before it starts, and told afterwards what was seen.
 
-    ``events`` are those of watched programs, ``unread`` has a line for each file of events that could not be read.
-    ``seen`` is what file events showed, ``None`` without any. ``unwatched`` maps layers to commands of the run that
-    could not be watched, ``strangers`` to those of other programs that may have used its files.
+    ``began`` is when it started. ``events`` are those of watched programs, of every layer; ``unread`` has a line for
+    each file of events that could not be read. ``seen`` is what file events showed, ``None`` without any. ``commands``
+    of the run used the layer and could not be watched, and ``strangers`` are other programs that may have used its
+    files.
     """
 
-    def __init__(self, stack: layer_set.LayerSet, *, explain: bool = False) -> None:
-        self.lookups = {layer.name: part for layer in stack if (part := layer.about.lookups) is not None}
+    def __init__(self, layer: Layer, *, explain: bool = False) -> None:
+        self.layer = layer
+        self.part = layer.about.lookups or parts.Lookups()
         self.began = 0.0
         self.events: Sequence[Event] = ()
         self.unread: Sequence[str] = ()
-        self.seen: Mapping[str, Seen] | None = None
-        self.unwatched: Mapping[str, Sequence[str]] = {}
-        self.strangers: Mapping[str, Iterable[str]] = {}
+        self.seen: Seen | None = None
+        self.commands: Sequence[str] = ()
+        self.strangers: Iterable[str] = ()
+        #: Modules that must be watched for the numbers to be exact.
+        self._modules = {*self.part.modules, *(call.module for call in self.part.calls)}
+        self._is_system = layer.about.scope is facts.Scope.SYSTEM
         #: Entries before the run, by root and key; ``None`` if they cannot be listed, or the layer is watched.
-        self._before = {layer.name: self._list(layer) for layer in stack}
-        self._counters = {name: _counters_of(stack[name], part) for name, part in self.lookups.items()}
+        self._before = self._list()
+        self._counters = self._count()
         self._known: list[facts.Entry] = []
-        for layer in stack if explain else ():
-            with suppress(*FAILURES):
+        if explain:
+            with suppress(*errors.FAILURES):
                 self._known += layer.entries()
 
-    @property
-    def misfits(self) -> dict[str, str]:
-        """The libraries that are not as their watchers expect them, each with what is wrong."""
-        failed = (event for event in self.events if event["event"] == "failed")
-        return {event["library"]: f"{event['library']} cannot be watched ({event.get('error')})" for event in failed}
+    def owns(self, event: Event) -> bool:
+        """Return whether a lookup or store that a program noted was the layer's."""
+        return event["layer"] == (self.part.family or self.layer.name) and self.part.owns(event)
 
-    def layer_of(self, event: Event) -> str:
-        """Return the name of the layer that an event belongs to."""
-        return next((name for name in self.lookups if self._owns(name, event)), str(event["layer"]))
-
-    def _owns(self, name: str, event: Event) -> bool:
-        part = self.lookups.get(name)
-        return part is not None and event["layer"] == (part.family or name) and part.owns(event)
-
-    def _list(self, layer: Layer) -> dict[str, facts.Entry] | None:
-        part = self.lookups.get(layer.name)
-        if layer.about.scope is facts.Scope.SYSTEM or (part is not None and modules_of(part)):
+    def _list(self) -> dict[str, facts.Entry] | None:
+        if self._is_system or self._modules:
             return None
         try:
             return {
                 f"{root.path}/{entry.key}": entry
-                for root in layer.roots()
-                for entry in layer.store.scan(root, contents=False)
+                for root in self.layer.roots()
+                for entry in self.layer.store.scan(root, contents=False)
                 if isinstance(entry, facts.Entry)
             }
-        except FAILURES:
+        except errors.FAILURES:
             return None
 
-    def of_layer(self, layer: Layer, used: Sequence[EntryTrace]) -> LayerTrace:
-        """Return what one layer did; ``used`` are its entries that file events showed."""
-        counted = self._by_files(layer, used) or self._by_programs(layer)
-        commands = self.unwatched.get(layer.name, ())
-        if counted.evidence == EXACT and layer.name not in (self.seen or {}) and (commands or self.unread):
-            reasons = [f"could not watch {', '.join(commands)}"] if commands else []
+    def _count(self) -> tuple[int, int] | None:
+        """Return the cache's own counters; ``None`` if it has none, or if a plug-in fails to read them."""
+        try:
+            return self.part.counters(self.layer.environment)
+        except errors.FAILURES:
+            return None
+
+    def trace(self, used: Sequence[EntryTrace]) -> LayerTrace:
+        """Return what the layer did; ``used`` are its entries that file events showed."""
+        counted = self._by_files(used) or self._by_programs()
+        if counted.evidence == EXACT and self.seen is None and (self.commands or self.unread):
+            reasons = [f"could not watch {', '.join(self.commands)}"] if self.commands else []
             reasons += [f"could not read {', '.join(self.unread)}"] if self.unread else []
             bound = f"{counted.why}; a lower bound: {' and '.join(reasons)}"
             counted = replace(counted, evidence=INFERRED, why=bound)
-        return _judged(layer, counted)
+        # Why it took no part; what was counted counts more, because a program may switch a layer itself.
+        with suppress(*errors.FAILURES):
+            state = self.layer.state()
+            if state.condition is facts.Condition.DISABLED:
+                return counted if counted.hits else replace(counted, state="disabled", state_why=state.why)
+            if state.condition is facts.Condition.BYPASSED:
+                return counted if counted.was_used else replace(counted, state="bypassed", state_why=state.why)
+            if state.condition is not facts.Condition.ABSENT and self.layer.about.when_closed and not counted.stores:
+                roots = (root.path for root in self.layer.roots() if root.scope is facts.Scope.USER)
+                if why := next(filter(None, map(storing_refused, roots)), None):
+                    return replace(counted, state="closed", state_why=why)
+        return counted
+
+    def _unseen(self, why: str) -> LayerTrace:
+        return LayerTrace(self.layer.name, None, None, None, None, NONE, why)
 
     # ------------------------------------------------------------------ seen in programs
 
-    def _by_programs(self, layer: Layer) -> LayerTrace:
-        name, part = layer.name, self.lookups.get(layer.name, Lookups())
-        modules, misfits = modules_of(part), self.misfits
-        if unfit := [misfits[module] for module in sorted(modules & misfits.keys())]:
-            return _unseen(name, unfit[0])
-        if modules and any(event["event"] == "started" for event in self.events):
-            own = [event for event in self.events if event["event"] in COUNTED and self._owns(name, event)]
+    def _by_programs(self) -> LayerTrace:
+        name, part, wrong = self.layer.name, self.part, misfits(self.events)
+        if unfit := sorted(self._modules & wrong.keys()):
+            return self._unseen(wrong[unfit[0]])
+        if self._modules and any(event["event"] == "started" for event in self.events):
+            own = [event for event in self.events if event["event"] in ("hit", "miss", "store") and self.owns(event)]
             counts = Counter(str(event["event"]) for event in own)
             sizes = [event["bytes"] for event in own if event.get("bytes") is not None]
             total = sum(sizes) if len(sizes) == counts["store"] else None
@@ -170,235 +178,165 @@ class Evidence:
             return LayerTrace(name, counts["hit"], counts["miss"], counts["store"], total, EXACT, why)
         builds = [event for event in self.events if event["event"] == "build" and event.get("driver") == name]
         if part.listeners and builds and all(event["heard"] for event in builds):
-            own = [event for event in self.events if event["event"] == "messages" and event["layer"] == name]
-            return _heard(name, part, own)
-        return _unseen(name, _NO_PYTHON) if modules else self._by_comparison(layer, part)
+            return self._by_messages()
+        return self._unseen(_NO_PYTHON) if self._modules else self._by_comparison()
 
-    def _by_comparison(self, layer: Layer, part: Lookups) -> LayerTrace:
-        before, after = self._before[layer.name], self._list(layer)
+    def _by_messages(self) -> LayerTrace:
+        name = self.layer.name
+        own = [event for event in self.events if event["event"] == "messages" and event["layer"] == name]
+        written = [path for event in own for path in event["wrote"]]
+        asked = [event.get("lookups") for event in own]
+        weights = {path: self.part.weigh(path) for path in set(written)}
+        total = sum(weight or 0 for weight in weights.values())
+        stored = sum(weights[path] is not None for path in written)
+        why = f"programs, each for each of its devices, by {self.part.by}"
+        if None in asked:
+            why = f"{why}; builds that failed ran beside others, so hits are not known"
+            return LayerTrace(name, None, len(written), stored, total, INFERRED, why)
+        return LayerTrace(name, sum(filter(None, asked)) - len(written), len(written), stored, total, EXACT, why)
+
+    def _by_comparison(self) -> LayerTrace:
+        before, after, part = self._before, self._list(), self.part
         if before is None or after is None:
-            why = (
-                "it is only read, which leaves no trace"
-                if layer.about.scope is facts.Scope.SYSTEM
-                else "it cannot be listed"
-            )
-            return _unseen(layer.name, why)
+            return self._unseen("it is only read, which leaves no trace" if self._is_system else "it cannot be listed")
         if not before and not after and not part.keeps_use:
-            return _unseen(layer.name, "it keeps no entry, and no lookup shows")
+            return self._unseen("it keeps no entry, and no lookup shows")
         new = after.keys() - before.keys()
         times = [entry.used for key, entry in after.items() if key not in new and entry.used is not None]
         hits = sum(moment >= self.began for moment in times) if times or part.keeps_use else None
         misses = None
         why = "entries that appeared, and times of use"
-        if (counters := _counters_of(layer, part)) is not None:
-            first = self._counters.get(layer.name) or (0, 0)
+        if (counters := self._count()) is not None:
             why = part.by
             # The counters may have been reset in the run.
-            hits, misses = (now - then if now >= then else None for now, then in zip(counters, first, strict=True))
+            pairs = zip(counters, self._counters or (0, 0), strict=True)
+            hits, misses = (now - then if now >= then else None for now, then in pairs)
         total = sum(after[key].bytes for key in new)
         why = f"{why}; other programs on the same cache are counted too"
-        return LayerTrace(layer.name, hits, misses, len(new), total, INFERRED, why)
+        return LayerTrace(self.layer.name, hits, misses, len(new), total, INFERRED, why)
 
     # ------------------------------------------------------------------ seen by files
 
-    def used(self, layer: Layer) -> Iterator[EntryTrace]:
-        """Yield the entries of a layer that were used; those of others that share the root are left out."""
-        seen = (self.seen or {}).get(layer.name, Seen())
-        after = (self._list(layer) if seen.entries else None) or {}
-        before = self._before[layer.name] or {}
-        for root, key, history in sorted(seen.entries, key=lambda use: use[2].uses[0]):
-            name = f"{root.path}/{key}"
-            listed = after.get(name) or before.get(name)
-            if listed is None or listed.guest is None:
-                yield _described(layer, root, key, history, None if listed is None else listed.bytes)
+    def used(self) -> Iterator[EntryTrace]:
+        """Yield the entries that were used; those of other layers that share the root are left out."""
+        if self.seen is None or not self.seen.entries:
+            return
+        listed = {**(self._before or {}), **(self._list() or {})}
+        for root, key, history in sorted(self.seen.entries, key=lambda use: use[2].uses[0]):
+            entry = listed.get(f"{root.path}/{key}")
+            if entry is None or entry.guest is None:
+                yield self._described(root, key, history, None if entry is None else entry.bytes)
 
-    def _by_files(self, layer: Layer, used: Sequence[EntryTrace]) -> LayerTrace | None:
-        """Return what the files of a layer's entries showed; ``None`` if they could not be watched at all.
+    def _described(self, root: facts.Root, key: str, history: History, size: int | None) -> EntryTrace:
+        artifact: object = None
+        # An entry that cannot be read shows what is known without its content.
+        with suppress(*errors.FAILURES):
+            artifact = self.layer.store.read(root, [key]).get(key)
+        detail = artifact.detail if isinstance(artifact, facts.Artifact) else {}
+        stores = sum(is_store for _, is_store in history.uses)
+        return EntryTrace(
+            layer=self.layer.name,
+            key=key,
+            hits=len(history.uses) - stores,
+            stores=stores,
+            bytes=size,
+            kernels=tuple((detail.get("kernels") or "").split()) or None,
+            device=detail.get("device") or None,
+            broken=isinstance(artifact, errors.Damaged),
+            at=tuple(at for at, _ in history.uses),
+            root=str(root.path),
+        )
+
+    def _by_files(self, used: Sequence[EntryTrace]) -> LayerTrace | None:
+        """Return what the files of entries showed; ``None`` if they could not be watched at all.
 
         A lookup that finds nothing touches no file: a miss is counted when its entry is stored.
         """
-        seen = (self.seen or {}).get(layer.name)
-        if seen is None or (layer.about.scope is not facts.Scope.SYSTEM and self._before[layer.name] is None):
+        name, seen, before = self.layer.name, self.seen, self._before
+        if seen is None or (before is None and not self._is_system):
             return None
         doubts = [*seen.doubts]
-        if others := ", ".join(sorted(self.strangers.get(layer.name, ()))):
+        if others := ", ".join(sorted(self.strangers)):
             doubts.append(f"another program that may use the cache ran meanwhile: {others}")
         if seen.shared:
-            return self._by_openings(layer, seen, doubts)
+            after = self._list() or {}
+            new = [entry.bytes for key, entry in after.items() if key not in (before or {}) and entry.guest is None]
+            files, openings = ", ".join(sorted({path.name for path in seen.shared})), sum(seen.shared.values())
+            hits, misses = self.part.by_openings(openings, len(new), self.layer.environment) or (None, None)
+            shown = f"opened {openings} times; {seen.files.otherwise}; stores are the entries that appeared"
+            why = "; ".join([f"{files}: {shown}", *doubts])
+            return LayerTrace(name, hits, misses, len(new), sum(new), INFERRED, why)
         stores = sum(entry.stores for entry in used)
         misses = stores + sum(entry.hits for entry in used if entry.broken)
         hits = sum(entry.hits for entry in used if not entry.broken)
         total = sum((entry.bytes or 0) * bool(entry.stores) for entry in used)
-        doubts += _silent(layer, used, self.events)
+        doubts += self._silent(used)
         why = "; ".join(["the kernel's file events on its entries", *doubts])
-        return LayerTrace(layer.name, hits, misses, stores, total, INFERRED if doubts else EXACT, why)
+        return LayerTrace(name, hits, misses, stores, total, INFERRED if doubts else EXACT, why)
 
-    def _by_openings(self, layer: Layer, seen: Seen, doubts: Sequence[str]) -> LayerTrace:
-        part = self.lookups[layer.name]
-        before, after = self._before[layer.name] or {}, self._list(layer) or {}
-        new = [key for key, entry in after.items() if key not in before and entry.guest is None]
-        names, openings = (", ".join(sorted({path.name for path in seen.shared})), sum(seen.shared.values()))
-        hits, misses = part.by_openings(openings, len(new), layer.environment) or (None, None)
-        files = part.files or EntryFiles()
-        why = f"{names}: opened {openings} times; {files.otherwise}; stores are the entries that appeared"
-        total = sum(after[key].bytes for key in new)
-        return LayerTrace(layer.name, hits, misses, len(new), total, INFERRED, "; ".join([why, *doubts]))
+    def _silent(self, used: Sequence[EntryTrace]) -> Iterator[str]:
+        """Yield why misses may have stored nothing, and so do not show."""
+        with suppress(*errors.FAILURES):
+            state = self.layer.state()
+            if state.condition is facts.Condition.DISABLED:
+                yield f"it is off ({state.why}), so that no lookup shows"
+        builds = [event for event in self.events if _is_silent(event) or event.get("by_files")]
+        if used and any(event["failed"] for event in builds):
+            yield "a build failed, which stores nothing, so that its misses do not show"
+        tagging = self.layer.about.tagging
+        platforms = () if tagging is None else tagging.platforms
+        lost = (event for event in builds if not event.get("by_files") and not event["failed"] and event.get("kernels"))
+        if all(entry.kernels for entry in used) and any(event.get("platform") in platforms for event in lost):
+            yield "a build used no entry, so that it may have missed and stored nothing"
 
     # ------------------------------------------------------------------ misses
 
-    def misses(self, entries: Iterable[EntryTrace]) -> Iterator[Miss]:
-        """Yield every miss, then those that show by what was stored after them.
+    def miss(self, event: Event, because: str | None = None) -> Miss:
+        """Explain a lookup that missed: the nearest entry that was there before the run, and what differs."""
+        kernels = tuple(event.get("kernels") or ())
+        return Miss(self.layer.name, kernels, because or self._because(kernels, event), self.part.part_of(event))
 
-        They are explained by the entries that were there before the run.
-        """
-        built: list[Event] = []
-        for event in self.events:
-            compiled = event["event"] == "build" and event.get("compiled") and not event.get("by_files")
-            if event["event"] == "miss" or compiled:
-                layer = str(event.get("driver")) if compiled else self.layer_of(event)
-                kernels = tuple(event.get("kernels") or ())
-                because = _other_build(event, built) or self._because(layer, kernels, event)
-                yield Miss(layer, kernels, because, self.lookups.get(layer, Lookups()).part_of(event))
-            if event["event"] == "build":
-                built.append(event)
-        for entry in entries:
-            if any((known.layer, known.key) == (entry.layer, entry.key) for known in self._known):
-                because = "its entry was there before, and was damaged or removed"
-            else:
-                event = {"root": entry.root, "key": entry.key, "device": entry.device}
-                because = self._because(entry.layer, entry.kernels or (), event)
-            if entry.stores or entry.broken:
-                yield Miss(entry.layer, entry.kernels or (), because)
-
-    def _because(self, layer: str, kernels: tuple[str, ...], event: Event) -> str:
-        """Return the nearest entry that was there before the run, and what differs."""
-        lookups = self.lookups.get(layer) or Lookups()
-        own = [entry for entry in self._known if entry.layer == layer]
-        alike = [entry for entry in own if set(kernels) & set(entry.kernels or ()) and lookups.is_alike(entry, event)]
+    def _because(self, kernels: Sequence[str], event: Event) -> str:
+        if event.get("root") and any(entry.key == event.get("key") for entry in self._known):
+            return "its entry was there before, and was damaged or removed"
+        named = [entry for entry in self._known if set(kernels) & set(entry.kernels or ())]
+        alike = [entry for entry in named if self.part.is_alike(entry, event)]
         if not alike:
-            nameless = sum(entry.kernels is None for entry in own)
+            nameless = sum(entry.kernels is None for entry in self._known)
             known = f"no entry like it is known; {nameless} have no known kernel name"
             return known if nameless else "cold: no entry like it"
         if all(entry.stale for entry in alike):
             return f"an entry of the same kernel is there, but {alike[0].stale_because}"
-        return lookups.difference(alike, event)
+        return self.part.difference(alike, event)
 
 
-def _unseen(name: str, why: str) -> LayerTrace:
-    return LayerTrace(name, None, None, None, None, NONE, why)
+def misfits(events: Iterable[Event]) -> dict[str, str]:
+    """Return the libraries that are not as their watchers expect them, each with what is wrong."""
+    failed = (event for event in events if event["event"] == "failed")
+    return {event["library"]: f"{event['library']} cannot be watched ({event.get('error')})" for event in failed}
 
 
-def modules_of(lookups: Lookups) -> set[str]:
-    """Return the modules that must be watched for a layer's numbers to be exact."""
-    return {*lookups.modules, *(call.module for call in lookups.calls)}
+def layer_of(event: Event, layers: Mapping[str, Evidence]) -> str:
+    """Return the name of the layer that a lookup or store belongs to."""
+    return next((name for name, layer in layers.items() if layer.owns(event)), str(event["layer"]))
 
 
-def _counters_of(layer: Layer, lookups: Lookups) -> tuple[int, int] | None:
-    """Return the cache's own counters; ``None`` if it has none, or if a plug-in fails to read them."""
-    try:
-        return lookups.counters(layer.environment)
-    except FAILURES:
-        return None
-
-
-def _described(layer: Layer, root: facts.Root, key: str, history: History, size: int | None) -> EntryTrace:
-    artifact: object = None
-    # An entry that cannot be read shows what is known without its content.
-    with suppress(*FAILURES):
-        artifact = layer.store.read(root, [key]).get(key)
-    detail = artifact.detail if isinstance(artifact, facts.Artifact) else {}
-    return EntryTrace(
-        layer=layer.name,
-        key=key,
-        hits=len(history.times(stores=False)),
-        stores=len(history.times(stores=True)),
-        bytes=size,
-        kernels=tuple((detail.get("kernels") or "").split()) or None,
-        device=detail.get("device") or None,
-        broken=isinstance(artifact, Damaged),
-        at=tuple(at for at, _ in history.uses),
-        root=str(root.path),
-    )
-
-
-def _heard(name: str, lookups: Lookups, events: Sequence[Event]) -> LayerTrace:
-    written = [path for event in events for path in event["wrote"]]
-    asked = [event.get("lookups") for event in events]
-    weights = {path: lookups.weigh(path) for path in set(written)}
-    total = sum(weight or 0 for weight in weights.values())
-    stored = sum(weights[path] is not None for path in written)
-    why = f"programs, each for each of its devices, by {lookups.by}"
-    if None in asked:
-        why = f"{why}; builds that failed ran beside others, so hits are not known"
-        return LayerTrace(name, None, len(written), stored, total, INFERRED, why)
-    return LayerTrace(name, sum(filter(None, asked)) - len(written), len(written), stored, total, EXACT, why)
-
-
-def _judged(layer: Layer, counted: LayerTrace) -> LayerTrace:
-    """Add why a layer took no part. What was counted counts more: a program may switch a layer itself."""
-    with suppress(*FAILURES):
-        state = layer.state()
-        if state.condition is facts.Condition.DISABLED and not counted.hits:
-            return replace(counted, state="disabled", state_why=state.why)
-        if state.condition is facts.Condition.BYPASSED and not counted.was_used:
-            return replace(counted, state="bypassed", state_why=state.why)
-        if (
-            state.condition in (facts.Condition.ENABLED, facts.Condition.UNKNOWN)
-            and layer.about.when_closed
-            and not counted.stores
-        ):
-            refused = (storing_refused(root.path) for root in layer.roots() if root.scope is facts.Scope.USER)
-            if why := next(filter(None, refused), None):
-                return replace(counted, state="closed", state_why=why)
-    return counted
-
-
-# ---------------------------------------------------------------------- builds by drivers that say nothing
-
-
-def with_files(events: Sequence[Event], entries: Sequence[EntryTrace]) -> list[Event]:
-    """Return the events, with what the files of entries say of builds whose driver says nothing."""
-    completed = list(events)
-    begun = sorted((_began_at(event), place) for place, event in enumerate(events) if _is_silent(event))
+def misses(layers: Mapping[str, Evidence], events: Iterable[Event], entries: Iterable[EntryTrace]) -> Iterator[Miss]:
+    """Yield every miss, then those that show by what was stored after them, each with its reason."""
+    built: list[Event] = []
+    for event in events:
+        is_build = event["event"] == "build"
+        is_compilation = is_build and event.get("compiled") and not event.get("by_files")
+        if event["event"] == "miss" or is_compilation:
+            name = str(event.get("driver")) if is_compilation else layer_of(event, layers)
+            # A program can note any name.
+            if name in layers:
+                yield layers[name].miss(event, _other_build(event, built))
+        if is_build:
+            built.append(event)
     for entry in entries:
-        names = set() if entry.broken else set(entry.kernels or ())
-        alike = [(start, place) for start, place in begun if names & set(events[place].get("kernels") or ())]
-        for at in entry.at:
-            # Builds of kernels of one name are distinguished by time: an entry counts for the last that had begun.
-            if places := [place for start, place in alike if start <= at + _LATE]:
-                build = completed[places[-1]]
-                compiled = bool(build.get("compiled") or entry.stores)
-                layer = build.get("driver") or entry.layer
-                completed[places[-1]] = {**build, "driver": layer, "compiled": compiled, "by_files": True}
-    return completed
-
-
-def _began_at(build: Event) -> float:
-    return float((build.get("at") or 0) - build["seconds"])
-
-
-def _is_silent(event: Event) -> bool:
-    """Return whether an event is a build by a driver that said nothing of it."""
-    return event["event"] == "build" and not event.get("driver") and event.get("binary") != "hit"
-
-
-def _silent(layer: Layer, used: Sequence[EntryTrace], events: Iterable[Event]) -> Iterator[str]:
-    """Yield why misses of a layer may have stored nothing, and so do not show."""
-    with suppress(*FAILURES):
-        state = layer.state()
-        if state.condition is facts.Condition.DISABLED:
-            yield f"it is off ({state.why}), so that no lookup shows"
-    builds = [event for event in events if _is_silent(event) or event.get("by_files")]
-    if used and any(event["failed"] for event in builds):
-        yield "a build failed, which stores nothing, so that its misses do not show"
-    tagging = layer.about.tagging
-    platforms = () if tagging is None else tagging.platforms
-    lost = (event for event in builds if not event.get("by_files") and not event["failed"] and event.get("kernels"))
-    if all(entry.kernels for entry in used) and any(event.get("platform") in platforms for event in lost):
-        yield "a build used no entry, so that it may have missed and stored nothing"
-
-
-# ---------------------------------------------------------------------- misses
+        if entry.stores or entry.broken:
+            yield layers[entry.layer].miss(asdict(entry))
 
 
 def _other_build(event: Event, built: Sequence[Event]) -> str | None:
@@ -417,3 +355,29 @@ def _other_build(event: Event, built: Sequence[Event]) -> str | None:
 
 def _quoted(value: object) -> str:
     return repr(", ".join(value) if isinstance(value, list) else value)
+
+
+# ---------------------------------------------------------------------- builds by drivers that say nothing
+
+
+def with_files(events: Sequence[Event], entries: Sequence[EntryTrace]) -> list[Event]:
+    """Return the events, with what the files of entries say of builds whose driver says nothing."""
+    completed = list(events)
+    silent = ((index, event) for index, event in enumerate(events) if _is_silent(event))
+    begun = sorted(((event.get("at") or 0) - event["seconds"], index) for index, event in silent)
+    for entry in entries:
+        names = set() if entry.broken else set(entry.kernels or ())
+        alike = [(start, index) for start, index in begun if names & set(events[index].get("kernels") or ())]
+        for at in entry.at:
+            # Builds of kernels of one name are distinguished by time: an entry counts for the last that had begun.
+            if indexes := [index for start, index in alike if start <= at + _LATE]:
+                build = completed[indexes[-1]]
+                compiled = bool(build.get("compiled") or entry.stores)
+                driver = build.get("driver") or entry.layer
+                completed[indexes[-1]] = {**build, "driver": driver, "compiled": compiled, "by_files": True}
+    return completed
+
+
+def _is_silent(event: Event) -> bool:
+    """Return whether an event is a build by a driver that said nothing of it."""
+    return event["event"] == "build" and not event.get("driver") and event.get("binary") != "hit"

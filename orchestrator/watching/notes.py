@@ -7,7 +7,6 @@ files are named, and the numbers of the trace are then lower bounds.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,29 +33,26 @@ _REQUIRED: Final[Mapping[str, Sequence[str]]] = {
     "span": ("stage", "name", *_WHEN),
     "messages": ("layer", "wrote", "upto"),
 }
-#: The types of the fields that are used; the items of a list have the second type.
-_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
-    **dict.fromkeys(("event", "error", "kind", "host", "library", "layer", "name", "stage", "dictionary"), (str,)),
-    **dict.fromkeys(("key", "source", "options", "platform", "driver", "binary"), (str,)),
-    **dict.fromkeys(("pid", "start", "end", "thread", "upto", "bytes", "rank", "lookups"), (int,)),
-    **dict.fromkeys(("at", "seconds"), (float,)),
-    **dict.fromkeys(("failed", "heard", "compiled"), (bool,)),
-    **dict.fromkeys(("program", "wrote", "kernels", "devices"), (list, str)),
-    "compiles": (list, list),
+#: The fields that are used, each with a value of its form: a list holds values of one form, a tuple one value of each.
+_FORMS: Final[Mapping[str, object]] = {
+    **dict.fromkeys(("event", "error", "kind", "host", "library", "layer", "name", "stage", "dictionary"), ""),
+    **dict.fromkeys(("key", "source", "options", "platform", "driver", "binary"), ""),
+    **dict.fromkeys(("pid", "start", "end", "thread", "upto", "bytes", "rank", "lookups"), 0),
+    **dict.fromkeys(("at", "seconds"), 0.0),
+    **dict.fromkeys(("failed", "heard", "compiled"), False),
+    **{name: [""] for name in ("program", "wrote", "kernels", "devices")},
+    "compiles": [(0, 0)],
 }
 
 
-def _fits(value: object, kind: type, *items: type) -> bool:
-    if isinstance(value, float) and kind is float:
-        return 0 <= value < math.inf
-    if type(value) is int:
-        return kind in (int, float) and 0 <= value <= _LARGEST_NUMBER
-    if isinstance(value, list) and items == (list,):
-        # Intervals.
-        return all(isinstance(pair, list) and len(pair) == 2 and all(_fits(at, int) for at in pair) for pair in value)  # noqa: PLR2004
-    if isinstance(value, list) and items:
-        return all(_fits(item, *items) for item in value)
-    return type(value) is kind and not (isinstance(value, str) and "\0" in value)
+def _fits(value: Any, form: Any) -> bool:  # noqa: ANN401 - JSON
+    if isinstance(form, list):
+        return isinstance(value, list) and all(_fits(item, form[0]) for item in value)
+    if isinstance(form, tuple):
+        return isinstance(value, list) and len(value) == len(form) and all(map(_fits, value, form))
+    if type(form) in (int, float):
+        return type(value) in (int, type(form)) and 0 <= value <= _LARGEST_NUMBER
+    return type(value) is type(form) and "\0" not in str(value)
 
 
 def read_events(folder: Path) -> tuple[list[Event], list[str]]:
@@ -64,7 +60,7 @@ def read_events(folder: Path) -> tuple[list[Event], list[str]]:
 
     Nothing in the folder makes this raise or wait.
     """
-    found: list[Event] = []
+    events: list[Event] = []
     unread: list[str] = []
     left = _MOST
     for path in _files(folder, ".events"):
@@ -74,15 +70,15 @@ def read_events(folder: Path) -> tuple[list[Event], list[str]]:
             unread.append(f"{path.name}: {error.strerror}")
             continue
         left -= len(data)
-        lines = data.split(b"\n")
         # An incomplete last line was cut here, or while it was written.
-        events = [_event(line) for line in lines[:-1]]
-        found += [event for event in events if event is not None]
+        *lines, rest = data.split(b"\n")
+        valid = [event for event in map(_event, lines) if event is not None]
+        events += valid
         if not whole:
             unread.append(f"{path.name}: over the limit on the size of a trace")
-        elif lines[-1] or None in events:
+        elif rest or len(valid) < len(lines):
             unread.append(f"{path.name}: lines that are no events")
-    return found, unread
+    return events, unread
 
 
 def messages_after(folder: Path, events: Sequence[Event]) -> Iterator[bytes]:
@@ -121,5 +117,5 @@ def _event(line: bytes) -> Event | None:
     required = _REQUIRED.get(event["event"])
     if required is None or any(event.get(name) is None for name in ("pid", *required)):
         return None
-    given = ((value, _TYPES[name]) for name, value in event.items() if value is not None and name in _TYPES)
-    return event if all(_fits(value, *kinds) for value, kinds in given) else None
+    used = ((value, _FORMS[name]) for name, value in event.items() if value is not None and name in _FORMS)
+    return event if all(_fits(value, form) for value, form in used) else None

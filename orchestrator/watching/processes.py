@@ -12,33 +12,18 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from cachectl.layers.base.parts import Lookups
+from cachectl.layers.host import processes
 
-_PROC: Final = Path("/proc")
-#: Indexes of fields of ``/proc/PID/stat`` after the name, see proc(5).
+#: Indexes of fields of ``/proc/PID/stat`` from the state on, see proc(5).
 _PARENT, _START_OF_STACK = 1, 25
 #: Seconds between looks: importing one of the libraries alone takes three times as long. Then how many times the
 #: duration of a look, so that looking takes at most a tenth of one processor.
 _SECONDS_BETWEEN: Final = 0.05
 _TIMES: Final = 9
-
-
-@dataclass
-class _Program:
-    """One program in a process of the run: its command, its parent, and the caches that it was seen to use.
-
-    ``stack`` is the address where its stack begins: a fork keeps it, and a new program gets another one.
-    """
-
-    pid: int
-    parent: int
-    stack: int
-    command: str
-    uses: set[str] = field(default_factory=set)
 
 
 class Processes:
@@ -53,9 +38,11 @@ class Processes:
         #: Lookups that count in the process itself, and those that show by files, whoever makes them.
         self._observed = {name: part for name, part in lookups.items() if part.files is None}
         self._by_files = {name: part for name, part in lookups.items() if part.files is not None}
-        #: By process id and stack, because a process may execute another program.
-        self._seen: dict[tuple[int, int], _Program] = {}
-        self._latest: dict[int, _Program] = {}
+        #: The parent, the command and the used layers of each program of the run: by process id and the address where
+        #: its stack begins, because a process may execute another program, which gets another stack. A fork keeps it.
+        self._programs: dict[tuple[int, int], tuple[int, str, set[str]]] = {}
+        #: The latest stack of each process.
+        self._stacks: dict[int, int] = {}
         self.strangers: dict[str, set[str]] = {}
 
     @contextmanager
@@ -85,48 +72,40 @@ class Processes:
         waiting = [os.getpid()]
         while waiting:
             parent = waiting.pop()
-            for pid in _children(parent):
+            for pid in processes.children_of(parent):
                 waiting.append(pid)
                 run.add(pid)
-                with suppress(OSError):
-                    self._note(pid, parent)
+                self._note(pid, parent)
         with suppress(OSError):
-            for name in os.listdir(_PROC):
+            for name in os.listdir("/proc"):
                 if name.isdecimal() and int(name) not in run:
-                    with suppress(OSError):
-                        self._note_stranger(int(name))
+                    uses = _uses(int(name), self._by_files)
+                    for layer in uses if uses and not self._is_of_run(int(name)) else ():
+                        self.strangers.setdefault(layer, set()).add(_command(int(name)))
 
     def unwatched(self) -> dict[str, set[str]]:
         """Return the commands of the run that used caches and were not watched, each with the layers."""
-        uses: dict[str, set[str]] = {}
-        for program in self._seen.values():
-            if program.uses and not self._is_watched(program):
-                uses.setdefault(program.command, set()).update(program.uses)
-        return uses
+        unwatched: dict[str, set[str]] = {}
+        for (pid, stack), (_, command, uses) in self._programs.items():
+            if uses and not self._is_watched(pid, stack):
+                unwatched.setdefault(command, set()).update(uses)
+        return unwatched
 
     def _note(self, pid: int, parent: int) -> None:
-        command, fields = _command(pid), _stat(pid)
-        if not command or fields[0] == b"Z":
-            # It has ended.
-            return
-        stack = int(fields[_START_OF_STACK])
-        program = self._seen.setdefault((pid, stack), _Program(pid, parent, stack, command))
-        self._latest[pid] = program
-        if not self._is_watched(program):
-            program.uses |= _uses(pid, self._observed)
+        command, fields = _command(pid), processes.stat_fields(pid)
+        # One that has ended, or is a zombie, uses nothing.
+        if command and fields[:1] not in ([], [b"Z"]):
+            stack = self._stacks[pid] = int(fields[_START_OF_STACK])
+            _, _, uses = self._programs.setdefault((pid, stack), (parent, command, set()))
+            if not self._is_watched(pid, stack):
+                uses |= _uses(pid, self._observed)
 
-    def _note_stranger(self, pid: int) -> None:
-        uses = _uses(pid, self._by_files)
-        if uses and not self._is_of_run(pid):
-            for layer in uses:
-                self.strangers.setdefault(layer, set()).add(_command(pid))
-
-    def _is_watched(self, program: _Program) -> bool:
+    def _is_watched(self, pid: int, stack: int) -> bool:
         """Return whether the observer watches a process; a fork of a watched process is watched too."""
-        if (self._folder / f"{program.pid}.events").exists():
+        if (self._folder / f"{pid}.events").exists():
             return True
-        parent = self._latest.get(program.parent)
-        return parent is not None and parent.stack == program.stack and self._is_watched(parent)
+        parent, _, _ = self._programs[pid, stack]
+        return self._stacks.get(parent) == stack and self._is_watched(parent, stack)
 
     def _is_of_run(self, pid: int) -> bool:
         """Return whether a process, or one above it, was started with the trace's variable, or by this process."""
@@ -135,35 +114,29 @@ class Processes:
         mark = os.fsencode(self._folder)
         while pid > 1:
             # Some programs clear the variables of those that they start, and those of other users are not shown.
-            with suppress(OSError):
-                if pid == os.getpid() or mark in (_PROC / f"{pid}/environ").read_bytes():
-                    return True
-            pid = int(_stat(pid)[_PARENT])
+            if pid == os.getpid() or mark in (processes.read(pid, "environ") or b""):
+                return True
+            if not (fields := processes.stat_fields(pid)):
+                # It has ended, and shows no longer who started it.
+                return True
+            pid = int(fields[_PARENT])
         return False
 
 
-def _children(parent: int) -> Iterator[int]:
-    tasks = _PROC / f"{parent}/task"
-    # It may end at any moment.
-    with suppress(OSError):
-        for task in os.listdir(tasks):
-            with suppress(OSError):
-                yield from map(int, (tasks / task / "children").read_bytes().split())
-
-
 def _command(pid: int) -> str:
-    return os.fsdecode((_PROC / f"{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" "))
-
-
-def _stat(pid: int) -> list[bytes]:
-    return (_PROC / f"{pid}/stat").read_bytes().rpartition(b") ")[2].split()
+    return os.fsdecode((processes.read(pid, "cmdline") or b"").rstrip(b"\0").replace(b"\0", b" "))
 
 
 def _uses(pid: int, lookups: Mapping[str, Lookups]) -> set[str]:
-    used = os.fsdecode((_PROC / f"{pid}/maps").read_bytes())
-    uses = {layer for layer, part in lookups.items() if any(sign in used for sign in part.mapped)}
+    """Return the layers whose files a process, which may end at any moment, has mapped or opened."""
+    mapped = os.fsdecode(processes.read(pid, "maps") or b"")
     opened = ""
-    for number in os.listdir(_PROC / f"{pid}/fd") if any(part.opened for part in lookups.values()) else ():
-        with suppress(OSError):
-            opened += os.readlink(_PROC / f"{pid}/fd/{number}") + "\n"
-    return uses | {layer for layer, part in lookups.items() if any(sign in opened for sign in part.opened)}
+    with suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd") if any(part.opened for part in lookups.values()) else ():
+            with suppress(OSError):
+                opened += os.readlink(f"/proc/{pid}/fd/{number}") + "\n"
+    return {
+        name
+        for name, part in lookups.items()
+        if any(sign in mapped for sign in part.mapped) or any(sign in opened for sign in part.opened)
+    }

@@ -17,7 +17,6 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Final
 
@@ -45,7 +44,7 @@ _WORDS: Final[Mapping[int, str]] = {
 _LISTING: Final = events.OPEN | events.ACCESS | events.ATTRIBUTES
 _ON_THE_WAY: Final = events.ARRIVED | events.LEFT | events.DELETE_SELF | events.MOVE_SELF
 _EVERYTHING: Final = sum(_WORDS) - events.UNMOUNTED
-#: Limit on the number of different events that are kept.
+#: Limit on the number of different events that are kept of one place.
 _MOST: Final = 100_000
 #: Separates the name of a link from that of the file behind it.
 _LEADS_TO: Final = " -> "
@@ -54,20 +53,8 @@ _LEADS_TO: Final = " -> "
 _Stamp = tuple[int, int, int, int, int]
 
 
-class Verdict(Enum):
-    """The verdict on a layer, or on all layers."""
-
-    HOLDS = "holds"
-    UNKNOWN = "cannot be given"
-    FAILS = "fails"
-
-
-@dataclass(frozen=True, slots=True)
-class Touch:
-    """What happened to one path, in words (``was opened``, ``appeared``, ``vanished``)."""
-
-    path: Path
-    what: tuple[str, ...]
+#: The verdict on a layer, or on all layers.
+HOLDS, UNKNOWN, FAILS = "holds", "cannot be given", "fails"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +62,8 @@ class Attestation:
     """The observations in one layer's roots.
 
     ``compared`` counts the files that were there before, ``folders`` those under watch; ``notes`` are limits of that;
-    ``unknown`` lists why something could not be observed; ``touches`` lists what happened.
+    ``unknown`` lists why something could not be observed; ``touches`` lists what happened to a path, in words (``was
+    opened``, ``appeared``, ``vanished``).
     """
 
     layer: str
@@ -83,12 +71,12 @@ class Attestation:
     folders: int
     notes: tuple[str, ...]
     unknown: tuple[str, ...]
-    touches: tuple[Touch, ...]
+    touches: tuple[tuple[Path, tuple[str, ...]], ...]
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> str:
         """Return the verdict: one touch fails, even if something else could not be observed."""
-        return Verdict.FAILS if self.touches else Verdict.UNKNOWN if self.unknown else Verdict.HOLDS
+        return FAILS if self.touches else UNKNOWN if self.unknown else HOLDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +86,14 @@ class Proof:
     attestations: tuple[Attestation, ...]
     left_out: tuple[str, ...] = ()
 
-    def of(self, verdict: Verdict) -> tuple[str, ...]:
+    def of(self, verdict: str) -> tuple[str, ...]:
         """Return the names of the layers with a verdict."""
-        return tuple(one.layer for one in self.attestations if one.verdict is verdict)
+        return tuple(layer.layer for layer in self.attestations if layer.verdict == verdict)
 
     @property
     def holds(self) -> bool:
         """Return whether every layer is known to have been left alone; ``False`` if there is no layer."""
-        return 0 < len(self.attestations) == len(self.of(Verdict.HOLDS))
+        return 0 < len(self.attestations) == len(self.of(HOLDS))
 
 
 class Watch:
@@ -114,13 +102,11 @@ class Watch:
     def __init__(
         self, stack: layer_set.LayerSet, layers: Iterable[Layer], *, left_out: frozenset[str] = frozenset()
     ) -> None:
-        named = tuple(layer.name for layer in layers)
+        named = [layer.name for layer in layers]
         self._left_out = tuple(name for name in named if name in left_out)
         self._layers = tuple(name for name in named if name not in left_out)
         places, self._failed = events.places_of(stack)
-        self._folders = [_Folder(place) for place in places if place.layers & {*self._layers}]
-        self._seen: dict[tuple[Path, str], None] = {}
-        self._full = False
+        self._folders = [_Folder(place) for place in places if not place.layers.isdisjoint(self._layers)]
         self._events = events.FileEvents(self._note)
         for folder in self._folders:
             if self._events.why_not is not None:
@@ -132,25 +118,36 @@ class Watch:
     def end(self) -> Proof:
         """Stop watching, look at every root again, and return the proof."""
         self._events.stop()
-        for folder in self._folders:
-            if self._events.lost or self._full:
-                folder.doubt(events.LOST)
-        touches = {folder.path: folder.end(self._seen) for folder in self._folders}
-        return Proof(tuple(self._attest(name, touches) for name in self._layers), self._left_out)
+        touches = {folder.path: folder.end(lost=self._events.lost) for folder in self._folders}
+        attestations = []
+        for name in self._layers:
+            mine = [folder for folder in self._folders if name in folder.place.layers]
+            unknown = [self._failed[name]] if name in self._failed else []
+            notes = []
+            for folder in mine:
+                unknown += folder.unknown_of(name)
+                mounts = folder.place.claims[0][0].environment.mounts
+                if folder.watched and (kind := network_file_system(folder.path, mounts=mounts)) is not None:
+                    notes.append(f"{folder.shown} is on {kind}, where only events of this machine are reported")
+            attestation = Attestation(
+                name,
+                compared=sum(folder.files_of(name) for folder in mine),
+                folders=sum(folder.watched for folder in mine),
+                notes=tuple(notes),
+                unknown=tuple(dict.fromkeys(unknown)),
+                touches=tuple(
+                    (path, what) for folder in mine for owners, path, what in touches[folder.path] if name in owners
+                ),
+            )
+            attestations.append(attestation)
+        return Proof(tuple(attestations), self._left_out)
 
     def _note(self, path: Path, mask: int) -> None:
-        """Record an event, unless it is of a file that is no layer's."""
-        missing = [folder for folder in self._folders if not folder.before and path in folder.path.parents]
-        names = ((folder, folder.place.relative(path)) for folder in self._folders)
-        if not missing and not any(name is not None and folder.owners(name) for folder, name in names):
-            return
-        for bit, word in _WORDS.items():
-            if mask & bit & ~(_LISTING if mask & events.FOLDER else 0):
-                self._full = self._full or len(self._seen) >= _MOST
-                if not self._full:
-                    self._seen[path, word] = None
-        if mask & events.ARRIVED:
-            for folder in missing:
+        said = mask & ~(_LISTING if mask & events.FOLDER else 0)
+        words = [word for bit, word in _WORDS.items() if said & bit]
+        for folder in self._folders:
+            folder.note(path, words)
+            if mask & events.ARRIVED and folder.is_below(path):
                 self._expect(folder)
 
     def _expect(self, folder: _Folder) -> None:
@@ -167,26 +164,8 @@ class Watch:
                 return
             if step == folder.path:
                 # It arrived before the watch was set.
-                self._seen[step, _APPEARED] = None
+                folder.note(step, (_APPEARED,))
                 return
-
-    def _attest(self, name: str, touches: Mapping[Path, list[tuple[frozenset[str], Touch]]]) -> Attestation:
-        mine = [folder for folder in self._folders if name in folder.place.layers]
-        unknown = [self._failed[name]] if name in self._failed else []
-        notes = []
-        for folder in mine:
-            unknown += folder.unknown_of(name)
-            mounts = folder.place.claims[0][0].environment.mounts
-            if folder.watched and (kind := network_file_system(folder.path, mounts=mounts)) is not None:
-                notes.append(f"{folder.shown} is on {kind}, where only events of this machine are reported")
-        return Attestation(
-            name,
-            compared=sum(folder.files_of(name) for folder in mine),
-            folders=sum(folder.watched for folder in mine),
-            notes=tuple(notes),
-            unknown=tuple(dict.fromkeys(unknown)),
-            touches=tuple(touch for folder in mine for owners, touch in touches[folder.path] if name in owners),
-        )
 
 
 class _Folder:
@@ -196,12 +175,13 @@ class _Folder:
         self.place = place
         self.path = place.path
         self.shown = place.claims[0][1].path
-        self.before: dict[str, _Stamp] = {}
         #: How many folders are under watch.
         self.watched = 0
+        self._before: dict[str, _Stamp] = {}
         self._is_shared = len(place.layers) > 1 or place.everybodys
         self._owners: dict[str, frozenset[str]] = {}
-        #: Why something could not be observed, with the name below the place.
+        #: What events said of names below the place, and why something could not be observed there.
+        self._seen: dict[tuple[str, str], None] = {}
         self._unknown: dict[tuple[str, str], None] = {}
 
     def doubt(self, why: str, relative: str = "") -> None:
@@ -210,8 +190,7 @@ class _Folder:
 
     # ------------------------------------------------------------------ whose is what
 
-    def owners(self, relative: str) -> frozenset[str]:
-        """Return the names of the layers that own a path below the place."""
+    def _owners_of(self, relative: str) -> frozenset[str]:
         if not relative or not self._is_shared:
             return self.place.layers
         owners = self._owners.get(relative)
@@ -225,12 +204,12 @@ class _Folder:
 
     def files_of(self, layer: str) -> int:
         """Count the files of a layer that were there before."""
-        files = (relative for relative, stamp in self.before.items() if not stat.S_ISDIR(stamp[0]))
-        return sum(layer in self.owners(relative) for relative in files)
+        files = (relative for relative, stamp in self._before.items() if not stat.S_ISDIR(stamp[0]))
+        return sum(layer in self._owners_of(relative) for relative in files)
 
     def unknown_of(self, layer: str) -> Iterator[str]:
         """Yield why something of a layer could not be observed here."""
-        yield from (why for relative, why in self._unknown if layer in self.owners(relative))
+        yield from (why for relative, why in self._unknown if layer in self._owners_of(relative))
         if self.place.everybodys and self.place.is_unclear(layer):
             yield f"the layer cannot say which files in {self.shown} are its own"
 
@@ -238,8 +217,8 @@ class _Folder:
 
     def begin(self, reader: events.FileEvents) -> None:
         """Record the present content, and watch it. A file made in between shows, because it was not there before."""
-        self.before, watched = self._look()
-        self.watched = sum(relative in self.before and stat.S_ISDIR(self.before[relative][0]) for relative in watched)
+        self._before, watched = self._look()
+        self.watched = sum(relative in self._before and stat.S_ISDIR(self._before[relative][0]) for relative in watched)
         for relative in watched if reader.why_not is None else ():
             path = self.path / relative
             # Of a folder that everybody uses, most events concern others.
@@ -248,10 +227,29 @@ class _Folder:
                 self.doubt(f"no file events ({why})")
                 return
 
-    def end(self, seen: Iterable[tuple[Path, str]]) -> list[tuple[frozenset[str], Touch]]:
-        """Return what happened, and to which layers."""
+    def is_below(self, path: Path) -> bool:
+        """Return whether a path leads to this folder, which did not exist at the beginning."""
+        return not self._before and path in self.path.parents
+
+    def note(self, path: Path, words: Iterable[str]) -> None:
+        """Record an event, unless it is of a file that is no layer's."""
+        relative = self.place.relative(path)
+        if relative is None:
+            for word in {*words} & {_VANISHED, _MOVED} if self.is_below(path) else ():
+                # The place may have come and gone in it.
+                self.doubt(f"{path} {word}; its content meanwhile is unknown")
+        elif self._owners_of(relative):
+            for word in words if len(self._seen) < _MOST else ():
+                # A program may read what it wrote itself; no cache served that.
+                if relative in self._before or word not in (_OPENED, _READ):
+                    self._seen[relative, word] = None
+
+    def end(self, *, lost: bool) -> list[tuple[frozenset[str], Path, tuple[str, ...]]]:
+        """Return what happened to each path, and to which layers, by its content and by the events."""
+        if lost or len(self._seen) >= _MOST:
+            self.doubt(events.LOST)
         words: dict[str, dict[str, None]] = {}
-        for relative, word in (*self._changes(), *self._events_of(seen)):
+        for relative, word in (*self._changes(), *self._seen):
             words.setdefault(relative, {})[word] = None
         parents = {relative.rpartition("/")[0] for relative in words}
         touches = []
@@ -262,14 +260,14 @@ class _Folder:
             implied |= {_OPENED} if what.keys() & {_READ, _WRITTEN} else set()
             implied |= {_TOUCHED} if what.keys() & {_WRITTEN, _APPEARED, _VANISHED} else set()
             said = tuple(word for word in what if word not in implied)
-            if said and (owners := self.owners(relative)):
-                touches.append((owners, Touch(self.shown / relative if relative else self.shown, said)))
+            if said and (owners := self._owners_of(relative)):
+                touches.append((owners, self.shown / relative, said))
         return touches
 
     def _changes(self) -> Iterator[tuple[str, str]]:
         after, _ = self._look()
-        for relative in (*self.before, *(after.keys() - self.before.keys())):
-            old, new = self.before.get(relative), after.get(relative)
+        for relative in (*self._before, *(after.keys() - self._before.keys())):
+            old, new = self._before.get(relative), after.get(relative)
             if old is None or new is None:
                 yield relative, _APPEARED if old is None else _VANISHED
             elif old != new:
@@ -278,17 +276,6 @@ class _Folder:
         if any(os.path.realpath(root.path) != str(self.path) for _, root in self.place.claims):
             # A link on the path leads elsewhere now.
             yield "", _MOVED
-
-    def _events_of(self, seen: Iterable[tuple[Path, str]]) -> Iterator[tuple[str, str]]:
-        for path, word in seen:
-            relative = self.place.relative(path)
-            if relative is None:
-                if not self.before and word in (_VANISHED, _MOVED) and path in self.path.parents:
-                    # The place may have come and gone in it.
-                    self.doubt(f"{path} {word}; its content meanwhile is unknown")
-            elif relative in self.before or word not in (_OPENED, _READ):
-                # A program may read what it wrote itself; no cache served that.
-                yield relative, word
 
     def _look(self) -> tuple[dict[str, _Stamp], list[str]]:
         """Return the names here with their stamps, and the paths to watch; nothing is opened or hashed.
@@ -312,7 +299,7 @@ class _Folder:
             for entry in self._entries(folder):
                 relative = f"{folder}/{entry.name}" if folder else entry.name
                 with suppress(OSError):
-                    if not self.owners(relative):
+                    if not self._owners_of(relative):
                         continue
                     status = entry.stat(follow_symlinks=False)
                     stamps[relative] = _stamp(status)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from cachectl.layers.base.parts import Lookups
@@ -89,25 +89,20 @@ class Timeline:
         return [(span, max(0.0, seconds), kernel) for span, seconds, kernel in zip(spans, own, kernels, strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """One moment by both clocks of a machine, in nanoseconds."""
-
-    monotonic: int = field(default_factory=time.monotonic_ns)
-    epoch: int = field(default_factory=time.time_ns)
-
-
 #: Seconds that a run may take longer than its command: processes that outlive it.
 _SLACK: Final = 1.0
 #: How many of the slowest kernels are listed.
 _SLOWEST: Final = 10
-#: A driver of which no layer knows what it stores.
-_UNKNOWN: Final = Lookups()
+
+
+def clocks() -> tuple[int, int]:
+    """Return the moment by both clocks of this machine, in nanoseconds: monotonic, and since the epoch."""
+    return time.monotonic_ns(), time.time_ns()
 
 
 def read_timeline(
     command: Sequence[str],
-    began: Clock,
+    began: tuple[int, int],
     wall: float,
     events: Sequence[Event],
     *,
@@ -116,96 +111,99 @@ def read_timeline(
 ) -> Timeline:
     """Return the timeline of a run from the events of its processes, each process's in their order.
 
-    ``layer_of`` names the layer that an event belongs to; ``lookups`` know what drivers have stored.
+    ``began`` is when it did, by :func:`clocks`. ``layer_of`` names the layer that an event belongs to; ``lookups`` know
+    what drivers have stored.
     """
-    processes: dict[int, Process] = {}
-    reader = _Reader(began, layer_of, lookups)
+    monotonic, epoch = began
+    latest = monotonic + (wall + _SLACK) * 1e9
+    started = {event["pid"]: event for event in events if event["event"] == "started"}
+    spans: list[Span] = []
+    #: What a driver has said that it stored. It says so just before a build ends.
+    stored: Sequence[str] = ()
+    #: Kernels that were compiled after the build of their program, by process and name; they start at the end.
+    later: dict[tuple[int, str], list[Span]] = {}
     for event in events:
-        if event["event"] == "started":
-            processes[event["pid"]] = Process(
-                event["pid"], " ".join(event["program"]), event["host"], event.get("rank")
-            )
-    latest = began.monotonic + (wall + _SLACK) * 1e9
-    for event in events:
-        # A program can write any event, and other machines have other clocks.
-        within = "start" not in event or began.monotonic <= event["start"] <= event["end"] <= latest
-        if event["pid"] in processes and within:
-            reader.read(event)
-    spans = sorted(reader.spans, key=lambda span: (span.start, -span.seconds))
-    in_order = sorted(processes.values(), key=lambda one: (math.inf if one.rank is None else one.rank, one.process))
-    return Timeline(tuple(command), began.epoch / 1e9, wall, tuple(in_order), tuple(spans))
-
-
-class _Reader:
-    """Makes spans of events."""
-
-    def __init__(self, began: Clock, layer_of: Callable[[Event], str], lookups: Mapping[str, Lookups]) -> None:
-        self.spans: list[Span] = []
-        self._began = began
-        self._layer_of = layer_of
-        self._lookups = lookups
-        #: What a driver has said that it stored. It says so just before a build ends.
-        self._stored: Sequence[str] = ()
-        #: Kernels that were compiled after the build of their program, by process and name; they start at the end.
-        self._later: dict[tuple[int, str], list[Span]] = {}
-
-    def read(self, event: Event) -> None:
-        """Add the spans of an event."""
         kind = event["event"]
+        # A program can write any event, and other machines have other clocks.
+        within = monotonic <= event.get("start", monotonic) <= event.get("end", monotonic) <= latest
+        if event["pid"] not in started or not within:
+            continue
         if kind == "messages":
-            self._stored = event["wrote"]
-        when = (event.get("start", 0), event.get("end", 0))
-        if kind == "span" and event["stage"] in STAGES:
-            self._work(self._span(event, event["stage"], event["name"], when))
+            stored = event["wrote"]
+        elif kind == "span" and event["stage"] in STAGES:
+            span = _span(event, event["stage"], event["name"], monotonic)
+            spans += [span, *(_compiled_in(span, later) if span.stage == "launch" else ())]
         elif kind in ("hit", "miss", "store"):
-            name = event.get("dictionary") or event.get("key") or event["layer"]
-            span = self._span(event, "store" if kind == "store" else "lookup", name, when)
-            self.spans.append(replace(span, layer=self._layer_of(event), outcome=kind, bytes=event.get("bytes")))
+            stage, name = "store" if kind == "store" else "lookup", event.get("dictionary") or event.get("key")
+            span = _span(event, stage, name or event["layer"], monotonic, layer=layer_of(event), outcome=kind)
+            spans.append(replace(span, bytes=event.get("bytes")))
         elif kind == "build":
-            span = self._span(event, "build", event.get("kind") or kind, when)
-            self.spans.append(replace(span, layer=event["layer"], outcome=event.get("binary")))
-            self._driver(event)
-            self._stored = ()
+            name, binary = event.get("kind") or kind, event.get("binary")
+            spans.append(_span(event, "build", name, monotonic, layer=event["layer"], outcome=binary))
+            part = lookups.get(event.get("driver") or "", Lookups())
+            spans += _driver_spans(event, part, stored if event.get("compiled") else (), began, later)
+            stored = ()
+    processes = [
+        Process(pid, " ".join(event["program"]), event["host"], event.get("rank")) for pid, event in started.items()
+    ]
+    processes.sort(key=lambda process: (process.rank is None, process.rank or 0, process.process))
+    spans.sort(key=lambda span: (span.start, -span.seconds))
+    return Timeline(tuple(command), epoch / 1e9, wall, tuple(processes), tuple(spans))
 
-    def _span(self, event: Event, stage: str, name: str, when: Sequence[int]) -> Span:
-        start = (when[0] - self._began.monotonic) / 1e9
-        kernel = " ".join(event.get("kernels") or ()) or None
-        return Span(event["pid"], event["thread"], stage, name, start, (when[1] - when[0]) / 1e9, kernel=kernel)
 
-    def _work(self, span: Span) -> None:
-        """Add a span of work, with what the driver compiled in it since a kernel was launched."""
-        self.spans.append(span)
-        if span.stage != "launch":
-            return
-        end, begun = span.start + span.seconds, span.start
-        names = {(span.process, name) for name in (span.kernel or "").split()}
-        ended = [one for name in names for one in self._later.get(name, ()) if begun < one.start <= end]
-        for one in sorted(ended, key=lambda one: one.start):
-            self.spans.append(replace(one, thread=span.thread, start=begun, seconds=one.start - begun))
-            begun = one.start
-            # It is part of the innermost such span, which is noted first.
-            self._later[span.process, one.kernel or ""].remove(one)
+def _span(
+    event: Event,
+    stage: str,
+    name: str,
+    began: int,
+    *,
+    when: Sequence[int] = (),
+    layer: str | None = None,
+    outcome: str | None = None,
+) -> Span:
+    start, end = when or (event["start"], event["end"])
+    kernel = " ".join(event.get("kernels") or ()) or None
+    times = (start - began) / 1e9, (end - start) / 1e9
+    return Span(event["pid"], event["thread"], stage, name, *times, layer, kernel, outcome)
 
-    def _driver(self, event: Event) -> None:
-        """Add the spans of the driver in a build: one that missed looks up, compiles, and loads."""
-        compiled, layer = event.get("compiled"), event.get("driver")
-        part = self._lookups.get(layer or "", _UNKNOWN)
-        stored = self._stored if compiled else ()
-        times = [(path, one) for path in stored for one in part.compilations(path)]
-        outcome = None if compiled is None else "miss" if compiled else "hit"
-        for pair in event["compiles"]:
-            span = replace(self._span(event, "compile", DRIVER, pair), layer=layer, outcome=outcome)
-            inside = []
-            for path, (kernel, begun, ended) in times:
-                end = ended - self._began.epoch / 1e9
-                if begun is None:
-                    later = replace(span, name="compiler", kernel=kernel, start=end, seconds=0.0)
-                    self._later.setdefault((span.process, kernel or ""), []).append(later)
-                elif span.start <= (start := begun - self._began.epoch / 1e9) < end <= span.start + span.seconds:
-                    weight = part.weigh(path)
-                    inside.append(replace(span, name="compiler", start=start, seconds=end - start, bytes=weight))
-            known = compiled is False or bool(inside)
-            self.spans += [replace(span, stage="lookup") if known else span, *inside]
+
+def _compiled_in(launch: Span, later: Mapping[tuple[int, str], list[Span]]) -> Iterator[Span]:
+    """Yield what the driver compiled in a launch, or a wait, since a kernel was launched."""
+    begun, end = launch.start, launch.start + launch.seconds
+    names = {(launch.process, name) for name in (launch.kernel or "").split()}
+    ended = [span for name in names for span in later.get(name, ()) if begun < span.start <= end]
+    for span in sorted(ended, key=lambda span: span.start):
+        yield replace(span, thread=launch.thread, start=begun, seconds=span.start - begun)
+        begun = span.start
+        # It is part of the innermost such span, which is noted first.
+        later[span.process, span.kernel or ""].remove(span)
+
+
+def _driver_spans(
+    event: Event,
+    part: Lookups,
+    stored: Sequence[str],
+    began: tuple[int, int],
+    later: dict[tuple[int, str], list[Span]],
+) -> Iterator[Span]:
+    """Yield the spans of the driver in a build: one that missed looks up, compiles, and loads."""
+    compiled = event.get("compiled")
+    times = [(path, *compilation) for path in stored for compilation in part.compilations(path)]
+    outcome = None if compiled is None else "miss" if compiled else "hit"
+    for interval in event["compiles"]:
+        span = _span(event, "compile", DRIVER, began[0], when=interval, layer=event.get("driver"), outcome=outcome)
+        inside = []
+        for path, kernel, begun, ended in times:
+            end = ended - began[1] / 1e9
+            start = end if begun is None else begun - began[1] / 1e9
+            compiler = replace(span, name="compiler", start=start, seconds=end - start)
+            if begun is None:
+                later.setdefault((span.process, kernel or ""), []).append(replace(compiler, kernel=kernel))
+            elif span.start <= start < end <= span.start + span.seconds:
+                inside.append(replace(compiler, bytes=part.weigh(path)))
+        is_known = compiled is False or bool(inside)
+        yield replace(span, stage="lookup") if is_known else span
+        yield from inside
 
 
 # ---------------------------------------------------------------------- sums

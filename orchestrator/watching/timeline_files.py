@@ -10,14 +10,11 @@ import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cachectl import output_files
 from cachectl.layers.base import errors
 from cachectl.watching.timeline import STAGES, Span, Timeline
-
-if TYPE_CHECKING:
-    from cachectl.pages.skeleton import Words
 
 SCHEMA: Final = "cachectl/timeline/1"
 #: The beginning of such a file, in any version.
@@ -28,9 +25,6 @@ TIMELINE: Final = output_files.Kind(
 )
 #: The fields of a span that are arguments of its event.
 _ARGUMENTS: Final = ("kernel", "layer", "outcome", "bytes")
-_MICROSECOND: Final = 1e-6
-#: Digits behind the point: nanoseconds.
-_DIGITS: Final = 9
 
 
 def check(name: str) -> None:
@@ -42,11 +36,8 @@ def check(name: str) -> None:
 
 def encode(timeline: Timeline, name: str) -> bytes:
     """Return the file of a timeline, in the form that its name says, which :func:`check` has seen."""
-    return page(timeline) if name.endswith(".html") else chrome_trace(timeline)
-
-
-def chrome_trace(timeline: Timeline) -> bytes:
-    """Return the file of a timeline in the Chrome trace format."""
+    if name.endswith(".html"):
+        return page(timeline)
     document = {
         # The first bytes say that cachectl wrote it.
         "otherData": {
@@ -78,16 +69,15 @@ def _metadata(timeline: Timeline) -> Iterator[dict[str, object]]:
 
 
 def _complete(span: Span) -> dict[str, object]:
-    arguments = {name: value for name in _ARGUMENTS if (value := getattr(span, name)) is not None}
     return {
         "name": span.name,
         "cat": span.stage,
         "ph": "X",
-        "ts": round(span.start / _MICROSECOND, 3),
-        "dur": round(span.seconds / _MICROSECOND, 3),
+        "ts": round(span.start * 1e6, 3),
+        "dur": round(span.seconds * 1e6, 3),
         "pid": span.process,
         "tid": span.thread,
-        "args": arguments,
+        "args": {name: value for name in _ARGUMENTS if (value := getattr(span, name)) is not None},
     }
 
 
@@ -95,8 +85,12 @@ def page(timeline: Timeline) -> bytes:
     """Return one HTML page with all spans. It requests nothing, so it can be sent and kept as a file."""
     from cachectl.pages.skeleton import Words, build_page
 
-    words = Words()
-    spans = [_row(span, words) for span in timeline.spans]
+    words, spans = Words(), []
+    for span in timeline.spans:
+        # Texts are written once, and spans have their numbers; seconds are rounded to nanoseconds.
+        texts = (span.stage, span.name, span.layer, span.kernel, span.outcome)
+        numbers = [None if text is None else words[text] for text in texts]
+        spans.append([span.process, span.thread, *numbers, round(span.start, 9), round(span.seconds, 9), span.bytes])
     data = {
         "command": shlex.join(timeline.command),
         "started": timeline.started,
@@ -107,11 +101,3 @@ def page(timeline: Timeline) -> bytes:
         "words": list(words),
     }
     return build_page("timeline", "cachectl trace: timeline", data)
-
-
-def _row(span: Span, words: Words) -> list[object]:
-    """Return a span as the script reads it: texts by their numbers among the words, seconds rounded."""
-    texts = (span.stage, span.name, span.layer, span.kernel, span.outcome)
-    numbers = [None if text is None else words[text] for text in texts]
-    times = (round(span.start, _DIGITS), round(span.seconds, _DIGITS))
-    return [span.process, span.thread, *numbers, *times, span.bytes]

@@ -20,14 +20,11 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from cachectl.layer_set import LayerSet
-from cachectl.layers.base import errors
-from cachectl.layers.base.environment import Environment, process_variable, set_process_variable
-from cachectl.layers.base.facts import AsJson
+from cachectl.layers.base import environment, errors, facts
 from cachectl.layers.inside import observer
-from cachectl.watching import evidence, processes
+from cachectl.watching import evidence, notes, processes
 from cachectl.watching import timeline as timelines
 from cachectl.watching.events import EntryEvents
-from cachectl.watching.notes import Event, messages_after, read_events
 
 _FOLDER: Final = "CACHECTL_TRACE"
 _SITE: Final = """
@@ -76,7 +73,7 @@ class Unwatched:
     layers: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Trace:
     """A run: its command, how it ended, and what each layer did. Seconds are wall time.
 
@@ -86,35 +83,25 @@ class Trace:
     stream in a build that did not end. ``timeline`` is ``None`` if no process could be watched.
     """
 
-    command: tuple[str, ...]
-    exit_status: int | None
-    wall_seconds: float
-    layers: tuple[evidence.LayerTrace, ...]
-    kernels: tuple[KernelTrace, ...]
-    entries: tuple[evidence.EntryTrace, ...]
+    command: tuple[str, ...] = ()
+    exit_status: int | None = None
+    wall_seconds: float = 0.0
+    layers: tuple[evidence.LayerTrace, ...] = ()
+    kernels: tuple[KernelTrace, ...] = ()
+    entries: tuple[evidence.EntryTrace, ...] = ()
     misses: tuple[evidence.Miss, ...] | None = None
     unwatched: tuple[Unwatched, ...] = ()
     misfits: tuple[str, ...] = ()
     passed_on: bytes = b""
     timeline: timelines.Timeline | None = None
     summary: timelines.Summary | None = None
-    as_json: ClassVar[AsJson] = AsJson(
+    as_json: ClassVar[facts.AsJson] = facts.AsJson(
         "cachectl/trace/1", hidden=("misfits", "passed_on", "timeline"), optional=("misses",)
     )
 
-
-@dataclass
-class Traced:
-    """The result of :func:`traced`: empty until the block ends."""
-
-    layers: tuple[evidence.LayerTrace, ...] = ()
-    kernels: tuple[KernelTrace, ...] = ()
-    timeline: timelines.Timeline | None = None
-    summary: timelines.Summary | None = None
-
     @property
     def spans(self) -> tuple[timelines.Span, ...]:
-        """What the time of the block went to."""
+        """What the time went to."""
         return self.timeline.spans if self.timeline is not None else ()
 
     def __getitem__(self, name: str) -> evidence.LayerTrace:
@@ -126,18 +113,17 @@ class Tracer:
     """Watches one run: made before it starts, queried after it has ended."""
 
     def __init__(self, stack: LayerSet, folder: Path, *, explain: bool = False) -> None:
-        self._stack = stack
         self._explain = explain
         #: Modules that each Python of the run finds first, and events that its processes note.
         self.site, self.notes = folder / "site", folder / "events"
         self.site.mkdir()
         self.notes.mkdir()
-        self._evidence = evidence.Evidence(stack, explain=explain)
-        self._lookups = self._evidence.lookups
-        files = ((stack[name], part.files) for name, part in self._lookups.items() if part.files)
-        self._entry_events = EntryEvents(files)
-        self._processes = processes.Processes(self.notes, self._lookups)
-        self._began = timelines.Clock()
+        self._layers = {layer.name: evidence.Evidence(layer, explain=explain) for layer in stack}
+        self._parts = {name: layer.part for name, layer in self._layers.items()}
+        by_files = [(seen.layer, seen.part.files) for seen in self._layers.values() if seen.part.files is not None]
+        self._entry_events = EntryEvents(by_files)
+        self._processes = processes.Processes(self.notes, self._parts)
+        self._began = timelines.clocks()
         (self.site / "cachectl_observer.py").write_bytes(Path(observer.__file__).read_bytes())
         (self.site / "sitecustomize.py").write_text(_SITE)
         (self.site / observer.TABLE).write_text(json.dumps(self._table()))
@@ -156,74 +142,82 @@ class Tracer:
                 (self.site / copies[file]).write_bytes(file.read_bytes())
             return copies[file]
 
-        parts = self._lookups.items()
-        watchers = {(module, copied(file)) for _, part in parts for module, file in part.watchers.items()}
-        return {
-            "calls": [{"layer": name, **asdict(call)} for name, part in parts for call in part.calls],
-            "watchers": sorted(watchers),
-            "imports": sorted({package for _, part in parts for package in part.imports}),
-            "listeners": {
-                platform: (name, copied(file)) for name, part in parts for platform, file in part.listeners.items()
-            },
-        }
+        calls: list[dict[str, object]] = []
+        watchers: set[tuple[str, str]] = set()
+        listeners: dict[str, tuple[str, str]] = {}
+        for name, part in self._parts.items():
+            calls += ({"layer": name, **asdict(call)} for call in part.calls)
+            watchers.update((module, copied(file)) for module, file in part.watchers.items())
+            listeners.update({platform: (name, copied(file)) for platform, file in part.listeners.items()})
+        imports = sorted({package for part in self._parts.values() for package in part.imports})
+        return {"calls": calls, "watchers": sorted(watchers), "imports": imports, "listeners": listeners}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch the files of entries, and processes, during the block."""
         with self._entry_events.watching(), self._processes.watching():
             # Preparations are no part of the timeline.
-            self._began = timelines.Clock()
+            self._began = timelines.clocks()
             yield
 
-    def variables(self, environment: Environment) -> dict[str, str]:
+    def variables(self, here: environment.Environment) -> dict[str, str]:
         """Return the variables that make a child and its children watched."""
-        paths = os.pathsep.join(filter(None, [str(self.site), environment.get("PYTHONPATH")]))
+        paths = os.pathsep.join(filter(None, [str(self.site), here.get("PYTHONPATH")]))
         own = {_FOLDER: str(self.notes), "PYTHONPATH": paths}
-        return own | {name: value for part in self._lookups.values() for name, value in part.variables.items()}
+        return own | {name: value for part in self._parts.values() for name, value in part.variables.items()}
 
     def ended(self, command: Sequence[str], status: int | None, wall: float) -> Trace:
         """Return what the run did."""
-        seen, uses = self._evidence, self._processes.unwatched()
-        events, seen.unread = read_events(self.notes)
-        seen.began, seen.seen = self._began.epoch / 1e9, self._entry_events.seen()
-        seen.strangers = self._processes.strangers
-        seen.unwatched = {name: [command for command in uses if name in uses[command]] for name in self._lookups}
-        used = {layer.name: tuple(seen.used(layer)) for layer in self._stack}
+        noted, unread = notes.read_events(self.notes)
+        unwatched, seen = self._processes.unwatched(), self._entry_events.seen()
+        used = {}
+        for name, layer in self._layers.items():
+            layer.began, layer.unread, layer.seen = self._began[1] / 1e9, unread, seen.get(name)
+            layer.commands = [program for program, names in unwatched.items() if name in names]
+            layer.strangers = self._processes.strangers.get(name, ())
+            used[name] = tuple(layer.used())
         entries = tuple(entry for of_layer in used.values() for entry in of_layer)
-        seen.events = evidence.with_files(events, entries)
+        events = evidence.with_files(noted, entries)
+        for layer in self._layers.values():
+            layer.events = events
         timeline = timelines.read_timeline(
-            command, self._began, wall, seen.events, layer_of=seen.layer_of, lookups=self._lookups
+            command,
+            self._began,
+            wall,
+            events,
+            layer_of=lambda event: evidence.layer_of(event, self._layers),
+            lookups=self._parts,
         )
         # The process ended in the build, and so did not pass it on itself.
         passed_on = b""
-        for heard in messages_after(self.notes, events):
+        for heard in notes.messages_after(self.notes, noted):
             other = heard
-            for part in self._lookups.values():
+            for part in self._parts.values():
                 other = part.other_output(other)
             passed_on += other
         return Trace(
             tuple(command),
             status,
             wall,
-            tuple(seen.of_layer(layer, used[layer.name]) for layer in self._stack),
-            tuple(_kernel(event) for event in seen.events if event["event"] == "build"),
+            tuple(layer.trace(used[name]) for name, layer in self._layers.items()),
+            tuple(_kernel(event) for event in events if event["event"] == "build"),
             entries,
-            tuple(seen.misses(entries)) if self._explain else None,
-            tuple(Unwatched(command, tuple(sorted(names))) for command, names in uses.items()),
-            tuple(f"{line}, and was left alone" for line in seen.misfits.values()),
+            tuple(evidence.misses(self._layers, events, entries)) if self._explain else None,
+            tuple(Unwatched(program, tuple(sorted(names))) for program, names in unwatched.items()),
+            tuple(f"{line}, and was left alone" for line in evidence.misfits(events).values()),
             passed_on,
             timeline if timeline.processes else None,
             timelines.summarize(timeline) if timeline.processes else None,
         )
 
 
-def _kernel(event: Event) -> KernelTrace:
-    binary = event.get("binary") == "hit"
-    compiled = False if binary else event.get("compiled")
-    by = None
+def _kernel(event: notes.Event) -> KernelTrace:
+    is_binary = event.get("binary") == "hit"
+    compiled = False if is_binary else event.get("compiled")
+    served_by = None
     if compiled is False and not event["failed"]:
-        by = event["layer"] if binary else event.get("driver")
-    return KernelTrace(tuple(event.get("kernels") or ()), by, compiled, float(event["seconds"]))
+        served_by = event["layer"] if is_binary else event.get("driver")
+    return KernelTrace(tuple(event.get("kernels") or ()), served_by, compiled, float(event["seconds"]))
 
 
 # ---------------------------------------------------------------------- in this process
@@ -234,10 +228,10 @@ _ONE: Final = threading.Lock()
 
 
 @contextmanager
-def traced() -> Iterator[Traced]:
+def traced() -> Iterator[Trace]:
     """Count the cache lookups of a block, in this process and the children it starts.
 
-    The numbers are there when the block has ended, however it ends. Only one block of a process is traced at a time; a
+    The trace is empty until the block has ended, however it ends. Only one block of a process is traced at a time; a
     second one raises :class:`BadRequest`.
     """
     from cachectl.switching.isolated import isolated_root
@@ -245,19 +239,17 @@ def traced() -> Iterator[Traced]:
     if not _ONE.acquire(blocking=False):
         raise errors.BadRequest("another block of this process is being traced")
     try:
-        result = Traced()
+        trace = Trace()
         stack = LayerSet()
         with isolated_root(stack.environment) as folder:
             tracer = Tracer(stack, folder)
             started = time.perf_counter()
             try:
                 with tracer.watching(), _observed(tracer):
-                    yield result
+                    yield trace
             finally:
-                done = tracer.ended((), None, time.perf_counter() - started)
-                result.layers, result.kernels = done.layers, done.kernels
-                result.timeline, result.summary = done.timeline, done.summary
-                for line in done.misfits:
+                vars(trace).update(vars(tracer.ended((), None, time.perf_counter() - started)))
+                for line in trace.misfits:
                     warnings.warn(f"trace: {line}", RuntimeWarning, stacklevel=4)
     finally:
         _ONE.release()
@@ -265,14 +257,14 @@ def traced() -> Iterator[Traced]:
 
 @contextmanager
 def _observed(tracer: Tracer) -> Iterator[None]:
-    changes = tracer.variables(Environment.here())
-    before = {name: process_variable(name) for name in changes}
+    changes = tracer.variables(environment.Environment.here())
+    before = {name: environment.process_variable(name) for name in changes}
     for name, wanted in changes.items():
-        set_process_variable(name, wanted)
-    notes = observer.observe(str(tracer.notes), str(tracer.site))
+        environment.set_process_variable(name, wanted)
+    recorder = observer.observe(str(tracer.notes), str(tracer.site))
     try:
         yield
     finally:
-        notes.stop()
+        recorder.stop()
         for name, value in before.items():
-            set_process_variable(name, value)
+            environment.set_process_variable(name, value)

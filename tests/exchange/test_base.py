@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from homes import make_home
 
-from cachectl.exchange.around import own_root, start_from
+from cachectl.exchange.copying import own_root, start_from
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import BadRequest

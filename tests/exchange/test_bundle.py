@@ -31,10 +31,10 @@ from cachectl.exchange.bundle import BundlePlace, unnamed_file
 from cachectl.exchange.format import Item
 from cachectl.exchange.place import BadStore, Changed, Missing
 from cachectl.exchange.portability import differences, outlook, portability_key
-from cachectl.exchange.trust import Forged, Judge, Trust, Untrusted, sign
+from cachectl.exchange.trust import Forged, Trust, Untrusted, sign, signer
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.facts import Artifact
-from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.layer import Layer, put_many
 from cachectl.layers.cuda import CudaPortability
 from cachectl.layers.pocl import PoclPortability
 from cachectl.stack import Stack
@@ -411,13 +411,13 @@ def test_a_bundle_travels_through_a_registry(small: Path, home: Home, real_regis
 
 
 def test_what_was_placed_before_a_failure_is_counted(small: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    put = Layer.put_new
+    put = put_many
 
     def fails(layer: Layer, artifacts: Sequence[Artifact], **more: bool) -> object:
         put(layer, artifacts[:2], **more)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Layer, "put_new", fails)
+    monkeypatch.setattr("cachectl.exchange.copying.put_many", fails)
     done = Stack(home.environment()).pull(str(small), TRUSTED)
     assert (done.total.placed, done.total.failed) == (2, 1)
     assert len(list(Stack(home.environment()).entries(layers=["miopen"]))) == 2
@@ -438,12 +438,12 @@ def test_a_signer_is_named_as_far_as_the_list_says_who_it_is(
         ("!eve@example.org,*@example.org", "*@example.org"),
     ):
         (tmp_path / "allowed").write_text(f"{principals} {public}")
-        judge = Judge(home.environment(), str(tmp_path / "allowed"))
-        assert judge.signer(b"text", signature).startswith(name)
+        allowed = (home.environment(), str(tmp_path / "allowed"))
+        assert signer(*allowed, b"text", signature).startswith(name)
         with pytest.raises(Forged):
-            judge.signer(b"other", signature)
+            signer(*allowed, b"other", signature)
         with pytest.raises(Untrusted, match="not signed"):
-            judge.signer(b"text", b"")
+            signer(*allowed, b"text", b"")
     with pytest.raises(BadRequest, match="ssh-keygen -t ed25519 -f"):
         sign(b"text", str(tmp_path / "none"))
     for wrong in ({}, {"sha256": "0" * 64, "blindly": True}, {"sha256": "12"}):

@@ -25,8 +25,8 @@ from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.miopen import MIOpenSystemKernels
 from cachectl.layers.miopen.databases import SEPARATOR
-from cachectl.layers.miopen.kernel_db import kernel_key
-from cachectl.layers.miopen.names import installed_names, parse_name
+from cachectl.layers.miopen.kernels import kernel_key
+from cachectl.layers.miopen.places import installed_names, parse_name
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:

@@ -21,15 +21,16 @@ from support.kernels import add_kernels
 from cachectl.exchange.around import StoreUse
 from cachectl.exchange.folder import FolderPlace
 from cachectl.exchange.format import Item, StoreKey
-from cachectl.exchange.index import StoreIndex
 from cachectl.exchange.place import Deadline, Stored
 from cachectl.exchange.pull import pull
-from cachectl.exchange.push import Writer, push
+from cachectl.exchange.push import push
+from cachectl.exchange.store import Store
 from cachectl.exchange.trust import Trust
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.stack import Stack
+from cachectl.transfer import Moved
 
 if TYPE_CHECKING:
     from homes import Home
@@ -171,9 +172,9 @@ def test_entries_with_many_kernels_are_listed_in_parts_that_a_reader_takes(tmp_p
     names = tuple(f"kernel_{number:090}" for number in range(600))
     data = hashlib.sha256(b"").hexdigest()
     entries = [(Item("pocl", f"{number}", "pocl/1", 0, data, kernels=names), b"") for number in range(700)]
-    Writer(StoreIndex(FolderPlace(tmp_path), here)).add(key, entries)
-    index = StoreIndex(FolderPlace(tmp_path), here)
-    assert sum(len(index.part(name).entries) for name in index.names.parts) == 700
+    Store(FolderPlace(tmp_path), here).write(key, entries, Moved("pocl"))
+    index = Store(FolderPlace(tmp_path), here)
+    assert sum(len(index.part(name).entries) for name in index.parts) == 700
 
 
 def test_gc_sees_the_clock_of_a_store_whose_files_are_of_others(
@@ -325,8 +326,8 @@ def test_entries_of_a_base_are_neither_pulled_nor_pushed(cheap: Home, other: Hom
         "cachectl: store: miopen: 1 pushed",
     ]
     newest = max((tmp_path / "store" / "index").glob("[0-9]*"), key=lambda path: path.stat().st_mtime_ns)
-    index = StoreIndex(FolderPlace(tmp_path / "store"), cheap.environment())
-    part = next(index.part(name) for name in index.names.parts if str(name) == newest.name)
+    index = Store(FolderPlace(tmp_path / "store"), cheap.environment())
+    part = next(index.part(name) for name in index.parts if str(name) == newest.name)
     assert ["new.cl.o" in one.key for one in part.entries] == [True]
     assert len(list(Stack.below(own, other.environment())["miopen"].entries())) == 12
     assert len(list(Stack.below(base, other.environment())["miopen"].entries())) == 10

@@ -81,14 +81,14 @@ def refused(home: Home, store: Path, trust: Trust = TRUSTED) -> str:
 
 
 def parts(store: Path) -> list[Path]:
-    names = sort_names(FolderPlace(store).names("index")).parts
+    names = sort_names(FolderPlace(store).names("index"))[0]
     return [store / "index" / str(name) for name in names]
 
 
 def rewritten(store: Path, change: Callable[[bytes], bytes], key: Path | None = None) -> None:
     """Change the text of the newest index part, and name it anew; ``key`` signs it again."""
     path = parts(store)[-1]
-    name = sort_names(FolderPlace(store).names("index")).parts[-1]
+    name = sort_names(FolderPlace(store).names("index"))[0][-1]
     text, signature = open_part(name, path.read_bytes())
     text = change(text)
     file = file_of(text, signature if key is None else sign(text, str(key)))
@@ -228,7 +228,7 @@ def test_a_lie_in_an_index_part_is_refused_even_if_it_is_signed(
 
 def test_verify_finds_a_missing_pack_beside_a_damaged_part(home: Home, store: Path) -> None:
     first, last = parts(store)
-    name = sort_names(FolderPlace(store).names("index")).parts[-1]
+    name = sort_names(FolderPlace(store).names("index"))[0][-1]
     pack = min(parse_part(name, open_part(name, last.read_bytes())[0]).packs)
     (store / pack).unlink()
     first.write_bytes(b"")
@@ -241,7 +241,7 @@ def test_bombs_are_not_unpacked(home: Home, store: Path, signed: Trust) -> None:
     path = parts(store)[-1]
     file = file_of(b"")[:8] + bomb
     path.unlink()
-    name = sort_names(FolderPlace(store).names("index")).parts[-1]
+    name = sort_names(FolderPlace(store).names("index"))[0][-1]
     (store / "index" / f"9-{name.key}-{hashlib.sha256(file).hexdigest()}").write_bytes(file)
     assert "bomb" in refused(home, store, signed)
 

@@ -39,7 +39,7 @@ from injector import KILL, LOCKS, READS, WRITES, Ended, Fault, Injector
 from worlds import World, bystanders, damage, disk_bytes, leftovers
 
 from cachectl.exchange.bundle import BundlePlace
-from cachectl.exchange.index import StoreIndex
+from cachectl.exchange.store import Store
 from cachectl.layers.base.environment import Environment
 
 #: What can go wrong, by the kind of call.
@@ -160,10 +160,12 @@ def _false_report(said: Any, true: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
     for layer, whole in zip(said["layers"], true["layers"], strict=True):
         named = bool(layer["failures"]) or any(root["problems"] for root in layer["roots"])
         places.append((layer["layer"], layer, whole, named))
-        places += [
-            (root["path"], root, good, bool(root["problems"]))
-            for root, good in zip(layer["roots"], whole["roots"], strict=True)
-        ]
+        roots = {root["path"]: root for root in layer["roots"]}
+        for good in whole["roots"]:
+            if (root := roots.get(good["path"])) is not None:
+                places.append((root["path"], root, good, bool(root["problems"])))
+            elif not layer["failures"]:
+                yield f"lacks the root {good['path']} of {layer['layer']}, and nobody says so"
     for name, part, whole, named in places:
         for number in numbers:
             value = part.get(number)
@@ -407,6 +409,6 @@ class Sweep:
 def _bundled(file: Path) -> dict[tuple[str, str], str]:
     """Read a bundle to its end; return the digest of each entry."""
     here = Environment.here()
-    index = StoreIndex(BundlePlace(file, here), here)
-    found = index.contents(one for name in index.names.parts for one in index.part(name).entries)
+    index = Store(BundlePlace(file, here), here)
+    found = index.contents(one for name in index.parts for one in index.part(name).entries)
     return {(one.layer, one.key): hashlib.sha256(data).hexdigest() for one, data in found}

@@ -21,6 +21,7 @@ from injector import Injector
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import CachectlError
+from cachectl.layers.base.layer import get_many
 from cachectl.layers.host.pythons import RECORD
 from cachectl.stack import Stack
 
@@ -75,7 +76,7 @@ class World:
         with recovered(home) as whole:
             for layer in self.stack(whole):
                 with suppress(CachectlError):
-                    read = layer.get_many([entry.key for entry in layer.entries()]).items()
+                    read = get_many(layer, [entry.key for entry in layer.entries()]).items()
                     bad += [f"{layer.name} {key}: {found}" for key, found in read if isinstance(found, Exception)]
             return [text.replace(str(whole), "") for text in bad]
 

@@ -21,9 +21,8 @@ from cachectl.layers.base.errors import Damaged, LayerError, Unsettled
 from cachectl.layers.base.facts import Artifact
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.cuda import CudaComputeCache
-from cachectl.layers.cuda import entries as cuda_compute_cache
+from cachectl.layers.cuda import entries as form
 from cachectl.layers.disk.locks import record_lock
-from cachectl.layers.formats import compute_cache as form
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -79,7 +78,7 @@ def test_an_index_is_made_in_the_folder_that_was_opened(
         root.symlink_to(tmp_path / "outside")
         return lock(*arguments, **options)
 
-    monkeypatch.setattr(cuda_compute_cache, "record_lock", exchange_and_lock)
+    monkeypatch.setattr("cachectl.layers.disk.locks.record_lock", exchange_and_lock)
     layer.put(entry.key, artifact)
     assert os.listdir(tmp_path / "outside") == []
     assert len(index(tmp_path / "moved")) == 40

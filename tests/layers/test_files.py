@@ -26,9 +26,9 @@ from cachectl.layers.base.errors import Busy, Damaged, LayerError
 from cachectl.layers.base.facts import Artifact, Condition, Problem, Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.comgr import ComgrCache
-from cachectl.layers.formats import comgr_entries, neo_binaries
+from cachectl.layers.comgr import ComgrCache, policy_complaint
 from cachectl.layers.neo import NeoCompilerCache
+from cachectl.layers.neo.entries import NeoCodec
 from cachectl.stack import Stack
 from cachectl.verbs.doctor import diagnosis
 
@@ -310,7 +310,7 @@ def test_looking_does_not_look_like_use(layer: Layer) -> None:
     ],
 )
 def test_the_policy_is_read_as_llvm_reads_it(policy: str, wrong: str | None) -> None:
-    said = comgr_entries.policy_complaint(policy)
+    said = policy_complaint(policy)
     assert (said is None) if wrong is None else (said is not None and wrong in said)
 
 
@@ -358,11 +358,11 @@ def test_a_zebin_names_kernels_device_and_version(tmp_path: Path, kind: int, val
     subprocess.run(["gcc", "-c", "zebin.s", "-o", "zebin.o"], cwd=tmp_path, check=True)
     data = bytearray((tmp_path / "zebin.o").read_bytes())
     data[16:20] = struct.pack("<HH", 0xFF12, 205)
-    about = neo_binaries.describe(bytes(data))
+    about = NeoCodec().describe(bytes(data))
     assert (about.kind, about.kernels, about.device) == ("zebin", ("axpy", "dot"), device)
     assert about.versions == {"zebin": "1.32"}
-    assert neo_binaries.complaint(bytes(data)) is None
-    assert "cut short" in str(neo_binaries.complaint(bytes(data[:-100])))
+    assert NeoCodec().check(bytes(data)) is None
+    assert "cut short" in str(NeoCodec().check(bytes(data[:-100])))
 
 
 def accounted(layer: Layer) -> int:

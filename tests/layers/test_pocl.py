@@ -104,7 +104,7 @@ def test_temporaries_of_a_running_compiler_are_left(layer: PoclKernels, monkeypa
     old = place(layer, "AB/" + "D" * 37, {"program.bc": BITCODE})
     grow_old(layer, old / "program.bc", 2 * pocl_kernels.ENTRY_REST)
     monkeypatch.setattr(pocl_roots, "using", lambda _libraries, **_: (4711,))
-    monkeypatch.setattr(pocl_kernels, "age_of", lambda _pid, **_: 1.0)
+    monkeypatch.setattr("cachectl.layers.host.processes.age_of", lambda _pid, **_: 1.0)
     plan = layer.plan_clear()
     assert [target.key for target in plan.entries] == ["AB/" + "D" * 37]
     assert [note.key for note in plan.skipped] == [NAME]

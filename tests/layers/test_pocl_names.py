@@ -8,8 +8,8 @@ import pytest
 from tiers import needing
 
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.formats import pocl_programs
 from cachectl.layers.pocl import PoclKernels
+from cachectl.layers.pocl import programs as pocl_programs
 from cachectl.layers.stores.tree import Tree
 
 if TYPE_CHECKING:

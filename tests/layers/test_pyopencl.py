@@ -16,6 +16,7 @@ from support.layers import got, orphans
 from cachectl.layers import pyopencl as pyopencl_cache
 from cachectl.layers.base.errors import Busy, Damaged
 from cachectl.layers.base.facts import Condition, Orphan
+from cachectl.layers.base.layer import plan_removal
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.host.drivers import Driver
 from cachectl.layers.pyopencl import PyOpenCLBinaries
@@ -203,7 +204,7 @@ def test_a_lock_that_nobody_holds_is_an_orphan_and_goes(
 def test_a_lock_that_is_taken_after_the_plan_stays(layer: PyOpenCLBinaries) -> None:
     lock = old_lock(layer)
     (found,) = [found for found in layer.store.scan(layer.roots()[0]) if isinstance(found, Orphan)]
-    plan = layer.plan_removal([found])
+    plan = plan_removal(layer, [found])
     lock.unlink()
     lock.write_bytes(b"")
     outcome = layer.clear(plan)

@@ -19,6 +19,7 @@ from tiers import thorough
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Busy, Damaged, LayerError
 from cachectl.layers.base.facts import Artifact, Problem
+from cachectl.layers.base.layer import get_many, plan_removal, put_many
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk.plain import read_locked
 from cachectl.layers.formats import pdict
@@ -190,12 +191,12 @@ def test_a_locked_dictionary_fails_alone_once_and_in_finite_time(home: Home) -> 
         assert outcome.removed == 1
         assert ["locked by another process" in note.because for note in outcome.failed] == [True]
         assert [problem.code for problem in layer.store.usage(layer.roots()[0]).problems] == ["busy"]
-        read, placed = layer.get_many(keys), layer.put_new(artifacts)
+        read, placed = get_many(layer, keys), put_many(layer, artifacts)
     assert (len(read), len(placed)) == (300, 300)
     # One and the same error: it was met once.
     for errors in (set(read.values()), set(placed)):
         assert [type(error) for error in errors] == [Busy]
-    assert {type(one) for one in layer.get_many(keys).values()} == {Artifact}
+    assert {type(one) for one in get_many(layer, keys).values()} == {Artifact}
     assert layer.clear(plan).removed == 300
 
 
@@ -238,7 +239,7 @@ def test_a_purge_names_the_cure_of_a_broken_dictionary_and_clears_the_others(hom
     layer = PytoolsDictionaries(home.environment())
     damaged = [finding.thing for finding in layer.store.verify(layer.roots()[0]) if finding.thing is not None]
     assert [thing.key for thing in damaged] == [header.name, inside.name]
-    outcome = layer.clear(layer.plan_removal(damaged))
+    outcome = layer.clear(plan_removal(layer, damaged))
     assert (outcome.skipped, outcome.failed, header.exists(), inside.exists()) == ((), (), False, False)
     assert home.cachectl(*arguments).stderr == ""
 

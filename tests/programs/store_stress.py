@@ -20,6 +20,7 @@ from pathlib import Path
 # Before the forks.
 import cachectl.exchange.pull
 import cachectl.exchange.push
+import cachectl.exchange.store
 import cachectl.verbs.store
 from cachectl.exchange.trust import Trust
 from cachectl.stack import Stack
@@ -57,12 +58,14 @@ def checked(layer, known=()):
     """Return the kernels whose code is not what their number says, and the numbers of all by key."""
     keys = [entry.key for entry in layer.entries() if entry.key not in known]
     numbers = {key: int(key.partition(".cl.o")[0].rpartition("k")[2]) for key in keys}
-    read = layer.get_many(keys)
+    from cachectl.layers.base.layer import get_many
+
+    read = get_many(layer, keys)
     return [key for key in keys if getattr(read.get(key), "data", None) != code_of(numbers[key])], numbers
 
 
 def write(url, home, number):
-    cachectl.exchange.push._TOO_SLOW = 15.0
+    cachectl.exchange.store._TOO_SLOW = 15.0
     stack, first = Stack(), (number + 1) * SPAN
     for kernel in range(first + len(noted(home)), first + SPAN):
         code = code_of(kernel)

@@ -12,7 +12,7 @@ import pytest
 from homes import Home
 
 from cachectl.exchange.bundle import BundlePlace
-from cachectl.exchange.index import StoreIndex
+from cachectl.exchange.store import Store
 from cachectl.exchange.trust import Trust
 from cachectl.layers.base.environment import Environment
 from cachectl.stack import Stack
@@ -39,8 +39,8 @@ def programs(home: Home) -> set[Path]:
 
 def listed(bundle: Path) -> list[tuple[str, str]]:
     here = Environment.here()
-    index = StoreIndex(BundlePlace(bundle, here), here)
-    found = [one for name in index.names.parts for one in index.part(name).entries]
+    index = Store(BundlePlace(bundle, here), here)
+    found = [one for name in index.parts for one in index.part(name).entries]
     return sorted((item.layer, item.key) for item in found)
 
 

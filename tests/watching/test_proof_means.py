@@ -14,7 +14,7 @@ from support.proof import one_file, prove, said_of
 from cachectl.stack import Stack
 from cachectl.watching import events
 from cachectl.watching.events import FileEvents
-from cachectl.watching.proof import Proof, Verdict, Watch
+from cachectl.watching.proof import FAILS, UNKNOWN, Proof, Watch
 
 # ---------------------------------------------------------------------- where events cannot be had
 
@@ -40,10 +40,10 @@ def entry(home: Home, compute_cache: Callable[[Path], None]) -> Path:
 def test_without_events_no_reading_is_excluded(home: Home, entry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "open_queue", no_events)
     proof = watched(home, entry.read_bytes)
-    assert proof.of(Verdict.UNKNOWN) == ("cuda",)
+    assert proof.of(UNKNOWN) == ("cuda",)
     assert proof.attestations[0].unknown == ("no file events (no such thing here)",)
     assert not proof.holds
-    assert watched(home, entry.unlink).of(Verdict.FAILS) == ("cuda",)
+    assert watched(home, entry.unlink).of(FAILS) == ("cuda",)
 
 
 def test_lost_events_are_admitted(home: Home, entry: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers.base.parts import Compilation, Lookups
 from cachectl.layers.inside import observer
 from cachectl.watching import timeline_files
-from cachectl.watching.timeline import STAGES, Clock, Span, Timeline, read_timeline, summarize
+from cachectl.watching.timeline import STAGES, Span, Timeline, read_timeline, summarize
 
 SECOND = 1_000_000_000
 
@@ -127,7 +127,7 @@ def read(events: Sequence[dict[str, Any]], *compilations: Compilation) -> tuple[
             return compilations
 
     started = {"pid": 1, "event": "started", "program": ["program"], "host": "here"}
-    began = Clock(100 * SECOND, 1000 * SECOND)
+    began = (100 * SECOND, 1000 * SECOND)
 
     def layer_of(event: Mapping[str, Any]) -> str:
         return str(event["layer"])

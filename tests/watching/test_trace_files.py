@@ -29,7 +29,7 @@ from cachectl.layers.base.parts import Lookups
 from cachectl.watching import events
 from cachectl.watching.events import LOST, EntryEvents
 from cachectl.watching.evidence import EntryTrace, with_files
-from cachectl.watching.timeline import Clock, read_timeline, summarize
+from cachectl.watching.timeline import read_timeline, summarize
 
 DATA = Path(__file__).parents[1] / "data"
 #: The folder of each kind below the home.
@@ -129,7 +129,7 @@ def test_a_damaged_entry_that_nobody_writes_again_is_a_miss(home: Home, sources:
 @pytest.mark.thorough
 def test_differences_of_two_cuda_keys_are_named(home: Home, sources: Mapping[str, Path]) -> None:
     """A front end's key holds the include path, a back end's the date of the compiler: each is named, once."""
-    from cachectl.layers.formats import compute_cache
+    from cachectl.layers.cuda import entries as compute_cache
 
     for path in sources["cuda"].rglob("?" * 14):
         data = path.read_bytes()
@@ -176,9 +176,8 @@ def watched(home: Home, *, lost: bool = False) -> Iterator[dict[str, Any]]:
     with watching.watching():
         yield seen
         if lost:
-            assert watching._events is not None
             watching._events.lost = True
-    seen.update(watching.seen() or {})
+    seen.update(watching.seen())
 
 
 WRITING = (events.OPEN, events.MODIFY, events.CLOSE_WRITE)
@@ -201,7 +200,7 @@ def test_histories(*, listed: bool, masks: tuple[int, ...], hits: list[float], s
         history.listed(0)
     for at, mask in enumerate(masks, 1):
         history.record(mask, at)
-    assert [[*history.times(stores=stored)] for stored in (False, True)] == [hits, stores]
+    assert [[at for at, stored in history.uses if stored is kind] for kind in (False, True)] == [hits, stores]
 
 
 @pytest.mark.parametrize(("order", "fewest"), [("oc", 100), ("oo.c.c", 100), ("o.o.c.c", 200)])
@@ -218,7 +217,7 @@ def test_openings_at_once_are_doubtful(home: Home, order: str, fewest: int) -> N
                 handles.append(os.open(entry, os.O_RDONLY))
             else:
                 os.close(handles.pop() if step == "c" else os.open(other, os.O_RDONLY))
-    hits = len(found["comgr"].entries[0][2].times(stores=False))
+    hits = sum(not stored for _, stored in found["comgr"].entries[0][2].uses)
     assert fewest <= hits <= order.count("o") * 100
     assert [*found["comgr"].doubts] == ([] if order == "oc" else [events._TOGETHER])
 
@@ -238,8 +237,8 @@ def test_entries_that_are_read_before_their_folder_is_watched(
                 os.write(handle, b"entry") if flags != os.O_RDONLY else os.read(handle, 5)
                 os.close(handle)
                 time.sleep(pause)
-    histories = [history for _, _, history in found["cuda"].entries]
-    hits, stores = (sum(len(history.times(stores=stored)) for history in histories) for stored in (False, True))
+    uses = [stored for _, _, history in found["cuda"].entries for _, stored in history.uses]
+    hits, stores = uses.count(False), uses.count(True)
     assert stores == 5
     assert hits == 5 or found["cuda"].doubts
 
@@ -364,7 +363,7 @@ def test_a_cache_that_is_off_shows_no_lookup(home: Home, sources: Mapping[str, P
 def test_a_build_by_a_driver_that_says_nothing(*, compiled: bool | None) -> None:
     """The entries of its kernels show whether it compiled; the summary uses that."""
     build: dict[str, Any] = {"event": "build", "pid": 1, "thread": 1, "layer": "pyopencl", "kernels": ["k"]}
-    clock = Clock(0, 0)
+    clock = (0, 0)
     build |= {"start": 0, "end": 10**10, "at": 10.0, "seconds": 10.0, "failed": False, "compiles": [[10**9, 9 * 10**9]]}
     stores = int(compiled is True)
     entry = EntryTrace("drv", "key", 1 - stores, stores, None, ("k",), "gpu", at=(5.0,))

@@ -12,7 +12,7 @@ import pytest
 from support.tracing import layer_of, numbers, real, trace
 from tiers import needing
 
-from cachectl.layers.inside.pocl_messages import Messages
+from cachectl.layers.inside.pocl_messages import read_messages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -144,32 +144,32 @@ def test_messages_are_separated_from_other_output(head: bytes) -> None:
     """Each format is read, also where C code of another thread printed between the parts of a message."""
     other = b"\x1b[1mmine |\x1b[0m\n"
     whole = other + head + BUILDING + other + head + WRITING + other
-    read = Messages(whole)
-    assert (read.devices, read.wrote, read.clear) == (1, ["/c/AB/CD"], True)
-    assert read.others == other * 3
+    others, devices, wrote, clear = read_messages(whole)
+    assert (devices, wrote, clear) == (1, ["/c/AB/CD"], True)
+    assert others == other * 3
     # PoCL prints a message in three parts.
     parts = re.fullmatch(rb"(.*\| )((?:\x1b\[\d+m)* (?:\x1b\[0m)?)", head, re.DOTALL)
     assert parts is not None
     for torn in (head + other, parts[1] + other + parts[2]):
-        read = Messages(torn + BUILDING + torn + WRITING)
-        assert (read.devices, read.wrote, read.clear) == (1, ["/c/AB/CD"], True)
-        assert read.others == other * 2
+        others, devices, wrote, clear = read_messages(torn + BUILDING + torn + WRITING)
+        assert (devices, wrote, clear) == (1, ["/c/AB/CD"], True)
+        assert others == other * 2
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_messages_that_were_cut(head: bytes) -> None:
     """A killed process leaves the beginning of a message, which is not shown and proves nothing."""
     for end in range(head.index(b"line 1:") + 7, len(head + BUILDING) - 9):
-        read = Messages((head + BUILDING)[:end])
-        assert (read.devices, read.clear) == (0, False)
-        assert Messages((head + BUILDING)[:end]).others.strip(b" \x1b[0123456789m|\n") == b""
+        others, devices, _, clear = read_messages((head + BUILDING)[:end])
+        assert (devices, clear) == (0, False)
+        assert others.strip(b" \x1b[0123456789m|\n") == b""
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_other_words_are_not_clear(head: bytes) -> None:
     """An unknown text of a function that looks programs up leaves all unknown; one of another function does not."""
-    read = Messages(head + BUILDING + head + b"Storing the module\nmine\n")
-    assert (read.devices, read.clear, read.others) == (1, False, b"mine\n")
+    others, devices, _, clear = read_messages(head + BUILDING + head + b"Storing the module\nmine\n")
+    assert (devices, clear, others) == (1, False, b"mine\n")
     elsewhere = head.replace(b"compile_and_link_program", b"int llvm_codegen(char *, unsigned int)")
-    read = Messages(head + BUILDING + elsewhere + b"Generating an object file directly.\n")
-    assert (read.devices, read.clear, read.others) == (1, True, b"")
+    others, devices, _, clear = read_messages(head + BUILDING + elsewhere + b"Generating an object file directly.\n")
+    assert (devices, clear, others) == (1, True, b"")

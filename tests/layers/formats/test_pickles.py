@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachectl.layers.formats import opencl_source, pdict
-from cachectl.layers.formats import source_info as pyopencl_info
 from cachectl.layers.formats.pickles import Thing, attributes, is_framed, things, walk
 
 
@@ -111,7 +110,7 @@ def test_every_opcode_that_python_knows_is_walked() -> None:
     ],
 )
 def test_bytes_built_to_hurt_cost_little(data: bytes) -> None:
-    for read in (pdict.kernel_names, pyopencl_info.source_info, opencl_source.kernel_names):
+    for read in (pdict.kernel_names, opencl_source.source_info, opencl_source.kernel_names):
         started = time.process_time()
         read(b"loopy" + data)
         read(data)

@@ -74,19 +74,19 @@ def test_ranks_that_are_connected_go_on_whichever_mpi_it_is(
     [
         ({}, None),
         ({"PMI_SIZE": "1", "PMI_RANK": "0"}, None),
-        ({"PMI_SIZE": "24", "PMI_RANK": "3", "MPI_LOCALNRANKS": "12"}, Launch("PMI_SIZE=24", 24, 3)),
-        ({"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1"}, Launch("MPI_LOCALNRANKS=2", 2, 1)),
+        ({"PMI_SIZE": "24", "PMI_RANK": "3", "MPI_LOCALNRANKS": "12"}, ("PMI_SIZE=24", 24, 3)),
+        ({"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1"}, ("MPI_LOCALNRANKS=2", 2, 1)),
         # One rank on each of two nodes: the node's number is not the job's.
-        ({"PMI_SIZE": "2", "PMI_RANK": "0", "MPI_LOCALNRANKS": "1"}, Launch("PMI_SIZE=2", 2, 0)),
-        ({"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "0"}, Launch("OMPI_COMM_WORLD_SIZE=8", 8, 0)),
-        ({"FLUX_JOB_SIZE": "4", "FLUX_TASK_RANK": "1"}, Launch("FLUX_JOB_SIZE=4", 4, 1)),
+        ({"PMI_SIZE": "2", "PMI_RANK": "0", "MPI_LOCALNRANKS": "1"}, ("PMI_SIZE=2", 2, 0)),
+        ({"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "0"}, ("OMPI_COMM_WORLD_SIZE=8", 8, 0)),
+        ({"FLUX_JOB_SIZE": "4", "FLUX_TASK_RANK": "1"}, ("FLUX_JOB_SIZE=4", 4, 1)),
         # PALS and PMIx may set the rank alone: rank 0 cannot know.
-        ({"PALS_RANKID": "5"}, Launch("PALS_RANKID=5", None, 5)),
+        ({"PALS_RANKID": "5"}, ("PALS_RANKID=5", None, 5)),
         ({"PMIX_RANK": "0"}, None),
         # An mpiexec of one rank within a step, and one of several within a step of one task.
         ({**STEP, "PMI_SIZE": "1", "PMI_RANK": "0"}, None),
-        ({**STEP, "SLURM_STEP_NUM_TASKS": "1", "PMI_SIZE": "6", "PMI_RANK": "0"}, Launch("PMI_SIZE=6", 6, 0)),
-        (STEP, Launch("SLURM_STEP_NUM_TASKS=4", 4, 0)),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "1", "PMI_SIZE": "6", "PMI_RANK": "0"}, ("PMI_SIZE=6", 6, 0)),
+        (STEP, ("SLURM_STEP_NUM_TASKS=4", 4, 0)),
         # srun -n1 within a larger allocation; the batch script of an older and of a newer Slurm; the shell of salloc.
         ({**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1"}, None),
         ({**STEP, "SLURM_STEP_ID": "", "SLURM_STEP_NUM_TASKS": ""}, None),

@@ -312,7 +312,7 @@ def test_folders_of_either_tag_are_read_in_the_linkers_order(
         folder.mkdir()
         (folder / bundled.name).symlink_to(bundled)
     variables = {"LD_LIBRARY_PATH": str(listed)}
-    found = find_library(bundled.name, Environment(variables, home=tmp_path), read_linked(str(moved)))
+    found = find_library(bundled.name, Environment(variables, home=tmp_path), read_linked(str(moved))[1])
     assert found == linked_by_the_linker(moved, bundled.name, variables)
 
 

@@ -43,10 +43,10 @@ from support.miopen_kernels import (
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused
 from cachectl.layers.base.facts import Artifact, Entry, Housekeeping, Problem, Root, Severity
-from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.layer import Layer, get_many, put_many
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenSystemTuning, MIOpenTuning, kernel_db
-from cachectl.layers.miopen.kernel_db import kernel_key, split_kernel_key
+from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenSystemTuning, MIOpenTuning
+from cachectl.layers.miopen.kernels import encode, kernel_key, split_kernel_key
 
 OBJECT = "2.2.1/0123456789abcdef0123456789abcdef/MIOpenPooling.cl.o"
 OTHER = ("Conv_Winograd_v21_1_3.s.o", " -mcpu=gfx90a")
@@ -315,7 +315,7 @@ def test_rows_that_miopen_accepts_are_read_and_put_as_it_stores_them(
     assert (problems(layer), findings(layer)) == ([], [])
     assert layer.clear(layer.plan_clear()).removed == 1
     layer.put(KEY, read)
-    assert stored(path) == [(NAME, ARGS, *kernel_db.encode(read.data))]
+    assert stored(path) == [(NAME, ARGS, *encode(read.data))]
 
 
 @pytest.mark.parametrize("values", REJECTED.values(), ids=REJECTED)
@@ -341,12 +341,12 @@ def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path, layer: M
     keys = {kernel_key(name, args): (name, args) for name in NAMES for args in ("", ":x", "::", ARGS, "ns::name.cl.o")}
     assert len(keys) == len(NAMES) * 5
     assert {key: split_kernel_key(key) for key in keys} == keys
-    odd = {(name, ARGS): kernel_db.encode(CODE + name.encode()) for name in NAMES}
+    odd = {(name, ARGS): encode(CODE + name.encode()) for name in NAMES}
     path = store(user_file(tmp_path), odd)
     before = stored(path)
     entries = {entry.detail["kernel_name"]: entry.key for entry in layer.entries()}
     assert entries["ns::name.cl.o"] == key_of(name="ns%3A%3Aname.cl.o")
-    read = layer.get_many(list(entries.values()))
+    read = get_many(layer, list(entries.values()))
     artifacts = {name: one for name, key in entries.items() if isinstance(one := read[key], Artifact)}
     assert {name: one.data for name, one in artifacts.items()} == {name: CODE + name.encode() for name in NAMES}
     assert layer.clear(layer.plan_clear(Selection(key=entries["ns::name.cl.o"]))).removed == 1
@@ -355,7 +355,7 @@ def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path, layer: M
     assert set(stored(path)) == set(before)
     assert layer.clear(layer.plan_clear()).removed == len(NAMES)
     whole = [one for name, one in artifacts.items() if name.endswith(".o")]
-    assert layer.put_new(whole) == [True] * len(whole)
+    assert put_many(layer, whole) == [True] * len(whole)
     # Keys of files in such a folder would mean another file.
     store(tmp_path / ".cache" / "miopen" / "3.3.0.a::b" / "gfx90a6e.ukdb", {(NAME, ARGS): GOOD})
     assert len(list(layer.entries())) == len(whole)

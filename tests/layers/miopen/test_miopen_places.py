@@ -16,8 +16,7 @@ from cachectl.layers.miopen import (
     MIOpenTuning,
     read_flag,
 )
-from cachectl.layers.miopen.names import newest, parse_name, program_names
-from cachectl.layers.miopen.places import libraries
+from cachectl.layers.miopen.places import libraries, newest, parse_name, program_names
 
 LAYERS = (MIOpenKernels, MIOpenSystemKernels, MIOpenTuning, MIOpenSystemTuning)
 HOME = Path("/home/u")
@@ -160,9 +159,9 @@ def test_switches_set_one_and_never_an_empty_value() -> None:
         variable = (
             "MIOPEN_DISABLE_CACHE" if layer.name in ("miopen", "miopen-system") else "MIOPEN_DEBUG_DISABLE_FIND_DB"
         )
-        assert (layer.disable().set, layer.enable().set) == ({variable: "1"}, {})
-        assert layer.enable().unset == {variable}
-        assert layer.disable().read_at_load == ("libMIOpen",)
+        assert (layer.switched(on=False).set, layer.switched(on=True).set) == ({variable: "1"}, {})
+        assert layer.switched(on=True).unset == {variable}
+        assert layer.switched(on=False).read_at_load == ("libMIOpen",)
     moved = [
         made(environment_of(HOME="/home/u")).relocate(Path("/scratch")).set for made in (MIOpenKernels, MIOpenTuning)
     ]

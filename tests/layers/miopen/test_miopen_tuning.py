@@ -18,6 +18,7 @@ from support.miopen_kernels import MIOpenConformance, environment_of, require_re
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError
 from cachectl.layers.base.facts import Ability, Artifact, Condition, Orphan, Problem, Severity
+from cachectl.layers.base.layer import get_many, plan_removal, put_many
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen import MIOpenSystemTuning, MIOpenTuning
 
@@ -103,16 +104,16 @@ def test_many_records_are_placed_where_their_keys_are_free(tmp_path: Path) -> No
     folder = folder_of(tmp_path / "one")
     (folder / FIND).write_text("a=S:1.5,0,A\nb=S:2,0,A\nbroken\ncut=nothing\n")
     keys = [f"{FIND}::{key}" for key in ("a", "b", "cut", "none")]
-    read = dict(MIOpenTuning(environment_of(tmp_path / "one")).get_many(keys))
+    read = dict(get_many(MIOpenTuning(environment_of(tmp_path / "one")), keys))
     assert isinstance(read.pop(f"{FIND}::cut"), Damaged)
     artifacts = [one for _, one in sorted(read.items()) if isinstance(one, Artifact)]
     assert [one.data for one in artifacts] == [b"a=S:1.5,0,A", b"b=S:2,0,A"]
     other = MIOpenTuning(environment_of(tmp_path / "two"))
     different, stray = changed(artifacts[0], data=b"a=S:9,0,A"), changed(artifacts[1], data=b"mine=S:1,0,A")
-    placed, damaged = other.put_new([different, stray])
+    placed, damaged = put_many(other, [different, stray])
     assert placed is True
     assert isinstance(damaged, Damaged)
-    exists, *rest = other.put_new([*artifacts, artifacts[1]])
+    exists, *rest = put_many(other, [*artifacts, artifacts[1]])
     assert isinstance(exists, EntryExists)
     assert rest == [True, False]
     assert (folder_of(tmp_path / "two") / FIND).read_bytes() == b"a=S:9,0,A\nb=S:2,0,A\n"
@@ -214,7 +215,7 @@ def test_what_interrupted_rewrites_leave_goes_when_no_program_has_miopen(
     orphans = [found for found in layer.store.scan(layer.roots()[0]) if isinstance(found, Orphan)]
     assert len(orphans) == 2
     monkeypatch.setattr("cachectl.layers.host.processes.using", lambda *_, **__: (1,))
-    assert len(layer.plan_removal(orphans).skipped) == 2
+    assert len(plan_removal(layer, orphans).skipped) == 2
     monkeypatch.setattr("cachectl.layers.host.processes.using", lambda *_, **__: ())
     outcome = layer.clear(layer.plan_clear())
     assert (outcome.removed, outcome.skipped, outcome.failed) == (3, (), ())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cachectl.layers.base.errors import NotAnArtifact
+from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.facts import Artifact
 from cachectl.layers.stores.archive import artifact_from_bytes, artifact_to_bytes, pack, unpack
 
@@ -108,7 +108,7 @@ def test_an_artifact_file_names_its_own_damage() -> None:
     no_header = pack({"data": b"x"})
     no_schema = pack({"artifact.json": b"[]", "data": b""})
     for broken in (b"", file[:700], file.replace(b"data", b"date"), no_header, no_schema):
-        with pytest.raises(NotAnArtifact):
+        with pytest.raises(CachectlError):
             artifact_from_bytes(broken)
 
 

@@ -21,6 +21,7 @@ from tiers import amount
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Busy, LayerError, Refused, Unreachable
+from cachectl.layers.base.layer import plan_removal
 from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.pytools import PytoolsDictionaries
 from cachectl.layers.pytools.dictionaries import SCHEMA
@@ -130,7 +131,7 @@ def test_every_truncation_is_found_and_none_ends_in_an_error(home: Home) -> None
         (finding,) = layer.store.verify(root)
         assert (finding.code, finding.key) == ("sqlite", FILE), size
         assert finding.thing is not None
-        outcome = layer.clear(layer.plan_removal([finding.thing]))
+        outcome = layer.clear(plan_removal(layer, [finding.thing]))
         assert (outcome.skipped, outcome.failed) == ((), ())
         assert not path.exists()
 

@@ -1,0 +1,140 @@
+"""Entries with files beside them, as Numba keeps functions, are read, carried and removed as one."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from cachectl.layers.base.conformance import LayerConformance
+from cachectl.layers.base.declarations import EnvPath, user_cache
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.facts import Entry, Orphan, Severity
+from cachectl.layers.base.layer import Layer, plan_removal
+from cachectl.layers.base.store import Codec, Damage
+from cachectl.layers.formats.details import Details
+from cachectl.layers.stores.archive import pack, unpack
+from cachectl.layers.stores.files import Files
+from cachectl.layers.stores.tree import Shape
+
+
+class FunctionCodec(Codec):
+    """An index, NAME.nbi, which begins with Numba's version, and the machine code of each signature."""
+
+    form = "numba-function/1"
+
+    def describe(self, data: bytes) -> Details:
+        index = next(name for name in unpack(data) if name.endswith(".nbi"))
+        return Details(kernels=(index.split("-")[0].rpartition(".")[2],))
+
+    def check(self, data: bytes) -> Damage | None:
+        heads = (content[:1] == b"\x80" for name, content in unpack(data).items() if name.endswith(".nbi"))
+        return None if any(heads) else Damage(Severity.RECOMPILES, "its index is no pickle")
+
+
+FUNCTIONS = Shape(
+    (re.compile(r"\w+_[0-9a-f]{40}"), re.compile(r"(.+)\.nbi")), folders=False, companions=re.compile(r"(.+)\.\d+\.nbc")
+)
+
+
+class Numba(Layer):
+    """Functions that Numba compiled with ``cache=True``."""
+
+    name, title = "numba", "Numba functions"
+    places = EnvPath("NUMBA_CACHE_DIR", default=user_cache("numba"))
+    store = Files(FUNCTIONS, codec=FunctionCodec())
+
+
+FOLDER = f"nb_{'0' * 40}"
+
+
+class TestNumba(LayerConformance):
+    def make(self, environment: Environment) -> Layer:
+        return Numba(environment)
+
+    def seed(self, environment: Environment) -> None:
+        folder = environment.home / ".cache" / "numba" / FOLDER
+        folder.mkdir(parents=True)
+        for name, signatures in (("k.f-2.py311", 2), ("k.g-9.py311", 1), ("k.f-2.py312", 0)):
+            (folder / f"{name}.nbi").write_bytes(b"\x80\x04" + name.encode())
+            for number in range(signatures):
+                (folder / f"{name}.{number + 1}.nbc").write_bytes(f"code {name} {number}".encode())
+
+    def test_an_entry_is_its_files_together(self, tmp_path: Path) -> None:
+        layer = self.seeded(tmp_path)
+        folder = tmp_path / "home" / ".cache" / "numba" / FOLDER
+        entries = {entry.key: entry for entry in layer.entries()}
+        key = f"{FOLDER}/k.f-2.py311.nbi"
+        assert {entry.files for entry in entries.values()} == {1, 2, 3}
+        assert (entries[key].files, entries[key].kernels) == (3, ("f",))
+        artifact = layer.get(key)
+        assert artifact is not None
+        assert sorted(unpack(artifact.data)) == ["k.f-2.py311.1.nbc", "k.f-2.py311.2.nbc", "k.f-2.py311.nbi"]
+        removed = layer.clear(plan_removal(layer, [entries[key]]))
+        assert (removed.removed, removed.bytes_freed) == (1, entries[key].bytes)
+        assert not list(folder.glob("k.f-2.py311.*"))
+        layer.put(artifact.key, artifact)
+        assert layer.get(key) == artifact
+
+    def test_what_replaces_an_entry_leaves_nothing_of_it(self, tmp_path: Path) -> None:
+        layer = self.seeded(tmp_path)
+        one, other = (layer.get(f"{FOLDER}/k.{name}.py311.nbi") for name in ("f-2", "g-9"))
+        assert one is not None
+        assert other is not None
+        smaller = {"k.f-2.py311.nbi": unpack(one.data)["k.f-2.py311.nbi"] + b"!"}
+        layer.put(one.key, replace(one, data=pack(smaller)), replace=True)
+        found = layer.get(one.key)
+        assert found is not None
+        assert unpack(found.data) == smaller
+        assert layer.get(other.key) == other
+
+    def test_a_file_without_its_entry_is_an_orphan(self, tmp_path: Path) -> None:
+        layer = self.seeded(tmp_path)
+        folder = tmp_path / "home" / ".cache" / "numba" / FOLDER
+        (folder / "k.g-9.py311.nbi").unlink()
+        found = [thing for root in layer.roots() for thing in layer.store.scan(root)]
+        assert [thing.key for thing in found if isinstance(thing, Orphan)] == [f"{FOLDER}/k.g-9.py311.1.nbc"]
+        outcome = layer.clear(layer.plan_clear())
+        assert (outcome.removed, outcome.orphans_removed) == (2, 1)
+        assert not list(folder.iterdir())
+
+
+PROGRAM = """
+from numba import njit
+
+@njit(cache=True)
+def f(x):
+    return x * 2 + 1
+
+assert (f(3), f(2.5)) == (7, 6.0)
+print(sum(f.stats.cache_hits.values()))
+"""
+
+
+@pytest.mark.skipif(find_spec("numba") is None, reason="Numba is not installed")
+def test_numba_hits_what_put_wrote_and_misses_what_clear_removed(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    variables = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+
+    def hits() -> int:
+        run = subprocess.run([sys.executable, program], env=variables, capture_output=True, text=True, check=True)
+        return int(run.stdout)
+
+    assert (hits(), hits()) == (0, 2)
+    layer = Numba(Environment(variables, home=tmp_path, cwd=tmp_path, temporary=tmp_path))
+    (entry,) = layer.entries()
+    assert isinstance(entry, Entry)
+    artifact = layer.get(entry.key)
+    assert artifact is not None
+    assert layer.clear(layer.plan_clear()).removed == 1
+    layer.put(artifact.key, artifact)
+    assert hits() == 2
+    assert layer.clear(layer.plan_clear()).removed == 1
+    assert hits() == 0
