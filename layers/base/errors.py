@@ -54,11 +54,8 @@ class LayerError(CachectlError):
         self.message = message
         self.path = path
         # A name on disk may contain newlines or undecodable bytes; the message must stay one line.
-        self.line = f"{layer}: {message}" + (f" ({printable(path)})" if path is not None else "")
-        super().__init__(self.line)
-
-    def __str__(self) -> str:
-        return self.line
+        where = "" if path is None else f" ({printable(path)})"
+        super().__init__(f"{layer}: {message}{where}")
 
 
 class Refused(LayerError, PermissionError):

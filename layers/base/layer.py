@@ -70,6 +70,16 @@ class Layer:
             raise errors.Refused(self.name, "cannot disable: nothing turns this cache off")
         return self.switch.change(self.name, on=on)
 
+    @final
+    def disable(self) -> facts.Switch:
+        """Return how to turn the layer off, as :meth:`switched`."""
+        return self.switched(on=False)
+
+    @final
+    def enable(self) -> facts.Switch:
+        """Return how to turn the layer on, as :meth:`switched`."""
+        return self.switched(on=True)
+
     def relocate(self, folder: Path) -> facts.Switch:
         """Return how to make the layer keep everything under another folder; changes nothing.
 

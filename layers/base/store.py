@@ -215,7 +215,7 @@ def write_each(
             # If the existing entry is unreadable, `write` decides: it finishes an interrupted write and refuses to
             # overwrite damage.
             failure = attempt(partial(write, artifact))
-            results[artifact.key] = failure if isinstance(failure, (errors.LayerError, OSError)) else True
+            results[artifact.key] = failure if isinstance(failure, EntryError) else True
     return results
 
 

@@ -175,7 +175,7 @@ class Rows(store.Store):
         results: dict[str, facts.Artifact | store.EntryError] = {}
         for file, listed in self._by_file((key, key) for key in keys).items():
             read = store.attempt(partial(self.read_rows, root, file, listed))
-            if isinstance(read, (errors.LayerError, OSError)):
+            if isinstance(read, store.EntryError):
                 read = dict.fromkeys(listed, read)
             results.update(read)
         return results
@@ -188,7 +188,7 @@ class Rows(store.Store):
         pairs = ((artifact.key, artifact) for artifact in artifacts)
         for file, listed in self._by_file(pairs).items():
             written = store.attempt(partial(self.write_rows, root, file, listed, replace=replace))
-            if isinstance(written, (errors.LayerError, OSError)):
+            if isinstance(written, store.EntryError):
                 written = {artifact.key: written for artifact in listed}
             results.update(written)
         return results

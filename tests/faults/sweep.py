@@ -351,6 +351,8 @@ class Sweep:
             return
         before, after = disk_bytes(self._prepared), disk_bytes(self._home)
         staged = sum(disk_bytes(path) for path in self._home.rglob(".cachectl-stage-*"))
+        # A lock of its own that it could not remove; the next command does.
+        staged += sum(disk_bytes(path) for path in self._home.rglob("lock") if path.read_bytes()[:9] == b"cachectl ")
         # What is left of an interrupted write is larger than what was there.
         pending = [*self._home.rglob("*-journal"), *self._home.rglob("*-wal")]
         unknown_usage = "are not counted" in done.stdout or pending
