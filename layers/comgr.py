@@ -10,12 +10,14 @@ import re
 import shlex
 import struct
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cachectl.layers.base import declarations, facts, lazy, parts, switches
 from cachectl.layers.base.store import Codec, Damage, Store
-from cachectl.layers.formats import details
-from cachectl.layers.host import driver_layers, mounts
+from cachectl.layers.host import driver_layers
+
+if TYPE_CHECKING:
+    from cachectl.layers.formats import details
 
 LIBRARIES: Final = ("libamd_comgr.so",)
 TIMESTAMP: Final = "llvmcache.timestamp"
@@ -53,7 +55,7 @@ class ComgrCodec(Codec):
 
     def describe(self, data: bytes) -> details.Details:
         """Return kind, kernels and device of the output that an entry holds."""
-        from cachectl.layers.formats import device_binaries, elf
+        from cachectl.layers.formats import details, device_binaries, elf
 
         output = output_of(data) or b""
         if (known := device_binaries.describe(output)) is not None:
@@ -132,6 +134,8 @@ class ComgrCache(driver_layers.DriverLayer):
 
     def state(self) -> facts.State:
         """Return the state; on a network file system it depends on the release."""
+        from cachectl.layers.host import mounts
+
         state = super().state()
         for root in self.roots() if state.condition is facts.Condition.ENABLED else ():
             kind = mounts.network_file_system(root.path, mounts=self.environment.mounts)
@@ -172,6 +176,8 @@ def outputs() -> Store:
 
 def output_of(data: bytes) -> bytes | None:
     """Return the output that an entry holds; ``None`` where it is not exactly an output and a log."""
+    from cachectl.layers.formats import details
+
     try:
         (length,) = details.fields(_LENGTH, data)
         output = details.part(data, _LENGTH.size, length)

@@ -18,8 +18,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from cachectl.layers.host.distributions import version_of
-from cachectl.layers.host.mounts import MOUNTS
 
+#: Where Linux lists mounted file systems.
+MOUNTS: Final = Path("/proc/self/mountinfo")
 #: How many seconds to wait for a lock that another process holds.
 LOCK_TIMEOUT: Final = 5.0
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 from cachectl.layers.base import declarations, facts, lazy, parts, switches
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk import plain
-from cachectl.layers.host import driver_layers, hardware
+from cachectl.layers.host import driver_layers
 
 LIBRARIES: Final = ("libcuda.so", "libnvidia-opencl.so")
 _DRIVER: Final = "NVIDIA driver"
@@ -27,6 +27,8 @@ class CudaPortability(parts.Portability):
 
     def facts(self, environment: Environment) -> parts.Facts:
         """Return the version of the driver that the kernel has loaded, and the models of the GPUs."""
+        from cachectl.layers.host import hardware
+
         gpus = ", ".join(sorted(set(hardware.nvidia_gpus(environment)))) or None
         return {_DRIVER: hardware.nvidia_driver(environment), "GPUs": gpus}
 
@@ -34,6 +36,8 @@ class CudaPortability(parts.Portability):
         self, versions: Mapping[str, str], there: parts.Facts, environment: Environment
     ) -> parts.Outlook | None:
         """Judge an entry that another driver has compiled than the one of the place it comes from."""
+        from cachectl.layers.host import hardware
+
         version, here = versions.get("driver"), hardware.nvidia_driver(environment)
         if version in (None, there.get(_DRIVER), here) or here is None:
             return None

@@ -7,12 +7,13 @@ import re
 from pathlib import Path
 from typing import Final
 
+from cachectl.layers.base.environment import MOUNTS
+
 #: Types with unreliable locks and access times of other machines.
 NETWORK: Final = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "ceph", "gpfs", "beegfs", "afs", "9p", "glusterfs"}
     | {"fuse.ceph", "fuse.ceph-fuse", "fuse.glusterfs", "fuse.sshfs"}
 )
-MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
 def network_file_system(path: Path, *, mounts: Path = MOUNTS) -> str | None:

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Final
 from cachectl.layers.base import declarations, errors, facts, layer, lazy, parts, switches
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Condition, Hazard, Scope, Severity
-from cachectl.layers.host import hardware, mounts
 from cachectl.layers.miopen import places as where
 
 #: Boolean values in lower case, since ROCm 6.1; MIOpen throws for any other, also for the empty text.
@@ -163,6 +162,8 @@ class MIOpenKernels(MIOpenLayer):
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch, and a place where anybody can write."""
+        from cachectl.layers.host import mounts
+
         yield from super().diagnose()
         environment, variable = self.environment, where.KERNELS.variable
         if environment.get(variable) or environment.platform == "win32" or not where.libraries(environment):
@@ -192,6 +193,8 @@ class MIOpenSystemKernels(MIOpenLayer):
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch, and each GPU without a database."""
+        from cachectl.layers.host import hardware
+
         yield from super().diagnose()
         roots = self.roots()
         present = {base for root in roots for file in self.store.present(root) for base in file.bases}

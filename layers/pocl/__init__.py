@@ -13,8 +13,7 @@ from typing import Any, ClassVar, Final
 
 from cachectl.layers.base import declarations, facts, lazy, parts, switches
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.host import distributions, driver_layers, drivers, hardware
-from cachectl.layers.host.processes import finds, first_variables, maps_below, using
+from cachectl.layers.host import distributions, driver_layers, drivers
 
 LIBRARIES: Final = ("libpocl",)
 _PLATFORMS: Final = ("Portable Computing Language",)
@@ -71,6 +70,8 @@ class PoclPortability(parts.Portability):
 
         The version is that of the wheel, which is known to have built the entries if no other PoCL is registered.
         """
+        from cachectl.layers.host import hardware
+
         library = drivers.only_library(environment, "PoCL")
         real = None if library is None else Path(library).resolve()
         of_wheel = real is not None and any(real.is_relative_to(site.resolve()) for site in environment.site)
@@ -214,6 +215,8 @@ class PoclKernels(driver_layers.DriverLayer):
 
 def users_of(root: Path, environment: Environment) -> tuple[int, ...] | None:
     """Return the ids of processes with PoCL loaded whose root this is, or may be; ``None`` if they are unknown."""
+    from cachectl.layers.host.processes import using
+
     users = using(LIBRARIES, processes=environment.processes)
     return None if users is None else tuple(number for number in users if _may_use(number, root, environment))
 
@@ -224,6 +227,8 @@ def _may_use(number: int, root: Path, environment: Environment) -> bool:
     It is unknown for this very process, whose variables change, and where the variables name no absolute folder: the
     folder in which a program was started is unknown.
     """
+    from cachectl.layers.host.processes import finds, first_variables, maps_below
+
     processes = environment.processes
     variables = first_variables(number, processes=processes)
     if number == os.getpid() or not variables:

@@ -11,7 +11,6 @@ import pytest
 from support.layers import orphans
 
 from benchmarks.trees import native
-from cachectl.layers import pocl as pocl_roots
 from cachectl.layers.base.errors import Damaged
 from cachectl.layers.base.facts import Artifact, Entry, Problem, Severity
 from cachectl.layers.pocl import PoclKernels
@@ -103,13 +102,13 @@ def test_temporaries_of_a_running_compiler_are_left(layer: PoclKernels, monkeypa
     place(layer, NAME, {"program.bc": BITCODE, "k/0-0-0/k.so": ELF})
     old = place(layer, "AB/" + "D" * 37, {"program.bc": BITCODE})
     grow_old(layer, old / "program.bc", 2 * pocl_kernels.ENTRY_REST)
-    monkeypatch.setattr(pocl_roots, "using", lambda _libraries, **_: (4711,))
+    monkeypatch.setattr("cachectl.layers.host.processes.using", lambda _libraries, **_: (4711,))
     monkeypatch.setattr("cachectl.layers.host.processes.age_of", lambda _pid, **_: 1.0)
     plan = layer.plan_clear()
     assert [target.key for target in plan.entries] == ["AB/" + "D" * 37]
     assert [note.key for note in plan.skipped] == [NAME]
     assert "process 4711" in plan.skipped[0].because
-    monkeypatch.setattr(pocl_roots, "using", lambda _libraries, **_: ())
+    monkeypatch.setattr("cachectl.layers.host.processes.using", lambda _libraries, **_: ())
     assert len(layer.plan_clear().entries) == 2
 
 
@@ -256,7 +255,7 @@ def test_empty_folders_stay_while_a_program_may_build_in_them(
     os.utime(root / "AB", (1, 1))
     planned_before = layer.plan_clear()
     assert [target.key for target in planned_before.entries] == ["AB"]
-    monkeypatch.setattr(pocl_roots, "using", lambda _libraries, **_: (4711,))
+    monkeypatch.setattr("cachectl.layers.host.processes.using", lambda _libraries, **_: (4711,))
     plan = layer.plan_clear()
     assert plan.entries == ()
     assert [(note.key, "process 4711" in note.because) for note in plan.skipped] == [("AB", True)]
@@ -265,7 +264,7 @@ def test_empty_folders_stay_while_a_program_may_build_in_them(
         outcome = layer.clear(planned_before)
         assert [note.key for note in outcome.skipped] == ["AB"]
         assert (root / "AB").is_dir()
-        monkeypatch.setattr(pocl_roots, "using", lambda _libraries, **_: ())
+        monkeypatch.setattr("cachectl.layers.host.processes.using", lambda _libraries, **_: ())
         program = place(layer, NAME, {"program.bc": BITCODE}) / "program.bc"
         os.utime(root / "AB", (1, 1))
     assert program.is_file()

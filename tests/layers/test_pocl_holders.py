@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import pytest
 from tiers import needing
 
-from cachectl.layers import pocl as pocl_roots
 from cachectl.layers.host.processes import age_of, process_names
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pocl import programs as pocl_kernels
@@ -115,7 +114,7 @@ def test_an_entry_is_held_by_programs_that_ran_when_it_was_used(home: Home, monk
         (folder / "program.bc").write_bytes(b"BC\xc0\xde")
         for path in (folder / "program.bc", folder):
             os.utime(path, (time.time() - age * 3600,) * 2)
-    monkeypatch.setattr(pocl_roots, "using", lambda _libraries, **_: (4711, 4712))
+    monkeypatch.setattr("cachectl.layers.host.processes.using", lambda _libraries, **_: (4711, 4712))
     monkeypatch.setattr("cachectl.layers.host.processes.age_of", lambda pid, **_: {4711: 7200.0, 4712: 3600.0}[pid])
     plan = layer.plan_clear()
     assert [target.key for target in plan.entries] == ["AB/" + "D" * 37]
