@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from cachectl.layers.base.conformance import LayerConformance
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Refused
 from cachectl.layers.base.facts import Ability, Artifact, Problem, Severity
@@ -80,27 +79,6 @@ KEY = key_of()
 
 def problems(layer: Layer) -> list[str]:
     return [found.code for root in layer.roots() for found in layer.store.scan(root) if isinstance(found, Problem)]
-
-
-class MIOpenConformance(LayerConformance):
-    """The shipped suite over a layer of MIOpen; ``fill`` fills a home, with the system's databases in ``db``."""
-
-    layer: type[Layer]
-    fill: staticmethod[[Path], object]
-
-    def environment(self, home: Path) -> Environment:
-        """Keep the system's databases in the home."""
-        return environment_of(
-            home, **({"MIOPEN_SYSTEM_DB_PATH": str(home / "db")} if "system" in self.layer.name else {})
-        )
-
-    def make(self, environment: Environment) -> Layer:
-        """Make it."""
-        return self.layer(environment)
-
-    def seed(self, environment: Environment) -> None:
-        """Fill it."""
-        self.fill(environment.home)
 
 
 def findings(layer: Layer) -> list[tuple[str, Severity]]:

@@ -26,7 +26,6 @@ from support.miopen_kernels import (
     NAME,
     TABLE_2_3,
     VERSION,
-    MIOpenConformance,
     artifact,
     environment_of,
     findings,
@@ -39,6 +38,8 @@ from support.miopen_kernels import (
     stored,
     user_file,
 )
+from support.products import OBJECT, OTHER
+from support.products import fill_kernels as fill
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused
@@ -47,34 +48,6 @@ from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenSystemTuning, MIOpenTuning, kernel_db
 from cachectl.layers.miopen.kernel_db import kernel_key, split_kernel_key
-
-OBJECT = "2.2.1/0123456789abcdef0123456789abcdef/MIOpenPooling.cl.o"
-OTHER = ("Conv_Winograd_v21_1_3.s.o", " -mcpu=gfx90a")
-
-
-def fill(home: Path) -> None:
-    """Make one cache of each generation."""
-    store(user_file(home), {(NAME, ARGS): packed(CODE), OTHER: packed(b"\x7fELF raw")}, wal=True)
-    store(user_file(home, "gfx906_60", "3.2.0.x"), {(NAME, ARGS): (CODE, packed(CODE)[1], 0)})
-    path = home / ".cache" / "miopen" / OBJECT
-    path.parent.mkdir(parents=True)
-    path.write_bytes(CODE)
-
-
-def fill_system(home: Path) -> None:
-    store(home / "db" / "gfx90a.kdb", {(NAME, ARGS): packed(CODE), ("other.s.o", ARGS): packed(CODE)})
-
-
-class TestUser(MIOpenConformance):
-    """User kernels of both generations."""
-
-    layer, fill = MIOpenKernels, staticmethod(fill)
-
-
-class TestSystem(MIOpenConformance):
-    """System kernels."""
-
-    layer, fill = MIOpenSystemKernels, staticmethod(fill_system)
 
 
 @pytest.fixture
@@ -233,15 +206,6 @@ def test_a_clear_beside_a_running_program_deletes_rows_and_never_the_file(tmp_pa
         outcome = layer.clear(layer.plan_clear())
     assert (outcome.removed, outcome.skipped, outcome.failed) == (2, (), ())
     assert (path.stat().st_ino, stored(path)) == (inode, [])
-
-
-def test_a_kernel_stored_again_since_the_plan_is_kept(tmp_path: Path, layer: MIOpenKernels) -> None:
-    path = store(user_file(tmp_path), {(NAME, ARGS): packed(CODE)})
-    plan = layer.plan_clear()
-    store(path, {("new.s.o", ""): packed(CODE), (NAME, ARGS): packed(CODE)})
-    outcome = layer.clear(plan)
-    assert (outcome.removed, [note.because for note in outcome.skipped]) == (0, ["changed since it was planned"])
-    assert len(stored(path)) == 2
 
 
 def test_a_purge_of_user_layers_leaves_the_rest(tmp_path: Path) -> None:

@@ -2,64 +2,34 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-import subprocess
-import sys
 import time
 from dataclasses import replace as changed
 from pathlib import Path
 
 import pytest
 from support.layers import got
-from support.miopen_kernels import MIOpenConformance, environment_of, require_read_only
+from support.miopen_files import FIND
+from support.miopen_kernels import environment_of, require_read_only
+from support.products import LINE, PERF, PROBLEM, TUNED, fill_system_tuning
+from support.products import fill_tuning as fill
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError
-from cachectl.layers.base.facts import Ability, Artifact, Condition, Orphan, Problem, Severity
+from cachectl.layers.base.facts import Ability, Artifact, Condition, Problem, Severity
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen import MIOpenSystemTuning, MIOpenTuning
-
-FIND = "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
-PERF = "gfx90a6e.HIP.3_3_0_a85ca8a54.udb.txt"
-PROBLEM = "128-28-28-3x3-256-28-28-64-1x1-1x1-1x1-0-NCHW-FP32-F"
-LINE = f"{PROBLEM}=ConvBinWinogradRxSf2x3g1:0.031,0,miopenConvolutionFwdAlgoWinograd"
-TUNED = "2x960x8x8x1x3x3x1x960x8x1x1x0x1x1x0x1x1x0x0x1xNHWCxFP32xW"
-
-
-def folder_of(home: Path) -> Path:
-    folder = home / ".config" / "miopen"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def fill(home: Path) -> Path:
-    folder = folder_of(home)
-    (folder / FIND).write_text(f"{LINE}\nother=S:1.5,0,A;T:2.5,0,B\n")
-    (folder / PERF).write_text(f"{TUNED}=ConvHipImplicitGemm:256,64,[2x2]\n")
-    return folder
 
 
 def artifact(key: str, line: str, layer: str = "miopen-tuning") -> Artifact:
     return Artifact(layer, key, "miopen-record/1", line.encode())
 
 
-def fill_system(home: Path) -> None:
-    (home / "db").mkdir(parents=True)
-    (home / "db" / "gfx906_60.HIP.fdb.txt").write_text(f"{LINE}\nother=S:1,0,A\n")
-
-
-class TestUser(MIOpenConformance):
-    """The user's records."""
-
-    layer, fill = MIOpenTuning, staticmethod(fill)
-
-
-class TestSystem(MIOpenConformance):
-    """The system's records."""
-
-    layer, fill = MIOpenSystemTuning, staticmethod(fill_system)
+def folder_of(home: Path) -> Path:
+    folder = home / ".config" / "miopen"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 @pytest.fixture
@@ -149,28 +119,6 @@ def test_locks_lie_where_every_miopen_takes_them_for_every_spelling_of_the_folde
         assert lock.read_bytes() == b""
 
 
-def test_a_lock_that_miopen_holds_is_waited_for_and_then_said(tmp_path: Path) -> None:
-    folder = fill(tmp_path)
-    lock = folder / "miopen-lockfiles" / f"{FIND}.lock"
-    lock.parent.mkdir()
-    lock.touch()
-    program = f"import fcntl,sys; f=open({str(lock)!r},'r+'); fcntl.lockf(f,fcntl.LOCK_EX); print(flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
-        before = (folder / FIND).read_bytes()
-        layer = MIOpenTuning(changed(environment_of(tmp_path), lock_timeout=0.05))
-        with pytest.raises(LayerError, match="locked"):
-            layer.put(f"{FIND}::new", artifact(f"{FIND}::new", "new=S:1,0,A"))
-        outcome = layer.clear(layer.plan_clear(Selection(key=f"{FIND}::other")))
-        assert outcome.removed == 0
-        assert "locked" in outcome.failed[0].because
-        assert (folder / FIND).read_bytes() == before
-        holder.communicate(b"\n")
-    with lock.open("r+") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 @pytest.mark.parametrize(
     ("key", "line", "sentence"),
     [
@@ -203,24 +151,6 @@ def test_results_in_sqlite_are_counted_and_left(tmp_path: Path, layer: MIOpenTun
     assert (layer.plan_clear().entries, list(layer.store.verify(layer.roots()[0]))) == ((), [])
 
 
-def test_what_interrupted_rewrites_leave_goes_when_no_program_has_miopen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = fill(tmp_path)
-    for name in (f"{FIND}.temp", f".cachectl-stage-{'0' * 32}"):
-        (folder / name).write_text("rest")
-    (folder / "notes.temp").write_text("not MIOpen's")
-    layer = MIOpenTuning(environment_of(tmp_path))
-    orphans = [found for found in layer.store.scan(layer.roots()[0]) if isinstance(found, Orphan)]
-    assert len(orphans) == 2
-    monkeypatch.setattr("cachectl.layers.host.processes.using", lambda *_, **__: (1,))
-    assert len(layer.plan_removal(orphans).skipped) == 2
-    monkeypatch.setattr("cachectl.layers.host.processes.using", lambda *_, **__: ())
-    outcome = layer.clear(layer.plan_clear())
-    assert (outcome.removed, outcome.skipped, outcome.failed) == (3, (), ())
-    assert sorted(os.listdir(folder)) == ["miopen-lockfiles", "notes.temp"]
-
-
 def test_damage_is_reported_line_by_line(tmp_path: Path, layer: MIOpenTuning) -> None:
     folder = folder_of(tmp_path)
     (folder / FIND).write_text("good=S:1,0,A\nno equals\ngood=S:2,0,A\nlast=S:1")
@@ -241,7 +171,7 @@ def test_damage_is_reported_line_by_line(tmp_path: Path, layer: MIOpenTuning) ->
 
 
 def test_system_results_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
-    fill_system(tmp_path)
+    fill_system_tuning(tmp_path)
     (tmp_path / "db" / "gfx906_60.db").write_bytes(b"SQLite format 3\0")
     (tmp_path / "db" / "gfx906_60.HIP.fdb.txt").write_text(f"{LINE}\n")
     (tmp_path / "db" / "gfx90a6e.db.txt").write_text(f"{TUNED}=S:1\nbroken\n")
