@@ -41,14 +41,6 @@ def test_the_oldest_go_until_the_rest_fits(home: Home, cuda: Path) -> None:
     assert home.json("prune", "--max-size", "100K")["total"]["removed"] == 0
 
 
-def test_no_more_goes_than_has_to(home: Home, cuda: Path) -> None:
-    sizes = [path.stat().st_size for path in entries(cuda)]
-    index = (cuda / "index").stat().st_size
-    # Room for the index and all but the three oldest: those three go, and no fourth.
-    home.cachectl("prune", "--max-size", f"{index + sum(sizes[3:])}B")
-    assert len(entries(cuda)) == len(sizes) - 3
-
-
 def test_old_entries_are_removed_and_a_dry_run_changes_nothing(home: Home, cuda: Path) -> None:
     for path in entries(cuda)[30:]:
         os.utime(path)

@@ -260,7 +260,8 @@ def test_other_files_are_neither_listed_nor_removed(tmp_path: Path, name: str) -
     for stranger in strangers:
         (root.path / stranger).write_text("somebody else's own file, longer than a header")
     (root.path / named).symlink_to(outside)
-    (root.path / "f").exists() or (root.path / "f").symlink_to(outside.parent)
+    if not (root.path / "f").exists():
+        (root.path / "f").symlink_to(outside.parent)
     assert [entry.key for entry in layer.entries()] == keys
     assert {finding.thing for finding in layer.store.verify(root)} <= {None}
     assert layer.clear(layer.plan_clear()).removed == len(keys)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 from support.layers import orphans
+from support.products import BITCODE, POCL_KEY
+from support.products import NATIVE as ELF
+from support.products import place as lay_out
 
-from benchmarks.trees import native
 from cachectl.layers import pocl as pocl_roots
 from cachectl.layers.base.errors import Damaged
-from cachectl.layers.base.facts import Artifact, Entry, Problem, Severity
+from cachectl.layers.base.facts import Artifact, Entry, Problem
 from cachectl.layers.pocl import PoclKernels
-from cachectl.layers.pocl import programs as pocl_kernels
 from cachectl.layers.stores.archive import pack, unpack
 
 if TYPE_CHECKING:
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
     from homes import Home
 
-#: The least that is whole: bitcode of one empty module.
-BITCODE = b"BC\xc0\xde" + bytes.fromhex("210c0000 01000000 00000000")
-ELF = native("k", "add", "mul", "matmul_fp32x4")
-NAME = "AB/" + "C" * 37
+NAME = POCL_KEY
+
+
+def place(layer: PoclKernels, name: str, files: dict[str, bytes]) -> Path:
+    return lay_out(layer.roots()[0].path, name, files)
 
 
 @pytest.fixture
@@ -34,23 +35,8 @@ def layer(home: Home) -> PoclKernels:
     return PoclKernels(home.environment())
 
 
-def place(layer: PoclKernels, name: str, files: dict[str, bytes]) -> Path:
-    folder = layer.roots()[0].path / name
-    for path, content in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(content)
-    return folder
-
-
 def found(layer: PoclKernels) -> list[object]:
     return list(layer.store.scan(layer.roots()[0]))
-
-
-def grow_old(layer: PoclKernels, file: Path, seconds: float) -> None:
-    """Make a file and its folder so old."""
-    moment = layer.environment.clock() - seconds
-    for path in (file, file.parent):
-        os.utime(path, (moment, moment))
 
 
 @pytest.mark.parametrize("suffix", [".so", ".so.o"])
@@ -97,54 +83,6 @@ def test_a_draw_of_six_letters_may_be_a_word(home: Home, folder: str, known: int
         os.close(os.open(root / f"tempfile_{drawn}.cl", os.O_CREAT | os.O_WRONLY, 0o600))
     layer = PoclKernels(home.environment(POCL_CACHE_DIR=str(root)))
     assert layer.store.usage(layer.roots()[0]).orphan_files == known
-
-
-def test_temporaries_of_a_running_compiler_are_left(layer: PoclKernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    place(layer, NAME, {"program.bc": BITCODE, "k/0-0-0/k.so": ELF})
-    old = place(layer, "AB/" + "D" * 37, {"program.bc": BITCODE})
-    grow_old(layer, old / "program.bc", 2 * pocl_kernels.ENTRY_REST)
-    monkeypatch.setattr(pocl_roots, "using", lambda _libraries, **_: (4711,))
-    monkeypatch.setattr(pocl_kernels, "age_of", lambda _pid, **_: 1.0)
-    plan = layer.plan_clear()
-    assert [target.key for target in plan.entries] == ["AB/" + "D" * 37]
-    assert [note.key for note in plan.skipped] == [NAME]
-    assert "process 4711" in plan.skipped[0].because
-    monkeypatch.setattr(pocl_roots, "using", lambda _libraries, **_: ())
-    assert len(layer.plan_clear().entries) == 2
-
-
-def test_an_entry_that_changed_since_the_plan_is_skipped(layer: PoclKernels) -> None:
-    folder = place(layer, NAME, {"program.bc": BITCODE})
-    plan = layer.plan_clear()
-    (folder / "k" / "0-0-0").mkdir(parents=True)
-    (folder / "k" / "0-0-0" / "k.so").write_bytes(ELF)
-    outcome = layer.clear(plan)
-    assert outcome.removed == 0
-    assert outcome.skipped[0].because == "changed since it was planned"
-    assert (folder / "program.bc").exists()
-
-
-@pytest.mark.parametrize(
-    ("path", "content", "message", "severity"),
-    [
-        ("program.bc", b"", "is empty", Severity.FAILS),
-        ("program.bc", b"junk", "is not LLVM bitcode", Severity.FAILS),
-        ("k/0-0-0/k.so", b"junk", "is not an ELF file", Severity.FAILS),
-        # PoCL links it itself.
-        ("k/0-0-0/k.so.o", b"", "is empty; PoCL compiles the kernel again", Severity.HEALS),
-    ],
-)
-def test_damage_is_named_and_neither_put_nor_handed_on(
-    layer: PoclKernels, path: str, content: bytes, message: str, severity: Severity
-) -> None:
-    good = {"program.bc": BITCODE, "k/0-0-0/k.so": ELF}
-    place(layer, NAME, good | {path: content})
-    (finding,) = layer.store.verify(layer.roots()[0])
-    assert (finding.message, finding.severity) == (f"{path}: {message}", severity)
-    artifact = Artifact("pocl", NAME, "pocl-entry/1", pack(good | {path: content}))
-    for act in (partial(layer.put, NAME, artifact, replace=True), partial(layer.get, NAME)):
-        with pytest.raises(Damaged, match=message.partition(";")[0]):
-            act()
 
 
 #: The six letters at the end of ``matmul_fp32x4`` are the kernel's own.

@@ -15,7 +15,6 @@ import pytest
 from tiers import needing
 
 from cachectl.layers import pocl as pocl_roots
-from cachectl.layers.host.processes import age_of, process_names
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pocl import programs as pocl_kernels
 
@@ -185,17 +184,3 @@ def test_a_program_spares_what_it_can_reach(
         spared = [note.key for note in plan.skipped if f"process {process.pid} " in note.because]
         assert spared == (["AB/" + "C" * 37] if spares else [])
         assert layer.clear(plan).removed == (not spares)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows when a process was started")
-def test_age_and_name_of_a_process() -> None:
-    with subprocess.Popen(["sleep", "60"]) as program:
-        try:
-            time.sleep(0.5)
-            age = age_of(program.pid)
-            assert age is not None
-            assert 0.3 < age < 30
-            assert process_names((program.pid,)) == f"process {program.pid} (sleep)"
-        finally:
-            program.kill()
-    assert age_of(program.pid) is None

@@ -14,7 +14,7 @@ import pytest
 from support.layers import got, orphans
 
 from cachectl.layers import pyopencl as pyopencl_cache
-from cachectl.layers.base.errors import Busy, Damaged
+from cachectl.layers.base.errors import Busy
 from cachectl.layers.base.facts import Condition, Orphan
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.host.drivers import Driver
@@ -126,16 +126,6 @@ def test_a_missing_half_is_a_problem_and_a_cut_one_is_found(layer: PyOpenCLBinar
     messages = {finding.key: finding.message for finding in layer.store.verify(root)}
     assert messages.keys() == {missing.key, cut.key}
     assert "info is not the pickle" in messages[cut.key]
-
-
-@pytest.mark.parametrize("half", ["info", "binary"])
-def test_a_bad_half_is_not_put(layer: PyOpenCLBinaries, half: str) -> None:
-    entry = next(layer.entries())
-    artifact = got(layer, entry.key)
-    members = unpack(artifact.data)
-    for bad in (b"", members["info"][:10] if half == "info" else b""):
-        with pytest.raises(Damaged):
-            layer.put(entry.key, replace(artifact, data=pack({**members, half: bad})), replace=True)
 
 
 @pytest.mark.parametrize(

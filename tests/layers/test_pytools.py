@@ -6,7 +6,7 @@ import os
 import pickle
 import shlex
 import sqlite3
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,6 @@ from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Busy, Damaged, LayerError
 from cachectl.layers.base.facts import Artifact, Problem
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.disk.plain import read_locked
 from cachectl.layers.formats import pdict
 from cachectl.layers.formats.pickles import walk
 from cachectl.layers.loopy import LoopyDictionaries
@@ -289,32 +288,6 @@ def test_looking_at_a_file_with_a_stray_log_writes_nothing(home: Home, size: int
     assert [list(look(root)) for look in (layer.store.scan, layer.store.verify)]
     layer.plan_clear()
     assert snapshot(home.path, times=True) == before
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="descriptors cannot be counted here")
-def test_looking_often_beside_an_open_dictionary_costs_one_descriptor(tmp_path: Path) -> None:
-    """A descriptor that cannot be closed without dropping a lock of this process is reused."""
-    path = tmp_path / "pdict-v5-mine-1.sqlite"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("create table dict (keyhash text not null primary key, key_value text not null)")
-        connection.commit()
-        read_locked(path)
-        before = descriptors_of(path)
-        for _ in range(50):
-            assert read_locked(path, limit=6) == b"SQLite"
-            assert read_locked(path).startswith(b"SQLite format 3")
-        assert descriptors_of(path) == before == 2
-    read_locked(path)
-    assert descriptors_of(path) == 0
-
-
-def descriptors_of(path: Path) -> int:
-    """Count this process's descriptors of one file: what else is open comes and goes, with the garbage for one."""
-    found = 0
-    for number in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            found += os.readlink(f"/proc/self/fd/{number}") == str(path.resolve())
-    return found
 
 
 @pytest.mark.parametrize("glob", ["foo*", "[!]]oo_bar", "[!]x]oo_bar", "[]f]oo_bar", "*o_b?r", "foo_bar", "[a-z]*_bar"])

@@ -116,7 +116,7 @@ def test_a_layer_that_fails_in_every_call_stops_no_other(plugged: Home, wrong: s
     assert [problem["layer"] for problem in listed["problems"] if problem["failed"]] == ["talking"]
     purged = json.loads(home.cachectl("purge", "talking", "notes", "--json", check=False).stdout)
     assert [(layer["removed"], len(layer["failed"])) for layer in purged["layers"]] == [(0, 1), (2, 0)]
-    asked = ("get talking a", "report", "ls", "verify", "layers", "purge --all -n", "env --disable")
+    asked = ("get talking a", "report", "ls", "verify", "doctor", "layers", "purge --all -n", "env --disable")
     for arguments in map(str.split, asked):
         done = home.cachectl(*arguments, check=False)
         assert "Traceback" not in done.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -58,13 +56,3 @@ def test_entry_points_are_found_a_moment_after_they_were_installed(
         assert ("mine" in {point.name for point in distributions.entry_points("cachectl.layers")}) is is_there
         (tmp_path / "mine-1.0.dist-info").mkdir(exist_ok=True)
         (tmp_path / "mine-1.0.dist-info" / "entry_points.txt").write_text("[cachectl.layers]\nmine = mine:Mine\n")
-
-
-def test_the_library_is_not_imported_if_folder_names_suffice() -> None:
-    """It takes longer to import than a report of every cache."""
-    program = (
-        "import sys; from cachectl.layers.host import distributions; distributions.version_of('pytest');"
-        "distributions.entry_points('no.such.group'); print('importlib.metadata' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"

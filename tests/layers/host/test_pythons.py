@@ -280,15 +280,6 @@ def test_rows_are_stale_only_if_a_known_python_made_them_and_none_can_hit_them(
     assert because in str(found["2024.1"][1])
 
 
-def test_a_row_of_a_neighbour_that_was_not_looked_for_is_unknown(home: Home) -> None:
-    row(home, "2022.1", "3.99.0.final.0")
-    row(home, "2024.1")
-    found = staleness(user(home))
-    why = "unknown: written by Python 3.99.0, which was not looked for; --python PATH names it"
-    assert (found["2022.1"], found["2024.1"][0]) == ((None, why), None)
-    assert home.json("prune", "--stale")["total"]["removed"] == 0
-
-
 def test_named_pythons_are_all_there_are(home: Home, prefix: Prefix) -> None:
     row(home, "2023.1")
     named = replace(user(home), python_paths=(prefix.python,))

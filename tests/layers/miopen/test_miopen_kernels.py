@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import bz2
-import errno
-import itertools
 import os
 import sqlite3
 import subprocess
@@ -43,7 +41,7 @@ from support.products import fill_kernels as fill
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused
-from cachectl.layers.base.facts import Artifact, Entry, Housekeeping, Problem, Root, Severity
+from cachectl.layers.base.facts import Artifact, Housekeeping, Problem, Root, Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenSystemTuning, MIOpenTuning, kernel_db
@@ -461,22 +459,3 @@ def test_a_folder_that_cannot_be_read_is_one_problem(tmp_path: Path) -> None:
     root.parent.mkdir()
     root.symlink_to(root)
     assert problems(MIOpenKernels(environment_of(tmp_path))) == ["unreadable"]
-
-
-@pytest.mark.parametrize("nth", range(4))
-def test_a_read_error_of_the_folder_hides_no_version_silently(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
-) -> None:
-    """A push would otherwise leave out its kernels, with status 0."""
-    store(user_file(tmp_path), {(NAME, ARGS): packed(CODE)})
-    layer, listdir, calls = MIOpenKernels(environment_of(tmp_path)), os.listdir, itertools.count()
-    root = layer.roots()[0]
-
-    def failing(path: Path) -> list[str]:
-        if path == root.path and next(calls) == nth:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-        return listdir(path)
-
-    monkeypatch.setattr(os, "listdir", failing)
-    seen = list(layer.store.scan(root))
-    assert any(isinstance(thing, Entry) for thing in seen) or any(isinstance(thing, Problem) for thing in seen)

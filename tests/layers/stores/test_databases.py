@@ -25,7 +25,7 @@ from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.pytools import PytoolsDictionaries
 from cachectl.layers.pytools.dictionaries import SCHEMA
 from cachectl.layers.stores.database import file_stamp
-from cachectl.layers.stores.rows import CHANGED, Row, RowFile, Weight
+from cachectl.layers.stores.rows import CHANGED, RowFile, Weight
 
 if TYPE_CHECKING:
     from homes import Home
@@ -133,14 +133,6 @@ def test_every_truncation_is_found_and_none_ends_in_an_error(home: Home) -> None
         outcome = layer.clear(layer.plan_removal([finding.thing]))
         assert (outcome.skipped, outcome.failed) == ((), ())
         assert not path.exists()
-
-
-def test_a_journal_that_vanishes_while_a_database_is_opened_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = dictionary(tmp_path / FILE, 1)
-    monkeypatch.setattr(os.path, "lexists", lambda _: True)
-    assert len(RowFile("loopy", path, SCHEMA).rows()) == 1
 
 
 def test_a_damaged_file_goes_only_whole_unchanged_and_used_by_nobody(tmp_path: Path) -> None:
@@ -251,27 +243,6 @@ def test_a_log_is_unknown_until_it_is_applied_and_reading_leaves_no_file(tmp_pat
         assert rows.read_many([("new",)])[0] == (b"\0",)
         assert len(rows.delete(rows.rows())) == 21
         assert connection.execute("select count(*) from dict").fetchone() == (0,)
-
-
-def test_rows_whose_deletion_failed_late_are_counted_as_the_next_program_finds_them(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The disk fails after the log has the deletion: the next program applies the log."""
-    path = dictionary(home.path / ".cache" / "pytools" / FILE)
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("pragma journal_mode = wal")
-
-    def delete(rows: RowFile, planned: object) -> frozenset[Row]:
-        del planned
-        script = "import os, sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('delete from dict'); c.commit()"
-        subprocess.run([sys.executable, "-c", f"{script}; os._exit(0)", str(rows.path)], check=True)
-        raise Unreachable(rows.layer, "disk I/O error", rows.path)
-
-    monkeypatch.setattr(RowFile, "delete", delete)
-    layer = PytoolsDictionaries(home.environment())
-    outcome = layer.clear(layer.plan_clear())
-    assert (outcome.removed, len(outcome.failed)) == (20, 1)
-    assert rows_of(path) == 0
 
 
 def test_a_database_that_was_written_to_while_it_was_read_without_a_lock_is_no_damage(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tiers import thorough
 
-from cachectl.layers.disk.room import Room, left_of_quota, room_at
+from cachectl.layers.disk.room import Room, left_of_quota
 
 if TYPE_CHECKING:
     from homes import Home
@@ -306,10 +306,3 @@ def test_a_quota_bounds_what_can_be_stored() -> None:
     answer = struct.pack("=8QI4x", 100, 90, 60_000, 10, 0, 12, 0, 0, 63)
     assert left_of_quota(answer, "your quota") == Room(42_400, 0, "your quota")
     assert left_of_quota(struct.pack("=8QI4x", 0, 90, 60_000, 0, 5, 12, 0, 0, 63), "your quota") is None
-
-
-def test_room_is_that_of_the_nearest_folder(tmp_path: Path) -> None:
-    status = os.statvfs(tmp_path)
-    first = room_at(tmp_path / "not" / "yet")[0]
-    assert first.source == "the file system"
-    assert first.bytes == pytest.approx(status.f_bavail * status.f_frsize, rel=0.5)

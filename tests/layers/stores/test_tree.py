@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import resource
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -276,26 +275,6 @@ def test_an_entry_may_have_more_folders_than_files_may_be_open(tree: Tree) -> No
 # ---------------------------------------------------------------------- many at once
 
 MEMBERS = {"program": b"p" * 5000, "kernel/code": b"c" * 3000, "empty": b""}
-#: Places 30 entries in a root, and is killed before the given call of those that change it.
-KILLED = """
-import os, re, signal, sys
-from itertools import count
-from pathlib import Path
-calls = count()
-def dying(function):
-    def call(*arguments, **options):
-        if next(calls) == int(sys.argv[2]):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*arguments, **options)
-    return call
-for name in ("open", "write", "mkdir", "rename", "unlink", "rmdir"):
-    setattr(os, name, dying(getattr(os, name)))
-from cachectl.layers.stores.tree import Shape, Tree
-shape = Shape((re.compile("[a-f]{2}"), re.compile("[0-9]{4}")), folders=True)
-members = {"program": b"p" * 5000, "kernel/code": b"c" * 3000, "empty": b""}
-placed = Tree("test", Path(sys.argv[1]), shape).write({f"ab/{n:04}": members for n in range(30)})
-print(len(placed), next(calls))
-"""
 
 
 def test_a_file_in_the_way_stays_and_other_entries_are_placed(tree: Tree, tmp_path: Path) -> None:
@@ -317,24 +296,6 @@ def test_a_file_in_the_way_stays_and_other_entries_are_placed(tree: Tree, tmp_pa
     assert os.listdir(tree.root / "ab" / "0001") == []
     assert (tree.root / "ab" / "0003").read_text() == "no folder"
     assert not [name for name in os.listdir(tree.root) if OWN_TEMPORARY.fullmatch(name)]
-
-
-def test_a_kill_leaves_whole_entries(tmp_path: Path) -> None:
-    def run(root: Path, call: int) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", KILLED, str(root), str(call)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    placed, calls = map(int, run(tmp_path / "whole", -1).stdout.split())
-    assert placed == 30
-    partly = 0
-    for call in range(calls // 6, calls, calls // 4):
-        root = tmp_path / str(call)
-        assert run(root, call).returncode == -signal.SIGKILL
-        tree = Tree("test", root, SHAPE)
-        standing = [tree.read_members(path.relative_to(root).as_posix()) for path in root.glob("ab/*")]
-        assert all(members == MEMBERS for members in standing)
-        partly += 0 < len(standing) < 30
-    assert partly
 
 
 # ---------------------------------------------------------------------- locks
