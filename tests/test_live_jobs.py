@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 from tiers import thorough
 
 from benchmarks.beside_live_jobs import beside
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from homes import Home
 
 pytestmark = pytest.mark.real
 

@@ -8,13 +8,9 @@ import sys
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from homes import PROGRAMS
-
-if TYPE_CHECKING:
-    from homes import Home
+from homes import PROGRAMS, Home
 
 #: Where cachectl is installed, pytest has it already; from a checkout it is named.
 INSTALLED = any(one.value == "cachectl.pytest_plugin" for one in entry_points(group="pytest11"))

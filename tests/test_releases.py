@@ -10,23 +10,20 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import requires
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from homes import Home
 from support.databases import rows_of
 from support.tracing import numbers, real
 from tiers import absent
 
 import cachectl
 from cachectl import layers
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from homes import Home
 
 pytestmark = [real, pytest.mark.environment]
 PROGRAMS = Path(__file__).parent / "programs"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from homes import Home
 from tiers import thorough
 
 from cachectl.layers.base.conformance import snapshot
-
-if TYPE_CHECKING:
-    from homes import Home
 
 pytestmark = pytest.mark.real
 

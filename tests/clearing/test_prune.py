@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from homes import Home
 from support.doctor import dictionary, leak
 
 from cachectl.layers.base.conformance import snapshot
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from homes import Home
 
 
 @pytest.fixture

@@ -7,17 +7,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
+from homes import Home
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import BadRequest
 from cachectl.stack import Stack
 from cachectl.verbs.schedule import schedule
-
-if TYPE_CHECKING:
-    from homes import Home
 
 #: Runs a command beside a user manager of systemd that has its own processes, cgroups and /run.
 MANAGER: Final = """

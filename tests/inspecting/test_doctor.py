@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 from plugin.cachectl_test_plugin import Notes
 from support.doctor import (
     HOMELY,
@@ -36,9 +36,6 @@ from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.disk.locks import presence_lock
 from cachectl.layers.host.hardware import amd_gpus
 from cachectl.verbs.doctor import diagnosis
-
-if TYPE_CHECKING:
-    from homes import Home
 
 
 @pytest.mark.real

@@ -5,16 +5,13 @@ from __future__ import annotations
 import ctypes.util
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 from support.layers import got
 
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.cuda import CudaComputeCache
-
-if TYPE_CHECKING:
-    from homes import Home
 
 pytestmark = [
     pytest.mark.real,

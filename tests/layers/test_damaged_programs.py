@@ -6,24 +6,22 @@ import json
 import random
 import shutil
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 from support.drivers import register_driver
 
 from cachectl.layers.base.facts import Finding, Severity
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.formats import bitcode
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pyopencl import PyOpenCLBinaries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from conftest import Driver
-    from homes import Home
-
-    from cachectl.layers.base.layer import Layer
 
 #: Damage of a file, with the beginning of what verify says of bitcode and of native code.
 DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str, str]] = {

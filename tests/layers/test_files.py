@@ -8,9 +8,9 @@ import shutil
 import struct
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 from support.layers import got
 from support.products import BARE, DEEP, PRODUCTS, SPIRV, WRAPPED, comgr_key, fill_neo, held
 from support.tracing import no_file_events
@@ -22,9 +22,6 @@ from cachectl.layers.comgr import ComgrCache
 from cachectl.layers.formats import comgr_entries, neo_binaries
 from cachectl.stack import Stack
 from cachectl.verbs.doctor import diagnosis
-
-if TYPE_CHECKING:
-    from homes import Home
 
 
 @pytest.fixture

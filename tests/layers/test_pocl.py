@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from homes import Home
 from support.layers import orphans
 from support.products import BITCODE, POCL_KEY
 from support.products import NATIVE as ELF
@@ -17,11 +18,6 @@ from cachectl.layers.base.errors import Damaged
 from cachectl.layers.base.facts import Artifact, Entry, Problem
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.stores.archive import pack, unpack
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from homes import Home
 
 NAME = POCL_KEY
 

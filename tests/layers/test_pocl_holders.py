@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 from tiers import needing
 
 from cachectl.layers import pocl as pocl_roots
@@ -19,10 +21,7 @@ from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pocl import programs as pocl_kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from conftest import Driver
-    from homes import Home
 
 
 @contextmanager

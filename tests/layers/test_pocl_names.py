@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 from tiers import needing
 
 from cachectl.layers.base.selection import Selection
@@ -12,10 +14,7 @@ from cachectl.layers.formats import pocl_programs
 from cachectl.layers.pocl import PoclKernels
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from conftest import Driver
-    from homes import Home
 
 LONG = "long_kernel_of_" + "x" * 60
 OTHER = LONG + "_two"

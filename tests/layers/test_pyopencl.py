@@ -7,10 +7,11 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from threading import Timer
-from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 from support.layers import got, orphans
 
 from cachectl.layers import pyopencl as pyopencl_cache
@@ -20,11 +21,6 @@ from cachectl.layers.base.selection import Selection
 from cachectl.layers.host.drivers import Driver
 from cachectl.layers.pyopencl import PyOpenCLBinaries
 from cachectl.layers.stores.archive import pack, unpack
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from homes import Home
 
 pytestmark = pytest.mark.real
 

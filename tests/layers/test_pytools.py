@@ -9,9 +9,9 @@ import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 from support.dictionaries import NONE, dictionary, mine
 from support.layers import got, orphans
 from tiers import thorough
@@ -25,9 +25,6 @@ from cachectl.layers.formats.pickles import walk
 from cachectl.layers.loopy import LoopyDictionaries
 from cachectl.layers.pyopencl_invoker import PyOpenCLInvoker
 from cachectl.layers.pytools import PytoolsDictionaries
-
-if TYPE_CHECKING:
-    from homes import Home
 
 PYTHON = "3.11.7.final.0"
 LAYERS = (LoopyDictionaries, PyOpenCLInvoker, PytoolsDictionaries)

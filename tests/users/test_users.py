@@ -14,17 +14,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from homes import PROGRAMS
+from homes import PROGRAMS, Home
 from support.accounts import account, install_for_all
 from support.hostile import PYTHON, database, hash_tree, link
 
 from cachectl.cli import users
-
-if TYPE_CHECKING:
-    from homes import Home
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 SUPERUSER = ME == "root"

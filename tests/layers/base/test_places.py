@@ -7,9 +7,10 @@ import os
 import pwd
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from homes import Home
 from tiers import thorough
 
 from cachectl.layers.base.environment import Environment, user_cache_folder, user_state_folder
@@ -19,9 +20,6 @@ from cachectl.layers.loopy import LoopyDictionaries
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pyopencl import PyOpenCLBinaries
 from cachectl.layers.pyopencl_invoker import PyOpenCLInvoker
-
-if TYPE_CHECKING:
-    from homes import Home
 
 OVERRIDE = "WIN_PD_OVERRIDE_LOCAL_APPDATA"
 

@@ -9,33 +9,27 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import pytest
+from homes import Home
 from plugin.cachectl_test_plugin import Notes, NotesCodec
 from tiers import thorough
 
 from cachectl.layers.base.conformance import LayerConformance
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Damaged
-from cachectl.layers.base.facts import Artifact, Found, Outcome, Problem, Removable, Root, Severity
+from cachectl.layers.base.facts import Severity
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.registry import Broken, plugged_in
-from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.base.store import Damage, EntryError, Store, read_each, write_each
+from cachectl.layers.base.store import Damage, Store
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.files import Files
-from cachectl.layers.stores.tree import Shape, Tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from homes import Home
-
-    from cachectl.layers.base.layer import Layer
+from cachectl.layers.stores.tree import Shape
 
 #: A folder as pip installs one: a module and its dist-info with entry points.
 NOTES = ["00000001.note", "00000002.note"]
@@ -208,6 +202,7 @@ def test_the_sample_is_what_the_page_says() -> None:
     listing = re.search(r":caption: toyc_cachectl\.py\n\n(.*?)\n```", PAGE.read_text(), re.DOTALL)
     assert listing is not None
     assert (SAMPLE / "toyc_cachectl.py").read_text() == listing[1] + "\n"
+    assert len(listing[1].splitlines()) <= 40
 
 
 def test_an_installed_plug_in_is_part_of_every_verb(sampled: Home) -> None:
@@ -272,66 +267,6 @@ class TestNotes(LayerConformance):
         make_notes(environment.home)
 
 
-class Folders(Store):
-    """A store with the four methods of the protocol and nothing else."""
-
-    forms = ("notes/1",)
-    shape = Shape((re.compile(r"[0-9a-f]{8}\.note"),), folders=True)
-
-    def tree(self, root: Root) -> Tree:
-        return Tree(self.name, root.path, self.shape)
-
-    def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
-        del selection, contents
-        for leaf in self.tree(root).scan():
-            if isinstance(leaf, Problem):
-                yield leaf
-            else:
-                yield (leaf.entry(self.name, root.path) if leaf.orphan_rule is None else leaf.orphan(root.path))
-
-    def read(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | EntryError]:
-        def read(key: str) -> Artifact | None:
-            data = self.tree(root).read(key)
-            return None if data is None else Artifact(self.name, key, self.forms[0], data)
-
-        return read_each(read, keys)
-
-    def write(
-        self, root: Root, artifacts: Sequence[Artifact], *, replace: bool = False
-    ) -> Mapping[str, bool | EntryError]:
-        def write(artifact: Artifact) -> None:
-            try:
-                members = unpack(artifact.data)
-            except ValueError as error:
-                raise Damaged(self.name, str(error), artifact.key) from error
-            (result,) = self.tree(root).write({artifact.key: members}, replace=replace).values()
-            if isinstance(result, Exception):
-                raise result
-
-        return write_each(self, root, artifacts, write, replace=replace)
-
-    def remove(self, root: Root, targets: tuple[Removable, ...]) -> Outcome:
-        return self.tree(root).remove(targets)
-
-
-class TestSmallFolders(TestNotes):
-    """The suite on entries that are folders of one short file each: most of such an artifact is a tar's padding."""
-
-    files: tuple[str, ...] = ("a",)
-    store: ClassVar[Store] = Folders()
-
-    def make(self, environment: Environment) -> Layer:
-        layer: Layer = type("InFolders", (Notes,), {"store": self.store})(environment)
-        return layer
-
-    def seed(self, environment: Environment) -> None:
-        for name in NOTES:
-            folder = environment.home / ".cache" / "notes" / name
-            folder.mkdir(parents=True)
-            for file in self.files:
-                (folder / file).write_text(f"{name} {file}")
-
-
 class FolderCodec(NotesCodec):
     """Reads the names of the files in the tar of a folder."""
 
@@ -342,13 +277,23 @@ class FolderCodec(NotesCodec):
         return None if "a" in unpack(data) else Damage(Severity.RECOMPILES, "has no file a")
 
 
-class TestFoldersOfTwo(TestSmallFolders):
-    """The same with two files each: an artifact cut in half ends between them."""
+class TestFoldersOfTwo(LayerConformance):
+    """The same with entries of two files each: an artifact cut in half ends between them."""
 
-    files = ("a", "b")
     store: ClassVar[Store] = Files(
         Shape((re.compile(r"[0-9a-f]{8}\.note"),), folders=True, members=re.compile("[ab]")), codec=FolderCodec()
     )
+
+    def make(self, environment: Environment) -> Layer:
+        layer: Layer = type("InFolders", (Notes,), {"store": self.store})(environment)
+        return layer
+
+    def seed(self, environment: Environment) -> None:
+        for name in NOTES:
+            folder = environment.home / ".cache" / "notes" / name
+            folder.mkdir(parents=True)
+            for file in "ab":
+                (folder / file).write_text(f"{name} {file}")
 
     def test_the_codec_reads_the_tar_of_a_folder(self, tmp_path: Path) -> None:
         seeded = self.seeded(tmp_path)

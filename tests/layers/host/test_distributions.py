@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from importlib import metadata
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from cachectl.layers.host import distributions
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def asked(distribution: str) -> str | None:

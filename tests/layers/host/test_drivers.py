@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from homes import Home
 from support.drivers import register_driver
 
 from cachectl.layers.base.environment import Environment
@@ -20,7 +21,6 @@ from cachectl.layers.pyopencl import BinaryPortability
 
 if TYPE_CHECKING:
     from conftest import Driver
-    from homes import Home
 
 
 def wheel() -> Path:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.launcher import Launch, launched
 
 if TYPE_CHECKING:
     from conftest import OtherMpi
-    from homes import Home
 
 STAGE = (sys.executable, "-m", "cachectl", "stage", "--out", "warm.zip", "--")
 #: As srun sets them for a step of four tasks within an allocation of eight.

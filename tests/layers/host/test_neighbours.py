@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.neighbours import neighbours
-
-if TYPE_CHECKING:
-    from homes import Home
-
 
 DEFAULTS = {
     "Triton": "{home}/.triton/cache",

@@ -8,21 +8,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 from tiers import thorough
 
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.disk.private_folders import NotPrivate, private_folder, temporary_parent
 from cachectl.stage import NodeRoot
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from homes import Home
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can act as another user")

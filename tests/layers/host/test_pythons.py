@@ -9,20 +9,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from homes import Home
 
 from cachectl.layers.base.environment import Environment, user_state_folder
 from cachectl.layers.host.pythons import RECORD, Python, PythonRecord, candidates, look
 from cachectl.stack import Stack
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from homes import Home
 
 VERSION = ".".join(map(str, sys.version_info))
 SITE = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"

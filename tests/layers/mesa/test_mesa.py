@@ -9,9 +9,9 @@ import sys
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from injector import Injector
 from support.layers import got
 from support.mesa import OPENCL, STORES, contents, crc, entry, environment, fill, graphics, key, layer_of, listed
 from tiers import amount, thorough
@@ -25,9 +25,6 @@ from cachectl.layers.formats import zstd
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.cache import MesaShaderCache, read_limit
 from cachectl.verbs.prune import plan_prune
-
-if TYPE_CHECKING:
-    from injector import Injector
 
 # ---------------------------------------------------------------------- places and switches
 

@@ -11,9 +11,10 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from homes import Home
 from support.layers import got
 from support.mesa import FOLDERS, RUSTICL, STORES, listed, rusticl
 
@@ -21,9 +22,6 @@ from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.facts import Condition
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.mesa.cache import MesaShaderCache
-
-if TYPE_CHECKING:
-    from homes import Home
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,10 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
+from homes import Home
 from support.databases import CREATE, FILE, dictionary, interrupted, purge, rows_of
 from tiers import amount
 
@@ -26,9 +27,6 @@ from cachectl.layers.pytools import PytoolsDictionaries
 from cachectl.layers.pytools.dictionaries import SCHEMA
 from cachectl.layers.stores.database import file_stamp
 from cachectl.layers.stores.rows import CHANGED, RowFile, Weight
-
-if TYPE_CHECKING:
-    from homes import Home
 
 NOBODY: Final = 65534
 as_root = pytest.mark.skipif(

@@ -11,17 +11,15 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
+from homes import Home
 from tiers import thorough
 from worlds import synthetic_world
 
 from cachectl.exchange.folder import FolderPlace
 from cachectl.exchange.format import Item, Pack, Part, StoreKey, file_of
-
-if TYPE_CHECKING:
-    from homes import Home
 
 pytest.importorskip("resource")
 

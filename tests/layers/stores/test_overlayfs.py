@@ -10,25 +10,20 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from injector import KILL, WRITES, Fault
+from homes import Home
+from injector import KILL, WRITES, Fault, Injector
 from tiers import thorough
 from worlds import leftovers
 
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pyopencl import PyOpenCLBinaries
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from homes import Home
-    from injector import Injector
-
-    Mounter = Callable[[Path], None]
+Mounter = Callable[[Path], None]
 
 LAYERS = {"pocl": PoclKernels, "pyopencl": PyOpenCLBinaries}
 

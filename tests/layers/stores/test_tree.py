@@ -8,9 +8,9 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -22,10 +22,6 @@ from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unreac
 from cachectl.layers.base.facts import Entry, Orphan, Problem
 from cachectl.layers.disk.locks import presence_lock
 from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree, always
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 SHAPE = Shape((re.compile("[a-f]{2}"), re.compile("[0-9]{4}")), folders=True)
 
