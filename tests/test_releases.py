@@ -11,10 +11,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.metadata import requires
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from homes import Home
@@ -71,18 +70,13 @@ print(json.dumps(seen))
 """
 
 
-@dataclass(frozen=True)
-class Libraries:
+class Libraries(NamedTuple):
     """A Python that has the libraries, and the variables with which it also finds cachectl and the test programs."""
 
     python: str
     variables: Mapping[str, Any]
-    pyopencl: str
-
-    @property
-    def keeps_binaries_on_pocl(self) -> bool:
-        """Return whether PyOpenCL has a cache of its own on PoCL: until 2024.2.2."""
-        return tuple(int(part) for part in self.pyopencl.split(".")[:2]) <= (2024, 1)
+    #: Whether PyOpenCL has a cache of its own on PoCL: until 2024.2.2.
+    keeps_binaries_on_pocl: bool
 
 
 @pytest.fixture(scope="session", params=["oldest", "newest"])
@@ -102,7 +96,8 @@ def libraries(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         paths.append(str(site))
     variables = {"PYTHONPATH": os.pathsep.join(paths), "OCL_ICD_VENDORS": str(folder / "vendors")}
     asked = (python, "-c", "import importlib.metadata as m; print(m.version('pyopencl'))")
-    return Libraries(python, variables, subprocess.check_output(asked, text=True).strip())
+    release = subprocess.check_output(asked, text=True).split(".")
+    return Libraries(python, variables, tuple(map(int, release[:2])) <= (2024, 1))
 
 
 def _install_oldest(folder: Path) -> str:

@@ -186,6 +186,7 @@ def test_a_rank_of_a_node_has_a_root_of_its_own_where_the_name_of_its_folder_say
 
 
 NOBODY = 65534
+as_root = pytest.mark.skipif(not ROOT, reason="only the superuser gives files away")
 
 
 def test_a_root_that_is_not_a_folder_is_reported_and_fixed(tmp_path: Path) -> None:
@@ -257,43 +258,30 @@ def test_a_root_that_is_closed_to_its_owner_is_reported_and_opened(
     assert asked(tmp_path, held_to_modes, "doctor", "pocl", **variables) == []
 
 
-@pytest.mark.skipif(not ROOT, reason="only the superuser gives files away")
+@as_root
 @pytest.mark.parametrize(("mode", "code"), [(0o700, "unreadable"), (0o755, "closed")])
-@pytest.mark.parametrize("inside", ["", "kcache"])
+@pytest.mark.parametrize("slip", ["", ".cache/pocl", ".cache/pocl/kcache"])
 def test_folders_of_a_slip_of_sudo_are_given_back(
-    open_folder: Path, mode: int, code: str, inside: str, nobody: tuple[str, ...]
+    open_folder: Path, mode: int, code: str, slip: str, nobody: tuple[str, ...]
 ) -> None:
     """Folders of the superuser in the home of a user, who can change no mode of theirs."""
-    cache = open_folder / ".cache" / "pocl"
-    make(cache / "kcache" / "AB")
-    for folder in (open_folder, open_folder / ".cache"):
-        os.chown(folder, NOBODY, NOBODY)
-    if inside:
-        os.chown(cache, NOBODY, NOBODY)
-    slipped = cache / inside
+    home, slipped = open_folder / "home", open_folder / "home" / (slip or ".cache")
+    make(home / ".cache" / "pocl" / "kcache" / "AB")
+    for folder in (home, *(home / part for part in (".cache", ".cache/pocl"))):
+        if folder != slipped and slipped.is_relative_to(folder):
+            os.chown(folder, NOBODY, NOBODY)
     slipped.chmod(mode)
     variables = {"OCL_ICD_VENDORS": register_driver(open_folder, "libpocl.so.2")}
-    found = asked(open_folder, nobody, "doctor", "pocl", **variables)
+    found = asked(home, nobody, "doctor", "pocl", **variables)
     assert {one["code"] for one in found} == {code}
     assert {one["fix"] for one in found} == {f"sudo chown -R {user_name(NOBODY)} {slipped}"}
+    assert len({one["root"] for one in found}) == len(found)
     assert all("; it belongs to root" in one["message"] for one in found)
-    shell(open_folder, found[0]["fix"].removeprefix("sudo "))
-    assert asked(open_folder, nobody, "doctor", "pocl", **variables) == []
+    shell(home, found[0]["fix"].removeprefix("sudo "))
+    assert asked(home, nobody, "doctor", "pocl", **variables) == []
 
 
-@pytest.mark.skipif(not ROOT, reason="only the superuser gives files away")
-def test_a_root_below_a_closed_folder_is_named_once(open_folder: Path, nobody: tuple[str, ...]) -> None:
-    make(open_folder / ".cache")
-    os.chown(open_folder, NOBODY, NOBODY)
-    (open_folder / ".cache").chmod(0o700)
-    found = [
-        one for one in asked(open_folder, nobody, "doctor", "pyopencl", "mesa", "neo") if one["code"] == "unreadable"
-    ]
-    assert {one["fix"] for one in found} == {f"sudo chown -R {user_name(NOBODY)} {open_folder / '.cache'}"}
-    assert len({one["root"] for one in found}) == len(found) >= 3
-
-
-@pytest.mark.skipif(not ROOT, reason="only the superuser gives files away")
+@as_root
 def test_what_another_user_closes_outside_the_home_is_left_to_him(open_folder: Path, nobody: tuple[str, ...]) -> None:
     root = open_folder / "theirs" / "pocl"
     make(root / "AB", open_folder / "mine")
@@ -410,24 +398,20 @@ def test_a_place_of_several_layers_is_named_once(open_folder: Path) -> None:
     assert only(examine(environment_of(open_folder)), "writable").layer == "loopy"
 
 
-@pytest.mark.skipif(not ROOT, reason="only the superuser gives files away")
-def test_a_group_of_others_is_somebody_and_a_private_one_is_not(open_folder: Path) -> None:
+@as_root
+@pytest.mark.parametrize(
+    ("user", "group", "code", "words"),
+    [(-1, 0, "", ""), (-1, 54321, "writable", "the group 54321"), (54321, -1, "owner", "belongs to user 54321")],
+)
+def test_a_root_of_a_group_of_others_or_of_somebody_else_is_unsafe(
+    open_folder: Path, user: int, group: int, code: str, words: str
+) -> None:
     root = open_folder / ".cache" / "pocl" / "kcache"
     make(root)
-    root.chmod(0o775)
-    assert examine(environment_of(open_folder), "pocl") == []
-    os.chown(root, -1, 54321)
-    found = only(examine(environment_of(open_folder), "pocl"), "writable")
-    assert "the group 54321" in found.message
-    assert after(open_folder, found.fix, "pocl") == []
-
-
-@pytest.mark.skipif(not ROOT, reason="only the superuser gives files away")
-def test_a_root_of_somebody_else_is_unsafe_and_left_for_an_own(open_folder: Path) -> None:
-    root = open_folder / ".cache" / "pocl" / "kcache"
-    make(root)
-    os.chown(root, 54321, -1)
-    found = only(examine(environment_of(open_folder), "pocl"), "owner")
-    assert (found.severity, found.root) == (Severity.UNSAFE, root)
-    assert "belongs to user 54321" in found.message
-    assert after(open_folder, found.fix + '\nmkdir -p "$POCL_CACHE_DIR"', "pocl") == []
+    root.chmod(0o755 if code == "owner" else 0o775)
+    os.chown(root, user, group)
+    findings = examine(environment_of(open_folder), "pocl")
+    assert [(one.code, one.severity, one.root) for one in findings] == [(code, Severity.UNSAFE, root)] * bool(code)
+    for found in findings:
+        assert words in found.message
+        assert after(open_folder, found.fix + '\nmkdir -p "$POCL_CACHE_DIR"', "pocl") == []

@@ -192,14 +192,6 @@ def test_an_account_with_a_wrong_sum_is_reported(neo: Layer, counted: int, words
     assert (found.code, words in found.message) == ("index", True)
 
 
-def test_an_account_replaced_by_a_pipe_waits_for_nobody(neo: Layer) -> None:
-    path = folder_of(neo) / "config.file"
-    path.unlink()
-    os.mkfifo(path)
-    assert [note.because for note in neo.clear(neo.plan_clear()).failed] == ["cannot open: a pipe, no plain file"]
-    assert list(neo.store.verify(neo.roots()[0])) == []
-
-
 def test_the_effect_of_an_unreadable_entry_is_reported(neo: Layer) -> None:
     large = folder_of(neo) / "0123456789abcdef.cl_cache"
     large.touch()

@@ -7,8 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,13 +68,10 @@ def test_both_generations_are_listed(tmp_path: Path, layer: MIOpenKernels) -> No
     assert entries[OBJECT].kernels == ("MIOpenPooling.cl", "MIOpenPooling")
     for pattern in ("MIOpenConvUni", "MIOpenConvUni.cl", "*ConvUni*"):
         assert {entry.kernels for entry in layer.entries(Selection(kernel=pattern))} == {new.kernels}
-
-
-def test_get_gives_the_uncompressed_kernel_of_exactly_these_arguments(tmp_path: Path, layer: MIOpenKernels) -> None:
-    fill(tmp_path)
     read = got(layer, KEY)
     assert (read.form, read.data) == ("miopen-kernel/1", CODE)
     assert {**read.detail, "kernel_name": NAME, "kernel_args": ARGS, "md5": packed(CODE)[1]} == read.detail
+    # Of exactly these arguments.
     assert [layer.get(key_of(args=args)) for args in (ARGS.strip(), ARGS.upper())] == [None, None]
 
 
@@ -156,16 +152,6 @@ def test_an_old_object_file_comes_and_goes_as_it_stands(tmp_path: Path, layer: M
         layer.put(KEY, replace(read, key=KEY))
 
 
-@contextmanager
-def pending(path: Path) -> Iterator[None]:
-    """Hold a file open as a running program does, with a row that is only in its log."""
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA wal_autocheckpoint=0")
-        connection.execute(INSERT, ("late.cl.o", "", *packed(CODE)))
-        connection.commit()
-        yield
-
-
 WRITER = f"""
 import sqlite3, sys, time
 connection = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=60)
@@ -181,7 +167,9 @@ while True:
 
 @pytest.mark.parametrize("wal", [True, False])
 def test_a_database_that_a_program_writes_all_the_time_is_read_and_cleared(tmp_path: Path, wal: bool) -> None:
+    """Its rows go, the file never; also a row that is only in the log of a program goes."""
     path = store(user_file(tmp_path), {(NAME, ARGS): packed(CODE)}, wal=wal)
+    inode = path.stat().st_ino
     layer = MIOpenKernels(replace(environment_of(tmp_path), lock_timeout=60.0))
     with subprocess.Popen((sys.executable, "-c", WRITER, str(path)), stdout=subprocess.PIPE) as program:
         try:
@@ -194,15 +182,13 @@ def test_a_database_that_a_program_writes_all_the_time_is_read_and_cleared(tmp_p
             assert program.poll() is None
         finally:
             program.kill()
-
-
-def test_a_clear_beside_a_running_program_deletes_rows_and_never_the_file(tmp_path: Path, layer: MIOpenKernels) -> None:
-    path = store(user_file(tmp_path), {(NAME, ARGS): packed(CODE)}, wal=True)
-    inode = path.stat().st_ino
-    with pending(path):
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_autocheckpoint=0")
+        connection.execute(INSERT, ("late.cl.o", "", *packed(CODE)))
+        connection.commit()
         layer.store.recover(layer.roots()[0])
         outcome = layer.clear(layer.plan_clear())
-    assert (outcome.removed, outcome.skipped, outcome.failed) == (2, (), ())
+        assert (outcome.removed >= 1, outcome.skipped, outcome.failed) == (True, (), ())
     assert (path.stat().st_ino, stored(path)) == (inode, [])
 
 
