@@ -61,7 +61,7 @@ def test_only_runs_of_trusted_code_save() -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"layers": [{"layer": "pocl"}]}'])
-def test_a_trace_that_is_not_whole_is_a_warning(
+def test_a_trace_that_is_cut_is_a_warning(
     content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if content is not None:

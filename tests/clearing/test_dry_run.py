@@ -83,30 +83,6 @@ def test_text_has_sums_and_with_v_the_entries(warm: Home) -> None:
     assert {line.split()[-1] for line in entries.splitlines()[1:]} >= set.union(*listed(warm, *LAYERS).values())
 
 
-def test_only_damaged_entries_are_planned_and_removed(cuda: Home) -> None:
-    cache = cuda.path / ".nv" / "ComputeCache"
-    bad, zero, foreign, *_ = (cache / entry["key"] for entry in cuda.json("ls", "cuda")["entries"])
-    bad.write_bytes(bad.read_bytes()[:-5])
-    zero.write_bytes(zero.read_bytes()[:40] + bytes(len(zero.read_bytes()) - 40))
-    data = bytearray(foreign.read_bytes())
-    data[4] ^= 0x40
-    foreign.write_bytes(data)
-    damaged = {finding["key"] for finding in cuda.json("verify", "cuda", check=False)["findings"]}
-    (finding, *_) = cuda.json("verify", "cuda", check=False)["findings"]
-    assert finding["fix"] == "cachectl purge --damaged cuda"
-    planned = cuda.json("purge", "--damaged", "cuda", "--dry-run")
-    assert (
-        {bad.name, zero.name}
-        <= {key.rpartition("/")[2] for key in keys(planned)["cuda"]}
-        <= {key.rpartition("/")[2] for key in damaged}
-    )
-    before = len(cuda.json("ls", "cuda")["entries"])
-    done = cuda.json("purge", "--damaged", "cuda")
-    assert numbers(planned) == numbers(done)
-    assert len(cuda.json("ls", "cuda")["entries"]) == before - done["total"]["removed"]
-    assert cuda.json("purge", "--damaged", "--all")["total"]["removed"] == 0
-
-
 def test_damaged_tuning_is_never_removed(home: Home) -> None:
     file = home.path / ".config" / "miopen" / "gfx90a68.HIP.3_3_0_a85ca8a54.ufdb.txt"
     file.parent.mkdir(parents=True)

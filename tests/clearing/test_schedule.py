@@ -57,11 +57,6 @@ def leak(home: Home) -> Path:
     return leaked
 
 
-def complaints(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """Return what is said of our units; those of the system may not like the folder of a test."""
-    return [line for line in (done.stdout + done.stderr).splitlines() if "cachectl-" in line]
-
-
 def moved(home: Home) -> dict[str, str]:
     """Return a variable of a user's shell that moves PoCL's cache."""
     return {"POCL_CACHE_DIR": str(home.path / "odd % folder" / "kcache")}
@@ -131,21 +126,6 @@ def test_the_manager_of_systemd_takes_and_runs_the_timer(home: Home) -> None:
     assert not leaked.exists()
     assert re.findall(r"^(?:active|inactive|success)$", done.stdout, re.MULTILINE) == ["active", "success", "inactive"]
     assert not list((home.path / ".config" / "systemd" / "user").rglob("*.timer"))
-
-
-@pytest.mark.usefixtures("schedulers")
-@pytest.mark.parametrize("name", ["a b", "plain", "per%cent", "caf\xe9"])
-def test_systemd_starts_a_program_of_such_a_path(home: Home, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = home.path / name / "cachectl"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(program))
-    script = schedule(Stack(home.environment(POCL_CACHE_DIR=str(home.path / name))), "systemd")
-    home.run("sh", "-c", script, XDG_RUNTIME_DIR="/none", DBUS_SESSION_BUS_ADDRESS="", check=False)
-    units = map(str, (home.path / ".config" / "systemd" / "user").glob("cachectl-prune.*"))
-    done = home.run("systemd-analyze", "verify", "--user", *units, XDG_RUNTIME_DIR=str(home.path))
-    assert complaints(done) == []
 
 
 @pytest.mark.parametrize("name", ["$HOME", 'quo"te', "apo'strophe", "back\\slash"])

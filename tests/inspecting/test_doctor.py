@@ -102,7 +102,7 @@ def test_the_hazard_of_a_plugin_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", ["set", "default"])
-def test_near_the_cap_of_cuda(
+def test_cap_of_cuda(
     home: Home, compute_cache: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     cache = home.path / ".nv" / "ComputeCache"
@@ -124,7 +124,7 @@ def test_near_the_cap_of_cuda(
     assert after(home.path, found.fix, "cuda", CUDA_CACHE_MAXSIZE=str(at)) == []
 
 
-def test_a_cap_that_cannot_be_raised_is_pruned_under(
+def test_a_cap_at_its_highest(
     home: Home, compute_cache: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compute_cache(home.path / ".nv" / "ComputeCache")
@@ -164,14 +164,6 @@ def test_leaked_temporaries_are_reported_and_pruned(home: Home, data: bytes, sev
     assert not leaked.exists()
 
 
-def test_many_empty_files_waste_a_quota(home: Home) -> None:
-    folder = leak(home.path).parent
-    for number in range(1000):
-        (folder / f"tempfile_aB{number:04}").touch(mode=0o600)
-    found = only(examine(home.environment(), "pocl"), "leaked")
-    assert (found.severity, found.message) == (Severity.WASTES, "1,001 leaked files of 0 bytes, which nothing reads")
-
-
 @pytest.fixture
 def locked(home: Home) -> tuple[Environment, Path]:
     """Return an environment in which PyOpenCL keeps binaries, and an old lock there."""
@@ -191,9 +183,7 @@ def test_a_stale_lock_fails_every_build_until_it_is_removed(home: Home, locked: 
     assert examine(environment, "pyopencl") == []
 
 
-def test_an_old_lock_that_may_be_held_is_not_to_be_removed(
-    home: Home, locked: tuple[Environment, Path], tmp_path: Path
-) -> None:
+def test_an_old_lock_that_may_be_held_stays(home: Home, locked: tuple[Environment, Path], tmp_path: Path) -> None:
     """By a living cachectl however long it takes, by a running program, and by one that cannot be seen."""
     environment, lock = locked
     shown = tmp_path / "shown"

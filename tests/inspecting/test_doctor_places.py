@@ -143,9 +143,7 @@ def test_miopen_falls_back_to_everybodys_folder_where_the_home_is_on_the_network
         ),
     ],
 )
-def test_ranks_that_share_a_root_are_reported(
-    tmp_path: Path, variables: Mapping[str, str], ranks: int | None, variable: str
-) -> None:
+def test_ranks_share_a_root(tmp_path: Path, variables: Mapping[str, str], ranks: int | None, variable: str) -> None:
     # The first run on a cluster is the one that matters: PoCL's folder is not there yet.
     make(tmp_path / ".cache" / "pytools", tmp_path / ".nv" / "ComputeCache")
     environment = environment_of(tmp_path, OCL_ICD_VENDORS=register_driver(tmp_path, "libpocl.so.2"), **variables)
@@ -243,9 +241,7 @@ def asked(home: Path, by: tuple[str, ...], *arguments: str, **variables: str) ->
 
 
 @pytest.mark.parametrize("made", [True, False])
-def test_a_root_that_is_closed_to_its_owner_is_reported_and_opened(
-    tmp_path: Path, held_to_modes: tuple[str, ...], *, made: bool
-) -> None:
+def test_a_root_that_is_closed_to_its_owner(tmp_path: Path, held_to_modes: tuple[str, ...], *, made: bool) -> None:
     root = tmp_path / "above" / "pocl"
     closed = root if made else root.parent
     make(closed)
@@ -261,9 +257,7 @@ def test_a_root_that_is_closed_to_its_owner_is_reported_and_opened(
 @as_root
 @pytest.mark.parametrize(("mode", "code"), [(0o700, "unreadable"), (0o755, "closed")])
 @pytest.mark.parametrize("slip", ["", ".cache/pocl", ".cache/pocl/kcache"])
-def test_folders_of_a_slip_of_sudo_are_given_back(
-    open_folder: Path, mode: int, code: str, slip: str, nobody: tuple[str, ...]
-) -> None:
+def test_folders_of_a_slip_of_sudo(open_folder: Path, mode: int, code: str, slip: str, nobody: tuple[str, ...]) -> None:
     """Folders of the superuser in the home of a user, who can change no mode of theirs."""
     home, slipped = open_folder / "home", open_folder / "home" / (slip or ".cache")
     make(home / ".cache" / "pocl" / "kcache" / "AB")
@@ -293,16 +287,6 @@ def test_what_another_user_closes_outside_the_home_is_left_to_him(open_folder: P
     assert fixes["closed"].startswith('eval "$(cachectl env --root "$HOME/.cachectl"')
 
 
-def test_a_root_that_no_mode_opens_is_left_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a read-only mount."""
-    root = tmp_path / "mounted"
-    make(root)
-    monkeypatch.setattr(os, "access", lambda path, *_, **__: Path(path) != root)
-    monkeypatch.setattr(os, "supports_effective_ids", {os.access})
-    found = only(examine(environment_of(tmp_path, POCL_CACHE_DIR=str(root)), "pocl"), "closed")
-    assert found.fix.startswith('eval "$(cachectl env --root "$HOME/.cachectl" --layer pocl')
-
-
 _ENTRY = "pyopencl-compiler-cache-v2-py3.11.0.final.0"
 #: A folder below a home that a layer would have to look into, and what it is to that layer.
 CLOSED = {
@@ -317,9 +301,7 @@ CLOSED = {
 
 
 @pytest.mark.parametrize("layer", ["pocl", *thorough(*(layer for layer in CLOSED if layer != "pocl"))])
-def test_a_folder_that_cannot_be_read_is_no_clean_bill(
-    tmp_path: Path, held_to_modes: tuple[str, ...], layer: str
-) -> None:
+def test_a_folder_that_cannot_be_read_is_reported(tmp_path: Path, held_to_modes: tuple[str, ...], layer: str) -> None:
     closed = tmp_path / CLOSED[layer]
     make(closed)
     closed.chmod(0)
@@ -367,9 +349,7 @@ def test_one_rank_shares_with_nobody(tmp_path: Path, variables: Mapping[str, str
         ("private", 0o777, "", ""),
     ],
 )
-def test_a_root_that_others_can_write_is_unsafe_until_the_command_is_run(
-    open_folder: Path, way: str, mode: int, words: str, fix: str
-) -> None:
+def test_a_root_that_others_can_write_is_unsafe(open_folder: Path, way: str, mode: int, words: str, fix: str) -> None:
     root = open_folder / "a folder" / "pocl"
     make(root)
     place = root.parent if way == "above" else root
@@ -388,7 +368,7 @@ def test_a_root_that_others_can_write_is_unsafe_until_the_command_is_run(
     assert (found.severity, found.root) == (Severity.UNSAFE, root)
     assert words in found.message
     assert found.fix.startswith(fix.format(place))
-    assert after(open_folder, found.fix + '\nmkdir -p "$POCL_CACHE_DIR"', "pocl", POCL_CACHE_DIR=str(root)) == []
+    assert after(open_folder, found.fix + '\nmkdir -p "${POCL_CACHE_DIR:-.}"', "pocl", POCL_CACHE_DIR=str(root)) == []
 
 
 def test_a_place_of_several_layers_is_named_once(open_folder: Path) -> None:
@@ -403,9 +383,7 @@ def test_a_place_of_several_layers_is_named_once(open_folder: Path) -> None:
     ("user", "group", "code", "words"),
     [(-1, 0, "", ""), (-1, 54321, "writable", "the group 54321"), (54321, -1, "owner", "belongs to user 54321")],
 )
-def test_a_root_of_a_group_of_others_or_of_somebody_else_is_unsafe(
-    open_folder: Path, user: int, group: int, code: str, words: str
-) -> None:
+def test_a_root_of_others_is_unsafe(open_folder: Path, user: int, group: int, code: str, words: str) -> None:
     root = open_folder / ".cache" / "pocl" / "kcache"
     make(root)
     root.chmod(0o755 if code == "owner" else 0o775)
@@ -414,4 +392,4 @@ def test_a_root_of_a_group_of_others_or_of_somebody_else_is_unsafe(
     assert [(one.code, one.severity, one.root) for one in findings] == [(code, Severity.UNSAFE, root)] * bool(code)
     for found in findings:
         assert words in found.message
-        assert after(open_folder, found.fix + '\nmkdir -p "$POCL_CACHE_DIR"', "pocl") == []
+        assert after(open_folder, found.fix + '\nmkdir -p "${POCL_CACHE_DIR:-.}"', "pocl") == []

@@ -56,9 +56,7 @@ def test_every_entry_is_decoded(layer: Layer) -> None:
     assert layer.store.usage(root).files == 41
 
 
-def test_an_index_is_made_in_the_folder_that_was_opened(
-    layer: Layer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_is_made_in_the_opened_folder(layer: Layer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another folder that takes the root's name while an entry is placed gets no index, and its own is not written."""
     root = folder(layer)
     entry = next(layer.entries())
@@ -202,9 +200,7 @@ def test_an_index_is_recounted_also_after_a_put_that_fails(layer: Layer) -> None
     assert len(listed) == 38
 
 
-def test_an_index_keeps_what_it_says_of_entries_that_cannot_be_read(
-    layer: Layer, held_to_modes: tuple[str, ...]
-) -> None:
+def test_an_index_keeps_its_word_on_unreadable_entries(layer: Layer, held_to_modes: tuple[str, ...]) -> None:
     entries = list(layer.entries())
     closed = folder(layer) / entries[0].key.split("/")[0]
     hidden = [entry for entry in entries if entry.key.startswith(f"{closed.name}/")]

@@ -50,9 +50,7 @@ def test_the_drivers_own_entries_are_read(layer: CudaComputeCache) -> None:
     assert layer.store.usage(layer.roots()[0]).problems == ()
 
 
-def test_the_driver_hits_what_put_wrote_misses_what_clear_removed_and_replaces_damage(
-    home: Home, layer: CudaComputeCache
-) -> None:
+def test_the_driver_hits_what_put_wrote_and_replaces_damage(home: Home, layer: CudaComputeCache) -> None:
     kept = [got(layer, entry.key) for entry in layer.entries(Selection(kernel="nv[012]"))]
     everything = files(layer)
     layer.clear(layer.plan_clear())

@@ -19,6 +19,7 @@ from support.miopen_kernels import ARGS, CODE, NAME, packed, store, user_file
 from support.products import (
     BARE,
     DEEP,
+    LINE,
     POCL_KEY,
     PRODUCTS,
     SPIRV,
@@ -29,10 +30,10 @@ from support.products import (
     place,
 )
 
-from cachectl.layers.base.conformance import LayerConformance
+from cachectl.layers.base.conformance import LayerConformance, snapshot
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import Busy, Damaged, LayerError
-from cachectl.layers.base.facts import Artifact, Problem, Severity
+from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused
+from cachectl.layers.base.facts import Ability, Artifact, Problem, Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.loopy import LoopyDictionaries
@@ -117,9 +118,7 @@ def held(kind: str, path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("name", "kind", "file"), LOCKS, ids=[row[0] for row in LOCKS])
-def test_a_lock_that_a_program_holds_is_waited_for_before_anything_goes(
-    tmp_path: Path, name: str, kind: str, file: str
-) -> None:
+def test_a_held_lock_is_waited_for_before_anything_goes(tmp_path: Path, name: str, kind: str, file: str) -> None:
     layer = PRODUCTS[name].filled(tmp_path, lock_timeout=0.1)
     *_, first, second = [got(layer, entry.key) for entry in layer.entries()]
     assert layer.clear(layer.plan_clear(Selection(key=first.key))).removed == 1
@@ -283,9 +282,7 @@ TEMPORARIES = [
 
 
 @pytest.mark.parametrize(("name", "file", "library"), TEMPORARIES)
-def test_a_left_temporary_goes_once_nobody_can_be_writing_it(
-    tmp_path: Path, name: str, file: str, library: str
-) -> None:
+def test_a_left_temporary_goes_once_nobody_may_write_it(tmp_path: Path, name: str, file: str, library: str) -> None:
     layer = PRODUCTS[name].filled(tmp_path)
     left = layer.roots()[0].path / file
     left.write_bytes(b"half")
@@ -309,3 +306,21 @@ def test_looking_does_not_look_like_use(tmp_path: Path, name: str) -> None:
     assert not [found for found in layer.store.scan(layer.roots()[0]) if isinstance(found, Problem)]
     list(layer.store.verify(layer.roots()[0]))
     assert {path.stat().st_atime for path in paths} == {1.0}
+
+
+@pytest.mark.parametrize("name", ["miopen-system", "miopen-system-tuning"])
+def test_what_a_package_installed_is_read_and_never_changed(tmp_path: Path, name: str) -> None:
+    layer = PRODUCTS[name].filled(tmp_path)
+    before = snapshot(tmp_path, times=True)
+    artifact = got(layer, next(layer.entries()).key)
+    assert artifact.data in (CODE, LINE.encode())
+    assert None not in [layer.abilities()[one] for one in (Ability.PUT, Ability.CLEAR, Ability.RELOCATE)]
+    own = name.replace("-system", "")
+    for words, act in (
+        (f"put into the layer {own},", lambda: layer.put(artifact.key, artifact)),
+        ("package manager", layer.plan_clear),
+        ("MIOPEN_SYSTEM_DB_PATH", lambda: layer.relocate(Path("/elsewhere"))),
+    ):
+        with pytest.raises(Refused, match=words):
+            act()
+    assert snapshot(tmp_path, times=True) == before

@@ -15,13 +15,10 @@ from support.layers import got
 from support.products import BARE, DEEP, PRODUCTS, SPIRV, WRAPPED, comgr_key, fill_neo, held
 from support.tracing import no_file_events
 
-from cachectl.layers.base.facts import Condition, Severity
+from cachectl.layers.base.facts import Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.comgr import ComgrCache
 from cachectl.layers.formats import comgr_entries, neo_binaries
-from cachectl.stack import Stack
-from cachectl.verbs.doctor import diagnosis
 
 
 @pytest.fixture
@@ -97,17 +94,6 @@ def test_entries_name_their_kind_and_device(tmp_path: Path, name: str, key: str,
 def test_the_policy_is_read_as_llvm_reads_it(policy: str, wrong: str | None) -> None:
     said = comgr_entries.policy_complaint(policy)
     assert (said is None) if wrong is None else (said is not None and wrong in said)
-
-
-def test_a_network_file_system_is_a_hazard_named_once(tmp_path: Path) -> None:
-    environment = PRODUCTS["comgr"].filled(tmp_path).environment
-    environment.mounts.write_text("1 1 0:1 / / rw - nfs4 server:/ rw\n")
-    assert ComgrCache(environment).state().condition is Condition.UNKNOWN
-    (found,) = diagnosis(Stack(environment, plugins=False).named(["comgr"])).findings
-    assert (found.code, found.severity, "SIGBUS" in found.message) == ("network", Severity.RISKS, True)
-    (tmp_path / "named").mkdir()
-    named = environment.with_variables({"AMD_COMGR_CACHE_DIR": str(tmp_path / "named")})
-    assert ComgrCache(named).state().condition is Condition.ENABLED
 
 
 # ---------------------------------------------------------------------- NEO

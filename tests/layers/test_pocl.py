@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from homes import Home
@@ -15,9 +18,12 @@ from support.products import place as lay_out
 
 from cachectl.layers import pocl as pocl_roots
 from cachectl.layers.base.errors import Damaged
-from cachectl.layers.base.facts import Artifact, Entry, Problem
+from cachectl.layers.base.facts import Artifact, Entry, Finding, Problem, Severity
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.stores.archive import pack, unpack
+
+if TYPE_CHECKING:
+    from conftest import Driver
 
 NAME = POCL_KEY
 
@@ -94,7 +100,7 @@ MATMUL = "matmul_fp32x4/0-0-0-goffs0/matmul_fp32x4.so"
         ({"build.log": b"error"}, None),
     ],
 )
-def test_get_leaves_temporaries_and_logs_behind(
+def test_get_leaves_temporaries(
     layer: PoclKernels, members: dict[str, bytes], exported: dict[str, bytes] | None
 ) -> None:
     place(layer, NAME, members)
@@ -182,9 +188,7 @@ def test_empty_folders_of_programs_are_orphans_and_go(layer: PoclKernels) -> Non
     assert list(root.iterdir()) == []
 
 
-def test_empty_folders_stay_while_a_program_may_build_in_them(
-    layer: PoclKernels, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empty_folders_stay_while_a_program_may_build(layer: PoclKernels, monkeypatch: pytest.MonkeyPatch) -> None:
     """However old they are: PoCL makes the folder of a program in one step after it has seen the folder above."""
     root = empty_folders(layer, "AB")
     os.utime(root / "AB", (1, 1))
@@ -226,3 +230,29 @@ def test_a_users_file_beside_native_code_is_never_removed(warm: Home) -> None:
     (left,) = layer["skipped"]
     assert left["key"] == str(native.parents[2])
     assert "thesis.tex', which does not belong there; left alone" in left["because"]
+
+
+@pytest.mark.real
+def test_what_is_not_checked_is_said(warm: Home) -> None:
+    said = "machine code, and the records of LLVM bitcode"
+    done = warm.cachectl("verify", "pocl", "pytools")
+    assert (done.stdout, done.stderr) == ("no damage found\n", f"cachectl: pocl: not checked: {said}\n")
+    assert json.loads(warm.cachectl("verify", "pocl", "--json").stdout)["not_checked"] == {"pocl": said}
+
+
+def findings_of(layer: PoclKernels) -> list[Finding]:
+    return [finding for root in layer.roots() for finding in layer.store.verify(root)]
+
+
+@pytest.mark.real
+def test_a_pocl_that_links_itself_replaces_a_damaged_object(home: Home, built_pocl: Driver) -> None:
+    home.python("kernels.py", "1", **built_pocl.variables)
+    layer = PoclKernels(home.environment())
+    assert findings_of(layer) == []
+    path = next(layer.roots()[0].path.glob("*/*/*/*/*.so.o"))
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    assert [finding.severity for finding in findings_of(layer)] == [Severity.HEALS]
+    shutil.rmtree(home.path / ".cache" / "pytools")
+    home.python("kernels.py", "1", **built_pocl.variables)
+    assert findings_of(layer) == []

@@ -71,7 +71,7 @@ def pocl(request: pytest.FixtureRequest) -> Mapping[str, str]:
 
 @pytest.mark.thorough
 @pytest.mark.real
-def test_a_purge_leaves_what_a_long_running_program_holds(
+def test_a_purge_leaves_what_programs_hold(
     home: Home, pocl: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And removes all that other programs built before that one started."""
@@ -160,7 +160,7 @@ PROGRAMS: list[tuple[str, dict[str, str], str, bool, bool]] = [
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the variables and the mounts of a process")
 @pytest.mark.parametrize(("kind", "variables", "maps", "inside", "spares"), PROGRAMS, ids=[row[0] for row in PROGRAMS])
-def test_a_program_spares_what_it_can_reach(
+def test_what_programs_reach_stays(
     home: Home, kind: str, variables: dict[str, str], maps: str, *, inside: bool, spares: bool
 ) -> None:
     """Purge while a program with these variables runs, which maps a file of the home and a driver."""

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from threading import Timer
+from typing import TYPE_CHECKING
 
 import pytest
 from homes import Home
+from support.drivers import register_driver
 from support.layers import got, orphans
 
 from cachectl.layers import pyopencl as pyopencl_cache
 from cachectl.layers.base.errors import Busy
-from cachectl.layers.base.facts import Condition
+from cachectl.layers.base.facts import Condition, Severity
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.host.drivers import Driver
 from cachectl.layers.pyopencl import PyOpenCLBinaries
 from cachectl.layers.stores.archive import pack, unpack
+
+if TYPE_CHECKING:
+    import conftest
 
 pytestmark = pytest.mark.real
 
@@ -153,9 +159,7 @@ def test_the_oldest_release_asks_only_whether_its_variable_is_set(layer: PyOpenC
     assert there.state().why == found.message == f"PYOPENCL_NO_CACHE={value!r} {outcome}"
 
 
-def test_a_lock_that_nobody_holds_is_an_orphan_and_goes(
-    warm: Home, layer: PyOpenCLBinaries, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_nobody_holds_goes(warm: Home, layer: PyOpenCLBinaries, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where no entry is left: a program killed under PyOpenCL's lock leaves it, and every build waits for it."""
     root, plan = layer.roots()[0], layer.plan_clear()
     lock = base(layer) / "lock"
@@ -270,3 +274,35 @@ def test_one_of_many_processes_takes_over_a_dead_lock(tmp_path: Path) -> None:
     contenders = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
     errors = [contender.communicate()[1] for contender in contenders]
     assert {contender.returncode for contender in contenders} == {0}, "\n".join(errors)
+
+
+INTEL = """
+import pyopencl as cl
+context = cl.Context([cl.get_platforms()[0].get_devices()[0]])
+print(cl.Program(context, "__kernel void k(__global int *a) { a[get_global_id(0)] += 1; }").build().k.function_name)
+"""
+
+
+@pytest.mark.parametrize("damage", ["cut in half", "random"])
+def test_a_broken_binary_of_intels_driver_is_found(home: Home, intel_driver: conftest.Driver, damage: str) -> None:
+    """PyOpenCL reads no byte of it, and every run fails."""
+    home.run(sys.executable, "-c", INTEL, check=True, **intel_driver.variables)
+    layer = PyOpenCLBinaries(home.environment(**intel_driver.variables))
+    (entry,) = layer.entries()
+    assert list(layer.store.verify(layer.roots()[0])) == []
+    binary = entry.root / entry.key / "binary"
+    data = binary.read_bytes()
+    noise = random.Random(5).randbytes(len(data))  # noqa: S311 - damage, repeatable
+    binary.write_bytes(data[: len(data) // 2] if damage == "cut in half" else noise)
+    assert "KeyError" in home.run(sys.executable, "-c", INTEL, check=False, **intel_driver.variables).stderr
+    (finding,) = list(layer.store.verify(layer.roots()[0]))
+    assert (finding.root / (finding.key or ""), finding.severity) == (binary.parent, Severity.FAILS)
+    assert finding.message.startswith("binary: is ")
+
+
+def test_a_binary_of_a_driver_whose_format_is_unknown_is_left_alone(home: Home) -> None:
+    layer = PyOpenCLBinaries(home.environment(OCL_ICD_VENDORS=register_driver(home.path, "libmali.so")))
+    folder = layer.roots()[0].path / "pyopencl-compiler-cache-v2-py3.11.7.final.0" / ("0" * 32)
+    folder.mkdir(parents=True)
+    (folder / "binary").write_bytes(b"a format of its own")
+    assert [finding.message.partition(" ")[0] for finding in layer.store.verify(layer.roots()[0])] == ["info"]

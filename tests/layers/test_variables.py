@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support import layers
 from support.dictionaries import dictionary
 
-from cachectl.layers.base.conformance import nobody
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Condition, Finding, Severity
 from cachectl.layers.base.registry import built_in_layer
@@ -29,18 +29,11 @@ DRIVERS = {
 
 
 def environment_of(folder: Path, **variables: str) -> Environment:
-    """Return an environment in ``folder/home`` on a machine without programs, GPUs and network file systems."""
+    """Return an environment in ``folder/home`` whose programs run in ``folder/cwd``."""
     home = folder / "home"
     home.mkdir(exist_ok=True)
-    values = {name: value.format(tmp=folder) for name, value in {"HOME": str(home), **variables}.items()}
-    return Environment(
-        values,
-        home,
-        cwd=folder / "cwd",
-        processes=nobody(folder / "processes"),
-        mounts=folder / "no-mounts",
-        topology=folder / "no-gpus",
-    )
+    values = {"HOME": str(home), **{name: value.format(tmp=folder) for name, value in variables.items()}}
+    return replace(layers.environment_of(home), variables=values, cwd=folder / "cwd")
 
 
 def driver(folder: Path, layer: str) -> str:
@@ -90,23 +83,6 @@ def test_places(tmp_path: Path, name: str, variables: dict[str, str], paths: lis
     assert listed == [tmp_path / path for path in paths]
     assert not roots or roots[0].source == source
     assert len(roots) == len(paths) * (3 if name == "mesa" else 1)
-
-
-@pytest.mark.parametrize(
-    ("name", "platform", "paths"),
-    [
-        ("neo", "linux", []),
-        ("neo", "darwin", []),
-        ("neo", "win32", ["/l/NEO/neo_compiler_cache"]),
-        ("comgr", "linux", ["/account/.cache/comgr"]),
-        ("comgr", "darwin", []),
-        ("comgr", "win32", ["/l/comgr"]),
-        ("mesa", "win32", []),
-    ],
-)
-def test_places_without_a_home_and_on_other_platforms(name: str, platform: str, paths: list[str]) -> None:
-    environment = Environment({"LOCALAPPDATA": "/l"}, Path("/account"), platform)
-    assert [str(root.path) for root in built_in_layer(name, environment).roots()] == paths
 
 
 # ---------------------------------------------------------------------- values

@@ -6,8 +6,22 @@ import os
 from pathlib import Path
 
 from cachectl.layers.base.conformance import nobody
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Artifact, Orphan
 from cachectl.layers.base.layer import Layer
+
+
+def environment_of(home: Path, **variables: str) -> Environment:
+    """Return an environment of a home, on a machine without programs, GPUs and network file systems."""
+    return Environment(
+        {"HOME": str(home), **variables},
+        home,
+        cwd=home,
+        temporary=home / "tmp",
+        processes=nobody(home.parent / "processes"),
+        mounts=home / "no-mounts",
+        topology=home / "no-gpus",
+    )
 
 
 def got(layer: Layer, key: str) -> Artifact:

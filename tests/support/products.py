@@ -7,13 +7,13 @@ import shutil
 import struct
 import tarfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from benchmarks.trees import native
-from cachectl.layers.base.conformance import nobody
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.comgr import ComgrCache
@@ -25,6 +25,7 @@ from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pytools import PytoolsDictionaries
 from support import mesa
 from support.dictionaries import NONE, dictionary
+from support.layers import environment_of
 from support.miopen_files import FIND
 from support.miopen_kernels import ARGS, CODE, NAME, packed, store, user_file
 
@@ -173,14 +174,7 @@ class Product(NamedTuple):
     def environment(self, home: Path, **changes: Any) -> Environment:  # noqa: ANN401 - fields of an environment
         """Return an environment on a machine without programs, GPUs and network file systems."""
         variables = {name: value.format(home=home) for name, value in self.variables.items()}
-        fields = {
-            "cwd": home / "cwd",
-            "temporary": home / "tmp",
-            "processes": nobody(home.parent / "processes"),
-            "mounts": home / "no-mounts",
-            "topology": home / "no-gpus",
-        }
-        return Environment({"HOME": str(home), **variables}, home, **fields | changes)
+        return replace(environment_of(home, **variables), cwd=home / "cwd", **changes)
 
     def filled(self, folder: Path, **changes: Any) -> Layer:  # noqa: ANN401 - fields of an environment
         """Fill ``folder/home``, and return the layer over it."""

@@ -32,11 +32,6 @@ def test_other_users_are_for_root(home: Home) -> None:
     assert ("unknown user '" in refused.stderr) == SUPERUSER
 
 
-def test_a_child_gets_the_words_of_the_verb() -> None:
-    typed = "report --user ann --csv --user=bob --all-users --json --wait=1 -- pocl"
-    assert list(users._words(typed.split())) == ["report", "--json", "--wait=1", "--", "pocl"]
-
-
 def document(**layer: object) -> bytes:
     return json.dumps({"schema": "cachectl/report/1", "layers": [{"layer": "pocl", **layer}]}).encode()
 
@@ -64,22 +59,12 @@ def document(**layer: object) -> bytes:
         ),
     ],
 )
-def test_an_answer_is_a_document_or_an_error(
+def test_an_answer_is_a_document(
     status: int, written: bytes, errors: bytes, error: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(users, "_run", lambda *_: (status, written, errors, None))
     answer = users._ask(pwd.getpwnam(ME), ["report", "--json"])
     assert (answer.error, bool(answer.document)) == (error, error is None)
-
-
-@pytest.mark.parametrize(
-    ("value", "number"),
-    [(1, 1), ([1, 2], 2), ("1", None), (-1, None), (1.5, None), (True, None), (1 << 64, None), ({}, None)],
-)
-def test_only_numbers_are_summed_and_texts_are_escaped(value: object, number: int | None) -> None:
-    item = users._escaped({"bytes": value, "layer": "\x1b]0;\x07\n\u202e"}, 3)
-    assert users._number(item, "bytes") == number
-    assert item["layer"] == r"\x1b]0;\x07\n\u202e"
 
 
 class Person(NamedTuple):

@@ -127,7 +127,7 @@ def test_a_layer_that_fails_in_every_call_stops_no_other(plugged: Home, wrong: s
         ("title", None, "has no title, or no store"),
     ],
 )
-def test_what_cannot_be_a_layer_is_named_when_it_is_loaded(
+def test_what_cannot_be_a_layer_is_named(
     monkeypatch: pytest.MonkeyPatch, attribute: str, value: object, why: str
 ) -> None:
     class Point:
@@ -173,28 +173,6 @@ def test_the_first_of_an_entry_in_two_roots_is_reported_and_exported(plugged: Ho
     assert twice.read_bytes() == once.read_bytes()
 
 
-def test_a_started_library_of_a_plug_in_is_judged(home: Home) -> None:
-    """``disabled()`` asks such a layer for the variables that its process began with."""
-    (home.path / "latched.py").write_text(
-        "from cachectl_test_plugin import Notes\n"
-        "from cachectl.layers.base.facts import Switch\n"
-        "class Latched(Notes):\n"
-        "    name = 'latched'\n"
-        "    def switched(self, *, on):\n"
-        "        return Switch(self.name, {'NOTES_OFF': '' if on else '1'}, read_at_load=('libc',))\n"
-    )
-    installed = home.path / "latched-1.0.dist-info"
-    installed.mkdir()
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: latched\nVersion: 1.0\n")
-    (installed / "entry_points.txt").write_text("[cachectl.layers]\nlatched = latched:Latched\n")
-    program = (
-        "import cachectl\nwith cachectl.disabled('latched', strict=False) as held:\n    print(held['latched'].status)\n"
-    )
-    python = (sys.executable, "-W", "ignore", "-c", program)
-    for off, status in (("1", "off"), ("", "on")):
-        assert beside(home, home.path, PLUGIN).run(*python, NOTES_OFF=off).stdout == f"{status}\n"
-
-
 # ---------------------------------------------------------------------- the sample of the documentation
 
 
@@ -236,9 +214,7 @@ def test_it_is_switched_carried_fixed_and_purged(sampled: Home) -> None:
     assert sampled.run(*TOYC, "axpy", "dot").stdout == "axpy made\ndot made\n"
 
 
-def test_it_travels_with_all_others(
-    sampled: Home, installed: Path, tmp_path: Path, new_home: Callable[[Path], Home]
-) -> None:
+def test_it_travels(sampled: Home, installed: Path, tmp_path: Path, new_home: Callable[[Path], Home]) -> None:
     sampled.run(*TOYC, "axpy", "dot")
     bundle = str(tmp_path / "bundle.zip")
     pushed = {layer["layer"]: layer for layer in sampled.json("push", bundle)["layers"]}
@@ -255,16 +231,6 @@ def test_it_travels_with_all_others(
 
 
 # ---------------------------------------------------------------------- the suite, as a third party runs it
-
-
-class TestNotes(LayerConformance):
-    """The suite as a third party runs it."""
-
-    def make(self, environment: Environment) -> Layer:
-        return Notes(environment)
-
-    def seed(self, environment: Environment) -> None:
-        make_notes(environment.home)
 
 
 class FolderCodec(NotesCodec):

@@ -45,9 +45,7 @@ def test_odd_names_are_read_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert distributions.version_of(distribution) == asked(distribution)
 
 
-def test_entry_points_are_found_a_moment_after_they_were_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entry_points_are_found_once_they_are_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     for is_there in (False, True):
         assert ("mine" in {point.name for point in distributions.entry_points("cachectl.layers")}) is is_there

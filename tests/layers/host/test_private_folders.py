@@ -116,7 +116,7 @@ def test_a_node_stages_only_in_a_folder_of_its_own(home: Home, shared: Path, scr
         *thorough((("run", "--isolated"), "XDG_CACHE_HOME"), (("run", "--no-cache"), "POCL_CACHE_DIR")),
     ],
 )
-def test_nobody_else_can_make_the_folder_again_that_a_background_child_uses(
+def test_nobody_else_can_make_a_used_folder_again(
     home: Home, shared: Path, verb: tuple[str, ...], variable: str
 ) -> None:
     """A program that another user puts there would run as the user of the child."""

@@ -133,7 +133,7 @@ def test_code_in_a_folder_of_packages_is_not_run(prefix: Prefix, tmp_path: Path)
 
 
 @pytest.mark.parametrize("where", ["{}.pth", "{}.egg-info", "{}.dist-info/METADATA", "{}.egg-info/PKG-INFO"])
-def test_a_pipe_or_a_device_in_a_folder_of_packages_is_not_read(
+def test_pipes_and_devices_among_packages_are_unread(
     prefix: Prefix, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """Others may have put it there; a line of the device has no end."""
@@ -148,9 +148,7 @@ def test_a_pipe_or_a_device_in_a_folder_of_packages_is_not_read(
 
 @pytest.mark.parametrize("base", dict.fromkeys([os.path.realpath(sys.executable), "/usr/bin/python3"]))
 @pytest.mark.parametrize("options", [None, [], ["--system-site-packages"]])
-def test_the_folders_of_packages_are_those_that_an_interpreter_adds_to_its_path(
-    tmp_path: Path, base: str, options: list[str] | None
-) -> None:
+def test_folders_of_packages_are_those_on_its_path(tmp_path: Path, base: str, options: list[str] | None) -> None:
     python = Path(base)
     if options is not None:
         made = [base, "-m", "venv", "--without-pip", *options, str(tmp_path / "venv")]
@@ -180,9 +178,7 @@ PARTS = ("", "bin", "base/bin", "base/lib/python3.11", "base/lib64/python3.11", 
 
 @pytest.mark.parametrize("planted", [None, "script", "link", *PARTS])
 @pytest.mark.parametrize("variable", ["PATH", "VIRTUAL_ENV"])
-def test_what_others_can_replace_and_scripts_are_not_started(
-    planted: str | None, variable: str, tmp_path: Path
-) -> None:
+def test_what_others_can_replace_is_not_started(planted: str | None, variable: str, tmp_path: Path) -> None:
     """Nor a program whose modules they can replace, nor one behind a link that they could lead elsewhere."""
     # Others cannot enter the folder of a test.
     with tempfile.TemporaryDirectory() as name:

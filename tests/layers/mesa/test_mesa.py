@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from injector import Injector
-from support.layers import got
-from support.mesa import OPENCL, STORES, contents, crc, entry, environment, fill, graphics, key, layer_of, listed
+from support.layers import environment_of, got
+from support.mesa import OPENCL, STORES, contents, crc, entry, fill, graphics, key, layer_of, listed
 from tiers import amount, thorough
 
 from cachectl.config import Limits
@@ -54,7 +54,7 @@ def test_a_size_without_unit_is_gigabytes(value: str, expected: tuple[int, bool]
 def test_a_cache_that_is_nearly_full_is_reported(tmp_path: Path) -> None:
     root = fill(tmp_path / "home" / ".cache", "multi-file", contents())
     (root / "index").write_bytes(struct.pack("<Q", 1000 << 20) + bytes(65536 * 20))
-    assert [finding.code for finding in MesaShaderCache(environment(tmp_path / "home")).diagnose()] == ["cap"]
+    assert [finding.code for finding in MesaShaderCache(environment_of(tmp_path / "home")).diagnose()] == ["cap"]
 
 
 # ---------------------------------------------------------------------- whose entries
@@ -271,7 +271,7 @@ def test_an_index_of_one_length_is_no_ground_for_removing_entries(store: str, tm
 
 
 @pytest.mark.parametrize(("store", "arguments"), [("single-file", ("--kernel", "rk0")), *thorough(("multi-file", ()))])
-def test_files_of_a_killed_purge_are_counted_and_removed_by_the_next(
+def test_the_next_purge_completes_a_killed_one(
     store: str, arguments: tuple[str, ...], tmp_path: Path, injector: Injector
 ) -> None:
     from injector import KILL, WRITES, Fault

