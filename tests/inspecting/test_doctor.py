@@ -208,54 +208,42 @@ def test_an_old_lock_that_may_be_held_stays(home: Home, locked: tuple[Environmen
     assert examine(environment, "pyopencl") == []
 
 
-def gpu(environment: Environment, folder: Path, version: int = 90010, simds: int = 440, each: int = 4) -> Environment:
-    for number, text in enumerate(
-        (
-            "cpu_cores_count 64\nsimd_count 0\ngfx_target_version 0\n",
-            f"simd_count {simds}\nsimd_per_cu {each}\ngfx_target_version {version}\n",
-            f"simd_count {simds}\nsimd_per_cu {each}\ngfx_target_version {version}\n",
-        )
-    ):
-        node = folder / str(number)
-        node.mkdir(parents=True, exist_ok=True)
-        (node / "properties").write_text(text)
-    return replace(environment, topology=folder)
+def gpu(environment: Environment, *properties: int, more: str = "") -> Environment:
+    """Add two equal GPUs with a target version, and with SIMD units, of which some are in each compute unit."""
+    version, simds, each = properties or (90010, 440, 4)
+    own = f"simd_count {simds}\nsimd_per_cu {each}\ngfx_target_version {version}\n{more}"
+    nodes = environment.home / "nodes"
+    for number, text in enumerate(("cpu_cores_count 64\nsimd_count 0\ngfx_target_version 0\n", own, own)):
+        make(nodes / str(number))
+        (nodes / str(number) / "properties").write_text(text)
+    return replace(environment, topology=nodes)
 
 
-@pytest.mark.parametrize(
-    ("version", "simds", "each", "arch", "bases"),
-    [
-        (90010, 440, 4, "gfx90a", ("gfx90a6e",)),
-        (90006, 240, 4, "gfx906", ("gfx906_60",)),
-        (90008, 480, 4, "gfx908", ("gfx90878",)),
-        (90402, 1216, 4, "gfx942", ("gfx942130",)),
-        (100300, 144, 2, "gfx1030", ("gfx1030_36", "gfx103048")),
-        (110501, 80, 2, "gfx1151", ("gfx1151_20", "gfx1151_40")),
-    ],
-)
-def test_gpus_are_named_as_miopen_names_files(  # noqa: PLR0917 - a table
-    tmp_path: Path, version: int, simds: int, each: int, arch: str, bases: tuple[str, ...]
+#: Properties of a GPU, variables that set another one for MIOpen, and the bases of its files.
+GPUS: list[tuple[tuple[int, ...], dict[str, str], tuple[str, ...]]] = [
+    ((90010, 440, 4), {}, ("gfx90a6e",)),
+    ((90006, 240, 4), {}, ("gfx906_60",)),
+    ((90008, 480, 4), {}, ("gfx90878",)),
+    ((90402, 1216, 4), {}, ("gfx942130",)),
+    ((100300, 144, 2), {}, ("gfx1030_36", "gfx103048")),
+    ((110501, 80, 2), {}, ("gfx1151_20", "gfx1151_40")),
+    ((), {"HSA_OVERRIDE_GFX_VERSION": "10.3.0", "MIOPEN_DEVICE_CU": "36"}, ("gfx1030_36",)),
+    ((), {"MIOPEN_DEBUG_ENFORCE_DEVICE": "gfx908"}, ("gfx9086e",)),
+    # What is no number is passed over.
+    *(
+        ((), {"MIOPEN_DEVICE_CU": units, "HSA_OVERRIDE_GFX_VERSION": "\u0663.0.0"}, ("gfx90a6e",))
+        for units in ("\u00b2", "\u0663", "9" * 5000, "-1", "many")
+    ),
+]
+
+
+@pytest.mark.parametrize(("properties", "variables", "bases"), GPUS)
+def test_gpus_are_named_as_miopen_names_files(
+    tmp_path: Path, properties: tuple[int, ...], variables: dict[str, str], bases: tuple[str, ...]
 ) -> None:
-    (found,) = amd_gpus(gpu(environment_of(tmp_path), tmp_path / "nodes", version, simds, each))
-    assert (found.arch, found.bases) == (arch, bases)
-
-
-def test_variables_that_set_another_gpu_for_miopen_are_reported(tmp_path: Path) -> None:
-    nodes = tmp_path / "nodes"
-    enforced = environment_of(tmp_path, HSA_OVERRIDE_GFX_VERSION="10.3.0", MIOPEN_DEVICE_CU="36")
-    assert [found.bases for found in amd_gpus(gpu(enforced, nodes))] == [("gfx1030_36",)]
-    named = environment_of(tmp_path, MIOPEN_DEBUG_ENFORCE_DEVICE="gfx908")
-    assert [found.bases for found in amd_gpus(gpu(named, nodes))] == [("gfx9086e",)]
-
-
-@pytest.mark.parametrize("units", ["\u00b2", "\u0663", "9" * 5000, "-1", "many"])
-def test_units_that_are_no_number_are_passed_over(tmp_path: Path, units: str) -> None:
-    environment = environment_of(tmp_path, MIOPEN_DEVICE_CU=units, HSA_OVERRIDE_GFX_VERSION="\u0663.0.0")
-    nodes = tmp_path / "nodes"
-    environment = gpu(environment, nodes)
-    with (nodes / "1" / "properties").open("a") as file:
-        file.write(f"max_waves_per_simd \u00b2\nmem_banks_count {'9' * 5000}\n")
-    assert {found.bases for found in amd_gpus(environment)} == {("gfx90a6e",)}
+    more = f"max_waves_per_simd \u00b2\nmem_banks_count {'9' * 5000}\n"
+    (found,) = amd_gpus(gpu(environment_of(tmp_path, **variables), *properties, more=more))
+    assert (found.bases, bool(variables) or bases[0].startswith(found.arch)) == (bases, True)
 
 
 APT = "sudo apt-get install miopen-hip-gfx90akdb || sudo dnf install miopen-hip-gfx90akdb"
@@ -270,7 +258,7 @@ APT = "sudo apt-get install miopen-hip-gfx90akdb || sudo dnf install miopen-hip-
     ],
 )
 def test_a_gpu_without_a_database_of_its_own_is_named_once(tmp_path: Path, names: str, is_served: bool) -> None:
-    environment = gpu(with_miopen(tmp_path), tmp_path / "nodes")
+    environment = gpu(with_miopen(tmp_path))
     for name in names.split():
         store(tmp_path / "rocm-6.2.0" / "share" / "miopen" / "db" / name, {})
     # Both GPUs are equal.

@@ -29,7 +29,7 @@ ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 
 def environment_of(home: Path, **variables: str) -> Environment:
     """Return an environment of a home that loads the wheel's PoCL alone."""
-    environment = layers.environment_of(home, **wheel_driver(), **variables)
+    environment = layers.environment_of(home, **{**wheel_driver(), **variables})
     # A folder that others can write may lie right below the system's.
     return (
         replace(environment, processes=nobody(home / "p"))

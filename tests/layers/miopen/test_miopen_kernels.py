@@ -116,9 +116,10 @@ def test_equal_bytes_are_not_put_again_however_they_are_packed(tmp_path: Path, l
 def test_put_refuses_what_miopen_could_not_use(tmp_path: Path, key: str, data: bytes, sentence: str) -> None:
     home = tmp_path / "home"
     fill(home)
+    layer = MIOpenKernels(environment_of(home))
     before = snapshot(tmp_path)
     with pytest.raises(LayerError, match=sentence):
-        MIOpenKernels(environment_of(home)).put(key, artifact(key, data))
+        layer.put(key, artifact(key, data))
     assert snapshot(tmp_path) == before
 
 

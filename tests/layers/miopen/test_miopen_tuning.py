@@ -129,9 +129,10 @@ def test_locks_lie_where_every_miopen_takes_them_for_every_spelling_of_the_folde
 )
 def test_put_refuses_what_is_no_record_of_a_user_file(tmp_path: Path, key: str, line: str, sentence: str) -> None:
     fill(tmp_path / "home")
+    layer = MIOpenTuning(environment_of(tmp_path / "home"))
     before = snapshot(tmp_path)
     with pytest.raises(LayerError, match=sentence):
-        MIOpenTuning(environment_of(tmp_path / "home")).put(key, artifact(key, line))
+        layer.put(key, artifact(key, line))
     assert {path: what for path, what in snapshot(tmp_path).items() if "lock" not in path} == before
 
 
