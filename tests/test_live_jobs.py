@@ -16,7 +16,7 @@ pytestmark = pytest.mark.real
 @pytest.mark.parametrize(
     ("program", "layer", "kernels", "way"),
     [
-        ("pyopencl", "pyopencl", 12, "cachectl purge --all"),
+        ("pyopencl", "pyopencl", 8, "cachectl purge --all"),
         *thorough(
             ("loopy", "loopy", 8, "cachectl purge --all"),
             ("loopy", "loopy", 12, "cachectl purge --all"),

@@ -96,26 +96,21 @@ def test_roots_on_the_network_are_reported_once_with_their_hazards(tmp_path: Pat
     assert "lock is a file" in found["pyopencl"].message
 
 
-def test_caches_that_are_off_or_local_are_safe_on_the_network(tmp_path: Path) -> None:
+def test_a_root_on_the_network_is_fixed_by_moving_and_safe_if_it_is_off_or_local(tmp_path: Path) -> None:
     make(tmp_path / ".cache" / "pocl" / "kcache")
-    local = on_file_system(environment_of(tmp_path), "ext4", tmp_path)
-    assert examine(local, "pocl") == []
+    assert examine(on_file_system(environment_of(tmp_path), "ext4", tmp_path), "pocl") == []
     off = on_file_system(environment_of(tmp_path, POCL_KERNEL_CACHE="0"), "nfs", tmp_path)
     assert [finding.code for finding in examine(off, "pocl")] == ["off"]
-
-
-def test_moving_fixes_a_root_on_the_network(tmp_path: Path) -> None:
-    make(tmp_path / ".cache" / "pocl" / "kcache")
     found = only(examine(on_file_system(environment_of(tmp_path), "nfs", tmp_path), "pocl"), "network")
     assert found.fix == 'eval "$(cachectl env --root "$(mktemp -d)" --layer pocl --shell sh)"'
-    moved = shell(tmp_path, f'{found.fix}\nprintf %s "$POCL_CACHE_DIR"', TMPDIR=tempfile.gettempdir()).stdout
+    moved = Path(shell(tmp_path, f'{found.fix}\nprintf %s "$POCL_CACHE_DIR"', TMPDIR=tempfile.gettempdir()).stdout)
     try:
-        assert Path(moved).parent.stat().st_mode & 0o777 == 0o700
-        make(Path(moved))
-        environment = environment_of(tmp_path, POCL_CACHE_DIR=moved)
+        assert moved.parent.stat().st_mode & 0o777 == 0o700
+        make(moved)
+        environment = environment_of(tmp_path, POCL_CACHE_DIR=str(moved))
         assert examine(on_file_system(environment, "nfs", tmp_path / ".cache"), "pocl") == []
     finally:
-        shutil.rmtree(Path(moved).parent)
+        shutil.rmtree(moved.parent)
 
 
 def test_miopen_falls_back_to_everybodys_folder_where_the_home_is_on_the_network(tmp_path: Path) -> None:

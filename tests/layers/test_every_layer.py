@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support import mesa
-from support.layers import got, orphans, somebody
+from support.layers import got, orphans, python, running, somebody
 from support.miopen_files import FIND
 from support.miopen_kernels import ARGS, CODE, NAME, packed, store, user_file
 from support.products import (
@@ -94,7 +91,7 @@ if kind == "sqlite":
 else:
     held = open(path, "r+b")
     getattr(fcntl, kind)(held, fcntl.LOCK_EX)
-print(flush=True)
+print("held", flush=True)
 input()
 """
 LOCKS = [
@@ -107,16 +104,6 @@ LOCKS = [
 ]
 
 
-@contextmanager
-def held(kind: str, path: Path) -> Iterator[None]:
-    command = [sys.executable, "-c", HOLD, kind, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"\n"
-        yield
-        holder.communicate(b"\n")
-
-
 @pytest.mark.parametrize(("name", "kind", "file"), LOCKS, ids=[row[0] for row in LOCKS])
 def test_a_held_lock_is_waited_for_before_anything_goes(tmp_path: Path, name: str, kind: str, file: str) -> None:
     layer = PRODUCTS[name].filled(tmp_path, lock_timeout=0.1)
@@ -124,7 +111,7 @@ def test_a_held_lock_is_waited_for_before_anything_goes(tmp_path: Path, name: st
     assert layer.clear(layer.plan_clear(Selection(key=first.key))).removed == 1
     plan = layer.plan_clear(Selection(key=second.key))
     (path,) = (tmp_path / "home").glob(file)
-    with held(kind, path):
+    with running(*python(HOLD, kind, path)):
         outcome = layer.clear(plan)
         assert (outcome.removed, outcome.skipped, len(outcome.failed)) == (0, (), 1)
         assert "locked by another process" in outcome.failed[0].because

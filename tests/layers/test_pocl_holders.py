@@ -6,14 +6,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from homes import Home
+from support.layers import python, running
 from tiers import needing
 
 from cachectl.layers import pocl as pocl_roots
@@ -24,28 +25,10 @@ if TYPE_CHECKING:
     from conftest import Driver
 
 
-@contextmanager
-def holding(home: Home, variables: Mapping[str, str], *numbers: str) -> Iterator[subprocess.Popen[str]]:
+def holding(home: Home, variables: Mapping[str, str], *numbers: str) -> AbstractContextManager[subprocess.Popen[str]]:
     """Have a program run that has built some kernels, and will ask for their binaries."""
-    command = (sys.executable, str(home.programs / "holding.py"), *numbers)
-    with running(command, "built\n", {**home.variables, **variables}, home.path) as program:
-        yield program
-
-
-@contextmanager
-def running(
-    command: tuple[str, ...], says: str, variables: Mapping[str, str], cwd: Path | None = None
-) -> Iterator[subprocess.Popen[str]]:
-    """Have a program run once it has printed a line."""
-    with subprocess.Popen(
-        command, env=variables, cwd=cwd, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as program:
-        try:
-            assert program.stdout is not None
-            assert program.stdout.readline() == says
-            yield program
-        finally:
-            program.kill()
+    program = home.programs / "holding.py"
+    return running(sys.executable, program, *numbers, env={**home.variables, **variables}, cwd=home.path)
 
 
 def layer_of(home: Home) -> PoclKernels:
@@ -178,7 +161,7 @@ def test_what_programs_reach_stays(
     )
     before = (*INSIDE, MOUNTED, str(home.path / ".cache"), str(home.path / "there")) if inside else ()
     files = [*([home.path / maps] if maps else ()), library]
-    with running((*before, sys.executable, "-c", MAPPING, *map(str, files)), "mapped\n", set_to) as process:
+    with running(*before, *python(MAPPING, *files), env=set_to) as process:
         plan = layer.plan_clear()
         spared = [note.key for note in plan.skipped if f"process {process.pid} " in note.because]
         assert spared == (["AB/" + "C" * 37] if spares else [])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from homes import Home
 from support.drivers import register_driver
-from support.layers import got, orphans
+from support.layers import got, orphans, python, running
 
 from cachectl.layers import pyopencl as pyopencl_cache
 from cachectl.layers.base.errors import Busy
@@ -91,10 +91,7 @@ def test_a_lock_that_pyopencl_holds_is_waited_for_and_never_broken(layer: PyOpen
     artifact = got(layer, entry.key)
     members = unpack(artifact.data)
     without_source = replace(artifact, data=pack({name: members[name] for name in ("binary", "info")}))
-    command = [sys.executable, "-c", HOLDER, str(lock.parent)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
+    with running(*python(HOLDER, lock.parent)) as holder:
         outcome = layer.clear(plan)
         assert outcome.removed == 0
         assert "locked" in outcome.failed[0].because
@@ -212,12 +209,9 @@ def test_the_next_command_removes_the_lock_of_a_killed_one(warm: Home) -> None:
         "import sys, time; from pathlib import Path; from cachectl.layers.disk.locks import presence_lock\n"
         "with presence_lock('pyopencl', Path(sys.argv[1])): print(flush=True); time.sleep(600)"
     )
-    with subprocess.Popen([sys.executable, "-c", program, str(lock)], stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
+    with running(*python(program, lock)):
         assert lock.read_bytes().startswith(b"cachectl ")
         assert warm.cachectl("purge", "pyopencl", "--wait", "0.2", check=False).returncode == 1
-        holder.kill()
     assert lock.exists()
     warm.cachectl("purge", "pyopencl", "--wait", "0.2")
     assert not lock.exists()

@@ -98,7 +98,7 @@ def test_a_broken_plug_in_is_named_and_fatal_to_nothing(plugged: Home) -> None:
     assert "No module named 'cachectl_test_plugin_that_is_not_there'" in named.stderr
 
 
-@pytest.mark.parametrize("wrong", ["", "roots"])
+@pytest.mark.parametrize("wrong", ["", *thorough("roots")])
 def test_a_layer_that_fails_in_every_call_stops_no_other(plugged: Home, wrong: str) -> None:
     home = type(plugged)(plugged.path, {**plugged.variables, "TALKING": wrong})
     (notes, talking) = home.json("report", "notes", "talking", check=False)["layers"]

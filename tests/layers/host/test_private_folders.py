@@ -6,9 +6,7 @@ import os
 import stat
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,14 +23,12 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can a
 
 
 @pytest.fixture
-def shared() -> Iterator[Path]:
-    """Yield a folder of everybody, as /tmp is. Other users can reach it, as they cannot reach pytest's own folder."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name).resolve() / "shared"
-        folder.mkdir()
-        folder.chmod(0o1777)
-        folder.parent.chmod(0o755)
-        yield folder
+def shared(open_folder: Path) -> Path:
+    """Return a folder of everybody, as /tmp is."""
+    folder = open_folder.resolve() / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder
 
 
 def own(folder: Path) -> Path:

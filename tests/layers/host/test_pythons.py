@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from homes import Home
+from support.dictionaries import NONE, dictionary
 
 from cachectl.layers.base.environment import Environment, user_state_folder
 from cachectl.layers.host.pythons import RECORD, Python, PythonRecord, candidates, look
@@ -61,13 +62,9 @@ def prefix(tmp_path: Path) -> Prefix:
 
 
 def row(home: Home, loopy: str, version: str = VERSION) -> None:
-    """Have pytools store a row in a dictionary as a loopy of this version names it, under a Python of a version."""
-    name = f"loopy-schedule-cache-v4-{loopy}-islpy2024.2-cgen2020.1-v2"
-    store = f"from pytools.persistent_dict import WriteOncePersistentDict as D; D({name!r}).store('key', 'value')"
-    home.run(sys.executable, "-c", store)
-    folder = home.path / ".cache" / "pytools"
-    made = folder / f"pdict-v5-{name}-{VERSION}.sqlite"
-    made.rename(folder / f"pdict-v5-{name}-{version}.sqlite")
+    """Make a dictionary with one row, as a loopy of this version names it under a Python of a version."""
+    name = f"pdict-v5-loopy-schedule-cache-v4-{loopy}-islpy2024.2-cgen2020.1-v2-{version}.sqlite"
+    dictionary(home.path / ".cache" / "pytools", name, {"0" * 16: NONE})
 
 
 def user(home: Home, *folders: Path, **changes: str) -> Environment:

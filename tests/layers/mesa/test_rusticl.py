@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from homes import Home
-from support.layers import got
+from support.layers import got, python, running
 from support.mesa import FOLDERS, RUSTICL, STORES, listed, rusticl
 
 from cachectl.layers.base.conformance import snapshot
@@ -160,21 +160,11 @@ def test_a_program_that_runs_on_meets_a_purge_without_an_error(cold: Home) -> No
             "sys.stdin.readline(); print([rusticl.build_and_run(c, q, i)[0] for i in (0, 1)])"
         )
         (cold.path / ".cache").mkdir(exist_ok=True)
-        with subprocess.Popen(
-            [sys.executable, "-c", program, str(cold.programs)],
-            env={**cold.variables, **RUSTICL, "POCL_CACHE_DIR": str(cold.path / "pocl"), **variables},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as child:
-            assert child.stdout is not None
-            assert child.stdin is not None
-            assert child.stdout.readline() == "ready\n"
+        own = {**cold.variables, **RUSTICL, "POCL_CACHE_DIR": str(cold.path / "pocl"), **variables}
+        with running(*python(program, cold.programs), env=own) as child:
             assert cold.json("purge", "mesa")["total"]["failed"] == 0
-            child.stdin.write("\n")
-            child.stdin.flush()
-            assert child.stdout.readline() == "[2.0, 103.0]\n"
-        assert child.returncode == 0
+            assert child.communicate("\n")[0] == "[2.0, 103.0]\n"
+            assert child.returncode == 0
         assert cold.json("verify", "mesa")["findings"] == []
 
 

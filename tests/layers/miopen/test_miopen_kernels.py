@@ -6,13 +6,12 @@ import bz2
 import os
 import sqlite3
 import subprocess
-import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.layers import environment_of, got
+from support.layers import environment_of, got, python, running
 from support.miopen_files import FIND
 from support.miopen_kernels import (
     ARGS,
@@ -170,17 +169,11 @@ def test_a_database_that_a_program_writes_all_the_time_is_read_and_cleared(tmp_p
     path = store(user_file(tmp_path), {(NAME, ARGS): packed(CODE)}, wal=wal)
     inode = path.stat().st_ino
     layer = MIOpenKernels(replace(environment_of(tmp_path), lock_timeout=60.0))
-    with subprocess.Popen((sys.executable, "-c", WRITER, str(path)), stdout=subprocess.PIPE) as program:
-        try:
-            assert program.stdout is not None
-            assert program.stdout.readline() == b"begun\n"
-            assert KEY in {entry.key for entry in layer.entries()}
-            outcome = layer.clear(layer.plan_clear())
-            assert outcome.removed >= 4
-            assert KEY not in {entry.key for entry in layer.entries()}
-            assert program.poll() is None
-        finally:
-            program.kill()
+    with running(*python(WRITER, path)) as program:
+        assert KEY in {entry.key for entry in layer.entries()}
+        assert layer.clear(layer.plan_clear()).removed >= 4
+        assert KEY not in {entry.key for entry in layer.entries()}
+        assert program.poll() is None
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA wal_autocheckpoint=0")
         connection.execute(INSERT, ("late.cl.o", "", *packed(CODE)))

@@ -6,8 +6,6 @@ import contextlib
 import os
 import re
 import resource
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.layers import python, running
 from tiers import amount
 
 from cachectl.layers.base.conformance import snapshot
@@ -167,12 +166,8 @@ def test_the_stage_of_a_running_cachectl_is_not_an_orphan(tree: Tree) -> None:
     stage = tree.root / (".cachectl-stage-" + "0" * 32)
     stage.mkdir()
     program = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), 2); print(1, flush=True); input()"
-    command = [sys.executable, "-c", program, str(stage)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"1\n"
+    with running(*python(program, stage)):
         assert leaves(tree) == []
-        holder.communicate(b"\n")
     assert [leaf.key for leaf in leaves(tree)] == [stage.name]
 
 
