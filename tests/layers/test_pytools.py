@@ -21,6 +21,7 @@ from cachectl.layers.base.errors import Busy, Damaged, LayerError
 from cachectl.layers.base.facts import Artifact, Problem
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.formats import pdict
+from cachectl.layers.formats.pickles import walk
 from cachectl.layers.loopy import LoopyDictionaries
 from cachectl.layers.pyopencl_invoker import PyOpenCLInvoker
 from cachectl.layers.pytools import PytoolsDictionaries
@@ -60,6 +61,19 @@ def test_a_planted_pickle_is_read_and_not_run(tmp_path: Path) -> None:
     assert pdict.kernel_names(b"loopy" + pickle.dumps(Planted())) is None
     assert pdict.kernel_names(pickle.dumps(("loopy", Planted(), "_lpy_host_seen"))) == ("seen",)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.real
+def test_names_at_known_places_are_those_of_a_walk(filled: Home) -> None:
+    """In every row that loopy itself has stored; no row has to be walked."""
+    seen = 0
+    for path in folder_of(filled).glob("pdict-v5-loopy-*.sqlite"):
+        with closing(sqlite3.connect(path)) as connection:
+            for (data,) in connection.execute("select key_value from dict"):
+                walked = sorted(set(pdict._names_in(walk(data)[0])))
+                assert sorted(pdict._names_at_known_places(data) or ()) == walked
+                seen += 1
+    assert seen >= 5
 
 
 def test_each_dictionary_and_what_cachectl_left_has_one_layer(home: Home) -> None:

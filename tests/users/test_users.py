@@ -32,6 +32,15 @@ def test_other_users_are_for_root(home: Home) -> None:
     assert ("unknown user '" in refused.stderr) == SUPERUSER
 
 
+def test_a_child_gets_the_words_of_the_verb_and_its_answer_is_summed_and_escaped() -> None:
+    typed = "report --user ann --csv --user=bob --all-users --json --wait=1 -- pocl"
+    assert list(users._words(typed.split())) == ["report", "--json", "--wait=1", "--", "pocl"]
+    numbers: list[tuple[object, int | None]] = [(1, 1), ([1, 2], 2), ("1", None), (-1, None), (1.5, None), (True, None)]
+    for value, number in (*numbers, (1 << 64, None), ({}, None)):
+        item = users._escaped({"bytes": value, "layer": "\x1b]0;\x07\n\u202e"}, 3)
+        assert (users._number(item, "bytes"), item["layer"]) == (number, r"\x1b]0;\x07\n\u202e")
+
+
 def document(**layer: object) -> bytes:
     return json.dumps({"schema": "cachectl/report/1", "layers": [{"layer": "pocl", **layer}]}).encode()
 

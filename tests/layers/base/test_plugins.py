@@ -272,3 +272,10 @@ class TestFoldersOfTwo(LayerConformance):
         (seeded.roots()[0].path / NOTES[0] / "a").unlink()
         (finding,) = [found for root in seeded.roots() for found in seeded.store.verify(root)]
         assert (finding.key, finding.message) == (NOTES[0], "has no file a")
+
+    def test_a_store_of_four_methods_takes_any_key_and_finds_what_its_scan_finds(self, tmp_path: Path) -> None:
+        seeded = self.seeded(tmp_path)
+        root = seeded.roots()[0]
+        (root.path / "00000003.note").symlink_to(tmp_path)
+        assert [finding.code for finding in Store.verify(seeded.store, root)] == ["link"]
+        assert Store.is_key(seeded.store, "any")

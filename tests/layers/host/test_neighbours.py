@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from homes import Home
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.neighbours import neighbours
@@ -62,3 +63,12 @@ def test_sizes_are_counted_to_the_end_or_unknown(tmp_path: Path) -> None:
     assert (triton.files, triton.bytes, triton.exists) == (2, 123, True)
     assert not any(one.exists for one in others)
     assert replace(triton, files=None, bytes=None) == neighbours(environment, most=1)[0]
+
+
+def test_the_report_shows_them_when_asked(home: Home) -> None:
+    folder = home.path / ".cupy" / "kernel_cache"
+    folder.mkdir(parents=True)
+    (folder / "kernel.cubin").write_bytes(bytes(2048))
+    assert "neighbours" not in home.json("report")
+    shown = home.cachectl("report", "--neighbours").stdout.splitlines()
+    assert ["CuPy", "1", "2.0", "KiB", "~/.cupy/kernel_cache", "(default)"] in [line.split() for line in shown]
