@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from homes import make_home
+from homes import Home, make_home
 
 from cachectl import Stack
 from cachectl.config import load, with_interpreters
 from cachectl.layers.base.environment import Environment, config_paths
 from cachectl.layers.base.errors import BadRequest, CachectlError
-
-if TYPE_CHECKING:
-    from homes import Home
 
 
 def write(home: Home, text: str) -> Path:

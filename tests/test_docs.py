@@ -6,58 +6,41 @@ import re
 import runpy
 import types
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from cachectl.cli.main import VERBS
 from cachectl.layers.base.conformance import LayerConformance
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Ability
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.registry import BUILT_IN
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.environment import Environment
-    from cachectl.layers.base.layer import Layer
 
 PAGE = Path(__file__).parents[1] / "docs" / "adding-a-layer.md"
 
 
 class TestToyc(LayerConformance):
+    """The suite over the layer of the page, flat, and in the subfolders of a block there."""
+
+    @pytest.fixture(autouse=True, params=["", "in subfolders"])
+    def _listed(self, request: pytest.FixtureRequest) -> None:
+        page, module = PAGE.read_text(), types.ModuleType("toyc_cachectl")
+        for caption in filter(None, ("toyc_cachectl.py", request.param)):
+            block = re.search(rf":caption: {re.escape(caption)}\n\n(.*?)\n```", page, re.DOTALL)
+            assert block is not None
+            exec(compile(block[1], caption, "exec"), vars(module))  # noqa: S102 - our own page
+        store = {"store": module.store} if request.param else {}
+        self.folder, self.layer = "gpu0" if request.param else "", type("Toyc", (module.Toyc,), store)
+
     def make(self, environment: Environment) -> Layer:
-        module = types.ModuleType("toyc_cachectl")
-        assert run_block("toyc_cachectl.py", module) <= 40
-        layer: Layer = module.Toyc(environment)
+        layer: Layer = self.layer(environment)
         return layer
 
     def seed(self, environment: Environment) -> None:
-        folder = environment.home / ".cache" / "toyc"
+        folder = environment.home / ".cache" / "toyc" / self.folder
         folder.mkdir(parents=True)
         for number, kernel in enumerate((b"axpy", b"mul")):
             (folder / f"{number:016x}.toyc").write_bytes(b"TOYC " + kernel + b"\n" + bytes(100))
-
-
-class TestToycInSubfolders(TestToyc):
-    def make(self, environment: Environment) -> Layer:
-        module = types.ModuleType("toyc_cachectl")
-        run_block("toyc_cachectl.py", module)
-        run_block("in subfolders", module)
-        layer: Layer = type("Toyc", (module.Toyc,), {"store": module.store})(environment)
-        return layer
-
-    def seed(self, environment: Environment) -> None:
-        super().seed(environment)
-        root = environment.home / ".cache" / "toyc"
-        (root / "gpu0").mkdir()
-        for path in root.glob("*.toyc"):
-            path.rename(root / "gpu0" / path.name)
-
-
-def run_block(caption: str, module: types.ModuleType) -> int:
-    """Run a block of the page in a module, and return how many lines it has."""
-    block = re.search(rf":caption: {re.escape(caption)}\n\n(.*?)\n```", PAGE.read_text(), re.DOTALL)
-    assert block is not None
-    exec(compile(block[1], caption, "exec"), vars(module))  # noqa: S102 - our own page
-    return len(block[1].splitlines())
 
 
 def test_the_table_of_abilities_says_what_the_layers_say() -> None:

@@ -108,7 +108,7 @@ def reader(path: Path) -> Home:
 @pytest.mark.parametrize(
     "page", [REPOSITORY / "README.md", *thorough(*PAGES)], ids=lambda page: str(page.relative_to(REPOSITORY))
 )
-def test_the_console_blocks_of_a_page_show_what_their_commands_print(
+def test_the_console_blocks_show_what_commands_print(
     page: Path, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     text = page.read_text(encoding="utf-8")

@@ -6,11 +6,10 @@ import re
 import runpy
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
-from homes import make_home
+from homes import Home, make_home
 from packaging.requirements import Requirement
 
 if sys.version_info >= (3, 11):
@@ -18,8 +17,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-if TYPE_CHECKING:
-    from homes import Home
 
 REPOSITORY = Path(__file__).parents[1]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
@@ -64,7 +61,7 @@ def test_only_runs_of_trusted_code_save() -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"layers": [{"layer": "pocl"}]}'])
-def test_a_trace_that_is_not_whole_is_a_warning(
+def test_a_trace_that_is_cut_is_a_warning(
     content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if content is not None:

@@ -8,13 +8,9 @@ import sys
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from homes import PROGRAMS
-
-if TYPE_CHECKING:
-    from homes import Home
+from homes import PROGRAMS, Home
 
 #: Where cachectl is installed, pytest has it already; from a checkout it is named.
 INSTALLED = any(one.value == "cachectl.pytest_plugin" for one in entry_points(group="pytest11"))
@@ -137,25 +133,6 @@ def only_line_of_the_error(output: str, test: str) -> str:
     return line
 
 
-#: Loads PoCL as another library than PyOpenCL would, so that nothing can be salted.
-LATE = """
-import ctypes, importlib.util
-from pathlib import Path
-folder = Path(importlib.util.find_spec("pyopencl").origin).parent
-places = (folder / ".libs", folder.parent / "pyopencl.libs")
-ctypes.CDLL(str(next(path for place in places for path in place.glob("libpocl*"))))
-"""
-
-
-@pytest.mark.thorough
-@pytest.mark.real
-def test_a_test_that_cannot_be_cold_is_one_line(home: Home) -> None:
-    done = session(home, f"{LATE}\ndef test_cold(cold_caches): pass\n", check=False)
-    line = only_line_of_the_error(done.stdout, "test_cold")
-    assert line.startswith("cold_caches: cannot switch off in this process: pocl (its driver has started")
-    assert "pytest test_it.py::test_cold" in line
-
-
 @pytest.mark.real
 def test_no_kernel_caches_is_the_whole_session(home: Home) -> None:
     done = session(
@@ -174,21 +151,6 @@ def test_nothing_stored():
     assert "kernel caches (--no-kernel-caches): loopy off, pyopencl-invoker off, pytools off," in done.stdout
     report = home.json("report", "loopy", "pocl")
     assert report["total"]["entries"] == 0
-
-
-@pytest.mark.thorough
-def test_no_kernel_caches_ends_with_the_session(home: Home) -> None:
-    """Also where pytest is called from Python, and where it ends before it begins."""
-    program = (
-        "import os, sys, pytest\n"
-        f"ours = {list(OURS)!r}\n"
-        "for arguments in (['--version'], ['no-such-file.py'], ['--no-such-option'], ['--help']):\n"
-        "    pytest.main(['-p', 'no:cacheprovider', '--no-kernel-caches', *ours, *arguments])\n"
-        "    assert 'POCL_KERNEL_CACHE' not in os.environ, arguments\n"
-    )
-    done = home.run(sys.executable, "-c", program)
-    assert "INTERNALERROR" not in done.stdout + done.stderr
-    assert "--no-kernel-caches" in done.stdout
 
 
 def test_other_peoples_sessions_import_nothing_of_it(home: Home) -> None:

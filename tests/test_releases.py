@@ -10,23 +10,19 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib.metadata import requires
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import pytest
+from homes import Home
 from support.databases import rows_of
 from support.tracing import numbers, real
 from tiers import absent
 
 import cachectl
 from cachectl import layers
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from homes import Home
 
 pytestmark = [real, pytest.mark.environment]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -74,18 +70,13 @@ print(json.dumps(seen))
 """
 
 
-@dataclass(frozen=True)
-class Libraries:
+class Libraries(NamedTuple):
     """A Python that has the libraries, and the variables with which it also finds cachectl and the test programs."""
 
     python: str
     variables: Mapping[str, Any]
-    pyopencl: str
-
-    @property
-    def keeps_binaries_on_pocl(self) -> bool:
-        """Return whether PyOpenCL has a cache of its own on PoCL: until 2024.2.2."""
-        return tuple(int(part) for part in self.pyopencl.split(".")[:2]) <= (2024, 1)
+    #: Whether PyOpenCL has a cache of its own on PoCL: until 2024.2.2.
+    keeps_binaries_on_pocl: bool
 
 
 @pytest.fixture(scope="session", params=["oldest", "newest"])
@@ -105,7 +96,8 @@ def libraries(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         paths.append(str(site))
     variables = {"PYTHONPATH": os.pathsep.join(paths), "OCL_ICD_VENDORS": str(folder / "vendors")}
     asked = (python, "-c", "import importlib.metadata as m; print(m.version('pyopencl'))")
-    return Libraries(python, variables, subprocess.check_output(asked, text=True).strip())
+    release = subprocess.check_output(asked, text=True).split(".")
+    return Libraries(python, variables, tuple(map(int, release[:2])) <= (2024, 1))
 
 
 def _install_oldest(folder: Path) -> str:

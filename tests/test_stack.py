@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 from documents import validated
+from homes import Home
 
 import cachectl
 from cachectl.cli.output import to_json
@@ -15,9 +15,6 @@ from cachectl.layers.base import errors as errors_of_layers
 from cachectl.layers.base.selection import Selection
 from cachectl.stack import Stack
 from cachectl.watching.proof import HOLDS
-
-if TYPE_CHECKING:
-    from homes import Home
 
 real = pytest.mark.real
 ENDING_WITH_3 = (sys.executable, "-c", "raise SystemExit(3)")

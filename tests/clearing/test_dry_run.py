@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from support.databases import dictionary
-from tiers import amount, thorough
+from homes import Home
+from tiers import thorough
 
 from cachectl.layers.base.conformance import snapshot
-
-if TYPE_CHECKING:
-    from homes import Home
 
 pytestmark = pytest.mark.real
 
@@ -86,46 +81,6 @@ def test_text_has_sums_and_with_v_the_entries(warm: Home) -> None:
     entries, summary = warm.cachectl("purge", "--all", "--dry-run", "-v").stdout.split("\n\n")
     assert summary.split()[:3] == ["layer", "would", "go"]
     assert {line.split()[-1] for line in entries.splitlines()[1:]} >= set.union(*listed(warm, *LAYERS).values())
-
-
-def test_a_plan_of_rows_costs_no_more_than_the_purge(home: Home) -> None:
-    """It lists rows, and reads none."""
-    rows = amount(5_000, 20_000)
-    name = f"pdict-v5-loopy-mine-{home.environment().python}.sqlite"
-    dictionary(home.path / ".cache" / "pytools" / name, rows)
-    seconds = {}
-    for more in (("--dry-run",), ()):
-        begin = os.times()
-        started = time.monotonic()
-        shown = home.process("purge", "loopy", *more).stdout
-        end = os.times()
-        assert f"{rows:,}" in shown
-        seconds[more] = end.children_user - begin.children_user or time.monotonic() - started
-    assert seconds["--dry-run",] < 1.5 * seconds[()] + 0.5
-
-
-def test_only_damaged_entries_are_planned_and_removed(cuda: Home) -> None:
-    cache = cuda.path / ".nv" / "ComputeCache"
-    bad, zero, foreign, *_ = (cache / entry["key"] for entry in cuda.json("ls", "cuda")["entries"])
-    bad.write_bytes(bad.read_bytes()[:-5])
-    zero.write_bytes(zero.read_bytes()[:40] + bytes(len(zero.read_bytes()) - 40))
-    data = bytearray(foreign.read_bytes())
-    data[4] ^= 0x40
-    foreign.write_bytes(data)
-    damaged = {finding["key"] for finding in cuda.json("verify", "cuda", check=False)["findings"]}
-    (finding, *_) = cuda.json("verify", "cuda", check=False)["findings"]
-    assert finding["fix"] == "cachectl purge --damaged cuda"
-    planned = cuda.json("purge", "--damaged", "cuda", "--dry-run")
-    assert (
-        {bad.name, zero.name}
-        <= {key.rpartition("/")[2] for key in keys(planned)["cuda"]}
-        <= {key.rpartition("/")[2] for key in damaged}
-    )
-    before = len(cuda.json("ls", "cuda")["entries"])
-    done = cuda.json("purge", "--damaged", "cuda")
-    assert numbers(planned) == numbers(done)
-    assert len(cuda.json("ls", "cuda")["entries"]) == before - done["total"]["removed"]
-    assert cuda.json("purge", "--damaged", "--all")["total"]["removed"] == 0
 
 
 def test_damaged_tuning_is_never_removed(home: Home) -> None:

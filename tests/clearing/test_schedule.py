@@ -7,17 +7,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
+from homes import Home
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import BadRequest
 from cachectl.stack import Stack
 from cachectl.verbs.schedule import schedule
-
-if TYPE_CHECKING:
-    from homes import Home
 
 #: Runs a command beside a user manager of systemd that has its own processes, cgroups and /run.
 MANAGER: Final = """
@@ -57,11 +55,6 @@ def leak(home: Home) -> Path:
     leaked.parent.mkdir(parents=True)
     leaked.touch(mode=0o600)
     return leaked
-
-
-def complaints(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """Return what is said of our units; those of the system may not like the folder of a test."""
-    return [line for line in (done.stdout + done.stderr).splitlines() if "cachectl-" in line]
 
 
 def moved(home: Home) -> dict[str, str]:
@@ -133,21 +126,6 @@ def test_the_manager_of_systemd_takes_and_runs_the_timer(home: Home) -> None:
     assert not leaked.exists()
     assert re.findall(r"^(?:active|inactive|success)$", done.stdout, re.MULTILINE) == ["active", "success", "inactive"]
     assert not list((home.path / ".config" / "systemd" / "user").rglob("*.timer"))
-
-
-@pytest.mark.usefixtures("schedulers")
-@pytest.mark.parametrize("name", ["a b", "plain", "per%cent", "caf\xe9"])
-def test_systemd_starts_a_program_of_such_a_path(home: Home, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = home.path / name / "cachectl"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(program))
-    script = schedule(Stack(home.environment(POCL_CACHE_DIR=str(home.path / name))), "systemd")
-    home.run("sh", "-c", script, XDG_RUNTIME_DIR="/none", DBUS_SESSION_BUS_ADDRESS="", check=False)
-    units = map(str, (home.path / ".config" / "systemd" / "user").glob("cachectl-prune.*"))
-    done = home.run("systemd-analyze", "verify", "--user", *units, XDG_RUNTIME_DIR=str(home.path))
-    assert complaints(done) == []
 
 
 @pytest.mark.parametrize("name", ["$HOME", 'quo"te', "apo'strophe", "back\\slash"])

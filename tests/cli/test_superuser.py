@@ -163,7 +163,7 @@ def test_rows_that_others_can_write_go_only_if_they_are_trusted(
         path = Path(__file__).parents[1] / "faults"
         with pytest.MonkeyPatch.context() as patch:
             patch.syspath_prepend(str(path))
-            import_module("worlds").module("layers/miopen/test_miopen_kernels.py").fill(home.path)
+            import_module("worlds").module("support/products.py").fill_kernels(home.path)
         folder = home.path / ".cache" / "miopen"
     folder.chmod(0o777)
     refused = Stack(environment).purge(layers=[layer])

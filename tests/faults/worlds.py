@@ -156,13 +156,9 @@ def synthetic_world(folder: Path) -> World:
     """Fill a home with what no library here can make: CUDA, NEO, comgr, Mesa, MIOpen."""
     home = folder / "home"
     home.mkdir(parents=True)
-    files, mesa = module("layers/test_files.py"), module("support/mesa.py")
-    kernels, tuning = module("layers/miopen/test_miopen_kernels.py"), module("layers/miopen/test_miopen_tuning.py")
-    files.fill_neo(home / ".cache" / "neo_compiler_cache")
-    files.fill_comgr(home / ".cache" / "comgr")
-    mesa.fill(home / ".cache", "multi-file", mesa.contents())
-    kernels.fill(home)
-    tuning.fill(home)
+    products = module("support/products.py").PRODUCTS
+    for name in ("neo", "comgr", "mesa multi-file", "miopen", "miopen-tuning"):
+        products[name].fill(home)
     _compute_cache(home / ".nv" / "ComputeCache", 6)
     return settled(World(home))
 

@@ -7,14 +7,13 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
 
 import pytest
+from homes import Home
+from plugin.cachectl_test_plugin import Notes
 from support.doctor import (
     HOMELY,
-    ROOT,
     after,
-    coded,
     dictionary,
     environment_of,
     examine,
@@ -31,20 +30,12 @@ from support.miopen_kernels import store
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Finding, Hazard, Root, Scope, Severity
-from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.facts import Ability, Hazard, Severity
 from cachectl.layers.base.parts import About
-from cachectl.layers.base.registry import Broken
-from cachectl.layers.comgr import ComgrCodec
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.disk.locks import presence_lock
 from cachectl.layers.host.hardware import amd_gpus
-from cachectl.layers.stores.files import Files
-from cachectl.stack import Stack
 from cachectl.verbs.doctor import diagnosis
-
-if TYPE_CHECKING:
-    from homes import Home
 
 
 @pytest.mark.real
@@ -92,91 +83,26 @@ def wreck(home: Path) -> None:
     stale_lock(home)
 
 
-def test_text_names_the_cause_and_the_command(home: Home) -> None:
-    done = home.cachectl("doctor", "loopy", check=False, LOOPY_NO_CACHE="1")
-    assert done.returncode == 1
-    first, second = done.stdout.splitlines()
-    assert "LOOPY_NO_CACHE=1 switches loopy code generation off (recompiles every run)" in first
-    assert second == "  fix: unset LOOPY_NO_CACHE"
-
-
-def test_the_worst_comes_first(home: Home) -> None:
-    leak(home.path)
-    found = examine(home.environment(POCL_KERNEL_CACHE="0"), "pocl")
-    assert [finding.code for finding in found] == ["off", "leaked"]
-
-
-def test_harmless_findings_are_status_0(home: Home) -> None:
+def test_text_names_the_cause_and_the_command_the_worst_first_and_harmless_findings_are_status_0(home: Home) -> None:
     leak(home.path)
     assert home.cachectl("doctor", "pocl").returncode == 0
-    assert home.cachectl("doctor", "pocl", check=False, POCL_KERNEL_CACHE="0").returncode == 1
-
-
-def sick(environment: Environment, failing: str = "", **members: object) -> Layer:
-    """Return a layer of somebody else that is wrong: its state, and one other answer, are exceptions."""
-    root = Root(environment.home, Scope.USER, "default")
-    finding = Finding("sick", root.path, None, Severity.FAILS, "reported", "something", "nothing")
-
-    def failed(*_: object, **__: object) -> NoReturn:
-        raise RuntimeError(failing)
-
-    missing = dict.fromkeys(("read", "write", "remove"))
-    of_store: dict[str, object] = {"scan": lambda *_, **__: iter(())}
-    of_layer: dict[str, object] = {"roots": lambda _: (root,), "diagnose": lambda _: iter((finding,))}
-    (of_store if failing in of_store else of_layer)[failing or "state"] = failed
-    store = type("SickStore", (Files,), {**missing, **of_store})("sick", codec=ComgrCodec())
-    failures = dict.fromkeys(("state", "switched", "relocate"), failed)
-    own = {"name": "sick", "title": "a sick layer", "store": store, **failures}
-    layer: Layer = type("Sick", (Layer,), {**own, **of_layer, **members})(environment)
-    return layer
-
-
-@pytest.mark.parametrize(
-    ("failing", "codes"),
-    [("roots", {"reported"}), ("scan", {"reported"}), ("diagnose", set[str]())],
-)
-def test_a_plugin_that_fails_stops_neither_itself_nor_the_others(tmp_path: Path, failing: str, codes: set[str]) -> None:
-    environment = environment_of(tmp_path, LOOPY_NO_CACHE="1")
-    found = diagnosis((sick(environment, failing), *Stack(environment, plugins=False))).findings
-    failed = only([finding for finding in found if finding.layer == "sick"], "plugin")
-    assert failing in failed.message
-    assert {finding.code for finding in found if finding.layer == "sick"} == {*codes, "plugin"}
-    assert only(found, "off").layer == "loopy"
+    done = home.cachectl("doctor", "pocl", check=False, POCL_KERNEL_CACHE="0")
+    first, second, *_ = done.stdout.splitlines()
+    assert "POCL_KERNEL_CACHE=0 switches " in first
+    assert first.endswith(" off (recompiles every run)")
+    assert (done.returncode, second) == (1, "  fix: unset POCL_KERNEL_CACHE")
 
 
 def test_the_hazard_of_a_plugin_is_reported(tmp_path: Path) -> None:
-    environment = environment_of(tmp_path, PMI_SIZE="2")
-    hazard = Hazard(Severity.RISKS, "it was not made for this")
-    found = only(diagnosis((sick(environment, about=About(among_ranks=hazard)),)).findings, "ranks")
-    assert found.message == "the ranks of this job share it: it was not made for this".replace("ranks", "2 ranks")
-    assert found.fix.startswith("nothing moves it: ")
-
-
-def test_a_plugin_without_a_layer_is_reported() -> None:
-    (found,) = diagnosis((), (Broken("odd", "it cannot be imported"),)).findings
-    assert (found.code, found.layer) == ("plugin", "odd")
-    assert found.severity is Severity.HARMLESS
-
-
-@pytest.mark.skipif(ROOT, reason="the superuser reads everything")
-def test_an_unreadable_root_is_reported_once_by_each_layer(home: Home) -> None:
-    unreadable, closed = home.path / ".cache" / "pytools", home.path / ".cache" / "pocl"
-    make(unreadable, closed / "kcache")
-    unreadable.chmod(0)
-    closed.chmod(0)
-    try:
-        found = examine(home.environment(LOOPY_NO_CACHE="1"))
-    finally:
-        unreadable.chmod(0o700)
-        closed.chmod(0o700)
-    reported = [finding.layer for finding in coded(found, "unreadable")]
-    # PoCL has two roots there.
-    assert reported == ["loopy", "pyopencl-invoker", "pytools", "pocl", "pocl"]
-    assert {finding.code for finding in found} == {"off", "unreadable"}
+    about = About(among_ranks=Hazard(Severity.RISKS, "it was not made for this"))
+    layer = type("Sick", (Notes,), {"about": about, "refusals": lambda _: {Ability.RELOCATE: "it stays"}})
+    found = only(diagnosis((layer(environment_of(tmp_path, PMI_SIZE="2")),)).findings, "ranks")
+    assert found.message == "the 2 ranks of this job share it: it was not made for this"
+    assert found.fix == "nothing moves it: it stays"
 
 
 @pytest.mark.parametrize("limit", ["set", "default"])
-def test_near_the_cap_of_cuda(
+def test_cap_of_cuda(
     home: Home, compute_cache: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     cache = home.path / ".nv" / "ComputeCache"
@@ -198,7 +124,7 @@ def test_near_the_cap_of_cuda(
     assert after(home.path, found.fix, "cuda", CUDA_CACHE_MAXSIZE=str(at)) == []
 
 
-def test_a_cap_that_cannot_be_raised_is_pruned_under(
+def test_a_cap_at_its_highest(
     home: Home, compute_cache: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compute_cache(home.path / ".nv" / "ComputeCache")
@@ -238,20 +164,18 @@ def test_leaked_temporaries_are_reported_and_pruned(home: Home, data: bytes, sev
     assert not leaked.exists()
 
 
-def test_many_empty_files_waste_a_quota(home: Home) -> None:
-    folder = leak(home.path).parent
-    for number in range(1000):
-        (folder / f"tempfile_aB{number:04}").touch(mode=0o600)
-    found = only(examine(home.environment(), "pocl"), "leaked")
-    assert (found.severity, found.message) == (Severity.WASTES, "1,001 leaked files of 0 bytes, which nothing reads")
+@pytest.fixture
+def locked(home: Home) -> tuple[Environment, Path]:
+    """Return an environment in which PyOpenCL keeps binaries, and an old lock there."""
+    return home.environment(OCL_ICD_VENDORS=register_driver(home.path, "libamdocl64.so")), stale_lock(home.path)
 
 
-def test_a_stale_lock_fails_every_build_until_it_is_removed(home: Home) -> None:
-    lock = stale_lock(home.path)
-    environment = home.environment(OCL_ICD_VENDORS=register_driver(home.path, "libamdocl64.so"))
+def test_a_stale_lock_fails_every_build_until_it_is_removed(home: Home, locked: tuple[Environment, Path]) -> None:
+    environment, lock = locked
     found = only(examine(environment, "pyopencl"), "lock")
-    assert (found.severity, found.key) == (Severity.FAILS, f"{lock.parent.name}/lock")
-    assert found.fix == f"rm {lock}"
+    assert (found.severity, found.key, found.fix) == (Severity.FAILS, f"{lock.parent.name}/lock", f"rm {lock}")
+    unused = only(examine(home.environment(PYOPENCL_NO_CACHE="1"), "pyopencl"), "lock")
+    assert unused.severity is Severity.HARMLESS
     os.utime(lock)
     assert examine(environment, "pyopencl") == [], "it may be held"
     os.utime(lock, (1_700_000_000, 1_700_000_000))
@@ -259,90 +183,67 @@ def test_a_stale_lock_fails_every_build_until_it_is_removed(home: Home) -> None:
     assert examine(environment, "pyopencl") == []
 
 
-def test_an_old_lock_that_a_living_cachectl_holds_is_not_to_be_removed(home: Home) -> None:
-    lock = stale_lock(home.path)
-    environment = home.environment(OCL_ICD_VENDORS=register_driver(home.path, "libamdocl64.so"))
-    lock.unlink()
-    with presence_lock("pyopencl", lock):
-        os.utime(lock, (1_700_000_000, 1_700_000_000))
-        # However long it takes until somebody looks.
-        found = only(examine(replace(environment, clock=lambda: 1_700_000_901.0), "pyopencl"), "lock")
-        assert found.severity is Severity.RISKS
-        assert "held for 901 s" in found.message
-        assert found.fix.endswith(f", then: rm {lock}")
-    assert examine(environment, "pyopencl") == []
-
-
-def test_an_old_lock_that_a_running_program_may_hold_is_not_to_be_removed(home: Home, tmp_path: Path) -> None:
-    lock = stale_lock(home.path)
-    environment = home.environment(OCL_ICD_VENDORS=register_driver(home.path, "libamdocl64.so"))
+def test_an_old_lock_that_may_be_held_stays(home: Home, locked: tuple[Environment, Path], tmp_path: Path) -> None:
+    """By a living cachectl however long it takes, by a running program, and by one that cannot be seen."""
+    environment, lock = locked
     shown = tmp_path / "shown"
     for process in ("self", "4711"):
         make(shown / process)
         (shown / process / "maps").write_text("" if process == "self" else "7f00 r-xp /lib/pyopencl/_cl.abi3.so\n")
-    found = only(examine(replace(environment, processes=shown), "pyopencl"), "lock")
-    assert (found.severity, found.fix) == (Severity.RISKS, f"end process 4711, then: rm {lock}")
-    hidden = only(examine(replace(environment, processes=tmp_path / "nothing"), "pyopencl"), "lock")
-    assert "this platform does not show" in hidden.message
-    network = on_file_system(environment, "nfs", home.path)
-    remote = only(examine(network, "pyopencl"), "lock")
-    assert (remote.severity, remote.fix) == (Severity.RISKS, f"end a program of another machine, then: rm {lock}")
-
-
-def test_a_stale_lock_that_nothing_asks_for_is_harmless(home: Home) -> None:
-    stale_lock(home.path)
-    found = only(examine(home.environment(PYOPENCL_NO_CACHE="1"), "pyopencl"), "lock")
-    assert found.severity is Severity.HARMLESS
-
-
-def gpu(environment: Environment, folder: Path, version: int = 90010, simds: int = 440, each: int = 4) -> Environment:
-    for number, text in enumerate(
-        (
-            "cpu_cores_count 64\nsimd_count 0\ngfx_target_version 0\n",
-            f"simd_count {simds}\nsimd_per_cu {each}\ngfx_target_version {version}\n",
-            f"simd_count {simds}\nsimd_per_cu {each}\ngfx_target_version {version}\n",
-        )
+    for seen, message, holder in (
+        (replace(environment, processes=shown), "", "process 4711"),
+        (replace(environment, processes=tmp_path / "nothing"), "this platform does not show", ""),
+        (on_file_system(environment, "nfs", home.path), "", "a program of another machine"),
     ):
-        node = folder / str(number)
-        node.mkdir(parents=True, exist_ok=True)
-        (node / "properties").write_text(text)
-    return replace(environment, topology=folder)
+        found = only(examine(seen, "pyopencl"), "lock")
+        assert (found.severity, message in found.message) == (Severity.RISKS, True)
+        assert found.fix.startswith(f"end {holder}")
+        assert found.fix.endswith(f", then: rm {lock}")
+    lock.unlink()
+    with presence_lock("pyopencl", lock):
+        os.utime(lock, (1_700_000_000, 1_700_000_000))
+        found = only(examine(replace(environment, clock=lambda: 1_700_000_901.0), "pyopencl"), "lock")
+        assert (found.severity, "held for 901 s" in found.message) == (Severity.RISKS, True)
+        assert found.fix.endswith(f", then: rm {lock}")
+    assert examine(environment, "pyopencl") == []
 
 
-@pytest.mark.parametrize(
-    ("version", "simds", "each", "arch", "bases"),
-    [
-        (90010, 440, 4, "gfx90a", ("gfx90a6e",)),
-        (90006, 240, 4, "gfx906", ("gfx906_60",)),
-        (90008, 480, 4, "gfx908", ("gfx90878",)),
-        (90402, 1216, 4, "gfx942", ("gfx942130",)),
-        (100300, 144, 2, "gfx1030", ("gfx1030_36", "gfx103048")),
-        (110501, 80, 2, "gfx1151", ("gfx1151_20", "gfx1151_40")),
-    ],
-)
-def test_gpus_are_named_as_miopen_names_files(  # noqa: PLR0917 - a table
-    tmp_path: Path, version: int, simds: int, each: int, arch: str, bases: tuple[str, ...]
+def gpu(environment: Environment, *properties: int, more: str = "") -> Environment:
+    """Add two equal GPUs with a target version, and with SIMD units, of which some are in each compute unit."""
+    version, simds, each = properties or (90010, 440, 4)
+    own = f"simd_count {simds}\nsimd_per_cu {each}\ngfx_target_version {version}\n{more}"
+    nodes = environment.home / "nodes"
+    for number, text in enumerate(("cpu_cores_count 64\nsimd_count 0\ngfx_target_version 0\n", own, own)):
+        make(nodes / str(number))
+        (nodes / str(number) / "properties").write_text(text)
+    return replace(environment, topology=nodes)
+
+
+#: Properties of a GPU, variables that set another one for MIOpen, and the bases of its files.
+GPUS: list[tuple[tuple[int, ...], dict[str, str], tuple[str, ...]]] = [
+    ((90010, 440, 4), {}, ("gfx90a6e",)),
+    ((90006, 240, 4), {}, ("gfx906_60",)),
+    ((90008, 480, 4), {}, ("gfx90878",)),
+    ((90402, 1216, 4), {}, ("gfx942130",)),
+    ((100300, 144, 2), {}, ("gfx1030_36", "gfx103048")),
+    ((110501, 80, 2), {}, ("gfx1151_20", "gfx1151_40")),
+    ((), {"HSA_OVERRIDE_GFX_VERSION": "10.3.0", "MIOPEN_DEVICE_CU": "36"}, ("gfx1030_36",)),
+    ((), {"MIOPEN_DEBUG_ENFORCE_DEVICE": "gfx908"}, ("gfx9086e",)),
+    # What is no number is passed over.
+    *(
+        ((), {"MIOPEN_DEVICE_CU": units, "HSA_OVERRIDE_GFX_VERSION": "\u0663.0.0"}, ("gfx90a6e",))
+        for units in ("\u00b2", "\u0663", "9" * 5000, "-1", "many")
+    ),
+]
+
+
+@pytest.mark.parametrize(("properties", "variables", "bases"), GPUS)
+def test_gpus_are_named_as_miopen_names_files(
+    tmp_path: Path, properties: tuple[int, ...], variables: dict[str, str], bases: tuple[str, ...]
 ) -> None:
-    (found,) = amd_gpus(gpu(environment_of(tmp_path), tmp_path / "nodes", version, simds, each))
-    assert found == (arch, bases)
-
-
-def test_variables_that_set_another_gpu_for_miopen_are_reported(tmp_path: Path) -> None:
-    nodes = tmp_path / "nodes"
-    enforced = environment_of(tmp_path, HSA_OVERRIDE_GFX_VERSION="10.3.0", MIOPEN_DEVICE_CU="36")
-    assert [names for _, names in amd_gpus(gpu(enforced, nodes))] == [("gfx1030_36",)]
-    named = environment_of(tmp_path, MIOPEN_DEBUG_ENFORCE_DEVICE="gfx908")
-    assert [names for _, names in amd_gpus(gpu(named, nodes))] == [("gfx9086e",)]
-
-
-@pytest.mark.parametrize("units", ["\u00b2", "\u0663", "9" * 5000, "-1", "many"])
-def test_units_that_are_no_number_are_passed_over(tmp_path: Path, units: str) -> None:
-    environment = environment_of(tmp_path, MIOPEN_DEVICE_CU=units, HSA_OVERRIDE_GFX_VERSION="\u0663.0.0")
-    nodes = tmp_path / "nodes"
-    environment = gpu(environment, nodes)
-    with (nodes / "1" / "properties").open("a") as file:
-        file.write(f"max_waves_per_simd \u00b2\nmem_banks_count {'9' * 5000}\n")
-    assert {names for _, names in amd_gpus(environment)} == {("gfx90a6e",)}
+    more = f"max_waves_per_simd \u00b2\nmem_banks_count {'9' * 5000}\n"
+    ((arch, found),) = amd_gpus(gpu(environment_of(tmp_path, **variables), *properties, more=more))
+    assert (found, bool(variables) or bases[0].startswith(arch)) == (bases, True)
 
 
 APT = "sudo apt-get install miopen-hip-gfx90akdb || sudo dnf install miopen-hip-gfx90akdb"
@@ -357,7 +258,7 @@ APT = "sudo apt-get install miopen-hip-gfx90akdb || sudo dnf install miopen-hip-
     ],
 )
 def test_a_gpu_without_a_database_of_its_own_is_named_once(tmp_path: Path, names: str, is_served: bool) -> None:
-    environment = gpu(with_miopen(tmp_path), tmp_path / "nodes")
+    environment = gpu(with_miopen(tmp_path))
     for name in names.split():
         store(tmp_path / "rocm-6.2.0" / "share" / "miopen" / "db" / name, {})
     # Both GPUs are equal.

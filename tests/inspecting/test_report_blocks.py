@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from homes import Home
+from homes import Home
 
 
 def blocks(*folders: Path) -> tuple[int, int]:

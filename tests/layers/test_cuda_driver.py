@@ -5,16 +5,13 @@ from __future__ import annotations
 import ctypes.util
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 from support.layers import got
 
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.cuda import CudaComputeCache
-
-if TYPE_CHECKING:
-    from homes import Home
 
 pytestmark = [
     pytest.mark.real,
@@ -53,9 +50,7 @@ def test_the_drivers_own_entries_are_read(layer: CudaComputeCache) -> None:
     assert layer.store.usage(layer.roots()[0]).problems == ()
 
 
-def test_the_driver_hits_what_put_wrote_misses_what_clear_removed_and_replaces_damage(
-    home: Home, layer: CudaComputeCache
-) -> None:
+def test_the_driver_hits_what_put_wrote_and_replaces_damage(home: Home, layer: CudaComputeCache) -> None:
     kept = [got(layer, entry.key) for entry in layer.entries(Selection(kernel="nv[012]"))]
     everything = files(layer)
     layer.clear(layer.plan_clear())

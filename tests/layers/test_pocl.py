@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import sys
-from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 from support.layers import orphans
+from support.products import BITCODE, POCL_KEY
+from support.products import NATIVE as ELF
+from support.products import place as lay_out
 
-from benchmarks.trees import native
 from cachectl.layers.base.errors import Damaged
-from cachectl.layers.base.facts import Artifact, Entry, Problem, Severity
+from cachectl.layers.base.facts import Artifact, Entry, Finding, Problem, Severity
 from cachectl.layers.pocl import PoclKernels
-from cachectl.layers.pocl import programs as pocl_kernels
 from cachectl.layers.stores.archive import pack, unpack
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from conftest import Driver
 
-    from homes import Home
+NAME = POCL_KEY
 
-#: The least that is whole: bitcode of one empty module.
-BITCODE = b"BC\xc0\xde" + bytes.fromhex("210c0000 01000000 00000000")
-ELF = native("k", "add", "mul", "matmul_fp32x4")
-NAME = "AB/" + "C" * 37
+
+def place(layer: PoclKernels, name: str, files: dict[str, bytes]) -> Path:
+    return lay_out(layer.roots()[0].path, name, files)
 
 
 @pytest.fixture
@@ -33,23 +36,8 @@ def layer(home: Home) -> PoclKernels:
     return PoclKernels(home.environment())
 
 
-def place(layer: PoclKernels, name: str, files: dict[str, bytes]) -> Path:
-    folder = layer.roots()[0].path / name
-    for path, content in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(content)
-    return folder
-
-
 def found(layer: PoclKernels) -> list[object]:
     return list(layer.store.scan(layer.roots()[0]))
-
-
-def grow_old(layer: PoclKernels, file: Path, seconds: float) -> None:
-    """Make a file and its folder so old."""
-    moment = layer.environment.clock() - seconds
-    for path in (file, file.parent):
-        os.utime(path, (moment, moment))
 
 
 @pytest.mark.parametrize("suffix", [".so", ".so.o"])
@@ -98,54 +86,6 @@ def test_a_draw_of_six_letters_may_be_a_word(home: Home, folder: str, known: int
     assert layer.store.usage(layer.roots()[0]).orphan_files == known
 
 
-def test_temporaries_of_a_running_compiler_are_left(layer: PoclKernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    place(layer, NAME, {"program.bc": BITCODE, "k/0-0-0/k.so": ELF})
-    old = place(layer, "AB/" + "D" * 37, {"program.bc": BITCODE})
-    grow_old(layer, old / "program.bc", 2 * pocl_kernels.ENTRY_REST)
-    monkeypatch.setattr("cachectl.layers.host.processes.using", lambda _libraries, **_: (4711,))
-    monkeypatch.setattr("cachectl.layers.host.processes.age_of", lambda _pid, **_: 1.0)
-    plan = layer.plan_clear()
-    assert [target.key for target in plan.entries] == ["AB/" + "D" * 37]
-    assert [note.key for note in plan.skipped] == [NAME]
-    assert "process 4711" in plan.skipped[0].because
-    monkeypatch.setattr("cachectl.layers.host.processes.using", lambda _libraries, **_: ())
-    assert len(layer.plan_clear().entries) == 2
-
-
-def test_an_entry_that_changed_since_the_plan_is_skipped(layer: PoclKernels) -> None:
-    folder = place(layer, NAME, {"program.bc": BITCODE})
-    plan = layer.plan_clear()
-    (folder / "k" / "0-0-0").mkdir(parents=True)
-    (folder / "k" / "0-0-0" / "k.so").write_bytes(ELF)
-    outcome = layer.clear(plan)
-    assert outcome.removed == 0
-    assert outcome.skipped[0].because == "changed since it was planned"
-    assert (folder / "program.bc").exists()
-
-
-@pytest.mark.parametrize(
-    ("path", "content", "message", "severity"),
-    [
-        ("program.bc", b"", "is empty", Severity.FAILS),
-        ("program.bc", b"junk", "is not LLVM bitcode", Severity.FAILS),
-        ("k/0-0-0/k.so", b"junk", "is not an ELF file", Severity.FAILS),
-        # PoCL links it itself.
-        ("k/0-0-0/k.so.o", b"", "is empty; PoCL compiles the kernel again", Severity.HEALS),
-    ],
-)
-def test_damage_is_named_and_neither_put_nor_handed_on(
-    layer: PoclKernels, path: str, content: bytes, message: str, severity: Severity
-) -> None:
-    good = {"program.bc": BITCODE, "k/0-0-0/k.so": ELF}
-    place(layer, NAME, good | {path: content})
-    (finding,) = layer.store.verify(layer.roots()[0])
-    assert (finding.message, finding.severity) == (f"{path}: {message}", severity)
-    artifact = Artifact("pocl", NAME, "pocl-entry/1", pack(good | {path: content}))
-    for act in (partial(layer.put, NAME, artifact, replace=True), partial(layer.get, NAME)):
-        with pytest.raises(Damaged, match=message.partition(";")[0]):
-            act()
-
-
 #: The six letters at the end of ``matmul_fp32x4`` are the kernel's own.
 MATMUL = "matmul_fp32x4/0-0-0-goffs0/matmul_fp32x4.so"
 
@@ -159,7 +99,7 @@ MATMUL = "matmul_fp32x4/0-0-0-goffs0/matmul_fp32x4.so"
         ({"build.log": b"error"}, None),
     ],
 )
-def test_get_leaves_temporaries_and_logs_behind(
+def test_get_leaves_temporaries(
     layer: PoclKernels, members: dict[str, bytes], exported: dict[str, bytes] | None
 ) -> None:
     place(layer, NAME, members)
@@ -247,9 +187,7 @@ def test_empty_folders_of_programs_are_orphans_and_go(layer: PoclKernels) -> Non
     assert list(root.iterdir()) == []
 
 
-def test_empty_folders_stay_while_a_program_may_build_in_them(
-    layer: PoclKernels, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empty_folders_stay_while_a_program_may_build(layer: PoclKernels, monkeypatch: pytest.MonkeyPatch) -> None:
     """However old they are: PoCL makes the folder of a program in one step after it has seen the folder above."""
     root = empty_folders(layer, "AB")
     os.utime(root / "AB", (1, 1))
@@ -291,3 +229,29 @@ def test_a_users_file_beside_native_code_is_never_removed(warm: Home) -> None:
     (left,) = layer["skipped"]
     assert left["key"] == str(native.parents[2])
     assert "thesis.tex', which does not belong there; left alone" in left["because"]
+
+
+@pytest.mark.real
+def test_what_is_not_checked_is_said(warm: Home) -> None:
+    said = "machine code, and the records of LLVM bitcode"
+    done = warm.cachectl("verify", "pocl", "pytools")
+    assert (done.stdout, done.stderr) == ("no damage found\n", f"cachectl: pocl: not checked: {said}\n")
+    assert json.loads(warm.cachectl("verify", "pocl", "--json").stdout)["not_checked"] == {"pocl": said}
+
+
+def findings_of(layer: PoclKernels) -> list[Finding]:
+    return [finding for root in layer.roots() for finding in layer.store.verify(root)]
+
+
+@pytest.mark.real
+def test_a_pocl_that_links_itself_replaces_a_damaged_object(home: Home, built_pocl: Driver) -> None:
+    home.python("kernels.py", "1", **built_pocl.variables)
+    layer = PoclKernels(home.environment())
+    assert findings_of(layer) == []
+    path = next(layer.roots()[0].path.glob("*/*/*/*/*.so.o"))
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    assert [finding.severity for finding in findings_of(layer)] == [Severity.HEALS]
+    shutil.rmtree(home.path / ".cache" / "pytools")
+    home.python("kernels.py", "1", **built_pocl.variables)
+    assert findings_of(layer) == []

@@ -6,47 +6,28 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
+from support.layers import python, running
 from tiers import needing
 
-from cachectl.layers.host.processes import age_of, process_names
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pocl import programs as pocl_kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from conftest import Driver
-    from homes import Home
 
 
-@contextmanager
-def holding(home: Home, variables: Mapping[str, str], *numbers: str) -> Iterator[subprocess.Popen[str]]:
+def holding(home: Home, variables: Mapping[str, str], *numbers: str) -> AbstractContextManager[subprocess.Popen[str]]:
     """Have a program run that has built some kernels, and will ask for their binaries."""
-    command = (sys.executable, str(home.programs / "holding.py"), *numbers)
-    with running(command, "built\n", {**home.variables, **variables}, home.path) as program:
-        yield program
-
-
-@contextmanager
-def running(
-    command: tuple[str, ...], says: str, variables: Mapping[str, str], cwd: Path | None = None
-) -> Iterator[subprocess.Popen[str]]:
-    """Have a program run once it has printed a line."""
-    with subprocess.Popen(
-        command, env=variables, cwd=cwd, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as program:
-        try:
-            assert program.stdout is not None
-            assert program.stdout.readline() == says
-            yield program
-        finally:
-            program.kill()
+    program = home.programs / "holding.py"
+    return running(sys.executable, program, *numbers, env={**home.variables, **variables}, cwd=home.path)
 
 
 def layer_of(home: Home) -> PoclKernels:
@@ -72,7 +53,7 @@ def pocl(request: pytest.FixtureRequest) -> Mapping[str, str]:
 
 @pytest.mark.thorough
 @pytest.mark.real
-def test_a_purge_leaves_what_a_long_running_program_holds(
+def test_a_purge_leaves_what_programs_hold(
     home: Home, pocl: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And removes all that other programs built before that one started."""
@@ -161,7 +142,7 @@ PROGRAMS: list[tuple[str, dict[str, str], str, bool, bool]] = [
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the variables and the mounts of a process")
 @pytest.mark.parametrize(("kind", "variables", "maps", "inside", "spares"), PROGRAMS, ids=[row[0] for row in PROGRAMS])
-def test_a_program_spares_what_it_can_reach(
+def test_what_programs_reach_stays(
     home: Home, kind: str, variables: dict[str, str], maps: str, *, inside: bool, spares: bool
 ) -> None:
     """Purge while a program with these variables runs, which maps a file of the home and a driver."""
@@ -179,22 +160,8 @@ def test_a_program_spares_what_it_can_reach(
     )
     before = (*INSIDE, MOUNTED, str(home.path / ".cache"), str(home.path / "there")) if inside else ()
     files = [*([home.path / maps] if maps else ()), library]
-    with running((*before, sys.executable, "-c", MAPPING, *map(str, files)), "mapped\n", set_to) as process:
+    with running(*before, *python(MAPPING, *files), env=set_to) as process:
         plan = layer.plan_clear()
         spared = [note.key for note in plan.skipped if f"process {process.pid} " in note.because]
         assert spared == (["AB/" + "C" * 37] if spares else [])
         assert layer.clear(plan).removed == (not spares)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows when a process was started")
-def test_age_and_name_of_a_process() -> None:
-    with subprocess.Popen(["sleep", "60"]) as program:
-        try:
-            time.sleep(0.5)
-            age = age_of(program.pid)
-            assert age is not None
-            assert 0.3 < age < 30
-            assert process_names((program.pid,)) == f"process {program.pid} (sleep)"
-        finally:
-            program.kill()
-    assert age_of(program.pid) is None

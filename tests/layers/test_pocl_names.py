@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 from tiers import needing
 
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pocl import programs as pocl_programs
-from cachectl.layers.stores.tree import Tree
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from conftest import Driver
-    from homes import Home
 
 LONG = "long_kernel_of_" + "x" * 60
 OTHER = LONG + "_two"
@@ -109,29 +107,3 @@ def test_a_name_that_cannot_be_read_is_unknown_and_said_to_be(home: Home, debian
         done = home.cachectl("purge", "pocl", "--kernel", kernel)
         assert f"1 entry has no known kernel name and was left, in {program.parents[1]}" in done.stderr
     assert program.is_dir()
-
-
-@pytest.mark.real
-def test_only_programs_with_shortened_names_are_read(
-    home: Home, debian_pocl: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A search by kernel reads no program whose folders already answer."""
-    home.python("named.py", "brief", LONG, **debian_pocl.variables)
-    read: list[str] = []
-    plain = Tree.read_file
-
-    def recorded(tree: Tree, key: str, path: str = "", limit: int = -1) -> bytes | None:
-        read.append(path)
-        return plain(tree, key, path, limit)
-
-    monkeypatch.setattr(Tree, "read_file", recorded)
-    layer = PoclKernels(home.environment())
-    assert len(list(layer.entries(Selection(kernel="long_*")))) == 1
-    assert len(list(layer.entries())) == 1
-    assert read == []
-    (_program(home) / LONG).rename(_program(home) / SHORTENED[LONG])
-    assert list(layer.entries(Selection(kernel="other_*"))) == []
-    assert layer.store.usage(layer.roots()[0]).entries == 1
-    assert read == []
-    assert len(list(layer.entries(Selection(kernel="long_*")))) == 1
-    assert [path.rpartition("/")[2] for path in read] == [f"{LONG}.so"]

@@ -6,12 +6,12 @@ import os
 import pickle
 import shlex
 import sqlite3
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 from support.dictionaries import NONE, dictionary, mine
 from support.layers import got, orphans
 from tiers import thorough
@@ -19,17 +19,13 @@ from tiers import thorough
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Busy, Damaged, LayerError
 from cachectl.layers.base.facts import Artifact, Problem
-from cachectl.layers.base.layer import get_many, plan_removal, put_many
+from cachectl.layers.base.layer import get_many, put_many
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.disk.plain import read_locked
 from cachectl.layers.formats import pdict
 from cachectl.layers.formats.pickles import walk
 from cachectl.layers.loopy import LoopyDictionaries
 from cachectl.layers.pyopencl_invoker import PyOpenCLInvoker
 from cachectl.layers.pytools import PytoolsDictionaries
-
-if TYPE_CHECKING:
-    from homes import Home
 
 PYTHON = "3.11.7.final.0"
 LAYERS = (LoopyDictionaries, PyOpenCLInvoker, PytoolsDictionaries)
@@ -77,7 +73,6 @@ def test_names_at_known_places_are_those_of_a_walk(filled: Home) -> None:
             for (data,) in connection.execute("select key_value from dict"):
                 walked = sorted(set(pdict._names_in(walk(data)[0])))
                 assert sorted(pdict._names_at_known_places(data) or ()) == walked
-                assert set(pdict.kernel_names(data) or ()) == set(walked)
                 seen += 1
     assert seen >= 5
 
@@ -115,9 +110,7 @@ OLD = "2020.1-islpy2021.1-cgen2020.1-v2"
         (f"x-{OLD}-3.8.1.final.0", None, UNKNOWN),
     ],
 )
-def test_rows_that_nothing_opens_are_stale_and_those_of_other_pythons_unknown(
-    home: Home, file: str, stale: bool | None, because: str | None
-) -> None:
+def test_rows_that_nothing_opens_are_stale(home: Home, file: str, stale: bool | None, because: str | None) -> None:
     versions = {"pytools": "2026.1.1", "loopy": "2025.2", "islpy": "2026.2.2", "cgen": "2025.1"}
     environment = replace(home.environment(), installed=versions.get)
     name = f"pdict-v5-loopy-{file.format(python=environment.python)}.sqlite"
@@ -176,7 +169,7 @@ def test_a_purge_gives_the_space_back_and_keeps_the_file(home: Home) -> None:
     assert outcome.bytes_freed == size - path.stat().st_size > 200 * 4096
 
 
-def test_a_locked_dictionary_fails_alone_once_and_in_finite_time(home: Home) -> None:
+def test_a_locked_dictionary_fails_alone_and_once(home: Home) -> None:
     environment = replace(home.environment(), lock_timeout=0.2)
     free, held = (f"pdict-v5-{name}-{environment.python}.sqlite" for name in ("free", "held"))
     dictionary(folder_of(home), free, {"a" * 16: NONE})
@@ -188,15 +181,12 @@ def test_a_locked_dictionary_fails_alone_once_and_in_finite_time(home: Home) -> 
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("begin exclusive")
         outcome = layer.clear(plan)
-        assert outcome.removed == 1
-        assert ["locked by another process" in note.because for note in outcome.failed] == [True]
+        assert (outcome.removed, len(outcome.failed)) == (1, 1)
         assert [problem.code for problem in layer.store.usage(layer.roots()[0]).problems] == ["busy"]
         read, placed = get_many(layer, keys), put_many(layer, artifacts)
-    assert (len(read), len(placed)) == (300, 300)
-    # One and the same error: it was met once.
-    for errors in (set(read.values()), set(placed)):
-        assert [type(error) for error in errors] == [Busy]
-    assert {type(one) for one in get_many(layer, keys).values()} == {Artifact}
+    # One and the same error for all: it was met once.
+    for errors in (list(read.values()), list(placed)):
+        assert (len(errors), [type(error) for error in set(errors)]) == (300, [Busy])
     assert layer.clear(plan).removed == 300
 
 
@@ -217,30 +207,21 @@ def test_a_file_that_was_just_made_is_no_damage(home: Home) -> None:
     "arguments",
     [["purge", "--all"], *thorough(["purge", "pytools", "--older-than", "0s"], ["prune", "--max-size", "1B"])],
 )
-def test_a_purge_names_the_cure_of_a_broken_dictionary_and_clears_the_others(home: Home, arguments: list[str]) -> None:
-    python = home.environment().python
+def test_a_broken_dictionary_stops_no_other_and_its_cure_is_named(home: Home, arguments: list[str]) -> None:
     rows = {f"{n:016x}": pickle.dumps((n, bytes(9000))) for n in range(30)}
-    header, inside, _ = (
-        dictionary(folder_of(home), f"pdict-v5-{name}-{python}.sqlite", rows)
-        for name in ("a-header", "b-inside", "c-whole")
-    )
+    names = [f"pdict-v5-{name}-{home.environment().python}.sqlite" for name in ("a-header", "b-inside", "c-whole")]
+    header, inside, _ = (dictionary(folder_of(home), name, rows) for name in names)
     header.write_bytes(b"no database at all" * 99)
     # Counting reads the tree down to its leaves, and not what hangs on them.
-    with inside.open("r+b") as file:
-        file.seek(4096)
-        file.write(b"\xff" * 4096)
+    content = inside.read_bytes()
+    inside.write_bytes(content[:4096] + b"\xff" * 4096 + content[8192:])
     done = home.cachectl(*arguments, check=False)
-    assert done.returncode == 1
-    said = done.stderr.splitlines()
-    assert len(said) == 2, said
-    cure = "cachectl purge --damaged pytools"
+    said, cure = done.stderr.splitlines(), "cachectl purge --damaged pytools"
+    assert (done.returncode, len(said)) == (1, 2), said
     assert all(line.startswith("cachectl: pytools: ") and cure in line for line in said)
     assert home.json("ls", "pytools", check=False)["entries"] == []
-    layer = PytoolsDictionaries(home.environment())
-    damaged = [finding.thing for finding in layer.store.verify(layer.roots()[0]) if finding.thing is not None]
-    assert [thing.key for thing in damaged] == [header.name, inside.name]
-    outcome = layer.clear(plan_removal(layer, damaged))
-    assert (outcome.skipped, outcome.failed, header.exists(), inside.exists()) == ((), (), False, False)
+    home.cachectl(*cure.split()[1:])
+    assert (header.exists(), inside.exists()) == (False, False)
     assert home.cachectl(*arguments).stderr == ""
 
 
@@ -290,32 +271,6 @@ def test_looking_at_a_file_with_a_stray_log_writes_nothing(home: Home, size: int
     assert [list(look(root)) for look in (layer.store.scan, layer.store.verify)]
     layer.plan_clear()
     assert snapshot(home.path, times=True) == before
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="descriptors cannot be counted here")
-def test_looking_often_beside_an_open_dictionary_costs_one_descriptor(tmp_path: Path) -> None:
-    """A descriptor that cannot be closed without dropping a lock of this process is reused."""
-    path = tmp_path / "pdict-v5-mine-1.sqlite"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("create table dict (keyhash text not null primary key, key_value text not null)")
-        connection.commit()
-        read_locked(path)
-        before = descriptors_of(path)
-        for _ in range(50):
-            assert read_locked(path, limit=6) == b"SQLite"
-            assert read_locked(path).startswith(b"SQLite format 3")
-        assert descriptors_of(path) == before == 2
-    read_locked(path)
-    assert descriptors_of(path) == 0
-
-
-def descriptors_of(path: Path) -> int:
-    """Count this process's descriptors of one file: what else is open comes and goes, with the garbage for one."""
-    found = 0
-    for number in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            found += os.readlink(f"/proc/self/fd/{number}") == str(path.resolve())
-    return found
 
 
 @pytest.mark.parametrize("glob", ["foo*", "[!]]oo_bar", "[!]x]oo_bar", "[]f]oo_bar", "*o_b?r", "foo_bar", "[a-z]*_bar"])

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support import layers
 from support.dictionaries import dictionary
 
-from cachectl.layers.base.conformance import nobody
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Condition, Finding, Severity
 from cachectl.layers.base.registry import built_in_layer
@@ -29,18 +29,11 @@ DRIVERS = {
 
 
 def environment_of(folder: Path, **variables: str) -> Environment:
-    """Return an environment in ``folder/home`` on a machine without programs, GPUs and network file systems."""
+    """Return an environment in ``folder/home`` whose programs run in ``folder/cwd``."""
     home = folder / "home"
     home.mkdir(exist_ok=True)
-    values = {name: value.format(tmp=folder) for name, value in {"HOME": str(home), **variables}.items()}
-    return Environment(
-        values,
-        home,
-        cwd=folder / "cwd",
-        processes=nobody(folder / "processes"),
-        mounts=folder / "no-mounts",
-        topology=folder / "no-gpus",
-    )
+    values = {"HOME": str(home), **{name: value.format(tmp=folder) for name, value in variables.items()}}
+    return replace(layers.environment_of(home), variables=values, cwd=folder / "cwd")
 
 
 def driver(folder: Path, layer: str) -> str:
@@ -92,26 +85,9 @@ def test_places(tmp_path: Path, name: str, variables: dict[str, str], paths: lis
     assert len(roots) == len(paths) * (3 if name == "mesa" else 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "platform", "paths"),
-    [
-        ("neo", "linux", []),
-        ("neo", "darwin", []),
-        ("neo", "win32", ["/l/NEO/neo_compiler_cache"]),
-        ("comgr", "linux", ["/account/.cache/comgr"]),
-        ("comgr", "darwin", []),
-        ("comgr", "win32", ["/l/comgr"]),
-        ("mesa", "win32", []),
-    ],
-)
-def test_places_without_a_home_and_on_other_platforms(name: str, platform: str, paths: list[str]) -> None:
-    environment = Environment({"LOCALAPPDATA": "/l"}, Path("/account"), platform)
-    assert [str(root.path) for root in built_in_layer(name, environment).roots()] == paths
-
-
 # ---------------------------------------------------------------------- values
 
-ON, OFF, UNKNOWN = Condition.ENABLED, Condition.DISABLED, Condition.UNKNOWN
+ON, OFF, UNKNOWN, ABSENT = Condition.ENABLED, Condition.DISABLED, Condition.UNKNOWN, Condition.ABSENT
 FAILS, RECOMPILES, RISKS, HARMLESS = Severity.FAILS, Severity.RECOMPILES, Severity.RISKS, Severity.HARMLESS
 SHIPPED = "MESA_DISK_CACHE_READ_ONLY_FOZ_DBS"
 MESA_OFF = ("true", "1", "yes", "y", "t", "TRUE")
@@ -162,6 +138,9 @@ VALUES: list[Row] = [
     ("cuda", {"CUDA_CACHE_DISABLE": "true"}, ON, "does nothing", "variable", HARMLESS),
     ("cuda", {"CUDA_CACHE_DISABLE": ""}, ON, "does nothing", "variable", HARMLESS),
     ("cuda", {"CUDA_CACHE_DISABLE": "0"}, ON, "CUDA_CACHE_DISABLE=0", "", None),
+    ("cuda", {"CUDA_CACHE_MAXSIZE": "4294967296"}, ON, "", "", None),
+    ("cuda", {"CUDA_CACHE_MAXSIZE": " 1000000"}, ON, "", "", None),
+    ("cuda", {"CUDA_CACHE_MAXSIZE": "-1"}, ON, "", "", None),
     ("cuda", {"CUDA_CACHE_MAXSIZE": "0"}, OFF, "CUDA_CACHE_MAXSIZE=0", "off", RECOMPILES),
     ("cuda", {"CUDA_CACHE_MAXSIZE": "none"}, OFF, "takes it for 0", "variable", RECOMPILES),
     ("cuda", {"CUDA_CACHE_MAXSIZE": ""}, OFF, "takes it for 0", "variable", RECOMPILES),
@@ -182,6 +161,31 @@ VALUES: list[Row] = [
     ("loopy", {"LOOPY_NO_CACHE": "0"}, ON, "LOOPY_NO_CACHE", "", None),
     ("loopy", {"LOOPY_NO_CACHE": "banana"}, OFF, "import loopy raises ValueError", "variable", FAILS),
     ("loopy", {"LOOPY_NO_CACHE": ""}, OFF, "import loopy raises ValueError", "variable", FAILS),
+    ("loopy", {"XDG_CACHE_HOME": "relative"}, ON, "LOOPY_NO_CACHE", "variable", HARMLESS),
+    ("pyopencl-invoker", {"PYOPENCL_NO_CACHE": "1"}, OFF, "PYOPENCL_NO_CACHE=1", "off", RECOMPILES),
+    ("pyopencl-invoker", {"PYOPENCL_NO_CACHE": "false"}, ABSENT, "left no dictionary", "", None),
+    ("pyopencl-invoker", {"PYOPENCL_NO_CACHE": ""}, OFF, "import pyopencl raises ValueError", "variable", FAILS),
+    ("pyopencl", {"PYOPENCL_NO_CACHE": "true"}, OFF, "PYOPENCL_NO_CACHE=true", "off", RECOMPILES),
+    ("pyopencl", {"PYOPENCL_NO_CACHE": "2"}, OFF, "import pyopencl raises ValueError", "variable", FAILS),
+    ("pytools", {"SUMPY_NO_CACHE": "1"}, ON, "off for sumpy alone", "off", RECOMPILES),
+    ("pytools", {"SUMPY_NO_CACHE": "0"}, ON, "its value is not read", "variable", RECOMPILES),
+    ("pytools", {"SUMPY_NO_CACHE": ""}, ON, "its value is not read", "variable", RECOMPILES),
+    ("miopen", {"MIOPEN_DISABLE_CACHE": "1"}, OFF, "MIOPEN_DISABLE_CACHE=1", "off", RECOMPILES),
+    ("miopen-system", {"MIOPEN_DISABLE_CACHE": "yes"}, OFF, "MIOPEN_DISABLE_CACHE=yes", "off", RECOMPILES),
+    ("miopen", {"MIOPEN_DISABLE_CACHE": "off"}, ABSENT, "no libMIOpen", "", None),
+    ("miopen", {"MIOPEN_DISABLE_CACHE": ""}, OFF, "MIOpen throws", "variable", FAILS),
+    ("miopen", {"MIOPEN_DISABLE_CACHE": "banana"}, OFF, "MIOpen throws", "variable", FAILS),
+    ("miopen-tuning", {"MIOPEN_DEBUG_DISABLE_FIND_DB": "1"}, OFF, "the perf-db stays on", "off", RECOMPILES),
+    ("miopen-system-tuning", {"MIOPEN_DEBUG_DISABLE_FIND_DB": ""}, OFF, "MIOpen throws", "variable", FAILS),
+    ("miopen-tuning", {"MIOPEN_FIND_ENFORCE": "5"}, ABSENT, "erases the user's results", "tuning", RECOMPILES),
+    ("miopen-tuning", {"MIOPEN_FIND_ENFORCE": "db_clean"}, ABSENT, "erases the user's", "tuning", RECOMPILES),
+    ("miopen-tuning", {"MIOPEN_FIND_ENFORCE": "4"}, ABSENT, "", "tuning", RECOMPILES),
+    ("miopen-tuning", {"MIOPEN_FIND_ENFORCE": "SEARCH"}, ABSENT, "", "tuning", HARMLESS),
+    ("miopen-tuning", {"MIOPEN_FIND_ENFORCE": "9"}, ABSENT, "", "variable", FAILS),
+    ("miopen-tuning", {"MIOPEN_FIND_ENFORCE": "often"}, ABSENT, "", "variable", FAILS),
+    ("miopen-tuning", {"MIOPEN_FIND_ENFORCE": "1"}, ABSENT, "", "", None),
+    ("miopen-tuning", {"MIOPEN_FIND_ENFORCE": ""}, ABSENT, "", "", None),
+    ("miopen-tuning", {"MIOPEN_DEBUG_FIND_ONLY_SOLVER": "ConvAsm1x1U"}, ABSENT, "", "tuning", HARMLESS),
 ]
 
 

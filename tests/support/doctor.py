@@ -20,7 +20,7 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Finding
 from cachectl.stack import Stack
 from cachectl.verbs.doctor import diagnosis
-from support import dictionaries
+from support import dictionaries, layers
 
 #: What lies in a home; what came with the tester's MIOpen is another matter.
 HOMELY = ("loopy", "pyopencl-invoker", "pytools", "pyopencl", "pocl", "cuda", "miopen", "miopen-tuning")
@@ -28,16 +28,13 @@ ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 
 
 def environment_of(home: Path, **variables: str) -> Environment:
-    return Environment(
-        {**wheel_driver(), "HOME": str(home), **variables},
-        home=home,
-        cwd=home,
-        temporary=home / "tmp",
-        processes=nobody(home.parent / "processes")
-        if home.parent != Path(tempfile.gettempdir())
-        else nobody(home / "p"),
-        mounts=home / "no-mounts",
-        topology=home / "no-gpus",
+    """Return an environment of a home that loads the wheel's PoCL alone."""
+    environment = layers.environment_of(home, **{**wheel_driver(), **variables})
+    # A folder that others can write may lie right below the system's.
+    return (
+        replace(environment, processes=nobody(home / "p"))
+        if home.parent == Path(tempfile.gettempdir())
+        else environment
     )
 
 

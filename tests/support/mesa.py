@@ -11,12 +11,11 @@ from typing import Any
 
 from homes import Home
 
-from cachectl.layers.base.conformance import nobody
-from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Entry
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.cache import MesaShaderCache
+from support.layers import environment_of
 
 #: Variables with which the loader loads Rusticl alone, which then shows the processor as a device.
 RUSTICL: dict[str, Any] = {"RUSTICL_ENABLE": "llvmpipe", "OCL_ICD_VENDORS": "/etc/OpenCL/vendors/rusticl.icd"}
@@ -117,15 +116,9 @@ def fill_db(folder: Path, entries: dict[str, bytes]) -> None:
     (folder / "mesa_cache.idx").write_bytes(index)
 
 
-def environment(home: Path, **variables: str) -> Environment:
-    return Environment(
-        {"HOME": str(home), **variables}, home=home, cwd=home, processes=nobody(home.parent / "processes")
-    )
-
-
 def layer_of(home: Path, store: str, **variables: str) -> MesaShaderCache:
     home.mkdir(exist_ok=True)
-    return MesaShaderCache(environment(home, **STORES[store], **variables))
+    return MesaShaderCache(environment_of(home, **STORES[store], **variables))
 
 
 def listed(layer: Layer) -> dict[str, Entry]:

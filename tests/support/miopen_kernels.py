@@ -9,13 +9,9 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
-from cachectl.layers.base.conformance import LayerConformance
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import Refused
-from cachectl.layers.base.facts import Ability, Artifact, Problem, Severity
+from cachectl.layers.base.facts import Artifact, Problem, Severity
 from cachectl.layers.base.layer import Layer
+from support.layers import environment_of as environment_of  # noqa: PLC0414 - for its users
 
 TABLE_2_3 = (
     "CREATE TABLE `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,"
@@ -34,10 +30,6 @@ CODE = b"\x7fELF" + b"some code that packs well " * 400
 VERSION = "3.3.0.a85ca8a54"
 
 Values = tuple[bytes, str, int]
-
-
-def environment_of(home: Path, **variables: str) -> Environment:
-    return Environment({"HOME": str(home), **variables}, home=home, cwd=home, temporary=home / "tmp")
 
 
 def packed(code: bytes, level: int = 9) -> Values:
@@ -82,27 +74,6 @@ def problems(layer: Layer) -> list[str]:
     return [found.code for root in layer.roots() for found in layer.store.scan(root) if isinstance(found, Problem)]
 
 
-class MIOpenConformance(LayerConformance):
-    """The shipped suite over a layer of MIOpen; ``fill`` fills a home, with the system's databases in ``db``."""
-
-    layer: type[Layer]
-    fill: staticmethod[[Path], object]
-
-    def environment(self, home: Path) -> Environment:
-        """Keep the system's databases in the home."""
-        return environment_of(
-            home, **({"MIOPEN_SYSTEM_DB_PATH": str(home / "db")} if "system" in self.layer.name else {})
-        )
-
-    def make(self, environment: Environment) -> Layer:
-        """Make it."""
-        return self.layer(environment)
-
-    def seed(self, environment: Environment) -> None:
-        """Fill it."""
-        self.fill(environment.home)
-
-
 def findings(layer: Layer) -> list[tuple[str, Severity]]:
     return [(finding.code, finding.severity) for root in layer.roots() for finding in layer.store.verify(root)]
 
@@ -110,15 +81,3 @@ def findings(layer: Layer) -> list[tuple[str, Severity]]:
 def spoil(path: Path, statement: str) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(statement)
-
-
-def require_read_only(layer: Layer, artifact: Artifact, first: str) -> None:
-    """Check that a package's layer refuses changes, and names the layer to put into."""
-    for ability in (Ability.PUT, Ability.CLEAR, Ability.RELOCATE):
-        assert layer.abilities()[ability] is not None
-    with pytest.raises(Refused, match=f"put into the layer {first},"):
-        layer.put(artifact.key, artifact)
-    with pytest.raises(Refused, match="package manager"):
-        layer.plan_clear()
-    with pytest.raises(Refused, match="MIOPEN_SYSTEM_DB_PATH"):
-        layer.relocate(Path("/elsewhere"))

@@ -58,6 +58,15 @@ def test_every_truncation_is_found(kind: str) -> None:
         assert [length for length in range(4, end) if check(data[:length]) is None] == []
 
 
+#: Ends of zeros that each check finds; sections of native code may end in fewer.
+@pytest.mark.parametrize(("kind", "ends"), [("bitcode of clang", (16, 512)), ("native code of PoCL", (512, 4096))])
+def test_zeros_of_a_power_loss_are_found(kind: str, ends: tuple[int, ...]) -> None:
+    """And in bitcode a block that claims more than there is."""
+    check, data = CHECKS[kind][0], samples(kind)[0]
+    longer = [data[:8] + b"\xff" * 8 + data[16:]] if "bitcode" in kind else []
+    assert all(check(wrong) for wrong in (b"", bytes(len(data)), *(data[:-end] + bytes(end) for end in ends), *longer))
+
+
 def test_modules_of_spirv_end_with_a_function() -> None:
     """A module of three instructions: an entry point, and its function, which begins and ends."""
     entry = (5 << 16 | 15, 6, 1, *(int.from_bytes(part, "little") for part in (b"axpy", b"\0\0\0\0")))
@@ -66,3 +75,23 @@ def test_modules_of_spirv_end_with_a_function() -> None:
     assert device_binaries.complaint(module) is None
     assert device_binaries.spirv_kernels(module) == ("axpy",)
     assert [length for length in range(4, len(module)) if device_binaries.complaint(module[:length]) is None] == []
+
+
+def test_bitcode_in_a_wrapper_is_read() -> None:
+    module = b"BC\xc0\xde" + bytes.fromhex("210c0000 01000000 00000000")
+    wrapped = b"".join(n.to_bytes(4, "little") for n in (0x0B17C0DE, 0, 20, len(module), 7)) + module
+    assert bitcode.complaint(module) is None
+    assert bitcode.complaint(wrapped) is None
+    assert bitcode.complaint(wrapped[:-1]) == f"is cut short at {len(wrapped) - 1} bytes"
+
+
+def test_a_list_longer_than_its_block_is_not_read() -> None:
+    """A record that states 2**30 operands, and one of so many elements of no width, take no time and no memory."""
+    operands = "110" + "100000" + ("000001" * 5 + "100000") + "0" * 40
+    layout = "010" + "01000" + "0" + "110" + "0" + "100" + "00000" + "001" + ("000001" * 5 + "100000") + "0" * 40
+    for text in (operands, layout):
+        length = -(-len(text) // 32)
+        body = int(text[::-1], 2).to_bytes(4 * length, "little")
+        data = b"BC\xc0\xde" + bytes.fromhex("210c0000") + length.to_bytes(4, "little") + body
+        assert bitcode.complaint(data) is None
+        assert bitcode.kernels(data) is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from homes import Home
 from support.drivers import register_driver
 
 from cachectl.layers.base.environment import Environment
@@ -20,7 +20,6 @@ from cachectl.layers.pyopencl import BinaryPortability
 
 if TYPE_CHECKING:
     from conftest import Driver
-    from homes import Home
 
 
 def wheel() -> Path:
@@ -29,21 +28,6 @@ def wheel() -> Path:
     assert package is not None
     assert package.origin is not None
     return Path(package.origin).parent
-
-
-@pytest.mark.real
-def test_report_names_the_file_by_which_a_driver_in_a_conda_prefix_is_found(home: Home) -> None:
-    prefix = str(home.path / "envs" / "of mine")
-    vendors = home.path / "envs" / "of mine" / "etc" / "OpenCL" / "vendors"
-    file = register_driver(vendors, "libpocl.so")
-    # An empty variable names no driver, and the loader searches its folders.
-    variables: dict[str, Any] = {"CONDA_PREFIX": prefix, "OCL_ICD_VENDORS": ""}
-    (layer,) = json.loads(home.cachectl("report", "pocl", "--json", **variables).stdout)["layers"]
-    assert layer["state"] == "enabled"
-    assert layer["drivers"][-1] == file
-    shown = home.cachectl("report", "pocl", COLUMNS="80", **variables).stdout.splitlines()
-    assert f"  driver: ~/envs/of mine/etc/OpenCL/vendors/{Path(file).name}" in shown
-    assert max(map(len, (line for line in shown if "site-packages" not in line))) <= 80
 
 
 @pytest.mark.parametrize("of_this_python", [True, False])
@@ -98,7 +82,7 @@ def test_pyopencl_of_another_python_counts(tmp_path: Path, how: str) -> None:
 
 @pytest.mark.real
 @pytest.mark.environment
-def test_entries_are_not_labelled_with_one_of_several_drivers(
+def test_labels_of_several_drivers(
     home: Home, debian_pocl: Driver, tmp_path: Path, new_home: Callable[[Path], Home]
 ) -> None:
     """Nor with the version of the wheel, which is installed, if another driver is the only one that is registered."""

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.launcher import Launch, launched
 
 if TYPE_CHECKING:
     from conftest import OtherMpi
-    from homes import Home
 
 STAGE = (sys.executable, "-m", "cachectl", "stage", "--out", "warm.zip", "--")
 #: As srun sets them for a step of four tasks within an allocation of eight.
@@ -28,9 +28,7 @@ def lines_of(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 @pytest.mark.cluster
-def test_ranks_that_mpi_does_not_connect_do_nothing_and_one_of_them_reports_it(
-    home: Home, mpiexec: str, open_mpi: OtherMpi
-) -> None:
+def test_ranks_that_mpi_does_not_connect_do_nothing(home: Home, mpiexec: str, open_mpi: OtherMpi) -> None:
     """MPICH's launcher, and a mpi4py that loads Open MPI: each rank is rank 0 of 1."""
     (home.path / "warm.zip").write_bytes(b"what was there")
     done = home.run(mpiexec, "-n", "4", *STAGE, "sh", "-c", "mktemp ran-XXXXXX", check=False, **open_mpi.variables)
@@ -57,9 +55,7 @@ def test_ranks_that_mpi_does_not_connect_do_nothing_and_one_of_them_reports_it(
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_ranks_that_are_connected_go_on_whichever_mpi_it_is(
-    home: Home, mpiexec: str, open_mpi: OtherMpi, ranks: int
-) -> None:
+def test_ranks_that_are_connected_go_on(home: Home, mpiexec: str, open_mpi: OtherMpi, ranks: int) -> None:
     """One rank too, within another launcher, whose variables are passed on to it."""
     pytest.importorskip("mpi4py")
     job: tuple[str, ...] = (open_mpi.mpiexec, "-n", str(ranks), *STAGE, "true")

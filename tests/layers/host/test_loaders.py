@@ -279,7 +279,7 @@ def test_the_drivers_of_the_wheels_loader(wheel_loader: RealLoader, pocl: Path, 
 
 
 @pytest.mark.parametrize("name", needing("wheel_loader", "debian_loader", "khronos_loader", "prefix_loader"))
-def test_the_drivers_of_every_loader(
+def test_every_loader(
     request: pytest.FixtureRequest, name: str, layout: Path, pocl: Path, rusticl_library: Path
 ) -> None:
     loader: RealLoader = request.getfixturevalue(name)
@@ -295,9 +295,7 @@ def linked_by_the_linker(library: Path, name: str, variables: Mapping[str, str])
 
 
 @pytest.mark.parametrize("tag", [15, 29])
-def test_folders_of_either_tag_are_read_in_the_linkers_order(
-    wheel_loader: RealLoader, tmp_path: Path, tag: int
-) -> None:
+def test_folders_of_either_tag_are_in_the_linkers_order(wheel_loader: RealLoader, tmp_path: Path, tag: int) -> None:
     """``LD_LIBRARY_PATH`` counts more than ``DT_RUNPATH``, and less than ``DT_RPATH``."""
     extension, bundled = wheel_loader.libraries
     elf = read_elf(extension.read_bytes())

@@ -5,17 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 
-from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.neighbours import neighbours
-
-if TYPE_CHECKING:
-    from homes import Home
-
 
 DEFAULTS = {
     "Triton": "{home}/.triton/cache",
@@ -70,12 +65,10 @@ def test_sizes_are_counted_to_the_end_or_unknown(tmp_path: Path) -> None:
     assert replace(triton, files=None, bytes=None) == neighbours(environment, most=1)[0]
 
 
-def test_the_report_names_them_when_asked_and_touches_nothing(home: Home) -> None:
+def test_the_report_shows_them_when_asked(home: Home) -> None:
     folder = home.path / ".cupy" / "kernel_cache"
     folder.mkdir(parents=True)
     (folder / "kernel.cubin").write_bytes(bytes(2048))
-    before = snapshot(home.path, times=True)
     assert "neighbours" not in home.json("report")
     shown = home.cachectl("report", "--neighbours").stdout.splitlines()
     assert ["CuPy", "1", "2.0", "KiB", "~/.cupy/kernel_cache", "(default)"] in [line.split() for line in shown]
-    assert snapshot(home.path, times=True) == before

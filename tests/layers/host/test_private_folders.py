@@ -6,37 +6,29 @@ import os
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 from tiers import thorough
 
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.disk.private_folders import NotPrivate, private_folder, temporary_parent
 from cachectl.stage import NodeRoot
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from homes import Home
-
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can act as another user")
 
 
 @pytest.fixture
-def shared() -> Iterator[Path]:
-    """Yield a folder of everybody, as /tmp is. Other users can reach it, as they cannot reach pytest's own folder."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name).resolve() / "shared"
-        folder.mkdir()
-        folder.chmod(0o1777)
-        folder.parent.chmod(0o755)
-        yield folder
+def shared(open_folder: Path) -> Path:
+    """Return a folder of everybody, as /tmp is."""
+    folder = open_folder.resolve() / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder
 
 
 def own(folder: Path) -> Path:
@@ -120,7 +112,7 @@ def test_a_node_stages_only_in_a_folder_of_its_own(home: Home, shared: Path, scr
         *thorough((("run", "--isolated"), "XDG_CACHE_HOME"), (("run", "--no-cache"), "POCL_CACHE_DIR")),
     ],
 )
-def test_nobody_else_can_make_the_folder_again_that_a_background_child_uses(
+def test_nobody_else_can_make_a_used_folder_again(
     home: Home, shared: Path, verb: tuple[str, ...], variable: str
 ) -> None:
     """A program that another user puts there would run as the user of the child."""

@@ -9,20 +9,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from homes import Home
+from support.dictionaries import NONE, dictionary
 
 from cachectl.layers.base.environment import Environment, user_state_folder
 from cachectl.layers.host.pythons import RECORD, Python, PythonRecord, candidates, look
 from cachectl.stack import Stack
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from homes import Home
 
 VERSION = ".".join(map(str, sys.version_info))
 SITE = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
@@ -64,13 +62,9 @@ def prefix(tmp_path: Path) -> Prefix:
 
 
 def row(home: Home, loopy: str, version: str = VERSION) -> None:
-    """Have pytools store a row in a dictionary as a loopy of this version names it, under a Python of a version."""
-    name = f"loopy-schedule-cache-v4-{loopy}-islpy2024.2-cgen2020.1-v2"
-    store = f"from pytools.persistent_dict import WriteOncePersistentDict as D; D({name!r}).store('key', 'value')"
-    home.run(sys.executable, "-c", store)
-    folder = home.path / ".cache" / "pytools"
-    made = folder / f"pdict-v5-{name}-{VERSION}.sqlite"
-    made.rename(folder / f"pdict-v5-{name}-{version}.sqlite")
+    """Make a dictionary with one row, as a loopy of this version names it under a Python of a version."""
+    name = f"pdict-v5-loopy-schedule-cache-v4-{loopy}-islpy2024.2-cgen2020.1-v2-{version}.sqlite"
+    dictionary(home.path / ".cache" / "pytools", name, {"0" * 16: NONE})
 
 
 def user(home: Home, *folders: Path, **changes: str) -> Environment:
@@ -136,7 +130,7 @@ def test_code_in_a_folder_of_packages_is_not_run(prefix: Prefix, tmp_path: Path)
 
 
 @pytest.mark.parametrize("where", ["{}.pth", "{}.egg-info", "{}.dist-info/METADATA", "{}.egg-info/PKG-INFO"])
-def test_a_pipe_or_a_device_in_a_folder_of_packages_is_not_read(
+def test_pipes_and_devices_among_packages_are_unread(
     prefix: Prefix, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """Others may have put it there; a line of the device has no end."""
@@ -151,9 +145,7 @@ def test_a_pipe_or_a_device_in_a_folder_of_packages_is_not_read(
 
 @pytest.mark.parametrize("base", dict.fromkeys([os.path.realpath(sys.executable), "/usr/bin/python3"]))
 @pytest.mark.parametrize("options", [None, [], ["--system-site-packages"]])
-def test_the_folders_of_packages_are_those_that_an_interpreter_adds_to_its_path(
-    tmp_path: Path, base: str, options: list[str] | None
-) -> None:
+def test_folders_of_packages_are_those_on_its_path(tmp_path: Path, base: str, options: list[str] | None) -> None:
     python = Path(base)
     if options is not None:
         made = [base, "-m", "venv", "--without-pip", *options, str(tmp_path / "venv")]
@@ -183,9 +175,7 @@ PARTS = ("", "bin", "base/bin", "base/lib/python3.11", "base/lib64/python3.11", 
 
 @pytest.mark.parametrize("planted", [None, "script", "link", *PARTS])
 @pytest.mark.parametrize("variable", ["PATH", "VIRTUAL_ENV"])
-def test_what_others_can_replace_and_scripts_are_not_started(
-    planted: str | None, variable: str, tmp_path: Path
-) -> None:
+def test_what_others_can_replace_is_not_started(planted: str | None, variable: str, tmp_path: Path) -> None:
     """Nor a program whose modules they can replace, nor one behind a link that they could lead elsewhere."""
     # Others cannot enter the folder of a test.
     with tempfile.TemporaryDirectory() as name:
@@ -278,15 +268,6 @@ def test_rows_are_stale_only_if_a_known_python_made_them_and_none_can_hit_them(
     found = staleness(user(home, *[prefix.python.parent] * (change == "upgraded")))
     assert {name: whether for name, (whether, _) in found.items()} == {"2024.1": stale, "2023.1": None}
     assert because in str(found["2024.1"][1])
-
-
-def test_a_row_of_a_neighbour_that_was_not_looked_for_is_unknown(home: Home) -> None:
-    row(home, "2022.1", "3.99.0.final.0")
-    row(home, "2024.1")
-    found = staleness(user(home))
-    why = "unknown: written by Python 3.99.0, which was not looked for; --python PATH names it"
-    assert (found["2022.1"], found["2024.1"][0]) == ((None, why), None)
-    assert home.json("prune", "--stale")["total"]["removed"] == 0
 
 
 def test_named_pythons_are_all_there_are(home: Home, prefix: Prefix) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import shutil
 import struct
@@ -10,61 +9,22 @@ import sys
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from support.layers import got
-from support.mesa import OPENCL, STORES, contents, crc, entry, environment, fill, graphics, key, layer_of, listed
+from injector import Injector
+from support.layers import environment_of, got
+from support.mesa import OPENCL, STORES, contents, crc, entry, fill, graphics, key, layer_of, listed
 from tiers import amount, thorough
 
 from cachectl.config import Limits
-from cachectl.layers.base.conformance import LayerConformance, snapshot
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import Busy, Damaged, EntryExists
-from cachectl.layers.base.facts import Artifact, Orphan, Severity
-from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.conformance import snapshot
+from cachectl.layers.base.errors import Damaged, EntryExists
+from cachectl.layers.base.facts import Artifact, Severity
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.formats import zstd
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.cache import MesaShaderCache, read_limit
 from cachectl.verbs.prune import plan_prune
-
-if TYPE_CHECKING:
-    from injector import Injector
-
-# ---------------------------------------------------------------------- conformance
-
-
-class OfStore(LayerConformance):
-    store: str
-    part = ""
-
-    def make(self, environment: Environment) -> Layer:
-        return MesaShaderCache(environment)
-
-    def environment(self, home: Path) -> Environment:
-        return super().environment(home).with_variables(STORES[self.store])
-
-    def seed(self, environment: Environment) -> None:
-        fill(environment.home / ".cache", self.store, contents(), part=self.part)
-
-
-class TestMultiFile(OfStore):
-    store = "multi-file"
-
-
-class TestSingleFile(OfStore):
-    store = "single-file"
-
-
-class TestDatabase(OfStore):
-    store = "database"
-
-
-class TestDatabaseInParts(OfStore):
-    store = "database"
-    part = "part3"
-
 
 # ---------------------------------------------------------------------- places and switches
 
@@ -94,7 +54,7 @@ def test_a_size_without_unit_is_gigabytes(value: str, expected: tuple[int, bool]
 def test_a_cache_that_is_nearly_full_is_reported(tmp_path: Path) -> None:
     root = fill(tmp_path / "home" / ".cache", "multi-file", contents())
     (root / "index").write_bytes(struct.pack("<Q", 1000 << 20) + bytes(65536 * 20))
-    assert [finding.code for finding in MesaShaderCache(environment(tmp_path / "home")).diagnose()] == ["cap"]
+    assert [finding.code for finding in MesaShaderCache(environment_of(tmp_path / "home")).diagnose()] == ["cap"]
 
 
 # ---------------------------------------------------------------------- whose entries
@@ -262,22 +222,6 @@ def test_a_single_file_that_mesa_cannot_use_is_removed_with_its_other_half(name:
     assert set(listed(layer)) == {key("a")}
 
 
-def test_a_store_that_a_program_locks_is_waited_for_and_left_as_it_is(tmp_path: Path) -> None:
-    for store, name in (("single-file", "foz_cache.foz"), ("database", "mesa_cache.db")):
-        home = tmp_path / store
-        fill(home / ".cache", store, contents())
-        layer = MesaShaderCache(replace(layer_of(home, store).environment, lock_timeout=0.1))
-        (path,) = home.rglob(name)
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            outcome = layer.clear(layer.plan_clear())
-            assert outcome.removed == 0
-            assert all("locked by another process" in note.because for note in outcome.failed)
-            with pytest.raises(Busy):
-                layer.put(key("z"), Artifact("mesa", key("z"), "mesa-entry/1", entry(b"new")))
-        assert layer.clear(layer.plan_clear()).removed == 4
-
-
 def test_a_program_that_has_a_single_file_open_goes_on_using_its_own(tmp_path: Path) -> None:
     """Mesa keeps places in memory: under an open file nothing may move."""
     layer, root = filled(tmp_path / "home", "single-file", contents())
@@ -327,7 +271,7 @@ def test_an_index_of_one_length_is_no_ground_for_removing_entries(store: str, tm
 
 
 @pytest.mark.parametrize(("store", "arguments"), [("single-file", ("--kernel", "rk0")), *thorough(("multi-file", ()))])
-def test_files_of_a_killed_purge_are_counted_and_removed_by_the_next(
+def test_the_next_purge_completes_a_killed_one(
     store: str, arguments: tuple[str, ...], tmp_path: Path, injector: Injector
 ) -> None:
     from injector import KILL, WRITES, Fault
@@ -356,14 +300,3 @@ def test_files_of_a_killed_purge_are_counted_and_removed_by_the_next(
         pytest.fail("the purge never ends")
     assert nth > 3
     assert orphans > 0 or store == "multi-file"
-
-
-def test_temporaries_go_unless_somebody_may_be_writing_them(tmp_path: Path) -> None:
-    layer, root = filled(tmp_path / "home", "multi-file", contents())
-    (root / f"{key('a')}.tmp").write_bytes(b"half")
-    (orphan,) = (found for found in layer.store.scan(layer.roots()[0]) if isinstance(found, Orphan))
-    assert orphan.key == f"{key('a')}.tmp"
-    using = replace(layer.environment, processes=Path("/no such folder"))
-    assert orphan.key not in {target.key for target in MesaShaderCache(using).plan_clear().entries}
-    assert layer.clear(layer.plan_clear()).failed == ()
-    assert list(root.glob("??/*")) == []

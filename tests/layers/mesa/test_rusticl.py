@@ -11,19 +11,17 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from support.layers import got
+from homes import Home
+from support.layers import got, python, running
 from support.mesa import FOLDERS, RUSTICL, STORES, listed, rusticl
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.facts import Condition
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.mesa.cache import MesaShaderCache
-
-if TYPE_CHECKING:
-    from homes import Home
 
 
 @pytest.fixture(scope="session")
@@ -54,94 +52,82 @@ def test_rusticl_runs_what_a_base_keeps(store: str, cold: Home, tmp_path: Path) 
     variables: dict[str, Any] = {**RUSTICL, **STORES[store]}
     cold.cachectl("run", f"--isolated={base}", "--", *program, "2", **variables)
     before = snapshot(Path(base), times=True)
-    kept = own_keys(cold, base)
+    kept = own_keys(cold, "--root", base)
     for _ in range(2):
         done = cold.cachectl("run", "--base", base, "--isolated=own", "--", *program, "3", **variables)
         assert json.loads(done.stdout.splitlines()[-1])["results"] == [2.0, 103.0, 204.0]
-        keys = own_keys(cold, "own")
+        keys = own_keys(cold, "--root", "own")
         assert len(keys - kept) == 2
         assert kept <= keys
     assert snapshot(Path(base), times=True) == before
 
 
-def own_keys(home: Home, root: str) -> set[str]:
-    return {one["key"] for one in home.json("ls", "mesa", "--root", root)["entries"]}
-
-
-def real(home: Home, store: str) -> MesaShaderCache:
-    return MesaShaderCache(home.environment(**STORES[store]))
+def own_keys(home: Home, *root: str) -> set[str]:
+    return {one["key"] for one in home.json("ls", "mesa", *root)["entries"]}
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("store", STORES)
 def test_rusticl_fills_what_is_reported_listed_and_purged(store: str, cold: Home) -> None:
-    rusticl(cold, 2, **STORES[store])
+    variables = STORES[store]
+    rusticl(cold, 2, **variables)
     report = cold.json("report", "mesa")["layers"][0]
     assert (report["state"], report["entries"]) == ("enabled", 4)
     entries = cold.json("ls", "mesa")["entries"]
     assert {one["root"] for one in entries} == {str(cold.path / ".cache" / FOLDERS[store])}
     assert sorted(one["kernels"][0] for one in entries if one["kernels"]) == ["rk0", "rk1"]
     assert {one["device"] for one in entries} == {"llvmpipe"}
-    assert cold.json("verify", "mesa")["findings"] == []
     keys = {one["key"] for one in entries}
-    rusticl(cold, 2, **STORES[store])
-    assert {one["key"] for one in cold.json("ls", "mesa")["entries"]} == keys
-    assert cold.json("purge", "--all")["total"]["failed"] == 0
-    assert cold.json("ls", "mesa")["entries"] == []
-    # What was removed is missed, and so stored again.
-    rusticl(cold, 2, **STORES[store])
-    assert {one["key"] for one in cold.json("ls", "mesa")["entries"]} == keys
-    assert cold.json("verify", "mesa")["findings"] == []
-
-
-@pytest.mark.real
-@pytest.mark.parametrize("store", STORES)
-def test_rusticl_runs_what_put_has_placed(
-    store: str, cold: Home, new_home: Callable[[Path], Home], tmp_path: Path
-) -> None:
-    """The machine code of one kernel under the key of the other: whatever that computes came out of the cache."""
-    assert rusticl(cold, 2, **STORES[store])["results"] == [2.0, 103.0]
-    layer = real(cold, store)
-    artifacts = {name: got(layer, name) for name in listed(layer)}
-    other = new_home(tmp_path / "other")
-    rusticl(other, 1, **STORES[store])
-    code = {name for name, artifact in artifacts.items() if not artifact.detail["kernels"]}
-    first = code & listed(real(other, store)).keys()
-    (mine,), (foreign,) = first, code - first
-    layer.clear(layer.plan_clear())
-    for name, artifact in artifacts.items():
-        layer.put(name, artifact)
-    assert rusticl(cold, 2, **STORES[store])["results"] == [2.0, 103.0]
-    assert listed(layer).keys() == artifacts.keys()
-    layer.put(mine, replace(artifacts[foreign], key=mine), replace=True)
-    assert rusticl(cold, 2, **STORES[store])["results"] == [103.0, 103.0]
-    layer.clear(layer.plan_clear(Selection(key=mine)))
-    assert rusticl(cold, 2, **STORES[store])["results"] == [2.0, 103.0]
-    assert got(layer, mine).data == artifacts[mine].data
-
-
-@pytest.mark.real
-@pytest.mark.parametrize("store", STORES)
-def test_damage_that_mesa_never_repairs_is_found_and_fixed(store: str, cold: Home) -> None:
-    rusticl(cold, 1, **STORES[store])
-    layer = real(cold, store)
+    # Hits first; then what was removed is missed, and so stored again.
+    for purged in (False, True):
+        if purged:
+            assert cold.json("purge", "--all")["total"]["failed"] == 0
+            assert own_keys(cold) == set()
+        rusticl(cold, 2, **variables)
+        assert own_keys(cold) == keys
+        assert cold.json("verify", "mesa")["findings"] == []
+    # Damage that Mesa never repairs is found, and the command of the finding is its cure.
+    layer = MesaShaderCache(cold.environment(**variables))
     bad = next(name for name, found in listed(layer).items() if found.kernels is None)
     whole = got(layer, bad).data
     damaged = whole[:-5] + bytes(byte ^ 0xFF for byte in whole[-5:])
-    holder = next(
-        path for path in (cold.path / ".cache").glob("mesa*/**/*") if path.is_file() and whole in path.read_bytes()
-    )
+    files = [path for path in (cold.path / ".cache").glob("mesa*/**/*") if path.is_file()]
+    holder = next(path for path in files if whole in path.read_bytes())
     holder.write_bytes(holder.read_bytes().replace(whole, damaged))
     if store != "database":
         # A database it drops whole instead.
-        rusticl(cold, 1, **STORES[store])
+        rusticl(cold, 2, **variables)
         assert damaged in holder.read_bytes()
     (finding,) = cold.json("verify", "mesa", check=False)["findings"]
     assert (finding["key"], finding["severity"]) == (bad, "recompiles every run")
     assert cold.cachectl(*finding["fix"].split()[1:]).returncode == 0
-    assert rusticl(cold, 1, **STORES[store])["results"] == [2.0]
+    assert rusticl(cold, 2, **variables)["results"] == [2.0, 103.0]
     assert got(layer, bad).data == whole
-    assert cold.json("verify", "mesa")["findings"] == []
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("store", STORES)
+def test_rusticl_runs_what_was_put(store: str, cold: Home, new_home: Callable[[Path], Home], tmp_path: Path) -> None:
+    """The machine code of one kernel under the key of the other: whatever that computes came out of the cache."""
+    variables = STORES[store]
+    assert rusticl(cold, 2, **variables)["results"] == [2.0, 103.0]
+    layer = MesaShaderCache(cold.environment(**variables))
+    artifacts = {name: got(layer, name) for name in listed(layer)}
+    other = new_home(tmp_path / "other")
+    rusticl(other, 1, **variables)
+    code = {name for name, artifact in artifacts.items() if not artifact.detail["kernels"]}
+    first = code & listed(MesaShaderCache(other.environment(**variables))).keys()
+    (mine,), (foreign,) = first, code - first
+    layer.clear(layer.plan_clear())
+    for name, artifact in artifacts.items():
+        layer.put(name, artifact)
+    assert rusticl(cold, 2, **variables)["results"] == [2.0, 103.0]
+    assert listed(layer).keys() == artifacts.keys()
+    layer.put(mine, replace(artifacts[foreign], key=mine), replace=True)
+    assert rusticl(cold, 2, **variables)["results"] == [103.0, 103.0]
+    layer.clear(layer.plan_clear(Selection(key=mine)))
+    assert rusticl(cold, 2, **variables)["results"] == [2.0, 103.0]
+    assert got(layer, mine).data == artifacts[mine].data
 
 
 @pytest.mark.real
@@ -174,21 +160,11 @@ def test_a_program_that_runs_on_meets_a_purge_without_an_error(cold: Home) -> No
             "sys.stdin.readline(); print([rusticl.build_and_run(c, q, i)[0] for i in (0, 1)])"
         )
         (cold.path / ".cache").mkdir(exist_ok=True)
-        with subprocess.Popen(
-            [sys.executable, "-c", program, str(cold.programs)],
-            env={**cold.variables, **RUSTICL, "POCL_CACHE_DIR": str(cold.path / "pocl"), **variables},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as child:
-            assert child.stdout is not None
-            assert child.stdin is not None
-            assert child.stdout.readline() == "ready\n"
+        own = {**cold.variables, **RUSTICL, "POCL_CACHE_DIR": str(cold.path / "pocl"), **variables}
+        with running(*python(program, cold.programs), env=own) as child:
             assert cold.json("purge", "mesa")["total"]["failed"] == 0
-            child.stdin.write("\n")
-            child.stdin.flush()
-            assert child.stdout.readline() == "[2.0, 103.0]\n"
-        assert child.returncode == 0
+            assert child.communicate("\n")[0] == "[2.0, 103.0]\n"
+            assert child.returncode == 0
         assert cold.json("verify", "mesa")["findings"] == []
 
 

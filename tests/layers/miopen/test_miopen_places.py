@@ -27,60 +27,68 @@ def environment_of(platform: str = "linux", **variables: str) -> Environment:
     return Environment(variables, home=HOME, platform=platform, cwd=Path("/here"), temporary=Path("/spare"))
 
 
-#: Variables; the folders in which the defaults lie, and the last place.
-DEFAULTS: list[tuple[dict[str, str], list[str]]] = [
-    ({"HOME": "/home/u"}, ["/home/u", "/spare"]),
-    ({"HOME": "/home/u", "TMPDIR": "/scratch", "XDG_CACHE_HOME": "/elsewhere"}, ["/home/u", "/scratch"]),
-    ({}, ["/spare"]),
-    ({"HOME": ""}, ["/spare"]),
-    ({"HOME": "/"}, ["/spare"]),
-    ({"HOME": "/spare"}, ["/spare"]),
-    ({"HOME": "/home/u", "MIOPEN_CUSTOM_CACHE_DIR": "", "MIOPEN_USER_DB_PATH": ""}, ["/home/u", "/spare"]),
-]
-#: Platform and variables; the place and the source of kernels, and of tuning results.
-NAMED: list[tuple[str, dict[str, str], str, str]] = [
+def in_folders(folders: str, default: str) -> list[str]:
+    """Return the places in some folders; the last is the temporary one itself."""
+    named = folders.split()
+    return [f"{folder}/{default}" for folder in named] + named[-1:]
+
+
+@pytest.mark.parametrize(
+    ("variables", "folders"),
+    [
+        ({"HOME": "/home/u"}, "/home/u /spare"),
+        ({"HOME": "/home/u", "TMPDIR": "/scratch", "XDG_CACHE_HOME": "/elsewhere"}, "/home/u /scratch"),
+        ({}, "/spare"),
+        ({"HOME": ""}, "/spare"),
+        ({"HOME": "/"}, "/spare"),
+        ({"HOME": "/spare"}, "/spare"),
+        ({"HOME": "/home/u", "MIOPEN_CUSTOM_CACHE_DIR": "", "MIOPEN_USER_DB_PATH": ""}, "/home/u /spare"),
+    ],
+)
+def test_default_places(variables: dict[str, str], folders: str) -> None:
+    environment = environment_of(**variables)
+    for made, default in ((MIOpenKernels, ".cache/miopen"), (MIOpenTuning, ".config/miopen")):
+        roots = made(environment).roots()
+        assert [str(root.path) for root in roots] == in_folders(folders, default)
+        assert {root.scope for root in roots} == {Scope.USER}
+        assert ("HOME" in roots[0].source) is (folders == "/spare" and variables.get("HOME") != "/spare")
+
+
+#: Platform and variables, and the places with their sources: of the user's kernels and tuning, or of the system's.
+NAMED: list[tuple[str, dict[str, str], list[tuple[str, str]]]] = [
     (
         "linux",
         {"HOME": "/home/u", "MIOPEN_CUSTOM_CACHE_DIR": "~/c", "MIOPEN_USER_DB_PATH": "d"},
-        "/home/u/c",
-        "/here/d",
+        [("/home/u/c", "MIOPEN_CUSTOM_CACHE_DIR"), ("/here/d", "MIOPEN_USER_DB_PATH")],
     ),
-    ("linux", {"MIOPEN_CUSTOM_CACHE_DIR": "~/c", "MIOPEN_USER_DB_PATH": "/d/~"}, "/spare/c", "/d/spare"),
-    ("win32", {"USERPROFILE": "/profile"}, "/profile/.miopen/cache", "/profile/.miopen/db"),
+    (
+        "linux",
+        {"MIOPEN_CUSTOM_CACHE_DIR": "~/c", "MIOPEN_USER_DB_PATH": "/d/~"},
+        [("/spare/c", "MIOPEN_CUSTOM_CACHE_DIR"), ("/d/spare", "MIOPEN_USER_DB_PATH")],
+    ),
+    (
+        "win32",
+        {"USERPROFILE": "/profile"},
+        [(f"/profile/.miopen/{name}", "default (USERPROFILE)") for name in ("cache", "db")],
+    ),
+    (
+        "linux",
+        {"HOME": "/home/u", "MIOPEN_SYSTEM_DB_PATH": "~/db"},
+        [
+            ("/home/u/db", "MIOPEN_SYSTEM_DB_PATH"),
+            ("/here/~/db", "MIOPEN_SYSTEM_DB_PATH (its ~ is taken as it stands)"),
+        ],
+    ),
 ]
 
 
-@pytest.mark.parametrize(("variables", "folders"), DEFAULTS)
-def test_default_places(variables: dict[str, str], folders: list[str]) -> None:
-    environment = environment_of(**variables)
-    for layer, default in (
-        (MIOpenKernels(environment), ".cache/miopen"),
-        (MIOpenTuning(environment), ".config/miopen"),
-    ):
-        assert [str(root.path) for root in layer.roots()] == [f"{folder}/{default}" for folder in folders] + folders[
-            -1:
-        ]
-        assert {root.scope for root in layer.roots()} == {Scope.USER}
-        assert ("HOME" in layer.roots()[0].source) is (len(folders) == 1 and variables.get("HOME") != "/spare")
-
-
-@pytest.mark.parametrize(("platform", "variables", "kernels", "tuning"), NAMED)
-def test_named_places(platform: str, variables: dict[str, str], kernels: str, tuning: str) -> None:
+@pytest.mark.parametrize(("platform", "variables", "places"), NAMED)
+def test_named_places(platform: str, variables: dict[str, str], places: list[tuple[str, str]]) -> None:
     environment = environment_of(platform, **variables)
-    sources = (
-        ["MIOPEN_CUSTOM_CACHE_DIR", "MIOPEN_USER_DB_PATH"] if platform == "linux" else ["default (USERPROFILE)"] * 2
-    )
-    roots = [*MIOpenKernels(environment).roots(), *MIOpenTuning(environment).roots()]
-    assert [(str(root.path), root.source) for root in roots] == list(zip((kernels, tuning), sources, strict=True))
-
-
-def test_the_tilde_of_the_system_folder_is_half_expanded() -> None:
-    environment = environment_of(HOME="/home/u", MIOPEN_SYSTEM_DB_PATH="~/db")
-    roots = [*MIOpenSystemKernels(environment).roots(), *MIOpenSystemTuning(environment).roots()]
-    assert [str(root.path) for root in roots] == ["/home/u/db", "/here/~/db"]
-    assert [root.source for root in roots] == [
-        "MIOPEN_SYSTEM_DB_PATH" + end for end in ("", " (its ~ is taken as it stands)")
-    ]
+    system = "MIOPEN_SYSTEM_DB_PATH" in variables
+    layers = (MIOpenSystemKernels, MIOpenSystemTuning) if system else (MIOpenKernels, MIOpenTuning)
+    roots = [root for made in layers for root in made(environment).roots()]
+    assert [(str(root.path), root.source) for root in roots] == places
 
 
 def library(prefix: Path, name: str = "libMIOpen.so.1.0") -> Path:
@@ -150,22 +158,6 @@ def test_the_state_is_absent_until_a_library_or_a_file_is_here(tmp_path: Path) -
     library(tmp_path / "rocm")
     found = environment.with_variables({"ROCM_PATH": str(tmp_path / "rocm")})
     assert {made(found).state().condition for made in LAYERS} == {Condition.ENABLED}
-
-
-def test_switches_set_one_and_never_an_empty_value() -> None:
-    """And each layer moves with a variable of its own."""
-    for made in LAYERS:
-        layer = made(environment_of(HOME="/home/u"))
-        variable = (
-            "MIOPEN_DISABLE_CACHE" if layer.name in ("miopen", "miopen-system") else "MIOPEN_DEBUG_DISABLE_FIND_DB"
-        )
-        assert (layer.switched(on=False).set, layer.switched(on=True).set) == ({variable: "1"}, {})
-        assert layer.switched(on=True).unset == {variable}
-        assert layer.switched(on=False).read_at_load == ("libMIOpen",)
-    moved = [
-        made(environment_of(HOME="/home/u")).relocate(Path("/scratch")).set for made in (MIOpenKernels, MIOpenTuning)
-    ]
-    assert moved == [{"MIOPEN_CUSTOM_CACHE_DIR": "/scratch/miopen"}, {"MIOPEN_USER_DB_PATH": "/scratch/miopen-db"}]
 
 
 #: The base in a name; architecture, device and compute units.

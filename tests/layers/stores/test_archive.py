@@ -59,13 +59,6 @@ def test_a_tar_that_is_cut_short_is_refused(members: dict[str, bytes], by: str) 
     assert unpack(whole[: end + 512]) == members
 
 
-def test_a_damaged_header_does_not_hide_the_members_after_it() -> None:
-    packed = bytearray(pack({"a": b"1", "b": b"2"}))
-    packed[1024 + 150] ^= 1
-    with pytest.raises(ValueError, match="not a tar"):
-        unpack(bytes(packed))
-
-
 @pytest.mark.parametrize("name", ["/etc/passwd", "../up", "a/../../b", "", ".", "a/.."])
 def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
     for tar in (_foreign({name: b"x"}), pack({name: b"x"})):
@@ -73,31 +66,18 @@ def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
             unpack(tar)
 
 
-def test_a_name_ends_at_its_first_nul_as_tarfile_has_it() -> None:
-    assert unpack(pack({"a\0b": b"content"})) == {"a": b"content"}
-
-
-def hostile_tars() -> dict[str, bytes]:
-    """Make tars that a careless reader would choke on."""
-    link, sparse = tarfile.TarInfo("link"), tarfile.TarInfo("sparse")
+def test_a_hostile_tar_is_refused_at_once() -> None:
+    """Such as a careless reader would choke on."""
+    link, sparse, chained = tarfile.TarInfo("link"), tarfile.TarInfo("sparse"), tarfile.TarInfo("././@LongLink")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-    sparse.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.size": str(1 << 40),
-                          "GNU.sparse.map": f"0,0,{1 << 40},0", "GNU.sparse.name": "sparse"}  # fmt: skip
-    header = tarfile.TarInfo("././@LongLink")
-    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 0
+    sizes = {"major": "0", "minor": "1", "size": str(1 << 40), "map": f"0,0,{1 << 40},0", "name": "sparse"}
+    sparse.pax_headers = {f"GNU.sparse.{name}": value for name, value in sizes.items()}
+    chained.type, chained.size = tarfile.GNUTYPE_LONGNAME, 0
     end = bytes(tarfile.RECORDSIZE)
-    return {
-        "link": link.tobuf(tarfile.PAX_FORMAT) + end,
-        "sparse": sparse.tobuf(tarfile.PAX_FORMAT) + end,
-        "chained": header.tobuf(tarfile.GNU_FORMAT) * 3000,
-        "text": b"no tar at all",
-    }
-
-
-@pytest.mark.parametrize("tar", hostile_tars().values(), ids=hostile_tars())
-def test_a_hostile_tar_is_refused_at_once(tar: bytes) -> None:
-    with pytest.raises(ValueError, match=r"unsafe member|not a tar"):
-        unpack(tar)
+    headers = [one.tobuf(tarfile.PAX_FORMAT) + end for one in (link, sparse)]
+    for tar in (*headers, chained.tobuf(tarfile.GNU_FORMAT) * 3000, b"no tar at all"):
+        with pytest.raises(ValueError, match=r"unsafe member|not a tar"):
+            unpack(tar)
 
 
 def test_an_artifact_file_names_its_own_damage() -> None:

@@ -8,15 +8,15 @@ import sqlite3
 import struct
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
+from homes import Home
 from support.databases import CREATE, FILE, dictionary, interrupted, purge, rows_of
+from support.layers import python, running
 from tiers import amount
 
 from cachectl.layers.base.conformance import snapshot
@@ -26,10 +26,7 @@ from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.pytools import PytoolsDictionaries
 from cachectl.layers.pytools.dictionaries import SCHEMA
 from cachectl.layers.stores.database import file_stamp
-from cachectl.layers.stores.rows import CHANGED, Row, RowFile, Weight
-
-if TYPE_CHECKING:
-    from homes import Home
+from cachectl.layers.stores.rows import CHANGED, RowFile, Weight
 
 NOBODY: Final = 65534
 as_root = pytest.mark.skipif(
@@ -136,14 +133,6 @@ def test_every_truncation_is_found_and_none_ends_in_an_error(home: Home) -> None
         assert not path.exists()
 
 
-def test_a_journal_that_vanishes_while_a_database_is_opened_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = dictionary(tmp_path / FILE, 1)
-    monkeypatch.setattr(os.path, "lexists", lambda _: True)
-    assert len(RowFile("loopy", path, SCHEMA).rows()) == 1
-
-
 def test_a_damaged_file_goes_only_whole_unchanged_and_used_by_nobody(tmp_path: Path) -> None:
     path = dictionary(tmp_path / FILE)
     rows = rows_in(path, lock_timeout=0.1)
@@ -153,16 +142,12 @@ def test_a_damaged_file_goes_only_whole_unchanged_and_used_by_nobody(tmp_path: P
     assert rows.remove_damaged(stamp, lambda _path: None) == CHANGED
     assert rows.remove_damaged(file_stamp(path), lambda _path: "is open in a program") == "is open in a program"
     hold = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_SH, 1, 0x40000002);"
-    command = [sys.executable, "-c", f"{hold} print(flush=True); input()", str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
-        assert reader.stdout is not None
-        reader.stdout.readline()
+    with running(*python(f"{hold} print(flush=True); input()", path)):
         begin = time.monotonic()
         with pytest.raises(Busy):
             rows_in(path).remove_damaged(file_stamp(path), lambda _path: None)
         assert time.monotonic() - begin < 2, "it waited until the program had ended its transaction"
         assert path.exists()
-        reader.communicate(b"\n")
     for suffix in ("-journal", "-shm"):
         Path(f"{path}{suffix}").touch()
     assert rows.remove_damaged(file_stamp(path), lambda _path: None) is None
@@ -254,27 +239,6 @@ def test_a_log_is_unknown_until_it_is_applied_and_reading_leaves_no_file(tmp_pat
         assert connection.execute("select count(*) from dict").fetchone() == (0,)
 
 
-def test_rows_whose_deletion_failed_late_are_counted_as_the_next_program_finds_them(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The disk fails after the log has the deletion: the next program applies the log."""
-    path = dictionary(home.path / ".cache" / "pytools" / FILE)
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("pragma journal_mode = wal")
-
-    def delete(rows: RowFile, planned: object) -> frozenset[Row]:
-        del planned
-        script = "import os, sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('delete from dict'); c.commit()"
-        subprocess.run([sys.executable, "-c", f"{script}; os._exit(0)", str(rows.path)], check=True)
-        raise Unreachable(rows.layer, "disk I/O error", rows.path)
-
-    monkeypatch.setattr(RowFile, "delete", delete)
-    layer = PytoolsDictionaries(home.environment())
-    outcome = layer.clear(layer.plan_clear())
-    assert (outcome.removed, len(outcome.failed)) == (20, 1)
-    assert rows_of(path) == 0
-
-
 def test_a_database_that_was_written_to_while_it_was_read_without_a_lock_is_no_damage(tmp_path: Path) -> None:
     path = dictionary(tmp_path / FILE, rows=2000)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -289,22 +253,13 @@ def test_a_database_that_was_written_to_while_it_was_read_without_a_lock_is_no_d
 # ---------------------------------------------------------------------- other users
 
 
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    """Make a folder that every user can reach."""
-    folder = Path(tempfile.mkdtemp(prefix="shared-"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
-
-
 @as_root
 @pytest.mark.parametrize("mode", [0o1777, 0o777])
-def test_no_database_is_opened_for_writing_where_others_can_write(shared: Path, mode: int) -> None:
+def test_no_database_is_opened_for_writing_where_others_can_write(open_folder: Path, mode: int) -> None:
     """Another user would name the file that sqlite deletes: that of the journal's super-journal."""
-    path = dictionary(shared / ".cache" / "pytools" / FILE)
+    path = dictionary(open_folder / ".cache" / "pytools" / FILE)
     path.parent.chmod(mode)
-    victim = shared / "thesis.tex"
+    victim = open_folder / "thesis.tex"
     victim.write_text("years of work")
     name, magic = os.fsencode(victim), bytes.fromhex("d9d505f920a163d7")
     head = (magic + struct.pack(">5I", 0, 1, 1, 512, 4096)).ljust(512, b"\0")
@@ -314,21 +269,21 @@ def test_no_database_is_opened_for_writing_where_others_can_write(shared: Path, 
     os.chown(journal, NOBODY, NOBODY)
     with pytest.raises(LayerError):
         rows_in(path, 0.2).insert([(("new",), (b"1",))], replace=True)
-    status, done = purge(shared)
+    status, done = purge(open_folder)
     assert (status, done["removed"]) == (1, 0)
     assert victim.read_text() == "years of work"
     journal.unlink()
-    assert "other users can write to" in purge(shared)[1]["failed"][0]["because"]
+    assert "other users can write to" in purge(open_folder)[1]["failed"][0]["because"]
     assert rows_of(path) == 20
     path.parent.chmod(0o755)
-    assert purge(shared)[0] == 0
+    assert purge(open_folder)[0] == 0
     assert rows_of(path) == 0
 
 
 @as_root
-def test_a_file_that_others_can_write_is_changed_only_if_they_are_trusted(shared: Path) -> None:
+def test_a_file_that_others_can_write_is_changed_only_if_they_are_trusted(open_folder: Path) -> None:
     """As MIOpen makes its folders and files."""
-    path = dictionary(shared / FILE)
+    path = dictionary(open_folder / FILE)
     path.chmod(0o666)
     before = path.read_bytes()
     rows = rows_in(path)
@@ -341,9 +296,9 @@ def test_a_file_that_others_can_write_is_changed_only_if_they_are_trusted(shared
 
 
 @as_root
-def test_writers_of_a_folder_are_found(shared: Path) -> None:
+def test_writers_of_a_folder_are_found(open_folder: Path) -> None:
     """The modes and owners of the whole way count; behind a folder that others cannot enter, modes do not."""
-    folder = shared / "a" / "b"
+    folder = open_folder / "a" / "b"
     folder.mkdir(parents=True)
     (folder / "file").touch()
     assert shared_because(folder, ("file", "missing")) is None
@@ -352,20 +307,20 @@ def test_writers_of_a_folder_are_found(shared: Path) -> None:
     os.chown(folder, 0, NOBODY)
     assert shared_because(folder) == f"other users can write to {folder}"
     folder.chmod(0o777)
-    (shared / "a").chmod(0o700)
+    (open_folder / "a").chmod(0o700)
     assert shared_because(folder) is None
-    (shared / "a").chmod(0o1777)
+    (open_folder / "a").chmod(0o1777)
     folder.chmod(0o755)
     assert shared_because(folder) is None, "sticky"
     (folder / "file").chmod(0o666)
     assert shared_because(folder, ("file",)) == f"other users can write to {folder / 'file'}"
-    (shared / "a").chmod(0o755)
-    (shared / "link").symlink_to(folder)
-    assert shared_because(shared / "link") is None
-    os.lchown(shared / "link", NOBODY, NOBODY)
-    assert shared_because(shared / "link") == f"{shared / 'link'} belongs to nobody"
-    os.chown(shared / "a", NOBODY, NOBODY)
-    assert shared_because(folder) == f"{shared / 'a'} belongs to nobody"
+    (open_folder / "a").chmod(0o755)
+    (open_folder / "link").symlink_to(folder)
+    assert shared_because(open_folder / "link") is None
+    os.lchown(open_folder / "link", NOBODY, NOBODY)
+    assert shared_because(open_folder / "link") == f"{open_folder / 'link'} belongs to nobody"
+    os.chown(open_folder / "a", NOBODY, NOBODY)
+    assert shared_because(folder) == f"{open_folder / 'a'} belongs to nobody"
 
 
 #: Asks who can write to a folder, where some accounts are others.
@@ -380,19 +335,21 @@ print(shared_because(folder), list(map(str, open_to_others(folder))))
 
 @as_root
 @pytest.mark.parametrize(("passwd", "group"), [("operator:x:11:0::/:/bin/sh\n", ""), ("", "eve")])
-def test_the_group_of_root_is_trusted_only_while_nobody_else_has_it(shared: Path, passwd: str, group: str) -> None:
+def test_the_group_of_root_is_trusted_only_while_nobody_else_has_it(open_folder: Path, passwd: str, group: str) -> None:
     """An account whose first group it is stands in no list of members."""
-    folder = shared / "folder"
+    folder = open_folder / "folder"
     folder.mkdir()
     folder.chmod(0o775)
-    (shared / "passwd").write_text(f"root:x:0:0::/root:/bin/sh\n{passwd}")
-    (shared / "group").write_text(f"root:x:0:{group}\n")
-    script = f'mount --bind {shared}/passwd /etc/passwd && mount --bind {shared}/group /etc/group && exec "$@"'
+    (open_folder / "passwd").write_text(f"root:x:0:0::/root:/bin/sh\n{passwd}")
+    (open_folder / "group").write_text(f"root:x:0:{group}\n")
+    script = (
+        f'mount --bind {open_folder}/passwd /etc/passwd && mount --bind {open_folder}/group /etc/group && exec "$@"'
+    )
     command = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", ASK, str(folder)]
     asked = subprocess.run(command, capture_output=True, text=True, check=False)
     if "Traceback" not in asked.stderr and asked.returncode:
         pytest.skip("cannot mount here")
     assert asked.stdout == f"other users can write to {folder} ['{folder}']\n"
-    (shared / "passwd").write_text("root:x:0:0::/root:/bin/sh\n")
-    (shared / "group").write_text("root:x:0:\n")
+    (open_folder / "passwd").write_text("root:x:0:0::/root:/bin/sh\n")
+    (open_folder / "group").write_text("root:x:0:\n")
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "None []\n"

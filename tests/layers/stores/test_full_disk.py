@@ -14,15 +14,13 @@ import sys
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from homes import Home
 from tiers import thorough
 
-from cachectl.layers.disk.room import Room, left_of_quota, room_at
-
-if TYPE_CHECKING:
-    from homes import Home
+from cachectl.layers.disk.room import Room, left_of_quota
 
 PYTHON = ".".join(str(part) for part in sys.version_info)
 ROWS = 40
@@ -95,17 +93,18 @@ def cachectl(home: Path, *arguments: str, command: tuple[str, ...] = ("-m", "cac
     return done.returncode, json.loads(done.stdout) if done.stdout else {}
 
 
+def purged(home: Path, *arguments: str, command: tuple[str, ...] = ("-m", "cachectl")) -> tuple[int, dict[str, Any]]:
+    """Purge; return the status and what became of the dictionaries."""
+    status, result = cachectl(home, "purge", *arguments or ("pytools",), command=command)
+    return status, next((layer for layer in result.get("layers", ()) if layer["layer"] == "pytools"), {})
+
+
 def state(file: Path) -> tuple[str, int]:
     """Return what sqlite's own check says of a database, and the number of rows."""
     with closing(sqlite3.connect(file)) as connection:
         (verdict,) = connection.execute("pragma integrity_check").fetchone()
         (rows,) = connection.execute("select count(*) from dict").fetchone()
         return str(verdict), int(rows)
-
-
-def of_layer(result: dict[str, Any], name: str) -> dict[str, Any]:
-    layers: dict[str, dict[str, Any]] = {layer["layer"]: layer for layer in result["layers"]}
-    return layers[name]
 
 
 @pytest.mark.real
@@ -115,10 +114,8 @@ def test_a_disk_with_dictionaries_alone_is_cleared_without_a_free_byte(disk: Pat
     other = fill_dictionary(disk, "other")
     fill_up(disk)
     full = file.stat().st_size
-    status, result = cachectl(disk, "purge", "--all")
-    assert status == 0
-    said = of_layer(result, "pytools")
-    assert (said["removed"], said["skipped"]) == (2 * ROWS, [])
+    status, said = purged(disk, "--all")
+    assert (status, said["removed"], said["skipped"]) == (0, 2 * ROWS, [])
     assert said["bytes_freed"] >= 2 * (full - 12288)
     assert state(file) == state(other) == ("ok", 0)
     assert file.stat().st_size == 12288
@@ -149,7 +146,7 @@ def test_a_program_that_has_the_dictionary_open_goes_on(disk: Path) -> None:
         assert ask("mine[3][:2]") == repr(b"\x03\x03")
         fill_up(disk)
         inode = file.stat().st_ino
-        assert cachectl(disk, "purge", "--all")[0] == 0
+        assert purged(disk, "--all")[0] == 0
         assert file.stat().st_ino == inode
         assert ask("mine[3]") == "miss"
         assert ask("mine.store_if_not_present(3, b'new')") == "None"
@@ -174,7 +171,7 @@ def test_a_kill_at_any_write_leaves_all_rows_or_none(disk: Path, tmp_path: Path)
         fill_up(disk)
         script = tmp_path / "killed.py"
         script.write_text(KILLED)
-        killed, _ = cachectl(disk, "purge", "pytools", command=(str(script), str(len(found))))
+        killed, _ = purged(disk, command=(str(script), str(len(found))))
         verdict, rows = state(file)
         assert verdict == "ok"
         assert rows in (0, ROWS)
@@ -194,8 +191,8 @@ def test_a_disk_without_inodes_is_cleared(mount: Callable[..., Path], tmp_path: 
     disk = mount("-t", "tmpfs", "-o", "size=8m,nr_inodes=30", "tmpfs", on=tmp_path / "disk")
     file = fill_dictionary(disk, "mine")
     use_up_inodes(disk)
-    status, result = cachectl(disk, "purge", "--all")
-    assert (status, of_layer(result, "pytools")["removed"]) == (0, ROWS)
+    status, said = purged(disk, "--all")
+    assert (status, said["removed"]) == (0, ROWS)
     assert state(file) == ("ok", 0)
     assert file.stat().st_size < 12288
 
@@ -209,9 +206,9 @@ def test_rows_of_which_some_stay_need_room_and_say_so(disk: Path) -> None:
         connection.execute("insert into dict values ('small', ?)", (pickle.dumps(1),))
     fill_up(disk)
     before = file.read_bytes()
-    status, result = cachectl(disk, "purge", "pytools", "--key", f"{file.name}/{key}")
+    status, said = purged(disk, "pytools", "--key", f"{file.name}/{key}")
+    (failed,) = said["failed"]
     assert status == 1
-    (failed,) = of_layer(result, "pytools")["failed"]
     assert "disk is full; make room and try again" in failed["because"]
     assert file.read_bytes() == before
 
@@ -228,14 +225,14 @@ def test_a_quota_that_sqlite_takes_for_an_io_error_is_no_hindrance(home: Home) -
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert "disk I/O error" in done.stderr
         assert connection.execute("select count(*) from dict").fetchone() == (ROWS,)
-    status, result = cachectl(home.path, "purge", "pytools", command=("-c", program))
-    assert (status, of_layer(result, "pytools")["removed"]) == (0, ROWS)
+    status, said = purged(home.path, command=("-c", program))
+    assert (status, said["removed"]) == (0, ROWS)
     assert state(file) == ("ok", 0)
     assert file.stat().st_size < 2048
     # With small pages it is used as before, and the next purge gives it usual ones.
     assert fill_dictionary(home.path, "mine") == file
     assert state(file) == ("ok", ROWS)
-    assert cachectl(home.path, "purge", "pytools")[0] == 0
+    assert purged(home.path)[0] == 0
     assert (state(file), file.stat().st_size) == (("ok", 0), 12288)
 
 
@@ -256,13 +253,12 @@ def test_a_database_of_another_form_is_not_emptied_in_place(disk: Path, statemen
     with closing(sqlite3.connect(file, isolation_level=None)) as connection:
         connection.executescript(statement)
     filler = fill_up(disk)
-    status, result = cachectl(disk, "purge", "pytools")
-    assert status == 1, why
-    assert "make room" in of_layer(result, "pytools")["failed"][0]["because"]
+    status, said = purged(disk)
+    assert (status, "make room" in said["failed"][0]["because"]) == (1, True), why
     filler.unlink()
     assert state(file) == ("ok", ROWS)
-    status, result = cachectl(disk, "purge", "pytools")
-    assert (status, of_layer(result, "pytools")["removed"]) == (0, ROWS)
+    status, said = purged(disk)
+    assert (status, said["removed"]) == (0, ROWS)
 
 
 # ---------------------------------------------------------------------- the doctor
@@ -270,9 +266,7 @@ def test_a_database_of_another_form_is_not_emptied_in_place(disk: Path, statemen
 
 @pytest.mark.real
 @pytest.mark.parametrize("lack", ["bytes", *thorough("files")])
-def test_a_full_home_is_reported_first_and_pruned(
-    lack: str, mount: Callable[..., Path], tmp_path: Path, filled: Home
-) -> None:
+def test_a_full_home_is_first_and_pruned(lack: str, mount: Callable[..., Path], tmp_path: Path, filled: Home) -> None:
     """A home on 6 MB without a free byte, or without an inode: the doctor begins with it, and prune makes room."""
     held = sum(1 for _ in (filled.path / ".cache").rglob("*"))
     inodes = "" if lack == "bytes" else f",nr_inodes={held + 20}"
@@ -306,10 +300,3 @@ def test_a_quota_bounds_what_can_be_stored() -> None:
     answer = struct.pack("=8QI4x", 100, 90, 60_000, 10, 0, 12, 0, 0, 63)
     assert left_of_quota(answer, "your quota") == Room(42_400, 0, "your quota")
     assert left_of_quota(struct.pack("=8QI4x", 0, 90, 60_000, 0, 5, 12, 0, 0, 63), "your quota") is None
-
-
-def test_room_is_that_of_the_nearest_folder(tmp_path: Path) -> None:
-    status = os.statvfs(tmp_path)
-    first = room_at(tmp_path / "not" / "yet")[0]
-    assert first.source == "the file system"
-    assert first.bytes == pytest.approx(status.f_bavail * status.f_frsize, rel=0.5)

@@ -57,9 +57,7 @@ def test_an_entry_that_was_put_is_read_back(database: dict[str, dict[str, str]])
 
 
 @given(DATABASES, st.data())
-def test_neighbours_of_what_is_deleted_stay_byte_for_byte(
-    database: dict[str, dict[str, str]], data: st.DataObject
-) -> None:
+def test_neighbours_of_what_is_deleted_stay(database: dict[str, dict[str, str]], data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "records.txt")
         lines = {key: line_of(key, items) for key, items in database.items()}
@@ -111,7 +109,7 @@ def test_the_readers_rules(tmp_path: Path) -> None:
         (b"", None, ["malformed"]),
     ],
 )
-def test_a_record_is_hit_if_any_item_has_an_id(
+def test_records_as_miopen_reads_them(
     tmp_path: Path, contents: bytes, items: dict[str, str] | None, codes: list[str]
 ) -> None:
     path = tmp_path / "records.txt"

@@ -11,15 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from injector import Ended, Fault
+from homes import Home
+from injector import Ended, Fault, Injector
 from worlds import module, synthetic_world
-
-if TYPE_CHECKING:
-    from homes import Home
-    from injector import Injector
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
 

@@ -6,16 +6,14 @@ import contextlib
 import os
 import re
 import resource
-import signal
-import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.layers import python, running
 from tiers import amount
 
 from cachectl.layers.base.conformance import snapshot
@@ -23,10 +21,6 @@ from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unreac
 from cachectl.layers.base.facts import Entry, Orphan, Problem
 from cachectl.layers.disk.locks import presence_lock
 from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree, always
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 SHAPE = Shape((re.compile("[a-f]{2}"), re.compile("[0-9]{4}")), folders=True)
 
@@ -154,9 +148,7 @@ def build(folder: Path, content: object) -> None:
     max_examples=amount(40, 150), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 @given(content=st.dictionaries(NAMES, TREES, max_size=5))
-def test_nothing_but_leaves_of_the_shape_ever_goes(
-    tmp_path_factory: pytest.TempPathFactory, content: dict[str, object]
-) -> None:
+def test_only_leaves_of_the_shape_ever_go(tmp_path_factory: pytest.TempPathFactory, content: dict[str, object]) -> None:
     tree = Tree("test", tmp_path_factory.mktemp("tree") / "root", SHAPE)
     build(tree.root, content)
     before = snapshot(tree.root)
@@ -174,19 +166,13 @@ def test_the_stage_of_a_running_cachectl_is_not_an_orphan(tree: Tree) -> None:
     stage = tree.root / (".cachectl-stage-" + "0" * 32)
     stage.mkdir()
     program = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), 2); print(1, flush=True); input()"
-    command = [sys.executable, "-c", program, str(stage)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"1\n"
+    with running(*python(program, stage)):
         assert leaves(tree) == []
-        holder.communicate(b"\n")
     assert [leaf.key for leaf in leaves(tree)] == [stage.name]
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("file", path)], ids=["pipe", "link"])
-def test_an_entry_that_cannot_be_read_stays_unless_it_is_to_be_replaced(
-    tree: Tree, make: Callable[[Path], None]
-) -> None:
+def test_an_entry_that_cannot_be_read_stays_unless_replaced(tree: Tree, make: Callable[[Path], None]) -> None:
     folder = fill(tree)
     make(folder / "strange")
     with pytest.raises(LayerError, match="cannot read strange: "):
@@ -276,26 +262,6 @@ def test_an_entry_may_have_more_folders_than_files_may_be_open(tree: Tree) -> No
 # ---------------------------------------------------------------------- many at once
 
 MEMBERS = {"program": b"p" * 5000, "kernel/code": b"c" * 3000, "empty": b""}
-#: Places 30 entries in a root, and is killed before the given call of those that change it.
-KILLED = """
-import os, re, signal, sys
-from itertools import count
-from pathlib import Path
-calls = count()
-def dying(function):
-    def call(*arguments, **options):
-        if next(calls) == int(sys.argv[2]):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*arguments, **options)
-    return call
-for name in ("open", "write", "mkdir", "rename", "unlink", "rmdir"):
-    setattr(os, name, dying(getattr(os, name)))
-from cachectl.layers.stores.tree import Shape, Tree
-shape = Shape((re.compile("[a-f]{2}"), re.compile("[0-9]{4}")), folders=True)
-members = {"program": b"p" * 5000, "kernel/code": b"c" * 3000, "empty": b""}
-placed = Tree("test", Path(sys.argv[1]), shape).write({f"ab/{n:04}": members for n in range(30)})
-print(len(placed), next(calls))
-"""
 
 
 def test_a_file_in_the_way_stays_and_other_entries_are_placed(tree: Tree, tmp_path: Path) -> None:
@@ -317,24 +283,6 @@ def test_a_file_in_the_way_stays_and_other_entries_are_placed(tree: Tree, tmp_pa
     assert os.listdir(tree.root / "ab" / "0001") == []
     assert (tree.root / "ab" / "0003").read_text() == "no folder"
     assert not [name for name in os.listdir(tree.root) if OWN_TEMPORARY.fullmatch(name)]
-
-
-def test_a_kill_leaves_whole_entries(tmp_path: Path) -> None:
-    def run(root: Path, call: int) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", KILLED, str(root), str(call)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    placed, calls = map(int, run(tmp_path / "whole", -1).stdout.split())
-    assert placed == 30
-    partly = 0
-    for call in range(calls // 6, calls, calls // 4):
-        root = tmp_path / str(call)
-        assert run(root, call).returncode == -signal.SIGKILL
-        tree = Tree("test", root, SHAPE)
-        standing = [tree.read_members(path.relative_to(root).as_posix()) for path in root.glob("ab/*")]
-        assert all(members == MEMBERS for members in standing)
-        partly += 0 < len(standing) < 30
-    assert partly
 
 
 # ---------------------------------------------------------------------- locks
