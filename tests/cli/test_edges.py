@@ -86,7 +86,11 @@ MISUSE = [
     ("trace", 2, "end the line with -- and the command to run"),
     ("reprot", 2, "unknown command 'reprot'; did you mean report?"),
     ("--json report", 2, "write the command first, not --json"),
-    *((word, 2, f"unknown command {word!r}; did you mean {verb}?") for word, verb in MEANT.items() if word not in VERBS),
+    *(
+        (word, 2, f"unknown command {word!r}; did you mean {verb}?")
+        for word, verb in MEANT.items()
+        if word not in VERBS
+    ),
     # A command that is not marked off: the corrected line.
     ("run --no-cache python x.py", 2, ": cachectl run --no-cache -- python x.py"),
     ("run --isolated python x.py", 2, ": cachectl run --isolated -- python x.py"),

@@ -90,27 +90,13 @@ def test_layers_of_one_switch_are_emptied_one_at_a_time(home: Home, tmp_path: Pa
 
 def test_rounds_begin_with_another_setting_each(home: Home, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    script = f'echo "${{POCL_KERNEL_CACHE}}" >> {log}'
+    # It is given nothing to read.
+    script = f'echo "${{POCL_KERNEL_CACHE}}$(cat)" >> {log}'
     measured = bench(home, "-n", "3", command=("sh", "-c", script))
     assert [one["setting"] for one in measured["settings"]] == ["warm", "cold", "off"]
     assert measured["saved_by_layer"] == []
     # After two runs that fill nothing: warm cold off, cold off warm, off warm cold.
     assert "".join(log.read_text().split()) == "11" + "110" + "101" + "011"
-
-
-@pytest.mark.thorough
-@pytest.mark.real
-def test_a_command_that_never_gets_warm_is_said(home: Home) -> None:
-    program = (
-        "import time; from pytools.persistent_dict import PersistentDict\n"
-        "PersistentDict('never-the-same', safe_sync=False)[time.time_ns()] = 1\n"
-    )
-    done = home.cachectl("bench", "-n", "1", "--", sys.executable, "-c", program)
-    assert "pytools off" in done.stdout
-    assert done.stderr.splitlines() == [
-        "cachectl: still storing new entries after 3 runs; warm timings may be too high",
-        "cachectl: a warm run stored new entries in pytools; warm timings may be too high",
-    ]
 
 
 def test_a_failing_command_ends_it_with_its_own_status(home: Home, tmp_path: Path) -> None:
@@ -124,15 +110,6 @@ def test_a_failing_command_ends_it_with_its_own_status(home: Home, tmp_path: Pat
     ]
     assert not target.exists()
     assert home.cachectl("bench", "--", "sh", "-c", "kill -9 $$", check=False).returncode == 137
-    done = home.cachectl("bench", "--", "no-such-program", check=False)
-    assert (done.returncode, done.stderr) == (
-        127,
-        "cachectl: cannot start 'no-such-program': No such file or directory\n",
-    )
-
-
-def test_the_command_is_given_nothing_to_read(home: Home) -> None:
-    assert home.cachectl("bench", "-n", "1", "--", "sh", "-c", 'test -z "$(cat)"').returncode == 0
 
 
 @pytest.mark.parametrize("taken_well", [False, True])
@@ -149,20 +126,6 @@ def test_a_signal_ends_all_of_it_and_the_scratch_goes(home: Home, tmp_path: Path
         assert started.wait(600) == 128 + signal.SIGTERM
     (root,) = log.read_text().splitlines()
     assert not Path(root).parent.exists()
-
-
-def test_misuse_is_noticed_before_anything_is_run(home: Home, tmp_path: Path) -> None:
-    ran = tmp_path / "ran"
-    command = ("--", "touch", str(ran))
-    for wrong, line in {
-        ("--plot", "bars.jpeg"): "cachectl: --plot 'bars.jpeg': the file name must end in .png or .svg",
-        ("--json", "nowhere/b.json"): "cachectl: 'nowhere/b.json': the folder does not exist; make nowhere first",
-    }.items():
-        done = home.cachectl("bench", *wrong, *command, check=False)
-        assert (done.returncode, done.stderr) == (2, f"{line}\n")
-    assert home.cachectl("bench", "-n", "0", *command, check=False).returncode == 2
-    assert home.cachectl("bench", check=False).returncode == 2
-    assert not ran.exists()
 
 
 def test_plots_name_the_command_and_every_setting(home: Home, tmp_path: Path) -> None:

@@ -11,20 +11,18 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+from homes import Home
 from support.tracing import layer_of, numbers, real, trace
 from tiers import thorough
 
-from cachectl.switching.run import CannotStart
 from cachectl.watching.processes import Processes
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from conftest import Driver
-    from homes import Home
 
 #: A program of two builds, one of them by loopy.
 TWO = ("thirteen.py", "1", "1", "live")
@@ -91,32 +89,26 @@ def test_cold_warm_and_after_a_purge(home: Home) -> None:
 
 @pytest.mark.thorough
 @real
-def test_the_numbers_are_those_of_the_libraries_own_logs(home: Home) -> None:
+def test_the_numbers_are_those_of_the_libraries_own_messages(home: Home) -> None:
+    """Cold and warm, also by PoCL's messages in a run without a trace."""
     for expected in ("miss", "hit"):
         document = trace(home, "binaries.py", "5")
-        said = Counter(re.findall("binary cache (hit|miss)", document["printed"]))
-        assert said == {expected: 5}
-        assert numbers(document, "pyopencl")[:2] == (said["hit"], said["miss"])
-
-
-@pytest.mark.thorough
-@real
-def test_pocl_says_the_same_of_itself(home: Home) -> None:
-    """Cold and warm, PoCL's own messages in a run without a trace count as many programs built and written."""
+        assert Counter(re.findall("binary cache (hit|miss)", document["printed"])) == {expected: 5}
+        assert numbers(document, "pyopencl") == ((0, 5, 5) if expected == "miss" else (5, 0, 0))
     program = (sys.executable, str(home.programs / "thirteen.py"), "8", "5")
     assert numbers(trace(home, "thirteen.py", "8", "5"), "pocl") == (0, 13, 13)
-    traced_warm = numbers(trace(home, "thirteen.py", "8", "5"), "pocl")
-    said = home.run(*program, POCL_DEBUG="llvm").stderr
-    builds, writes = said.count("building program with options"), said.count("Writing program.bc")
-    assert traced_warm == (builds - writes, writes, writes) == (13, 0, 0)
-    shutil.rmtree(home.path / ".cache" / "pocl" / "kcache")
-    said = home.run(*program, POCL_DEBUG="llvm").stderr
-    assert (said.count("building program with options"), said.count("Writing program.bc")) == (13, 13)
+    for expected_writes in (0, 13):
+        if expected_writes:
+            shutil.rmtree(home.path / ".cache" / "pocl" / "kcache")
+        else:
+            assert numbers(trace(home, "thirteen.py", "8", "5"), "pocl") == (13, 0, 0)
+        said = home.run(*program, POCL_DEBUG="llvm").stderr
+        assert (said.count("building program with options"), said.count("Writing program.bc")) == (13, expected_writes)
 
 
 @pytest.mark.thorough
 @real
-def test_four_programs_at_once_are_counted_together(home: Home) -> None:
+def test_four_programs_at_once_are_counted_together_and_one_beside_does_not_count(home: Home) -> None:
     """Children's numbers add up: each of four warm programs hits all it asks for."""
     trace(home, *THREE)
     one = trace(home, *THREE)
@@ -126,11 +118,6 @@ def test_four_programs_at_once_are_counted_together(home: Home) -> None:
         assert hits
         assert numbers(four, layer) == (4 * hits, misses, stores)
 
-
-@pytest.mark.thorough
-@real
-def test_another_program_beside_does_not_count(home: Home) -> None:
-    trace(home, *THREE)
     waiting = (
         "import subprocess, sys; import pyopencl;"
         "environment = dict(__import__('os').environ); del environment['CACHECTL_TRACE'];"
@@ -268,19 +255,6 @@ def test_a_block_of_this_process_with_libraries_that_are_loaded(home: Home) -> N
     assert rows(home, "loopy-") == 2 * stores > 0
 
 
-def test_misuse_is_one_line(home: Home) -> None:
-    assert home.cachectl("trace", check=False).returncode == 2
-    ran = home.path / "ran"
-    (home.path / "folder.json").mkdir()
-    (home.path / "link.json").symlink_to("/nowhere/a.json")
-    for wrong in (("folder.json",), ("link.json",), ("a.json", "--json", "./a.json")):
-        done = home.cachectl("trace", "--timeline", *wrong, "--", "touch", str(ran), check=False)
-        assert (done.returncode, len(done.stderr.splitlines()), ran.exists()) == (2, 1, False)
-    missing = home.cachectl("trace", "--", "no-such-command", check=False)
-    assert missing.returncode == 127
-    assert issubclass(CannotStart, OSError)
-
-
 #: Programs that close what they did not open, and then get the number of a file of ours for their own.
 CLOSING = {
     "events": (
@@ -339,22 +313,6 @@ def test_a_process_that_ends_while_it_is_looked_at_is_no_failure(
     Processes(tmp_path, {}).look()
 
 
-@pytest.mark.thorough
-@real
-def test_children_that_use_no_cache_or_are_forked_change_nothing(home: Home) -> None:
-    """Numbers stay exact while other Pythons and commands run. A fork is known by its stack, not by its title."""
-    lines = (
-        "import ctypes, subprocess, time\nsubprocess.run([sys.executable, '-I', '-c', 'import sqlite3, time; "
-        "time.sleep(.3)']); subprocess.run(['sleep', '.2'])\ncl.Program(context, source('one')).build()\n"
-        "child = os.fork()\nif not child:\n"
-        "    stat = open('/proc/self/stat').read().rpartition(') ')[2].split()\n"
-        "    ctypes.memset(int(stat[45]), 119, 6)\n    time.sleep(.3)\n    os._exit(0)\nos.waitpid(child, 0)"
-    )
-    document = traced(home, lines)
-    assert document["unwatched"] == []
-    assert (numbers(document, "pocl"), layer_of(document, "loopy")["evidence"]) == ((0, 1, 1), "exact")
-
-
 def test_a_library_of_an_unknown_form_is_left_alone_and_named(home: Home, tmp_path: Path) -> None:
     """The program runs as without a trace; a warning and the reason of the layer say that nothing was counted."""
     package = tmp_path / "site" / "pytools"
@@ -391,11 +349,7 @@ def test_a_layer_that_takes_no_part_is_named_with_the_reason(home: Home, tmp_pat
     trace(home, *TWO)
     document = trace(home, *TWO)
     assert {layer_of(document, name)["state"] for name in USED} == {None}
-
-
-@real
-def test_a_bypassed_layer_is_named(home: Home, tmp_path: Path) -> None:
-    """With a folder, the loader of PyOpenCL's wheel finds the wheel's PoCL and no other driver."""
+    # With a folder, the loader of PyOpenCL's wheel finds the wheel's PoCL and no other driver.
     said = trace(home, "kernels.py", "1", OCL_ICD_VENDORS=str(tmp_path))["said"]
     assert "\npyopencl: bypassed (PyOpenCL leaves PoCL to the driver's own cache)\n" in said
 
@@ -452,6 +406,25 @@ SCENES = {
         "import importlib; importlib.reload(cl); cl.Program(context, source('one')).build()",
         (1, 0),
     ),
+    # Other Pythons and commands; a fork is known by its stack, not by its title.
+    "children that use no cache": (
+        (
+            "import ctypes, subprocess, time\nsubprocess.run([sys.executable, '-I', '-c', 'import sqlite3, time; "
+            "time.sleep(.3)']); subprocess.run(['sleep', '.2'])\ncl.Program(context, source('one')).build()\n"
+            "child = os.fork()\nif not child:\n"
+            "    stat = open('/proc/self/stat').read().rpartition(') ')[2].split()\n"
+            "    ctypes.memset(int(stat[45]), 119, 6)\n    time.sleep(.3)\n    os._exit(0)\nos.waitpid(child, 0)"
+        ),
+        (1, 0),
+    ),
+    # After exec the number of the process, and so its files, are the same: nothing is said twice.
+    "another program": (
+        (
+            "stage = int((sys.argv[2:] or ['0'])[0]); cl.Program(context, source(f'one{stage}')).build()\n"
+            "stage < 2 and os.execv(sys.executable, [*sys.orig_argv[:3], sys.argv[1], str(stage + 1)])"
+        ),
+        (3, 0),
+    ),
 }
 
 
@@ -461,8 +434,10 @@ def test_lookups_of_pocl_are_counted_for_every_kind_of_build(home: Home, scene: 
     """PoCL looks up programs and object files, and links again each time. A failure is no hit, a binary is one."""
     lines, expected = SCENES[scene]
     home.run(sys.executable, "-c", f"{BEGINNING}\n{lines}", str(home.programs))
-    pocl = layer_of(traced(home, lines), "pocl")
+    document = traced(home, lines)
+    pocl = layer_of(document, "pocl")
     assert (pocl["hits"], pocl["misses"], pocl["evidence"]) == (*expected, "exact")
+    assert (document["unwatched"], layer_of(document, "loopy")["evidence"]) == ([], "exact")
 
 
 @pytest.mark.thorough
@@ -480,30 +455,6 @@ def test_each_device_is_a_lookup_of_its_own(home: Home) -> None:
     ]
     assert [sum(filter(None, one)) for one in counted] == [1, 2, 2]
     assert counted[-1] == (2, 0)
-
-
-@pytest.mark.thorough
-def test_the_users_own_site_may_fail_as_ever(home: Home) -> None:
-    (home.path / "sitecustomize.py").write_text("raise KeyError('mine')\n")
-    paths = os.pathsep.join(filter(None, [str(home.path), home.variables.get("PYTHONPATH")]))
-    document = trace(home, sys.executable, "-c", "", PYTHONPATH=paths)
-    assert "KeyError: 'mine'" in document["said"]
-    assert layer_of(document, "loopy")["evidence"] == "exact"
-
-
-@pytest.mark.thorough
-@real
-def test_a_process_that_becomes_another_program_says_nothing_twice(home: Home) -> None:
-    """After ``exec`` the number of the process, and so its files, are the same."""
-    lines = (
-        "stage = int(sys.argv[2]); import ctypes; library = ctypes.CDLL(None)\n"
-        "cl.Program(context, source(f'one{stage}')).build()\n"
-        "library.fputs(b'stage %d\\n' % stage, ctypes.c_void_p.in_dll(library, 'stderr'))\n"
-        "stage < 2 and os.execv(sys.executable, [sys.executable, '-c', SELF, sys.argv[1], str(stage + 1)])"
-    )
-    document = traced(home, f"SELF = sys.orig_argv[2]\n{lines}", "0")
-    assert re.findall(r"stage \d", document["said"]) == ["stage 0", "stage 1", "stage 2"]
-    assert numbers(document, "pocl") == (0, 3, 3)
 
 
 ON_EVERY_POCL = """

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import Home
+from homes import CACHECTL, Home
+from support.tracing import layer_of
 
-from cachectl.watching.notes import messages_after, read_events
+from cachectl.watching.notes import read_events
 
 STARTED = {"pid": 7, "at": 1.0, "event": "started", "program": ["p"], "host": "h"}
 WHEN = {"pid": 7, "at": 1.0, "start": 1, "end": 2, "thread": 7}
@@ -72,69 +69,43 @@ def test_a_line_counts_only_if_every_field_has_its_type(tmp_path: Path, lines: l
         assert (len(events), unread) == (5, ["7.events: lines that are no events"] if bad else []), bad
 
 
-@pytest.mark.thorough
-def test_only_plain_files_of_a_process_are_read_and_only_so_far(tmp_path: Path) -> None:
-    folder, other = tmp_path / "events", tmp_path / "other"
-    folder.mkdir()
-    other.write_text(json.dumps(STARTED) + "\n")
-    for name in ("x.events", "7.events.txt", "..events"):
-        (folder / name).write_text(json.dumps(STARTED) + "\n")
-    os.mkfifo(folder / "1.events")
-    os.mkfifo(folder / "1.messages")
-    (folder / "2.events").symlink_to(other)
-    (folder / "2.messages").symlink_to(other)
-    (folder / "3.events").mkdir()
-    with (folder / "4.messages").open("wb") as sparse:
-        sparse.truncate(1 << 40)
-    events, unread = read_events(folder)
-    assert events == []
-    assert [line.partition(":")[0] for line in unread] == ["1.events", "2.events", "3.events"]
-    assert [len(said) for said in messages_after(folder, events)] == [16 << 20]
-    with (folder / "5.events").open("wb") as sparse:
-        sparse.truncate(1 << 40)
-    assert read_events(folder)[1][-1] == "5.events: over the limit on the size of a trace"
-
-
+#: A pipe in the place of its own notes, which keeps no program waiting.
+OWN = """
+import os, sys
+os.rename(path := os.path.join(os.environ["CACHECTL_TRACE"], f"{os.getpid()}.events"), path + "-")
+os.mkfifo(path)
+from pytools.persistent_dict import WriteOncePersistentDict
+WriteOncePersistentDict("mine").store_if_not_present(1, 2)
+sys.exit(7)
+"""
+#: Pipes, links, sparse files and lines that are no events, under names of processes.
 PLANT = """
 import os, sys
-folder = os.environ["CACHECTL_TRACE"]
-os.mkfifo(os.path.join(folder, "1.events"))
-os.mkfifo(os.path.join(folder, "1.messages"))
+os.chdir(os.environ["CACHECTL_TRACE"])
+for name in ("1.events", "1.messages"):
+    os.mkfifo(name)
+open("other", "w").close()
+os.symlink("other", "2.events")
+os.mkdir("3.events")
+for name in ("4.messages", "5.events"):
+    with open(name, "wb") as sparse:
+        sparse.truncate(1 << 40)
 for number, lines in enumerate(sys.argv[1:], 10**9):
-    with open(os.path.join(folder, f"{number}.events"), "w", errors="surrogateescape") as file:
+    with open(f"{number}.events", "w", errors="surrogateescape") as file:
         file.write(lines)
 sys.exit(7)
 """
 
 
 def test_whatever_lies_in_the_folder_the_status_is_the_commands(home: Home) -> None:
-    document = home.path / "trace.json"
-    options = ("--explain", "--json", str(document))
     lines = ["\n".join(lines).replace("\0", "") for lines in LINES.values()]
-    done = home.cachectl("trace", *options, "--", sys.executable, "-c", PLANT, *lines, check=False)
-    assert done.returncode == 7
-    assert "Traceback" not in done.stderr
-    (loopy,) = [layer for layer in json.loads(document.read_text())["layers"] if layer["layer"] == "loopy"]
+    trace = (*CACHECTL, "trace", "--explain", "--json", "trace.json", "--", sys.executable, "-c")
+    for program in (OWN, PLANT):
+        done = home.run("timeout", "300", *trace, program, *lines, check=False)
+        assert (done.returncode, "Traceback" in done.stderr) == (7, False)
+    document = json.loads((home.path / "trace.json").read_text())
     # A process may have noted there what was not read.
+    loopy = layer_of(document, "loopy")
     assert loopy["evidence"] == "inferred"
-    assert "1.events: a pipe, no plain file" in loopy["why"]
-
-
-OWN = """
-import os
-os.rename(path := os.path.join(os.environ["CACHECTL_TRACE"], f"{os.getpid()}.events"), path + "-")
-os.mkfifo(path)
-from pytools.persistent_dict import WriteOncePersistentDict
-WriteOncePersistentDict("mine").store_if_not_present(1, 2)
-"""
-
-
-def test_a_pipe_in_the_place_of_its_notes_keeps_no_program_waiting(home: Home) -> None:
-    command = [sys.executable, "-m", "cachectl", "trace", "--", sys.executable, "-c", OWN]
-    with subprocess.Popen(command, env=dict(home.variables), cwd=home.path, start_new_session=True) as running:
-        deadline = time.monotonic() + 120
-        while running.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.1)
-        if running.poll() is None:
-            os.killpg(running.pid, signal.SIGKILL)
-    assert running.returncode == 0
+    for name in ("1.events: a pipe, no plain file", "2.events", "3.events", "5.events: over the limit on the size"):
+        assert name in loopy["why"]

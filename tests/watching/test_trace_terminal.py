@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from homes import Home
 from support.tracing import layer_of, numbers, real, trace
 from tiers import needing
 
 from cachectl.layers.inside.pocl_messages import Messages
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from conftest import Driver
-    from homes import Home
 
 CHATTY = "chatty.py"
 
