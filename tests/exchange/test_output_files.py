@@ -7,15 +7,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 
 from cachectl.exchange.bundle import is_begun_by
-from cachectl.output_files import json_kind
-
-if TYPE_CHECKING:
-    from homes import Home
 
 THESIS = "\\documentclass{book}\n" * 400
 COMMAND = ("--", sys.executable, "-c", "pass")
@@ -37,22 +33,6 @@ def cachectl(home: Home, *arguments: str, data: bytes | None = None) -> subproce
     """Run the command with bytes on its standard streams."""
     command = [sys.executable, "-m", "cachectl", *arguments]
     return subprocess.run(command, env=home.variables, cwd=home.path, input=data, capture_output=True, check=False)
-
-
-@pytest.mark.real
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *(("push", "pocl", *more) for more in ((), ("loopy",), ("--force",))),
-        ("get", "pocl", "KEY", "-o", "loopy"),
-        *((verb, "--json", "pocl", *COMMAND) for verb in ("trace", "bench")),
-    ],
-)
-def test_a_layers_name_is_no_file(warm: Home, arguments: tuple[str, ...]) -> None:
-    done = warm.cachectl(*(key_of(warm) if word == "KEY" else word for word in arguments), check=False)
-    assert done.returncode == 2
-    assert "is a layer" in done.stderr
-    assert not any((warm.path / name).exists() for name in ("pocl", "loopy", "miopen"))
 
 
 @pytest.mark.real
@@ -108,13 +88,6 @@ def test_a_file_that_cannot_be_read_stays(warm: Home, held_to_modes: tuple[str, 
     assert file.read_text() == THESIS
 
 
-def test_a_kind_of_json_knows_its_own() -> None:
-    trace = json_kind("cachectl/trace")
-    assert trace.is_begun_by(json.dumps({"schema": "cachectl/trace/1"}, indent=2).encode())
-    assert not trace.is_begun_by(json.dumps({"schema": "cachectl/bench/1"}).encode())
-    assert not trace.is_begun_by(b"{}")
-
-
 @pytest.mark.real
 def test_bundles_and_artifacts_go_through_the_standard_streams(warm: Home, home: Home) -> None:
     packed = cachectl(warm, "push", "-", "pocl")
@@ -142,10 +115,3 @@ def test_nothing_binary_meets_a_terminal(warm: Home) -> None:
         assert done.returncode == 2
         assert "binary" in done.stdout
         assert "PK" not in done.stdout
-
-
-@pytest.mark.real
-def test_an_empty_push_writes_nothing(warm: Home) -> None:
-    for more in (("--kernel", "no such kernel"), ("miopen",)):
-        assert "no entry to push" in warm.cachectl("push", "bundle.zip", *more).stderr
-        assert not (warm.path / "bundle.zip").exists()

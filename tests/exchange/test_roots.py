@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 import sqlite3
 import sys
@@ -12,9 +10,9 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 from support.bundles import TRUSTED
 from support.kernels import add_kernels, kernels_in
 from support.miopen_files import FIND, RAW, store, stored
@@ -26,11 +24,7 @@ from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.miopen import MIOpenSystemKernels
 from cachectl.layers.miopen.databases import SEPARATOR
 from cachectl.layers.miopen.kernel_db import kernel_key
-from cachectl.layers.miopen.names import installed_names, parse_name
 from cachectl.stack import Stack
-
-if TYPE_CHECKING:
-    from homes import Home
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +81,6 @@ def test_only_roots_that_no_other_user_can_write_are_trusted(home: Home, open_fo
         pulled = stack.pull(str(root), TRUSTED)
         assert (pulled.total.there, pulled.trusted) == (2, ("you said so",))
         path.chmod(before)
-    (home.path / "photographs").mkdir()
-    done = home.cachectl("pull", "photographs", "--trust", check=False)
-    assert (done.returncode, "there is no store" in done.stderr) == (1, True)
-    assert home.cachectl("pull", "photographs", check=False).returncode == 2
 
 
 def test_a_root_has_no_entries_of_the_machine(home: Home, tmp_path: Path, new_home: Callable[[Path], Home]) -> None:
@@ -131,16 +121,6 @@ def test_a_database_in_use_becomes_a_file_to_install(tmp_path: Path) -> None:
     again = Stack(environment_of(home)).push(str(target), layers=["miopen"])
     assert again.total.placed == 1
     assert stored(target)["conv.cl.o"] == packed(CODE)
-
-
-def test_a_database_that_cannot_be_written_is_named(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("cachectl.layers.disk.atomic.new_file", fails)
-    add_kernels(home, [1])
-    done = home.cachectl("push", "gfx90a6e.kdb", "miopen", check=False)
-    assert done.stderr == f"cachectl: cannot write {home.path}/gfx90a6e.kdb: No space left on device\n"
 
 
 def test_a_database_that_a_program_has_open_is_not_replaced(home: Home, tmp_path: Path) -> None:
@@ -192,16 +172,3 @@ def test_results_of_tuning_become_a_file_and_come_back(tmp_path: Path) -> None:
     Stack(environment_of(home)).push(str(file), layers=["miopen-tuning"])
     assert sorted(file.read_bytes().splitlines()) == sorted(lines.splitlines())
     assert Stack(environment_of(other)).pull(str(file)).total.placed == 2
-
-
-def test_names_of_installed_files() -> None:
-    for own, installed in (
-        ("gfx90a6e.ukdb", ("gfx90a6e.kdb", "gfx90a.kdb")),
-        (FIND, ("gfx90a6e.HIP.fdb.txt", "gfx90a.HIP.fdb.txt")),
-        ("gfx90a6e.HIP.3_3_0_a85ca8a54.udb.txt", ("gfx90a6e.db.txt", "gfx90a.db.txt")),
-        ("gfx906_60.cd.updb.txt", ("gfx906_60.cd.pdb.txt", "gfx906.cd.pdb.txt")),
-        ("gfx90a6e.kdb", ("gfx90a6e.kdb",)),
-    ):
-        name = parse_name(own)
-        assert name is not None
-        assert installed_names(name) == installed

@@ -1,26 +1,26 @@
-"""Shared stores on real servers: what is asked for, and how many bytes travel."""
+"""Shared stores on real servers: what is asked for, how many bytes travel, and what crowds of writers lose: nothing."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 from support.bundles import TRUSTED
 from support.kernels import add_kernels, kernels_in
 from support.servers import BUCKET, S3, objects
+from tiers import amount
 
 from cachectl.exchange.place import Missing, TransferFailed
 from cachectl.stack import Stack
-
-if TYPE_CHECKING:
-    from homes import Home
 
 pytest.importorskip("fsspec")
 
 pytestmark = pytest.mark.usefixtures("no_proxy")
 KERNELS = 10_000
+#: How long a crowd works; ``CACHECTL_TEST_STRESS`` gives other seconds, such as 60.
+SECONDS = os.environ.get("CACHECTL_TEST_STRESS") or amount("2", "30")
 
 
 @pytest.fixture
@@ -105,3 +105,30 @@ def test_a_server_that_fails_is_one_line_without_its_password(home: Home, sftp: 
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert "password" not in done.stderr
     assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "crowd"),
+    [
+        *(("store", "1"), ("store.zip", "1")),
+        *(
+            pytest.param(*row, marks=pytest.mark.hazard)
+            for row in (("store", "8"), ("store.zip", "4"), ("s3", "8"), ("ssh", "8"))
+        ),
+    ],
+)
+def test_nothing_that_a_push_acknowledged_is_lost(
+    home: Home, tmp_path: Path, request: pytest.FixtureRequest, place: str, crowd: str
+) -> None:
+    """Writers, readers and a collector work on one store, of which two are killed every second."""
+    url = str(tmp_path / place)
+    if place == "s3":
+        url = str(request.getfixturevalue("s3_url"))
+    elif place == "ssh":
+        url = f"{request.getfixturevalue('sftp')[0]}/store"
+    variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    done = home.python("store_stress.py", url, str(tmp_path / "homes"), SECONDS, crowd, crowd, **variables)
+    for name in ("deaths", "damaged", "lost", "wrong"):
+        assert done[name] == []
+    assert done["acknowledged"] > 0
+    assert done["kills"] > 0
