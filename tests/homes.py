@@ -28,6 +28,7 @@ from cachectl.cli.main import main
 from cachectl.layers.base.conformance import nobody
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.processes import using
+from cachectl.stack import Stack
 
 #: How a command is started as a process of its own.
 CACHECTL = (sys.executable, "-m", "cachectl")
@@ -140,6 +141,10 @@ class Home:
             # Whatever else runs PoCL on the tester's machine does not run it in this home.
             processes=nobody(self.path.parent / "processes"),
         )
+
+    @property
+    def stack(self) -> Stack:
+        return Stack(self.environment())
 
     def run(self, *command: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(

@@ -10,14 +10,11 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 from support.miopen_kernels import ARGS, CODE, packed, store, user_file
 from tiers import absent
-
-if TYPE_CHECKING:
-    from homes import Home
 
 PACKAGING = Path(__file__).parents[2] / "packaging"
 BASH = """

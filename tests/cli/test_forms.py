@@ -5,16 +5,13 @@ from __future__ import annotations
 import csv
 import io
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 
 from cachectl.cli import output
 from cachectl.layers.base.registry import BUILT_IN
 from cachectl.table import Column, Table, counts, sizes
-
-if TYPE_CHECKING:
-    from homes import Home
 
 
 @pytest.fixture

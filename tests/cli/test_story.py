@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from homes import Home
 from support.databases import rows_of
 from tiers import thorough
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from homes import Home
 
 pytestmark = pytest.mark.real
 

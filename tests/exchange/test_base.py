@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from homes import make_home
+from homes import CACHECTL, Home, make_home
 
 from cachectl.exchange.around import own_root, start_from
 from cachectl.layers.base.conformance import snapshot
@@ -21,7 +21,6 @@ from cachectl.layers.base.errors import BadRequest
 
 if TYPE_CHECKING:
     from conftest import Driver
-    from homes import Home
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 #: The loopy kernels that the filled home has, and all its programs in PoCL's cache.
@@ -101,7 +100,7 @@ def test_a_base_warms_a_run_and_stays_as_it_is(home: Home, base: Path) -> None:
     assert [root["entries"] for root in pocl["roots"] if root["exists"]] == [FILLED + 1]
     assert pocl["entries"] == FILLED + 1
     assert (snapshot(base, times=True), modes(base)) == before
-    home.cachectl("run", "--base", str(base), "--", sys.executable, "-m", "cachectl", "purge", "--all")
+    home.cachectl("run", "--base", str(base), "--", *CACHECTL, "purge", "--all")
     assert not list(own.glob("pocl/??/*"))
     home.cachectl("run", "--base", str(base), "--", "true")
     for verb in (("prune", "--max-size", "0B"), ("purge",)):
@@ -128,7 +127,7 @@ def test_a_base_of_the_superuser_serves_another_user(
     before = snapshot(base, times=True), modes(base)
     home = make_home(open_folder / "theirs")
     os.chown(home.path, NOBODY, NOBODY)
-    command = [*AS_NOBODY, sys.executable, "-m", "cachectl", "run", "--base", str(base), "--"]
+    command = [*AS_NOBODY, *CACHECTL, "run", "--base", str(base), "--"]
     for compiled in (1, 0):
         done = home.run(*command, *program("kernels.py", KNOWN + 1), POCL_DEBUG="general,llvm")
         assert stores(done) == compiled
@@ -140,7 +139,7 @@ def test_a_base_of_the_superuser_serves_another_user(
 @pytest.mark.thorough
 @pytest.mark.real
 def test_many_starts_at_once_make_one_root(home: Home, base: Path) -> None:
-    start = [sys.executable, "-m", "cachectl", "run", "--base", str(base), "--isolated=own", "--", "true"]
+    start = [*CACHECTL, "run", "--base", str(base), "--isolated=own", "--", "true"]
     started = [
         subprocess.Popen(start, env=home.variables, cwd=home.path, stderr=subprocess.PIPE, text=True) for _ in range(8)
     ]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from homes import Home
+from homes import CACHECTL, Home
 
 from cachectl.exchange.bundle import is_begun_by
 
@@ -31,7 +31,7 @@ def thesis(home: Home) -> Path:
 
 def cachectl(home: Home, *arguments: str, data: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
     """Run the command with bytes on its standard streams."""
-    command = [sys.executable, "-m", "cachectl", *arguments]
+    command = [*CACHECTL, *arguments]
     return subprocess.run(command, env=home.variables, cwd=home.path, input=data, capture_output=True, check=False)
 
 
@@ -82,7 +82,7 @@ def test_a_file_that_comes_meanwhile_stays(warm: Home) -> None:
 def test_a_file_that_cannot_be_read_stays(warm: Home, held_to_modes: tuple[str, ...]) -> None:
     file = thesis(warm)
     file.chmod(0)
-    command = (*held_to_modes, sys.executable, "-m", "cachectl", "push", "thesis.tex", "pocl")
+    command = (*held_to_modes, *CACHECTL, "push", "thesis.tex", "pocl")
     done = warm.run(*command, check=False)
     assert (done.returncode, "Permission denied" in done.stderr) == (1, True)
     assert file.read_text() == THESIS
@@ -111,7 +111,7 @@ def test_bundles_and_artifacts_go_through_the_standard_streams(warm: Home, home:
 @pytest.mark.real
 def test_nothing_binary_meets_a_terminal(warm: Home) -> None:
     for words in (("push", "-", "pocl"), ("get", "pocl", key_of(warm), "-o", "-"), ("pull", "-", "--trust")):
-        done = warm.terminal(sys.executable, "-m", "cachectl", *words, check=False)
+        done = warm.terminal(*CACHECTL, *words, check=False)
         assert done.returncode == 2
         assert "binary" in done.stdout
         assert "PK" not in done.stdout

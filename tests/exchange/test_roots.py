@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from homes import Home
+from homes import CACHECTL, Home
 from support.bundles import TRUSTED
 from support.kernels import add_kernels, kernels_in
 from support.miopen_files import FIND, RAW, store, stored
@@ -52,7 +52,7 @@ def test_all_programs_of_all_ranks_are_warm_in_one_root(ranks: Home, tmp_path: P
     assert (snapshot(home.path / "rank0"), snapshot(home.path / "rank1")) == before
 
     programs = sorted((home.path / "all").rglob("program.bc"))
-    trace = (sys.executable, "-m", "cachectl", "trace", "--json", "trace.json", "--")
+    trace = (*CACHECTL, "trace", "--json", "trace.json", "--")
     ran = (*trace, sys.executable, str(home.programs / "thirteen.py"), "2", "1")
     home.cachectl("run", f"--isolated={home.path / 'all'}", "--", *ran)
     traced = {one["layer"]: one for one in json.loads((home.path / "trace.json").read_text())["layers"]}
@@ -64,7 +64,7 @@ def test_only_roots_that_no_other_user_can_write_are_trusted(home: Home, open_fo
     root = open_folder / "root"
     home.cachectl("run", f"--isolated={root}", "--", "true")
     add_kernels(home, range(2))
-    stack = Stack(home.environment())
+    stack = home.stack
     Stack.below(str(root), home.environment()).pull(str(home.path))
     (file,) = root.rglob("*.ukdb")
     for path in (root, *(path for path in file.parents if root in path.parents)):
@@ -92,7 +92,7 @@ def test_a_root_has_no_entries_of_the_machine(home: Home, tmp_path: Path, new_ho
     fallback.parent.mkdir(parents=True)
     shutil.copy(file, fallback)
     stack = Stack(home.environment(TMPDIR=str(home.path / "tmp")))
-    assert [entry.root for entry in stack.entries(layers=["miopen"])] == [home.path / "tmp" / ".cache" / "miopen"]
+    assert [entry.root for entry in stack.entries()] == [home.path / "tmp" / ".cache" / "miopen"]
     done = stack.pull(str(rank.path), dry_run=True)
     assert (done.total.placed, done.total.there) == (1, 0)
 
@@ -104,7 +104,7 @@ def test_a_database_in_use_becomes_a_file_to_install(tmp_path: Path) -> None:
     target = tmp_path / "db" / "gfx90a6e.kdb"
     target.parent.mkdir()
     before = snapshot(home / ".cache")
-    done = Stack(environment_of(home)).push(str(target), layers=["miopen"])
+    done = Stack(environment_of(home)).push(str(target))
     assert snapshot(home / ".cache") == before
     assert (done.total.placed, done.total.failed, done.digest) == (2, 0, None)
     assert stored(target) == kernels
@@ -118,7 +118,7 @@ def test_a_database_in_use_becomes_a_file_to_install(tmp_path: Path) -> None:
     assert found.data == CODE
     # It is completed, and nothing in it is replaced.
     store(path, {"conv.cl.o": packed(RAW), "new.cl.o": packed(CODE)})
-    again = Stack(environment_of(home)).push(str(target), layers=["miopen"])
+    again = Stack(environment_of(home)).push(str(target))
     assert again.total.placed == 1
     assert stored(target)["conv.cl.o"] == packed(CODE)
 
@@ -138,7 +138,7 @@ def test_a_database_that_a_program_has_open_is_not_replaced(home: Home, tmp_path
         assert (done.returncode, file.read_bytes()) == (1, before)
         assert "end the program, or push to a new FILE" in done.stderr
     home.cachectl("push", str(file), "miopen")
-    assert Stack(home.environment()).pull(str(file), TRUSTED).total.there == 2
+    assert home.stack.pull(str(file), TRUSTED).total.there == 2
 
 
 def test_databases_of_ranks_are_pulled(
@@ -153,7 +153,7 @@ def test_databases_of_ranks_are_pulled(
         files[-1].parent.mkdir()
         shutil.copy(made, files[-1])
     with pytest.raises(BadRequest, match="name the version of MIOpen"):
-        Stack(home.environment()).pull(str(files[0]))
+        home.stack.pull(str(files[0]))
     add_kernels(home, [9])
     done = home.json("pull", *map(str, files))
     assert (done["total"]["placed"], done["total"]["there"]) == (3, 1)

@@ -13,7 +13,6 @@ from support.servers import BUCKET, S3, objects
 from tiers import amount
 
 from cachectl.exchange.place import Missing, TransferFailed
-from cachectl.stack import Stack
 
 pytest.importorskip("fsspec")
 
@@ -35,8 +34,8 @@ def test_s3_is_asked_once_for_an_unchanged_store_and_rarely_for_one_kernel(
     home: Home, other: Home, s3_url: str, s3_server: S3
 ) -> None:
     add_kernels(home, range(KERNELS))
-    here, there = Stack(home.environment()), Stack(other.environment())
-    here.push(s3_url, layers=["miopen"])
+    here, there = home.stack, other.stack
+    here.push(s3_url)
     assert there.pull(s3_url, TRUSTED).total.placed == KERNELS
     assert kernels_in(other) == kernels_in(home)
 
@@ -47,7 +46,7 @@ def test_s3_is_asked_once_for_an_unchanged_store_and_rarely_for_one_kernel(
     add_kernels(other, [KERNELS])
     before = objects(s3_server.variables, s3_url.partition(f"{BUCKET}/")[2])
     s3_server.requests.clear()
-    done = there.push(s3_url, layers=["miopen"])
+    done = there.push(s3_url)
     requests = list(s3_server.requests)
     assert (done.total.placed, done.total.there) == (1, KERNELS)
     assert len(requests) < 10
@@ -70,13 +69,13 @@ def test_a_store_over_ssh_gets_only_what_is_new(home: Home, other: Home, sftp: t
     address, folder = sftp
     url, log = f"{address}/store", folder.with_name("requests")
     add_kernels(home, range(20))
-    here, there = Stack(home.environment()), Stack(other.environment())
-    done = here.push(url, layers=["miopen"])
+    here, there = home.stack, other.stack
+    done = here.push(url)
     assert "password" not in done.url
     assert there.pull(url, TRUSTED).total.placed == 20
     add_kernels(other, [20])
     log.unlink()
-    done = there.push(url, layers=["miopen"])
+    done = there.push(url)
     asked = [line.split()[0] for line in log.read_text().splitlines()]
     assert done.total.placed == 1
     assert (asked.count("list"), asked.count("read"), asked.count("write")) == (1, 0, 2)
@@ -92,14 +91,14 @@ def test_a_store_over_ssh_gets_only_what_is_new(home: Home, other: Home, sftp: t
 @pytest.mark.thorough
 def test_a_server_that_fails_is_one_line_without_its_password(home: Home, sftp: tuple[str, Path], s3_url: str) -> None:
     address, folder = sftp
-    stack = Stack(home.environment())
+    stack = home.stack
     for url in (f"{address}/none", f"{s3_url}/none"):
         with pytest.raises(Missing, match="there is no store") as raised:
             stack.pull(url, TRUSTED)
         assert "password" not in str(raised.value)
     add_kernels(home, range(2))
     with pytest.raises(TransferFailed, match="cannot") as failed:
-        stack.push("s3://no-such-bucket/store", layers=["miopen"])
+        stack.push("s3://no-such-bucket/store")
     assert len(str(failed.value).splitlines()) == 1
     done = home.cachectl("pull", "ssh://ann:password@127.0.0.1:1/store", "--trust", check=False)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)

@@ -91,7 +91,7 @@ def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: 
         key = StoreKey(layer, {})
         place.write(f"index/key-{key.name}", key.to_bytes())
         place.write(f"index/5-{key.name}-{'0' * 64}", b"never read")
-        (note,) = Stack(other.environment()).pull(store, TRUSTED).unread
+        (note,) = other.stack.pull(store, TRUSTED).unread
         assert (note.key, why in note.because) == (layer, True)
         place.remove([f"index/5-{key.name}-{'0' * 64}"])
     layers = Stack(replace(other.environment(), platform="darwin"))
@@ -110,24 +110,24 @@ def test_a_signed_push_does_not_count_on_what_others_have_pushed(
     cheap: Home, other: Home, tmp_path: Path, keygen: Callable[[str], str]
 ) -> None:
     store, ann, bob = str(tmp_path / "store"), keygen("ann"), keygen("bob")
-    stack = Stack(cheap.environment())
-    assert stack.push(store, layers=["miopen"]).total.placed == 10
-    assert stack.push(store, layers=["miopen"], sign=ann).total.placed == 10
-    assert stack.push(store, layers=["miopen"], sign=ann).total.there == 10
-    assert stack.push(store, layers=["miopen"], sign=bob).total.placed == 10
+    stack = cheap.stack
+    assert stack.push(store).total.placed == 10
+    assert stack.push(store, sign=ann).total.placed == 10
+    assert stack.push(store, sign=ann).total.there == 10
+    assert stack.push(store, sign=bob).total.placed == 10
     both = tmp_path / "both"
     both.write_text("".join(f"x@{Path(name).name} {Path(f'{name}.pub').read_text()}" for name in (ann, bob)))
-    assert stack.push(store, layers=["miopen"], sign=keygen("eve"), allowed_signers=str(both)).total.there == 10
-    assert Stack(other.environment()).pull(store, Trust(allowed_signers=str(both))).total.placed == 10
+    assert stack.push(store, sign=keygen("eve"), allowed_signers=str(both)).total.there == 10
+    assert other.stack.pull(store, Trust(allowed_signers=str(both))).total.placed == 10
     check = stack.store(store).verify(allowed_signers=str(both))
     assert [one.code for one in check.findings] == ["untrusted"]
 
 
 def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: Home, tmp_path: Path) -> None:
     store, now = tmp_path / "store", time.time()
-    at(cheap, now - 9 * 86400).push(str(store), layers=["miopen"])
+    at(cheap, now - 9 * 86400).push(str(store))
     add_kernels(cheap, [20])
-    at(cheap, now - 86400).push(str(store), layers=["miopen"])
+    at(cheap, now - 86400).push(str(store))
     stack = at(cheap, now)
     before = files(store)
     planned = stack.store(str(store)).gc(older_than=3 * 86400, dry_run=True)
@@ -141,7 +141,7 @@ def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: 
     assert replace(done, dry_run=True) == planned
     assert [one.code for one in stack.store(str(store)).verify().findings] == ["unlisted"] * 3
     # A push lists no pack that was there before.
-    assert at(cheap, now).push(str(store), layers=["miopen"]).total.placed == 10
+    assert at(cheap, now).push(str(store)).total.placed == 10
     assert stack.store(str(store)).gc().removed == 0
     for path in store.rglob("packs/*"):
         os.utime(path, (now - 2 * 86400,) * 2)
@@ -155,11 +155,11 @@ def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: 
         os.utime(path, (now - 2 * 86400,) * 2)
     assert (stack.store(str(store)).gc().removed, stack.store(str(store)).verify().findings) == (4, ())
     assert [path.exists() for path in odd] == [True, False, True]
-    assert Stack(other.environment()).pull(str(store), TRUSTED).total.placed == 11
+    assert other.stack.pull(str(store), TRUSTED).total.placed == 11
     done = stack.store(str(store)).gc(max_size=100)
     assert (len(done.parts), done.entries, done.removed, done.kept) == (2, 11, 4, 0)
     assert {path.name for path in (store / "packs").iterdir()} == {odd[0].name, odd[2].name}
-    assert Stack(other.environment()).pull(str(store), TRUSTED).total.there == 0
+    assert other.stack.pull(str(store), TRUSTED).total.there == 0
 
 
 @pytest.mark.thorough
@@ -211,7 +211,7 @@ def test_users_share_a_folder_whatever_their_umask_is(cheap: Home, tmp_path: Pat
     store.chmod(0o2775)
     before = os.umask(0o077)
     try:
-        Stack(cheap.environment()).push(str(store), layers=["miopen"])
+        cheap.stack.push(str(store))
     finally:
         os.umask(before)
     found = {stat.S_IMODE(path.stat().st_mode) for path in store.rglob("*") if path.is_file()}
@@ -291,7 +291,7 @@ def kept_of(home: Home, store: Path) -> Path:
 def test_no_file_is_removed_through_a_planted_link(cheap: Home, tmp_path: Path) -> None:
     """The address of a store is public: another user may know the name of the folder that is kept for it."""
     store, private = tmp_path / "store", tmp_path / "private"
-    Stack(cheap.environment()).push(str(store), layers=["miopen"])
+    cheap.stack.push(str(store))
     name = kept_of(cheap, store).name
     private.mkdir(mode=0o700)
     for name in ("thesis.tex", f"key-{'0' * 16}"):
@@ -368,7 +368,7 @@ def run_around(home: Home, store: Path, seconds: float = 30.0) -> tuple[int, lis
     said: list[str] = []
     command = [sys.executable, "-c", "raise SystemExit(7)"]
     use = StoreUse(str(store), TRUSTED, seconds=seconds)
-    return Stack(home.environment()).run(command, store=use, notice=said.append).status, said
+    return home.stack.run(command, store=use, notice=said.append).status, said
 
 
 @pytest.mark.parametrize("error", [MemoryError, TypeError("'int' has no length\n")])

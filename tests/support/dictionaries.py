@@ -5,12 +5,10 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from homes import Home
 
 from cachectl.layers.pytools import PytoolsDictionaries
-
-if TYPE_CHECKING:
-    from homes import Home
 
 #: The pickle of ``None``.
 NONE = b"\x80\x04N."

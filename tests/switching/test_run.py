@@ -9,16 +9,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from homes import CACHECTL, Home
 from tiers import thorough
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.stack import Stack
-
-if TYPE_CHECKING:
-    from homes import Home
 
 
 def kernels(count: int = 2) -> list[str]:
@@ -150,7 +148,7 @@ def test_signals_that_the_caller_ignores_are_ignored_by_the_child(home: Home) ->
 
 def start(home: Home, script: str) -> subprocess.Popen[str]:
     """Start a shell script under the real command."""
-    command = [sys.executable, "-m", "cachectl", "run", "--isolated", "--", "sh", "-c", script]
+    command = [*CACHECTL, "run", "--isolated", "--", "sh", "-c", script]
     return subprocess.Popen(command, env=home.variables, cwd=home.path, stdout=subprocess.PIPE, text=True)
 
 
@@ -165,7 +163,7 @@ def test_an_interrupt_typed_at_the_terminal_reaches_the_child_once(home: Home) -
         "time.sleep(0.5)\n"
         "raise SystemExit(10 + len(taken))\n"
     )
-    command = [sys.executable, "-m", "cachectl", "run", "--no-cache", "--", sys.executable, "-c", program]
+    command = [*CACHECTL, "run", "--no-cache", "--", sys.executable, "-c", program]
     child, controller = pty.fork()
     if child == 0:
         os.execvpe(command[0], command, dict(home.variables))  # noqa: S606 - no shell is wanted

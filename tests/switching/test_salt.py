@@ -12,12 +12,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from homes import Home
 
 from cachectl.layers.inside import tagged_builds
 
 if TYPE_CHECKING:
     from conftest import Driver
-    from homes import Home
 
 pytestmark = pytest.mark.real
 

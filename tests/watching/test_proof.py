@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from homes import PROGRAMS, Home
+from homes import CACHECTL, PROGRAMS, Home
 from tiers import amount, thorough
 
 from cachectl.layers.base.conformance import snapshot
@@ -66,7 +66,7 @@ def rich(warm: Home, compute_cache: Callable[[Path], None], fill_sumpy: Callable
     compute_cache(warm.path / ".nv" / "ComputeCache")
     key = "3.3.0.a85ca8a54/gfx90a6e.ukdb::MIOpenConvUni.cl.o:: -mcpu=gfx90a"
     kernel = Artifact("miopen", key, "miopen-kernel/1", b"\x7fELF" + bytes(range(256)) * 9)
-    Stack(warm.environment())["miopen"].put(key, kernel)
+    warm.stack["miopen"].put(key, kernel)
     record = warm.path / ".config" / "miopen" / "gfx90a68.HIP.3_3_0_a85ca8a54.ufdb.txt"
     record.parent.mkdir(parents=True)
     record.write_text("1-2-3=miopenConvolutionFwdAlgoGEMM:0.1,0,0,miopenConvolutionFwdAlgoGEMM,x\n")
@@ -321,6 +321,6 @@ def test_the_systems_limits_are_met_and_named(cuda: Home, limit: str) -> None:
     inside = ["unshare", "--user", "--map-root-user", "sh", "-c", program, "sh"]
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
         pytest.skip("user namespaces are closed here")
-    ours = [sys.executable, "-m", "cachectl", "run", "--no-cache", "--layer", "cuda", "--prove", "--"]
+    ours = [*CACHECTL, "run", "--no-cache", "--layer", "cuda", "--prove", "--"]
     done = cuda.run(*inside, *ours, "true", check=False)
     assert (done.returncode, f"max_user_{limit}" in done.stderr) == (1, True)

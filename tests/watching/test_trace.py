@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
-from homes import Home
+from homes import CACHECTL, Home
 from support.tracing import layer_of, numbers, real, trace
 from tiers import thorough
 
@@ -148,31 +148,6 @@ def test_kernels_and_reasons(home: Home) -> None:
     assert any("an entry of the same kernel is there, but" in reason for reason in reasons)
 
 
-@pytest.mark.thorough
-@real
-def test_a_miss_names_what_differs(home: Home) -> None:
-    """Of PyOpenCL's programs the source is known; of PoCL's keys, what was built before in the same run."""
-    build = """
-characterize.has_src_build_cache = lambda device: None
-for options in sys.argv[3:] or [""]:
-    cl.Program(context, "__kernel void one(__global int *a) { a[0] = %s; }" % sys.argv[2]).build(options)
-"""
-
-    def reasons(layer: str, *arguments: str) -> list[str]:
-        lines = f"from pyopencl import characterize\n{build}"
-        misses = traced(home, lines, *arguments, options=("--explain",))["misses"]
-        return [miss["because"] for miss in misses if miss["layer"] == layer]
-
-    assert reasons("pyopencl", "1") == ["cold: no entry like it"]
-    assert reasons("pyopencl", "1") == []
-    alike = "an entry of the same source is there, but build options, include path, device or driver differ"
-    assert reasons("pyopencl", "1", "-DTWO=2") == [alike]
-    assert reasons("pyopencl", "2") == ["an entry of the same kernel is there, but its source is another"]
-    shutil.rmtree(home.path / ".cache")
-    again = "the same source was built before in this run, with options '' there, '-DTWO=2' here"
-    assert reasons("pocl", "3", "", "-DTWO=2") == ["cold: no entry like it", again]
-
-
 @real
 def test_the_program_notices_nothing(home: Home) -> None:
     site = home.path / "site"
@@ -184,7 +159,7 @@ def test_the_program_notices_nothing(home: Home) -> None:
     )
     paths = os.pathsep.join(filter(None, [str(site), home.variables.get("PYTHONPATH")]))
     done = subprocess.run(
-        [sys.executable, "-m", "cachectl", "trace", "--", sys.executable, "-c", program],
+        [*CACHECTL, "trace", "--", sys.executable, "-c", program],
         env={**home.variables, "PYTHONPATH": paths},
         input="typed",
         capture_output=True,
