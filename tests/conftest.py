@@ -205,12 +205,6 @@ def built_pocl(tmp_path_factory: pytest.TempPathFactory) -> Driver:
     return _driver("built-pocl", Path(library), tmp_path_factory.mktemp("built-pocl"))
 
 
-@pytest.fixture(scope="session", params=["debian_pocl", "built_pocl"])
-def newer_pocl(request: pytest.FixtureRequest) -> Driver:
-    driver: Driver = request.getfixturevalue(request.param)
-    return driver
-
-
 @pytest.fixture(scope="session")
 def intel_driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
     """Return Intel's CPU driver from the wheels ``intel-opencl-rt`` and ``intel-cmplr-lib-rt``.
@@ -227,10 +221,10 @@ def intel_driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
 
 @pytest.fixture(scope="session")
 def schedulers() -> None:
-    """Demand cron, systemd and Slurm, and the superuser, who starts them apart from those of the machine."""
+    """Demand cron and systemd, and the superuser, who starts them apart from those of the machine."""
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-    if any(shutil.which(name, path=path) is None for name in ("crontab", "systemd-analyze", "slurmctld", "munged")):
-        absent("needs cron, systemd and Slurm: apt-get install cron systemd slurm-wlm munge")
+    if any(shutil.which(name, path=path) is None for name in ("crontab", "systemd-analyze")):
+        absent("needs cron and systemd: apt-get install cron systemd")
     if os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
         pytest.skip("needs the superuser, who may mount")
 

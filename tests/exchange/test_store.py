@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
-from homes import Home
+from homes import CACHECTL, Home
 from support.bundles import TRUSTED, count, files, keys, programs
 from support.kernels import add_kernels
 
@@ -23,7 +23,6 @@ from cachectl.exchange.around import StoreUse
 from cachectl.exchange.folder import FolderPlace
 from cachectl.exchange.format import Item, StoreKey
 from cachectl.exchange.index import StoreIndex
-from cachectl.exchange.place import Stored
 from cachectl.exchange.push import Writer
 from cachectl.exchange.trust import Trust
 from cachectl.layers.base.environment import Environment
@@ -110,56 +109,49 @@ def test_a_signed_push_does_not_count_on_what_others_have_pushed(
     cheap: Home, other: Home, tmp_path: Path, keygen: Callable[[str], str]
 ) -> None:
     store, ann, bob = str(tmp_path / "store"), keygen("ann"), keygen("bob")
-    stack = cheap.stack
-    assert stack.push(store).total.placed == 10
-    assert stack.push(store, sign=ann).total.placed == 10
-    assert stack.push(store, sign=ann).total.there == 10
-    assert stack.push(store, sign=bob).total.placed == 10
     both = tmp_path / "both"
     both.write_text("".join(f"x@{Path(name).name} {Path(f'{name}.pub').read_text()}" for name in (ann, bob)))
-    assert stack.push(store, sign=keygen("eve"), allowed_signers=str(both)).total.there == 10
+    for key, allowed, placed in ((None, None, 10), (ann, None, 10), (ann, None, 0), (bob, None, 10), ("eve", both, 0)):
+        signer = keygen("eve") if key == "eve" else key
+        done = cheap.stack.push(store, sign=signer, allowed_signers=None if allowed is None else str(allowed))
+        assert (done.total.placed, done.total.there) == (placed, 10 - placed)
     assert other.stack.pull(store, Trust(allowed_signers=str(both))).total.placed == 10
-    check = stack.store(store).verify(allowed_signers=str(both))
+    check = cheap.stack.store(store).verify(allowed_signers=str(both))
     assert [one.code for one in check.findings] == ["untrusted"]
 
 
 def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: Home, tmp_path: Path) -> None:
-    store, now = tmp_path / "store", time.time()
-    at(cheap, now - 9 * 86400).push(str(store))
+    folder, day, now = tmp_path / "store", 86400, time.time()
+    store = str(folder)
+    at(cheap, now - 9 * day).push(store)
     add_kernels(cheap, [20])
-    at(cheap, now - 86400).push(str(store))
+    at(cheap, now - day).push(store)
     stack = at(cheap, now)
-    before = files(store)
-    planned = stack.store(str(store)).gc(older_than=3 * 86400, dry_run=True)
-    assert files(store) == before
+    before = files(folder)
+    planned = stack.store(store).gc(older_than=3 * day, dry_run=True)
     # A machine with a wrong clock removes nothing.
     with pytest.raises(CachectlError, match="set it"):
-        at(cheap, now + 365 * 86400).store(str(store)).gc(older_than=30 * 86400)
-    assert files(store) == before
+        at(cheap, now + 365 * day).store(store).gc(older_than=30 * day)
+    assert files(folder) == before
     assert (len(planned.parts), planned.entries, planned.removed) == (1, 10, 0)
-    done = stack.store(str(store)).gc(older_than=3 * 86400)
-    assert replace(done, dry_run=True) == planned
-    assert [one.code for one in stack.store(str(store)).verify().findings] == ["unlisted"] * 3
+    assert replace(stack.store(store).gc(older_than=3 * day), dry_run=True) == planned
+    assert [one.code for one in stack.store(store).verify().findings] == ["unlisted"] * 3
     # A push lists no pack that was there before.
-    assert at(cheap, now).push(str(store)).total.placed == 10
-    assert stack.store(str(store)).gc().removed == 0
-    for path in store.rglob("packs/*"):
-        os.utime(path, (now - 2 * 86400,) * 2)
+    assert stack.push(store).total.placed == 10
+    assert stack.store(store).gc().removed == 0
     # What a killed push left goes, and what is not of a store stays.
-    odd = [
-        store / "packs" / name for name in ("notes.txt", f".cachectl-stage-{'a' * 32}", f".cachectl-stage-{'b' * 32}")
-    ]
-    for path in odd:
+    notes, old, new = (folder / "packs" / name for name in ("notes.txt", *(f".cachectl-stage-{x * 32}" for x in "ab")))
+    for path in (notes, old, new):
         path.write_bytes(b"half")
-    for path in odd[:2]:
-        os.utime(path, (now - 2 * 86400,) * 2)
-    assert (stack.store(str(store)).gc().removed, stack.store(str(store)).verify().findings) == (4, ())
-    assert [path.exists() for path in odd] == [True, False, True]
-    assert other.stack.pull(str(store), TRUSTED).total.placed == 11
-    done = stack.store(str(store)).gc(max_size=100)
+    for path in (*folder.rglob("packs/*"), old):
+        if path != new:
+            os.utime(path, (now - 2 * day,) * 2)
+    assert (stack.store(store).gc().removed, stack.store(store).verify().findings) == (4, ())
+    assert other.stack.pull(store, TRUSTED).total.placed == 11
+    done = stack.store(store).gc(max_size=100)
     assert (len(done.parts), done.entries, done.removed, done.kept) == (2, 11, 4, 0)
-    assert {path.name for path in (store / "packs").iterdir()} == {odd[0].name, odd[2].name}
-    assert other.stack.pull(str(store), TRUSTED).total.there == 0
+    assert set((folder / "packs").iterdir()) == {notes, new}
+    assert other.stack.pull(store, TRUSTED).total.there == 0
 
 
 @pytest.mark.thorough
@@ -175,34 +167,31 @@ def test_entries_with_many_kernels_are_listed_in_parts_that_a_reader_takes(tmp_p
 
 def test_a_command_runs_with_a_store_around_it(cheap: Home, other: Home, tmp_path: Path) -> None:
     store = str(tmp_path / "store")
+    around = ("run", "--store", store, "--trust")
     child = ("--", sys.executable, "-c", "raise SystemExit(7)")
-    done = cheap.cachectl("run", "--store", store, "--trust", *child, check=False)
+    done = cheap.cachectl(*around, *child, check=False)
     assert (done.returncode, done.stderr.splitlines()[0]) == (7, "cachectl: store: miopen: 10 pushed")
-    reading = ("--store", store, "--store-mode", "ro", "--trust", "--isolated=root")
-    done = other.cachectl("run", *reading, *child, check=False)
-    assert (done.returncode, done.stderr) == (7, "cachectl: store: miopen: 10 pulled\n")
-    assert other.cachectl("run", *reading, *child, check=False).stderr == ""
-    assert not (other.path / ".cache" / "miopen").exists()
+    reading = (*around, "--store-mode", "ro", "--isolated=root", *child)
+    for said in ("cachectl: store: miopen: 10 pulled\n", ""):
+        done = other.cachectl(*reading, check=False)
+        assert (done.returncode, done.stderr) == (7, said)
+    cache = other.path / ".cache" / "miopen"
+    assert not cache.exists()
     assert len(list(Stack.below(str(other.path / "root"), other.environment())["miopen"].entries())) == 10
     # Entries that cannot be placed are one line.
-    (other.path / ".cache").mkdir(exist_ok=True)
-    (other.path / ".cache" / "miopen").touch()
-    done = other.cachectl("run", "--store", store, "--trust", "--", "true")
+    cache.parent.mkdir(exist_ok=True)
+    cache.touch()
+    done = other.cachectl(*around, "--", "true")
     assert ["10 not pulled" in line for line in done.stderr.splitlines()] == [True]
-    (other.path / ".cache" / "miopen").unlink()
+    cache.unlink()
     # A damaged store is one warning, and the command runs; nothing is pushed.
     next((tmp_path / "store" / "packs").iterdir()).write_bytes(b"damaged")
     add_kernels(other, [70])
     before = files(tmp_path / "store")
-    done = other.cachectl("run", "--store", store, "--trust", *child, check=False)
+    done = other.cachectl(*around, *child, check=False)
     assert done.returncode == 7
     assert ["nothing is pulled or pushed" in line for line in done.stderr.splitlines()] == [True]
     assert files(tmp_path / "store") == before
-    for words in (
-        *(("--store", store), ("--no-cache", "--store", store, "--trust"), ("--prove", "--trust")),
-        ("--prove", "--sign", "key"),
-    ):
-        assert other.cachectl("run", *words, *child, check=False).returncode == 2
 
 
 def test_users_share_a_folder_whatever_their_umask_is(cheap: Home, tmp_path: Path) -> None:
@@ -229,6 +218,9 @@ def test_users_share_a_folder_whatever_their_umask_is(cheap: Home, tmp_path: Pat
         ("pull --trust", "photographs", 1, "there is no store"),
         ("pull", "photographs", 2, "--trust"),
         ("run --store - --trust --", "true", 2, "the standard streams are the command's"),
+        ("run --store store --", "true", 2, "--trust"),
+        ("run --no-cache --store store --trust --", "true", 2, "--store"),
+        *((f"run --prove {more} --", "true", 2, "--store") for more in ("--trust", "--sign key")),
         *((f"run {more} --isolated=file --", "true", 1, "cannot make the root") for more in ("", "--base photographs")),
     ],
 )
@@ -242,40 +234,27 @@ def test_an_address_that_is_no_store_is_one_line(cheap: Home, verb: str, address
     assert set(os.listdir(cheap.path)) - {".local"} == before
 
 
-COPY_ONE = """
-import hashlib, pathlib, sqlite3, sys
-database, = pathlib.Path(sys.argv[1]).rglob("*.ukdb")
-with sqlite3.connect(database) as opened:
-    code = opened.execute("SELECT kernel_blob FROM kern_db LIMIT 1").fetchone()[0] + b"new"
-    row = ("new.cl.o", " -O3", code, hashlib.md5(code).hexdigest(), 0)
-    columns = "kernel_name, kernel_args, kernel_blob, kernel_hash, uncompressed_size"
-    opened.execute(f"INSERT INTO kern_db({columns}) VALUES(?, ?, ?, ?, ?)", row)
-"""
-
-
 def test_entries_of_a_base_are_neither_pulled_nor_pushed(cheap: Home, other: Home, tmp_path: Path) -> None:
     store, base, own = (str(tmp_path / name) for name in ("store", "base", "own"))
-    cheap.cachectl("push", store, "miopen")
     trusting = ("run", "--store", store, "--trust")
+    cheap.cachectl("push", store)
     other.cachectl(*trusting, "--store-mode", "ro", f"--isolated={base}", "--", "true")
     add_kernels(cheap, [30])
-    assert cheap.json("push", store, "miopen")["total"]["placed"] == 1
+    cheap.cachectl("push", store)
+    add_kernels(cheap, [31])
     # Nothing but the thirtieth kernel is read from the store.
     newest = max((tmp_path / "store" / "packs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     for pack in set((tmp_path / "store" / "packs").iterdir()) - {newest}:
         pack.unlink()
-    done = other.cachectl(*trusting, "--base", base, f"--isolated={own}", "--", sys.executable, "-c", COPY_ONE, own)
-    assert done.stderr.splitlines() == [
+    fill = (*CACHECTL, "pull", str(cheap.path), f"--root={own}")
+    done = other.cachectl(*trusting, "--base", base, f"--isolated={own}", "--", *fill)
+    assert [line for line in done.stderr.splitlines() if line.startswith(("cachectl: store", "cachectl: base"))] == [
         "cachectl: store: miopen: 1 pulled",
         "cachectl: base: miopen: 10 copied",
         "cachectl: store: miopen: 1 pushed",
     ]
-    newest = max((tmp_path / "store" / "index").glob("[0-9]*"), key=lambda path: path.stat().st_mtime_ns)
-    index = StoreIndex(FolderPlace(tmp_path / "store"), cheap.environment())
-    part = next(index.part(name) for name in index.names.parts if str(name) == newest.name)
-    assert ["new.cl.o" in one.key for one in part.entries] == [True]
-    assert len(list(Stack.below(own, other.environment())["miopen"].entries())) == 12
-    assert len(list(Stack.below(base, other.environment())["miopen"].entries())) == 10
+    for root, entries in ((own, 12), (base, 10)):
+        assert len(list(Stack.below(root, other.environment())["miopen"].entries())) == entries
     # A base that cannot be read wholly does not stop the command.
     (tmp_path / "base" / "pocl").symlink_to("pocl")
     done = other.cachectl(*trusting, "--base", base, f"--isolated={own}", "--", "true")
@@ -352,72 +331,11 @@ def test_a_folder_that_is_put_in_the_place_of_a_new_one_keeps_its_mode(
     assert stat.S_IMODE(at.stat().st_mode) == 0o700
 
 
-class Odd(FolderPlace):
-    """A store that does something else instead of listing its names."""
-
-    def __init__(self, folder: Path, answer: Callable[[str], Sequence[Stored]]) -> None:
-        super().__init__(folder)
-        self._answer = answer
-
-    def names(self, folder: str) -> Sequence[Stored]:
-        return self._answer(folder)
-
-
-def run_around(home: Home, store: Path, seconds: float = 30.0) -> tuple[int, list[str]]:
-    """Run a command with a store around it; return its status and what was said."""
-    said: list[str] = []
-    command = [sys.executable, "-c", "raise SystemExit(7)"]
-    use = StoreUse(str(store), TRUSTED, seconds=seconds)
-    return home.stack.run(command, store=use, notice=said.append).status, said
-
-
-@pytest.mark.parametrize("error", [MemoryError, TypeError("'int' has no length\n")])
-def test_whatever_a_store_answers_the_command_runs(
-    cheap: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception] | Exception
-) -> None:
-    def fail(_: str) -> Sequence[Stored]:
-        raise error
-
-    def odd(*_: object) -> FolderPlace:
-        return Odd(tmp_path, fail)
-
-    monkeypatch.setattr("cachectl.exchange.pull.place_of", odd)
-    status, said = run_around(cheap, tmp_path)
-    assert (status, len(said)) == (7, 1)
-    assert "nothing is pulled or pushed: " in said[0]
-    assert "\n" not in said[0]
-    assert ("MemoryError" in said[0]) == (error is MemoryError)
-    # The push, too.
-    monkeypatch.undo()
-    monkeypatch.setattr("cachectl.exchange.push.place_of", odd)
-    status, said = run_around(cheap, tmp_path / "none")
-    assert (status, ["nothing was pushed: " in line for line in said]) == (7, [True])
-
-
-def test_an_answer_after_the_deadline_has_no_effect(
-    cheap: Home, other: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, go_on, answered = tmp_path / "store", Event(), Event()
-    cheap.cachectl("push", str(store), "miopen")
-    names = FolderPlace(store).names
-
-    def late(folder: str) -> Sequence[Stored]:
-        go_on.wait(60)
-        answered.set()
-        return names(folder)
-
-    monkeypatch.setattr("cachectl.exchange.pull.place_of", lambda *_: Odd(store, late))
-    before = files(other.path)
-    status, said = run_around(other, store, 1.5)
-    assert (status, ["no answer within 1.5 s" in line for line in said]) == (7, [True])
-    # A push ends at the deadline, too.
-    monkeypatch.undo()
-    monkeypatch.setattr("cachectl.exchange.push.place_of", lambda *_, **__: Odd(store, late))
-    began = time.monotonic()
-    status, said = run_around(cheap, tmp_path / "none", 1)
-    assert (status, ["nothing was pushed: no answer within 1 s" in line for line in said]) == (7, [True])
-    assert time.monotonic() - began < 15
-    go_on.set()
-    assert answered.wait(60)
-    time.sleep(0.2)
-    assert files(other.path) == before
+def test_a_store_that_never_answers_keeps_no_command(cheap: Home) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        silent = f"oci://127.0.0.1:{server.getsockname()[1]}/caches"
+        said: list[str] = []
+        use = StoreUse(silent, TRUSTED, seconds=1.5)
+        command = [sys.executable, "-c", "raise SystemExit(7)"]
+        assert cheap.stack.run(command, store=use, notice=said.append).status == 7
+    assert ["no answer within 1.5 s" in line for line in said] == [True]

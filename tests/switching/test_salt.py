@@ -7,12 +7,14 @@ import json
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from homes import Home
+from tiers import needing
 
 from cachectl.layers.inside import tagged_builds
 
@@ -56,6 +58,8 @@ def test_a_kernel_built_before_is_rebuilt_in_the_block_and_the_cache_is_as_it_wa
     assert all(seen[name] for name in ("right", "stored", "same", "restored", "methods"))
 
 
+#: Warnings as errors, the oldest and the newest OpenCL C, and options that change what the compiler keeps.
+OPTIONS = ("-Werror", "-cl-std=CL1.1 -Werror", "-cl-std=CL1.2", "-cl-std=CL3.0 -Werror", "-g", "-cl-opt-disable")
 #: What scenes of ``salted.py`` show, and how many programs PoCL keeps after them. All are of longer tiers.
 SCENES: dict[str, dict[str, Any]] = {
     # PoCL compiles new shapes into the folder that has gone; the next block takes that away too.
@@ -74,6 +78,8 @@ SCENES: dict[str, dict[str, Any]] = {
     "threads_and_exceptions": {"sums": [64.0] * 3, "same": True, "restored": True},
     # Touched, built again, compiled, linked, and the grain of salt that is linked along.
     "ways_to_build": {"sums": [64.0] * 3, "stored": 5, "left": [], "sources": []},
+    # Two units, the unit that carries the salt of the link, and the program linked of them.
+    "options_and_units": {"sums": [64.0] * (len(OPTIONS) + 1), "stored": len(OPTIONS) + 4, "same": True},
     # PyOpenCL's own cache does not answer either.
     "binary_cache": {
         "status": {"pocl": "salted"},
@@ -90,15 +96,16 @@ SCENES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "scene",
-    [
-        pytest.param(scene, marks=pytest.mark.hazard if scene == "others_entries_stay" else pytest.mark.thorough)
-        for scene in SCENES
-    ],
-)
-def test_a_block_misses_and_leaves_nothing(home: Home, scene: str) -> None:
-    seen = home.python("salted.py", scene)
+@pytest.fixture(scope="session", params=["wheel", *needing("debian_pocl", "built_pocl")])
+def variables(request: pytest.FixtureRequest) -> Mapping[str, Any]:
+    """Return the variables of a PoCL: 7.2 and newer erase globals that nothing uses before they store the program."""
+    return {} if request.param == "wheel" else request.getfixturevalue(request.param).variables
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("scene", SCENES)
+def test_a_block_misses_and_leaves_nothing(home: Home, variables: Mapping[str, Any], scene: str) -> None:
+    seen = home.python("salted.py", scene, *(OPTIONS if scene == "options_and_units" else ()), **variables)
     seen["programs"] = len(programs(home))
     assert {name: seen[name] for name in SCENES[scene]} == SCENES[scene]
     # Entries that cannot be removed at the end are reported.
@@ -106,6 +113,7 @@ def test_a_block_misses_and_leaves_nothing(home: Home, scene: str) -> None:
     if scene == "ways_to_build":
         assert "nonsense" in seen["failed"][0]
         assert "on purpose" in seen["failed"][1]
+    assert "pocl stored" not in seen["stderr"]
 
 
 def programs(home: Home) -> list[str]:
@@ -128,39 +136,6 @@ def test_entries_that_a_kernel_stores_after_the_block_are_removed_at_the_end(hom
     }
     assert kept == {name: digest for name, digest in seen["before"].items() if name in kept}
     assert programs(home) == []
-
-
-#: Warnings as errors, the oldest and the newest OpenCL C, and options that change what the compiler keeps.
-OPTIONS = ("-Werror", "-cl-std=CL1.1 -Werror", "-cl-std=CL1.2", "-cl-std=CL3.0 -Werror", "-g", "-cl-opt-disable")
-
-
-def salts_in_every_build(home: Home, **variables: str) -> None:
-    """Build in every way in a block, and check that the block keeps nothing and warns of nothing."""
-    seen = home.python("salted.py", "options_and_units", *OPTIONS, **variables)
-    assert seen["sums"] == [64.0] * (len(OPTIONS) + 1)
-    # Two units, the unit that carries the salt of the link, and the program linked of them.
-    assert seen["stored"] == len(OPTIONS) + 4
-    assert seen["same"]
-    assert "pocl stored" not in seen["stderr"]
-    seen = home.python("salted.py", "ways_to_build", **variables)
-    assert (seen["sums"], seen["stored"], seen["left"], seen["sources"]) == ([64.0] * 3, 5, [], [])
-    seen = home.python("salted.py", "kernel_lives_on", **variables)
-    assert (seen["same"], seen["came_back"], seen["swept"]) == (True, True, True)
-
-
-@pytest.mark.thorough
-def test_a_salt_survives_every_option(home: Home) -> None:
-    salts_in_every_build(home)
-
-
-def test_newer_pocl_keeps_the_salt(home: Home, newer_pocl: Driver) -> None:
-    """PoCL 7.2 and newer erase globals that nothing uses before they store the program."""
-    salts_in_every_build(home, **newer_pocl.variables)
-
-
-def test_newer_pocl_keeps_what_other_programs_store_meanwhile(home: Home, newer_pocl: Driver) -> None:
-    seen = home.python("salted.py", "others_entries_stay", **newer_pocl.variables)
-    assert (seen["kept"], seen["removed"]) == (2, 1)
 
 
 @pytest.mark.thorough
