@@ -10,17 +10,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from homes import Home, run_as
-from support.bundles import files
 from support.trouble import environment
 from tiers import thorough
 
 from cachectl.layers.base.conformance import snapshot
-from cachectl.layers.base.errors import LayerError
 from cachectl.layers.base.selection import ALL
 from cachectl.stack import Stack
 
@@ -86,51 +83,6 @@ def test_a_full_disk_is_cleared(
     assert holding(disk, tmp_path / "aside") == set()
     assert_no_leftovers(disk)
     (disk / "new").write_bytes(bytes(1 << 20))
-
-
-@pytest.mark.real
-@pytest.mark.parametrize("layer", [*LAYERS, "miopen-tuning"])
-@pytest.mark.parametrize("how", ["full", "read-only"])
-def test_a_put_that_cannot_be_written_leaves_what_was(  # noqa: PLR0917 - a table
-    disk: Path, mount: Callable[..., Path], settle: Callable[[Path], None], tmp_path: Path, layer: str, how: str
-) -> None:
-    """A put on such a disk ends in one error of the layer, and leaves the old entry: never half of one."""
-    settle(disk)
-    records = disk / ".config" / "miopen" / "gfx90a6e.HIP.3_3_0_a85.ufdb.txt"
-    records.parent.mkdir(parents=True)
-    records.write_text(f"1x1=S:0.5,0,A\n2x2=T:{'7' * 4090}\n")
-    stack = Stack(environment(disk, tmp_path / "aside"), plugins=False)
-    entry = max(stack.entries(ALL, layers=[layer]), key=lambda entry: (entry.key.count("::"), entry.bytes))
-    artifact = stack[layer].get(entry.key)
-    assert artifact is not None
-    if layer == "miopen-tuning":
-        artifact = replace(artifact, data=artifact.data + b"8" * 9000)
-    elif (path := entry.root / entry.key).exists():
-        spoiled = path if path.is_file() else next(file for file in sorted(path.rglob("*")) if file.is_file())
-        spoiled.write_bytes(spoiled.read_bytes() + b"!")
-    else:
-        file, _, digest = entry.key.partition("/")
-        with closing(sqlite3.connect(entry.root / file)) as connection, connection:
-            connection.execute("update dict set key_value = ? where keyhash = ?", (b"N.", digest))
-    filler = fill_up(disk) if how == "full" else None
-    if filler is None:
-        mount("-o", "remount,ro", on=disk)
-    before = plain(disk)
-    with pytest.raises(LayerError, match=r"^[^\n]*(No space left|disk is full|ead-only|readonly)[^\n]*$"):
-        stack[layer].put(artifact.key, artifact, replace=True)
-    # CUDA's index is counted again, also after a put that fails: it no longer lists what was spoiled.
-    index = ".nv/ComputeCache/index"
-    assert {**plain(disk), index: b""} == {**before, index: b""}
-    if filler is not None:
-        filler.unlink()
-        stack[layer].put(artifact.key, artifact, replace=True)
-        assert stack[layer].get(artifact.key) == artifact
-        assert_no_leftovers(disk)
-
-
-def plain(folder: Path) -> dict[str, bytes]:
-    """Read every file but empty ones, which locks are: a folder alone is no entry."""
-    return {name: data for name, data in files(folder).items() if data}
 
 
 @contextmanager

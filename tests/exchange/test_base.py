@@ -50,9 +50,10 @@ def program(name: str, count: int) -> list[str]:
     return [sys.executable, str(PROGRAMS / name), str(count)]
 
 
-def modes(folder: Path) -> dict[str, int]:
-    """Return the mode of everything below a folder, and of the folder."""
-    return {str(path): stat.S_IMODE(path.lstat().st_mode) for path in (folder, *folder.rglob("*"))}
+def state(folder: Path) -> object:
+    """Return content, times and modes of everything below a folder, and of the folder."""
+    modes = {str(path): stat.S_IMODE(path.lstat().st_mode) for path in (folder, *folder.rglob("*"))}
+    return snapshot(folder, times=True), modes
 
 
 def publish(folder: Path) -> None:
@@ -84,7 +85,7 @@ def stores(done: subprocess.CompletedProcess[str]) -> int:
 @pytest.mark.real
 def test_a_base_warms_a_run_and_stays_as_it_is(home: Home, base: Path) -> None:
     publish(base)
-    before = snapshot(base, times=True), modes(base)
+    before = state(base)
     command = ("run", "--base", str(base), "--", *program("kernels.py", KNOWN + 1))
     done = home.cachectl(*command, POCL_DEBUG="general,llvm")
     assert f"base: pocl: {FILLED} copied" in done.stderr
@@ -99,7 +100,7 @@ def test_a_base_warms_a_run_and_stays_as_it_is(home: Home, base: Path) -> None:
     (pocl,) = home.json("report", "pocl")["layers"]
     assert [root["entries"] for root in pocl["roots"] if root["exists"]] == [FILLED + 1]
     assert pocl["entries"] == FILLED + 1
-    assert (snapshot(base, times=True), modes(base)) == before
+    assert state(base) == before
     home.cachectl("run", "--base", str(base), "--", *CACHECTL, "purge", "--all")
     assert not list(own.glob("pocl/??/*"))
     home.cachectl("run", "--base", str(base), "--", "true")
@@ -108,7 +109,7 @@ def test_a_base_warms_a_run_and_stays_as_it_is(home: Home, base: Path) -> None:
         assert planned["removed"] == FILLED
     assert home.json("purge", "pocl")["layers"][0]["removed"] == FILLED
     assert not list(own.glob("pocl/??/*"))
-    assert (snapshot(base, times=True), modes(base)) == before
+    assert state(base) == before
 
 
 @pytest.mark.thorough
@@ -124,7 +125,7 @@ def test_a_base_of_the_superuser_serves_another_user(
     publish(base)
     if mounted:
         freeze(mount, base)
-    before = snapshot(base, times=True), modes(base)
+    before = state(base)
     home = make_home(open_folder / "theirs")
     os.chown(home.path, NOBODY, NOBODY)
     command = [*AS_NOBODY, *CACHECTL, "run", "--base", str(base), "--"]
@@ -132,22 +133,8 @@ def test_a_base_of_the_superuser_serves_another_user(
         done = home.run(*command, *program("kernels.py", KNOWN + 1), POCL_DEBUG="general,llvm")
         assert stores(done) == compiled
         assert done.stdout.count("code generation cache hit") == KNOWN + 1 - compiled
-    assert (snapshot(base, times=True), modes(base)) == before
+    assert state(base) == before
     assert {path.lstat().st_uid for path in home.path.rglob("*")} == {NOBODY}
-
-
-@pytest.mark.thorough
-@pytest.mark.real
-def test_many_starts_at_once_make_one_root(home: Home, base: Path) -> None:
-    start = [*CACHECTL, "run", "--base", str(base), "--isolated=own", "--", "true"]
-    started = [
-        subprocess.Popen(start, env=home.variables, cwd=home.path, stderr=subprocess.PIPE, text=True) for _ in range(8)
-    ]
-    said = [one.communicate()[1] for one in started]
-    assert [one.returncode for one in started] == [0] * 8
-    assert not [line for text in said for line in text.splitlines() if " left " in line]
-    assert len(list((home.path / "own").glob("pocl/??/*/program.bc"))) == FILLED
-    assert not list((home.path / "own").rglob(".cachectl-*"))
 
 
 @pytest.mark.thorough
@@ -169,12 +156,12 @@ def warmed_by_binaries(home: Home, base: Path, mount: Mount, *command: str, **va
     """Run a program that builds some programs, given as its last argument, with PyOpenCL's binary cache."""
     home.cachectl("run", f"--isolated={base}", "--", *command, "2", **variables)
     freeze(mount, base)
-    before = snapshot(base, times=True), modes(base)
+    before = state(base)
     for misses in (1, 0):
         done = home.cachectl("run", "--base", str(base), "--", *command, "3", **variables)
         assert done.stdout.count("binary cache hit") == 3 - misses
         assert done.stdout.count("binary cache miss") == misses
-    assert (snapshot(base, times=True), modes(base)) == before
+    assert state(base) == before
 
 
 @pytest.mark.thorough

@@ -21,7 +21,7 @@ from threading import Thread
 
 import pytest
 from homes import CACHECTL, Home
-from support.bundles import TRUSTED, count, keys, listed, programs, refused
+from support.bundles import TRUSTED, count, listed, programs, refused
 from support.kernels import add_kernels
 
 from cachectl.exchange.bundle import BundlePlace, unnamed_file
@@ -35,26 +35,6 @@ from cachectl.layers.pocl import PoclPortability
 from cachectl.stack import Stack
 
 # ---------------------------------------------------------------------- warm elsewhere
-
-
-@pytest.mark.real
-def test_the_first_run_at_an_empty_home_compiles_nothing(source: Home, packed: Path, home: Home) -> None:
-    document = home.json("pull", str(packed), "--trust")
-    assert document["total"]["placed"] == len(keys(source))
-    assert {one["hits"] for layer in document["layers"] for one in layer["outlook"]} == {True}
-    before, compiled = count(home), programs(home)
-    assert before == count(source)
-    assert compiled == programs(source)
-
-    command = ("--", sys.executable, str(home.programs / "thirteen.py"), "4", "2")
-    home.cachectl("trace", "--json", str(home.path / "trace.json"), *command)
-    layers = {layer["layer"]: layer for layer in json.loads((home.path / "trace.json").read_text())["layers"]}
-
-    assert (count(home), programs(home)) == (before, compiled)
-    for name in ("loopy", "pocl"):
-        assert layers[name]["hits"] > 0
-        assert layers[name]["stores"] == 0
-    assert home.json("verify")["findings"] == []
 
 
 @pytest.mark.real

@@ -21,6 +21,7 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers.base.parts import Compilation, Lookups
 from cachectl.layers.inside import observer
 from cachectl.watching import timeline_files
+from cachectl.watching.evidence import EntryTrace, with_files
 from cachectl.watching.timeline import STAGES, Clock, Span, Timeline, read_timeline, summarize
 
 SECOND = 1_000_000_000
@@ -117,7 +118,7 @@ def test_code_run_in_programs_needs_the_standard_library_alone() -> None:
 # ---------------------------------------------------------------------- events
 
 
-def read(events: Sequence[dict[str, Any]], *compilations: Compilation) -> tuple[Span, ...]:
+def read(events: Sequence[Mapping[str, Any]], *compilations: Compilation) -> tuple[Span, ...]:
     """Read events of a run that began at 100 s of the monotonic clock, and 1000 s of the epoch."""
 
     class Driver(Lookups):
@@ -161,6 +162,22 @@ def test_a_driver_that_missed_looked_up_and_compiled() -> None:
     # Where files have no such times, all of it counts as compiled.
     stages = [(span.stage, span.seconds) for span in read([said, build])]
     assert stages == [("build", 10.0), ("compile", 8.0)]
+
+
+@pytest.mark.parametrize("compiled", [True, False, None])
+def test_a_build_by_a_driver_that_says_nothing(*, compiled: bool | None) -> None:
+    """The entries of its kernels show whether it compiled; the summary uses that."""
+    about = {"layer": "pyopencl", "kernels": ["k"], "at": 1010.0, "seconds": 10.0, "failed": False}
+    build = event("build", 100, 110, compiles=[[101 * SECOND, 109 * SECOND]], **about)
+    stores = int(compiled is True)
+    entry = EntryTrace("drv", "key", 1 - stores, stores, None, ("k",), "gpu", at=(1005.0,))
+    spans = read(with_files([build], [] if compiled is None else [entry]))
+    (span,) = [span for span in spans if span.name == "driver"]
+    stage, outcome = {True: ("compile", "miss"), False: ("lookup", "hit"), None: ("compile", None)}[compiled]
+    assert (span.stage, span.outcome, span.layer) == (stage, outcome, "drv" if compiled is not None else None)
+    summary = summarize(Timeline((), 0.0, 12.0, (), spans))
+    assert summary.slowest[0].warm is (None if compiled is None else not compiled)
+    assert (summary.at_least, summary.missed) == (compiled is None, 8 if compiled else 0)
 
 
 # ---------------------------------------------------------------------- sums

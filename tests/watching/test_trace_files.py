@@ -24,11 +24,8 @@ from tiers import thorough
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.parts import Lookups
 from cachectl.watching import events
 from cachectl.watching.events import LOST, EntryEvents
-from cachectl.watching.evidence import EntryTrace, with_files
-from cachectl.watching.timeline import Clock, read_timeline, summarize
 
 DATA = Path(__file__).parents[1] / "data"
 #: The folder of each kind below the home.
@@ -290,24 +287,3 @@ def test_a_cache_that_is_off_shows_no_lookup(home: Home, sources: Mapping[str, P
     read = traced(home, sources, "comgr", CUDA_CACHE_DISABLE="1")
     assert (layer_of(read, "cuda")["evidence"], layer_of(read, "comgr")["evidence"]) == ("inferred", "exact")
     assert "it is off (CUDA_CACHE_DISABLE" in layer_of(read, "cuda")["why"]
-
-
-@pytest.mark.parametrize("compiled", [True, False, None])
-def test_a_build_by_a_driver_that_says_nothing(*, compiled: bool | None) -> None:
-    """The entries of its kernels show whether it compiled; the summary uses that."""
-    build: dict[str, Any] = {"event": "build", "pid": 1, "thread": 1, "layer": "pyopencl", "kernels": ["k"]}
-    clock = Clock(0, 0)
-    build |= {"start": 0, "end": 10**10, "at": 10.0, "seconds": 10.0, "failed": False, "compiles": [[10**9, 9 * 10**9]]}
-    stores = int(compiled is True)
-    entry = EntryTrace("drv", "key", 1 - stores, stores, None, ("k",), "gpu", at=(5.0,))
-    seen = with_files([build], [entry] if compiled is not None else [])
-    seen.insert(0, {"event": "started", "pid": 1, "program": [], "host": "here"})
-    driver = {"drv": Lookups()}
-    timeline = read_timeline((), clock, 12.0, seen, layer_of=lambda event: str(event["layer"]), lookups=driver)
-    (span,) = [span for span in timeline.spans if span.name == "driver"]
-    stage, outcome = {True: ("compile", "miss"), False: ("lookup", "hit"), None: ("compile", None)}[compiled]
-    assert (span.stage, span.outcome, span.layer) == (stage, outcome, "drv" if compiled is not None else None)
-    summary = summarize(timeline)
-    assert summary.slowest[0].warm is {True: False, False: True, None: None}[compiled]
-    assert summary.at_least is (compiled is None)
-    assert summary.missed == (8 if compiled else 0)
