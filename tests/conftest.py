@@ -251,7 +251,7 @@ def open_mpi() -> OtherMpi:
     permissions = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "PRTE_MCA_rmaps_default_mapping_policy")
     values = ("1", "1", ":oversubscribe")
     return OtherMpi(
-        str(folder / "bin" / "mpiexec"), {"MPI4PY_LIBMPI": str(library), **dict(zip(permissions, values, strict=True))}
+        str(folder / "bin/mpiexec"), {"MPI4PY_LIBMPI": str(library), **dict(zip(permissions, values, strict=True))}
     )
 
 
@@ -274,15 +274,15 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Home:
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     with (folder / "filled.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        done = folder / "filled" / "done"
-        home = make_home(folder / "filled" / "home")
+        done = folder / "filled/done"
+        home = make_home(folder / "filled/home")
         if done.exists():
             return home
         home.python("kernels.py", str(KERNELS))
-        home.python("binaries.py", "3")
+        home.python("binaries.py 3")
         # Of two hours ago: beside other PoCL programs of the tester, purge leaves alone what may be in use.
         then = time.time() - 7200
-        for path in (home.path / ".cache" / "pocl").rglob("*"):
+        for path in (home.path / ".cache/pocl").rglob("*"):
             os.utime(path, (then, then))
         done.touch()
     return home
@@ -309,7 +309,7 @@ def compute_cache() -> Callable[[Path], None]:
 
     def unpack(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(HERE / "data" / "computecache-h200-opencl.tar.gz") as tar:
+        with tarfile.open(HERE / "data/computecache-h200-opencl.tar.gz") as tar:
             for member in tar:
                 tar.extract(member, folder, set_attrs=False)
 
@@ -319,7 +319,7 @@ def compute_cache() -> Callable[[Path], None]:
 @pytest.fixture
 def cuda(home: Home, compute_cache: Callable[[Path], None]) -> Home:
     """Return a home with nothing but that ComputeCache."""
-    compute_cache(home.path / ".nv" / "ComputeCache")
+    compute_cache(home.path / ".nv/ComputeCache")
     return home
 
 
@@ -351,5 +351,5 @@ def disk(mount: Callable[..., Path], tmp_path: Path) -> Path:
 def fill_sumpy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Environment], None]:
     """Return a way to fill a home with a dictionary that is neither loopy's nor PyOpenCL's."""
     home = make_home(tmp_path_factory.mktemp("dictionary") / "home")
-    home.python("dictionary.py", "4")
+    home.python("dictionary.py 4")
     return lambda environment: _copy(home, environment)

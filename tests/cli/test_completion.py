@@ -86,16 +86,16 @@ def test_commands_layers_and_options_are_completed(home: Home, shell: str) -> No
 
 @pytest.mark.real
 def test_keys_and_kernels_are_completed(home: Home, shell: str) -> None:
-    home.python("kernels.py", "1")
+    home.python("kernels.py 1")
     kernels = {name for entry in home.json("ls")["entries"] for name in entry["kernels"] or ()}
     assert set(completed(home, shell, "ls", "--kernel", "lk")) == {name for name in kernels if name[:2] == "lk"}
-    (key, *_) = home.cachectl("ls", "-q", "pocl").stdout.split()
+    (key, *_) = home.cachectl("ls -q pocl").stdout.split()
     assert completed(home, shell, "get", "pocl", key[:-3]) == [key]
 
 
 def test_a_shell_runs_nothing_that_a_cache_names(home: Home, shell: str) -> None:
     store(user_file(home.path), {(HOSTILE, ARGS): packed(CODE)})
-    (key,) = home.cachectl("ls", "-q", "miopen").stdout.splitlines()
+    (key,) = home.cachectl("ls -q miopen").stdout.splitlines()
     (offer,) = completed(home, shell, "get", "miopen", key[:-3])
     # bash replaces what follows the last =.
     assert offer == (key.rpartition("=")[2] if shell == "bash" else key)
@@ -115,7 +115,7 @@ def test_words_after_a_verb_that_runs_a_command_are_the_command(home: Home, shel
 def test_zsh_loads_the_installed_script_again_and_again(home: Home) -> None:
     if not shutil.which("zsh"):
         absent("lacks zsh")
-    folder = shlex.quote(str(PACKAGING / "share" / "zsh" / "site-functions"))
+    folder = shlex.quote(str(PACKAGING / "share/zsh/site-functions"))
     script = f"fpath=({folder} $fpath); compinit -u -D; _comps[true]=_cachectl"
     assert zsh_offers(home, "cachectl ls --sort=us", script) == ["used"]
     assert zsh_offers(home, "true purge mesa\t\x15cachectl purge mesa miopen-t", script) == ["mesa", "miopen-tuning"]

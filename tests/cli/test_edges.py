@@ -182,8 +182,8 @@ sys.exit(main(["report"]))
 def test_ascii_is_enough(cuda: Home) -> None:
     folder = cuda.path / "é"
     (folder / "0").mkdir(parents=True)
-    assert cuda.cachectl("ls", "cuda", PYTHONIOENCODING="ascii").stdout.isascii()
-    done = cuda.cachectl("report", "cuda", PYTHONIOENCODING="ascii", CUDA_CACHE_PATH=str(folder))
+    assert cuda.cachectl("ls cuda", PYTHONIOENCODING="ascii").stdout.isascii()
+    done = cuda.cachectl("report cuda", PYTHONIOENCODING="ascii", CUDA_CACHE_PATH=str(folder))
     assert done.stdout.isascii()
     assert "\\xe9" in done.stdout
 
@@ -195,7 +195,7 @@ def test_get_writes_through_links_and_into_pipes(cuda: Home) -> None:
     real.write_text("old")
     real.chmod(0o600)
     link.symlink_to("real")
-    cuda.cachectl("get", "cuda", KEY, "-o", str(link), "--force")
+    cuda.cachectl("get cuda", KEY, "-o", str(link), "--force")
     assert link.is_symlink()
     assert real.read_bytes() == expected
     assert real.stat().st_mode & 0o777 == 0o600
@@ -208,19 +208,19 @@ def test_get_writes_through_links_and_into_pipes(cuda: Home) -> None:
     ):
         cuda.run("sh", "-c", script)
         assert out.read_bytes() == written
-    cuda.cachectl("get", "cuda", KEY, "-o", "/dev/null")
+    cuda.cachectl("get cuda", KEY, "-o", "/dev/null")
     assert not os.path.isfile("/dev/null")
     assert not [name for name in os.listdir(cuda.path) if "stage" in name]
 
 
 def test_ls_reports_problems_and_goes_on(cuda: Home) -> None:
-    broken = cuda.path / ".cache" / "pytools" / os.fsdecode(b"pdict-v5-loopy-a\nb\xff-3.11.7.final.0.sqlite")
+    broken = cuda.path / ".cache/pytools" / os.fsdecode(b"pdict-v5-loopy-a\nb\xff-3.11.7.final.0.sqlite")
     broken.parent.mkdir(parents=True)
     broken.write_bytes(b"this is no database, and longer than the header of one would be" * 9)
     done = cuda.cachectl("ls", check=False)
     assert done.returncode == 1
     assert r"a\nb" in one_line(done)
-    assert r"a\nb" in cuda.cachectl("report", "loopy", check=False).stdout
+    assert r"a\nb" in cuda.cachectl("report loopy", check=False).stdout
     listed = cuda.json("ls", check=False)
     assert [problem["layer"] for problem in listed["problems"]] == ["loopy"]
     assert len(listed["entries"]) == 40
@@ -230,7 +230,7 @@ def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.Mo
     def refuse(*_: object, **__: object) -> NoReturn:
         raise OSError(5, "Input/output error")
 
-    (tmp_path / ".cache" / "pocl" / "kcache").mkdir(parents=True)
+    (tmp_path / ".cache/pocl/kcache").mkdir(parents=True)
     stack = Stack(Environment({"HOME": str(tmp_path)}, home=tmp_path), plugins=False)
     for name in ("scan", "usage"):
         monkeypatch.setattr(stack["pocl"].store, name, refuse)

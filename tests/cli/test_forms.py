@@ -17,7 +17,7 @@ from cachectl.table import Column, Table, counts, sizes
 @pytest.fixture
 def cuda(cuda: Home) -> Home:
     """Damage one file of the recorded ComputeCache."""
-    damaged = cuda.path / ".nv" / "ComputeCache" / "3/f/433a72c95049e7"
+    damaged = cuda.path / ".nv/ComputeCache/3/f/433a72c95049e7"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
     return cuda
 

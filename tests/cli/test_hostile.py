@@ -100,7 +100,7 @@ def settle(folder: Path, role: str) -> None:
         (folder / "tempfile_abcdef").unlink()
         shutil.rmtree(folder / "_UNCACHED_thesis")
     else:
-        write(folder / "tempdir_A1b2c3" / "thesis.tex")
+        write(folder / "tempdir_A1b2c3/thesis.tex")
         (folder / "tempdir_A1b2c3").chmod(0o700)
 
 

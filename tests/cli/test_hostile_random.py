@@ -226,8 +226,8 @@ def test_a_real_home_damaged_at_random_is_cleared_as_planned(
     """The same promises hold for real entries that are cut short, flipped, or replaced by links and pipes."""
     world = World(tmp_path_factory.mktemp("real"))
     shutil.copytree(filled.path, world.home, symlinks=True, dirs_exist_ok=True)
-    compute_cache(world.home / ".nv" / "ComputeCache")
-    hostile.write(world.home / ".cache" / "pytools" / "thesis.tex")
+    compute_cache(world.home / ".nv/ComputeCache")
+    hostile.write(world.home / ".cache/pytools/thesis.tex")
     check_damaged([world.home], replace(case, variables={**case.variables, "HOME": "home"}), world)
 
 

@@ -36,48 +36,48 @@ def test_json_has_the_keys_of_the_contract(cuda: Home) -> None:
     for layer in report["layers"]:
         assert layer.keys() >= set(of_layer.split())
         assert all(root.keys() >= set(of_root.split()) for root in layer["roots"])
-    entry = cuda.json("ls", "cuda", "--limit", "1")["entries"][0]
+    entry = cuda.json("ls cuda --limit 1")["entries"][0]
     of_entry = "layer key root bytes files created modified used kernels device versions stale stale_because"
     assert entry.keys() >= set(of_entry.split())
     assert entry["created"] is None
-    purged = cuda.json("purge", "cuda", "--dry-run")
+    purged = cuda.json("purge cuda --dry-run")
     assert purged["dry_run"] is True
     # Layers may stand behind options.
-    behind = cuda.json("purge", "pocl", "--dry-run", "cuda")
+    behind = cuda.json("purge pocl --dry-run cuda")
     assert [layer["layer"] for layer in behind["layers"]] == ["pocl", "cuda"]
     freed = purged["total"]["bytes_freed"]
     assert purged["total"] == {"removed": 40, "orphans_removed": 0, "bytes_freed": freed, "skipped": 0, "failed": 0}
     keys = {"layer", "removed", "orphans_removed", "bytes_freed", "skipped", "failed"}
     assert purged["layers"][0].keys() == keys | {"entries"}
-    assert cuda.json("purge", "cuda")["layers"][0].keys() == keys
+    assert cuda.json("purge cuda")["layers"][0].keys() == keys
 
 
 def test_dir_prints_places_alone(cuda: Home) -> None:
-    cache = cuda.path / ".nv" / "ComputeCache"
+    cache = cuda.path / ".nv/ComputeCache"
     assert cuda.cachectl("dir").stdout == f"{cache}\n"
-    assert cuda.cachectl("dir", "cuda", "pocl").stdout == f"{cache}\n{cuda.path}/.cache/pocl/kcache\n"
+    assert cuda.cachectl("dir cuda pocl").stdout == f"{cache}\n{cuda.path}/.cache/pocl/kcache\n"
     # A temporary folder is MIOpen's fallback, and no place of it as long as it keeps nothing there.
     every = cuda.cachectl("dir", *BUILT_IN).stdout.splitlines()
     assert all(line.startswith(str(cuda.path)) for line in every)
 
 
 def test_ls_sorts_limits_and_selects(cuda: Home) -> None:
-    cache = cuda.path / ".nv" / "ComputeCache"
-    sizes = [entry["bytes"] for entry in cuda.json("ls", "cuda", "--sort", "size", "--limit", "5")["entries"]]
+    cache = cuda.path / ".nv/ComputeCache"
+    sizes = [entry["bytes"] for entry in cuda.json("ls cuda --sort size --limit 5")["entries"]]
     everything = sorted((path.stat().st_size for path in cache.glob("?/?/*")), reverse=True)
     assert sizes == everything[:5]
     oldest = next(cache.glob("?/?/*"))
     os.utime(oldest, (1, 1))
-    keys = cuda.cachectl("ls", "cuda", "--older-than", "52w", "-q").stdout.split()
+    keys = cuda.cachectl("ls cuda --older-than 52w -q").stdout.split()
     assert keys == [str(oldest.relative_to(cache))]
-    assert cuda.json("ls", "cuda", "--sort", "age", "--limit", "1")["entries"][0]["key"] == keys[0]
+    assert cuda.json("ls cuda --sort age --limit 1")["entries"][0]["key"] == keys[0]
 
 
 def test_isolated_alone_takes_no_word_for_its_folder(home: Home) -> None:
-    done = home.cachectl("run", "--isolated", "--layer", "pocl", "--", "sh", "-c", 'echo "$POCL_CACHE_DIR"')
+    done = home.cachectl("run --isolated --layer pocl -- sh -c", 'echo "$POCL_CACHE_DIR"')
     assert done.stdout.startswith("/")
     assert list(home.path.iterdir()) == []
-    done = home.cachectl("run", "--layer", "pocl", "--isolated=kept", "--", "sh", "-c", 'echo "$POCL_CACHE_DIR"')
+    done = home.cachectl("run --layer pocl --isolated=kept -- sh -c", 'echo "$POCL_CACHE_DIR"')
     assert done.stdout.startswith(str(home.path / "kept"))
 
 
@@ -91,7 +91,7 @@ def test_isolated_alone_takes_no_word_for_its_folder(home: Home) -> None:
     ],
 )
 def test_env_speaks_four_shells(home: Home, shell: str, lines: list[str]) -> None:
-    said = home.cachectl("env", "--disable", "--layer", "pocl", "--layer", "loopy", "--shell", shell)
+    said = home.cachectl("env --disable --layer pocl --layer loopy --shell", shell)
     assert said.stdout.splitlines() == lines
 
 
@@ -108,7 +108,7 @@ def test_env_can_be_evaluated(home: Home) -> None:
 
 
 def test_a_terminal_gets_the_same_table_in_bold_unless_it_wants_no_colour(cuda: Home) -> None:
-    plain = cuda.cachectl("ls", "cuda", "--limit", "4").stdout.splitlines()
+    plain = cuda.cachectl("ls cuda --limit 4").stdout.splitlines()
     bold = on_a_terminal(cuda, "ls", "cuda", "--limit", "4")
     assert "\x1b[1m" in bold[0]
     # A second may pass between the two.

@@ -23,7 +23,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can g
 
 
 def write_results(home: Home) -> None:
-    folder = home.path / ".config" / "miopen"
+    folder = home.path / ".config/miopen"
     folder.mkdir(parents=True)
     (folder / "gfx90a6e.HIP.3_3_0.ufdb.txt").write_text("1-2=miopenConvolutionFwdAlgoGEMM:1,2,3,gemm,x\n3-4=a:b\n")
 
@@ -36,7 +36,7 @@ def test_the_superuser_leaves_other_peoples_caches_alone(
     layer = "mesa" if what in mesa.STORES else what
     changes: dict[str, Any] = {**mesa.STORES.get(what, {})}
     if layer == "cuda":
-        compute_cache(home.path / ".nv" / "ComputeCache")
+        compute_cache(home.path / ".nv/ComputeCache")
     elif layer == "pytools":
         fill_sumpy(home.environment())
     elif layer == "mesa":
@@ -60,22 +60,22 @@ def test_the_superuser_leaves_other_peoples_caches_alone(
 
 @as_root
 def test_the_superuser_leaves_single_entries_of_others_in_a_root_of_its_own(cuda: Home) -> None:
-    cache = cuda.path / ".nv" / "ComputeCache"
-    entries = sorted(entry["key"] for entry in cuda.json("ls", "cuda")["entries"])
-    cuda.cachectl("get", "cuda", entries[0], "-o", "entry")
+    cache = cuda.path / ".nv/ComputeCache"
+    entries = sorted(entry["key"] for entry in cuda.json("ls cuda")["entries"])
+    cuda.cachectl("get cuda", entries[0], "-o", "entry")
     for name in entries[:3]:
         os.chown(cache / name, NOBODY, NOBODY)
     for name in (entries[2], entries[3]):
         (cache / name).write_bytes((cache / name).read_bytes()[:-1] + b"?")
-    total = cuda.json("purge", "cuda", "--damaged")["total"]
+    total = cuda.json("purge cuda --damaged")["total"]
     assert (total["removed"], total["skipped"], total["failed"]) == (1, 1, 0)
     for dry_run in (("--dry-run",), ()):
-        (layer,) = cuda.json("purge", "cuda", *dry_run)["layers"]
+        (layer,) = cuda.json("purge cuda", *dry_run)["layers"]
         assert layer["removed"] == 36
         assert {note["key"]: note["because"] for note in layer["skipped"]} == dict.fromkeys(entries[:3], THEIRS)
     assert sorted(path.name for path in cache.glob("?/?/*")) == sorted(Path(name).name for name in entries[:3])
     (cache / entries[0]).write_bytes((cache / entries[1]).read_bytes())
-    refused = cuda.cachectl("put", "cuda", entries[0], "entry", "--replace", check=False)
+    refused = cuda.cachectl("put cuda", entries[0], "entry", "--replace", check=False)
     assert (refused.returncode, "belongs to nobody" in refused.stderr) == (1, True)
 
 
@@ -85,10 +85,10 @@ def test_a_cache_that_others_can_write_is_read_and_changed_only_if_shared(
 ) -> None:
     """Whoever can write to a folder on the way decides which folder is changed."""
     home = new_home(open_folder / "home")
-    cache = home.path / ".nv" / "ComputeCache"
+    cache = home.path / ".nv/ComputeCache"
     compute_cache(cache)
-    home.cachectl("get", "cuda", KEY, "-o", "entry")
-    home.cachectl("purge", "cuda", "--key", KEY)
+    home.cachectl("get cuda", KEY, "-o", "entry")
+    home.cachectl("purge cuda --key", KEY)
     if way == "link":
         cache.rename(home.path / "elsewhere")
         cache.symlink_to(home.path / "elsewhere")
@@ -97,7 +97,7 @@ def test_a_cache_that_others_can_write_is_read_and_changed_only_if_shared(
     for verb in (("purge", "cuda"), ("prune", "--max-size", "0B"), ("put", "cuda", KEY, "entry")):
         done = home.cachectl(*verb, check=False)
         assert (done.returncode, "other users can write to" in done.stderr) == (1, True)
-    assert len(home.json("ls", "cuda")["entries"]) == 39
+    assert len(home.json("ls cuda")["entries"]) == 39
     if os.geteuid() == 0:
         for verb in (("purge", "cuda"), ("put", "cuda", KEY, "entry")):
             assert home.cachectl(*verb, "--shared", check=False).returncode == 1
@@ -105,5 +105,5 @@ def test_a_cache_that_others_can_write_is_read_and_changed_only_if_shared(
         assert stack.purge(layers=["cuda"]).total.removed == 39
     else:
         assert "--shared" in done.stderr
-        home.cachectl("put", "cuda", KEY, "entry", "--shared")
-        assert home.json("purge", "cuda", "--shared")["total"]["removed"] == 40
+        home.cachectl("put cuda", KEY, "entry", "--shared")
+        assert home.json("purge cuda --shared")["total"]["removed"] == 40

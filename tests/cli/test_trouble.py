@@ -32,7 +32,7 @@ def settle(filled: Home, compute_cache: Callable[[Path], None]) -> Callable[[Pat
 
     def fill(home: Path) -> None:
         shutil.copytree(filled.path / ".cache", home / ".cache", symlinks=True)
-        compute_cache(home / ".nv" / "ComputeCache")
+        compute_cache(home / ".nv/ComputeCache")
         # No program of the tester's can be busy with what is old.
         then = time.time() - 7200
         for path in (*home.rglob("*"), home):

@@ -72,8 +72,8 @@ def freeze(mount: Mount, folder: Path) -> None:
 def base(filled: Home, tmp_path: Path) -> Path:
     """Return a folder like that of ``run --isolated=DIR`` with what PoCL, loopy and PyOpenCL have stored."""
     folder = tmp_path / "base"
-    shutil.copytree(filled.path / ".cache" / "pocl" / "kcache", folder / "pocl")
-    shutil.copytree(filled.path / ".cache" / "pytools", folder / "xdg" / "pytools")
+    shutil.copytree(filled.path / ".cache/pocl/kcache", folder / "pocl")
+    shutil.copytree(filled.path / ".cache/pytools", folder / "xdg/pytools")
     return folder
 
 
@@ -94,20 +94,20 @@ def test_a_base_warms_a_run_and_stays_as_it_is(home: Home, base: Path) -> None:
     assert done.stdout.count("code generation cache hit") == KNOWN
     assert done.stdout.count("code generation cache miss") == 1
     own = own_root(home.environment(), base)
-    assert home.json("report", "--root", str(own), "pocl")["layers"][0]["entries"] == FILLED + 1
-    again = home.cachectl("run", "--base", str(base), "--", "true")
+    assert home.json("report --root", str(own), "pocl")["layers"][0]["entries"] == FILLED + 1
+    again = home.cachectl("run --base", str(base), "--", "true")
     assert f"base: pocl: {FILLED} there before" in again.stderr
-    (pocl,) = home.json("report", "pocl")["layers"]
+    (pocl,) = home.json("report pocl")["layers"]
     assert [root["entries"] for root in pocl["roots"] if root["exists"]] == [FILLED + 1]
     assert pocl["entries"] == FILLED + 1
     assert state(base) == before
-    home.cachectl("run", "--base", str(base), "--", *CACHECTL, "purge", "--all")
+    home.cachectl("run --base", str(base), "--", *CACHECTL, "purge", "--all")
     assert not list(own.glob("pocl/??/*"))
-    home.cachectl("run", "--base", str(base), "--", "true")
+    home.cachectl("run --base", str(base), "--", "true")
     for verb in (("prune", "--max-size", "0B"), ("purge",)):
         (planned,) = home.json(verb[0], "pocl", *verb[1:], "--dry-run")["layers"]
         assert planned["removed"] == FILLED
-    assert home.json("purge", "pocl")["layers"][0]["removed"] == FILLED
+    assert home.json("purge pocl")["layers"][0]["removed"] == FILLED
     assert not list(own.glob("pocl/??/*"))
     assert state(base) == before
 
@@ -144,7 +144,7 @@ def test_a_temporary_root_is_warm_and_keeps_nothing_and_env_prints_the_same_root
     for _ in range(2):
         assert stores(home.cachectl(*command, POCL_DEBUG="general,llvm")) == 1
     assert not own_root(home.environment(), base).exists()
-    done = home.cachectl("env", "--base", str(base), "--root", "own", "--shell", "sh")
+    done = home.cachectl("env --base", str(base), "--root", "own", "--shell", "sh")
     assert f"base: pocl: {FILLED} copied" in done.stderr
     script = f"{done.stdout}\nexec {sys.executable} {PROGRAMS / 'kernels.py'} {KNOWN}"
     ran = home.run("sh", "-c", script, POCL_DEBUG="general,llvm")
@@ -158,7 +158,7 @@ def warmed_by_binaries(home: Home, base: Path, mount: Mount, *command: str, **va
     freeze(mount, base)
     before = state(base)
     for misses in (1, 0):
-        done = home.cachectl("run", "--base", str(base), "--", *command, "3", **variables)
+        done = home.cachectl("run --base", str(base), "--", *command, "3", **variables)
         assert done.stdout.count("binary cache hit") == 3 - misses
         assert done.stdout.count("binary cache miss") == misses
     assert state(base) == before
@@ -177,7 +177,7 @@ def test_binaries_of_intels_driver(home: Home, tmp_path: Path, mount: Mount, int
 
 def test_a_base_and_an_own_root_do_not_contain_one_another(tmp_path: Path) -> None:
     environment = Environment({"HOME": str(tmp_path)}, tmp_path)
-    (tmp_path / "base" / "own").mkdir(parents=True)
+    (tmp_path / "base/own").mkdir(parents=True)
     for base, own in (("base", "base"), ("base", "base/own"), ("base/own", "base")):
         with pytest.raises(BadRequest, match="contain"):
             start_from(environment, tmp_path / base, tmp_path / own, notice=print)
@@ -187,7 +187,7 @@ def test_a_base_without_entries_and_one_that_others_can_write_say_so(home: Home,
     base = open_folder / "base"
     base.mkdir()
     base.chmod(0o777)
-    done = home.cachectl("run", "--base", str(base), "--", "true")
+    done = home.cachectl("run --base", str(base), "--", "true")
     assert f"base: {base} has no entry of any layer" in done.stderr
     assert f"other users can write to {base}" in done.stderr
     run = ("run", "--base", str(base), "--no-cache", "--", "true")

@@ -80,7 +80,7 @@ def another_venv(path: Path) -> str:
     for folder in (here / "pyopencl", *here.glob("pyopencl-*.dist-info"), *here.glob("pocl*")):
         shutil.copytree(folder, site / folder.name)
     (site / "others.pth").write_text("\n".join(entry for entry in sys.path if entry.startswith("/")) + "\n")
-    return str(path / "bin" / "python")
+    return str(path / "bin/python")
 
 
 @pytest.mark.thorough
@@ -106,8 +106,8 @@ def test_misses_in_another_virtual_environment_are_those_foreseen(packed: Path, 
 
 def test_another_driver_or_processor_decides_and_an_unknown_one_does_not(home: Home) -> None:
     environment = home.environment()
-    (environment.processes / "driver" / "nvidia").mkdir(parents=True)
-    version = environment.processes / "driver" / "nvidia" / "version"
+    (environment.processes / "driver/nvidia").mkdir(parents=True)
+    version = environment.processes / "driver/nvidia/version"
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n")
     item = Item("cuda", "0/1/2", "cuda-entry/65", 1, "0" * 64, {}, "sm_90", {"driver": "535.104.05"})
     cuda, pocl = CudaPortability(), PoclPortability()
@@ -215,13 +215,13 @@ def test_a_bundle_is_read_from_a_pipe_of_a_shell(small: Path, home: Home) -> Non
 
 
 def test_a_registry_that_answers_nonsense_is_no_empty_one(home: Home, tmp_path: Path) -> None:
-    manifests = tmp_path / "v2" / "caches" / "manifests"
+    manifests = tmp_path / "v2/caches/manifests"
     manifests.mkdir(parents=True)
     (manifests / "latest").write_text("[]")
     with HTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path))) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"oci://127.0.0.1:{server.server_port}/caches"
-        done = home.cachectl("run", "--store", url, "--trust", "--", "true")
+        done = home.cachectl("run --store", url, "--trust", "--", "true")
         server.shutdown()
     assert done.stderr.count("\n") == 1
     assert "is not a bundle of cachectl" in done.stderr
@@ -240,7 +240,7 @@ def test_pushes_into_one_file_at_once_lose_nothing(home: Home, tmp_path: Path, n
     assert [process.returncode for process in started] == [0] * 8, said
     assert stack.pull(file, TRUSTED).total.there == 8
     assert list(tmp_path.glob(".cachectl-*")) == []
-    assert not name.endswith(".zip") or home.json("store", "verify", file)["findings"] == []
+    assert not name.endswith(".zip") or home.json("store verify", file)["findings"] == []
 
 
 @pytest.mark.parametrize("unnamed", [True, False])

@@ -19,7 +19,7 @@ COMMAND = ("--", sys.executable, "-c", "pass")
 
 def key_of(home: Home) -> str:
     """Return the key of one program of PoCL."""
-    return home.cachectl("ls", "pocl", "-q", "--limit", "1").stdout.strip()
+    return home.cachectl("ls pocl -q --limit 1").stdout.strip()
 
 
 def thesis(home: Home) -> Path:
@@ -60,13 +60,13 @@ def test_files_that_cachectl_did_not_write_stay(warm: Home, arguments: tuple[str
 
 @pytest.mark.real
 def test_new_folders_and_empty_files_are_written_and_another_kind_of_file_stays(warm: Home) -> None:
-    warm.cachectl("push", "./pocl", "pocl")
-    assert (warm.path / "pocl" / "index").is_dir()
+    warm.cachectl("push ./pocl pocl")
+    assert (warm.path / "pocl/index").is_dir()
     (warm.path / "fresh").touch()
-    warm.cachectl("push", "fresh", "pocl")
+    warm.cachectl("push fresh pocl")
     before = (warm.path / "fresh").read_bytes()
     assert is_begun_by(before)
-    done = warm.cachectl("get", "pocl", key_of(warm), "-o", "fresh", check=False)
+    done = warm.cachectl("get pocl", key_of(warm), "-o", "fresh", check=False)
     assert (done.returncode, (warm.path / "fresh").read_bytes()) == (1, before)
     assert "is not an artifact" in done.stderr
 
@@ -74,7 +74,7 @@ def test_new_folders_and_empty_files_are_written_and_another_kind_of_file_stays(
 @pytest.mark.real
 def test_a_file_that_comes_meanwhile_stays(warm: Home) -> None:
     program = f"import pathlib; pathlib.Path('mine.json').write_text({THESIS!r})"
-    done = warm.cachectl("trace", "--json", "mine.json", "--", sys.executable, "-c", program, check=False)
+    done = warm.cachectl("trace --json mine.json --", sys.executable, "-c", program, check=False)
     assert (done.returncode, (warm.path / "mine.json").read_text()) == (1, THESIS)
 
 
@@ -96,16 +96,16 @@ def test_bundles_and_artifacts_go_through_the_standard_streams(warm: Home, home:
     assert is_begun_by(packed.stdout)
     placed = cachectl(home, "pull", "-", "--trust", "--json", data=packed.stdout)
     assert json.loads(placed.stdout)["total"]["failed"] == 0
-    assert home.json("report", "pocl")["total"]["entries"] == 11
+    assert home.json("report pocl")["total"]["entries"] == 11
     assert not (warm.path / "-").exists()
     assert cachectl(home, "pull", "-", "--trust", data=packed.stdout[:-1]).returncode == 1
     assert cachectl(warm, "push", "-", "pocl", "--json").returncode == 2
     key = key_of(warm)
     data = cachectl(warm, "get", "pocl", key, "-o", "-").stdout
     assert data == cachectl(warm, "get", "pocl", key).stdout
-    warm.cachectl("purge", "pocl")
+    warm.cachectl("purge pocl")
     assert cachectl(warm, "put", "pocl", key, "-", data=data).returncode == 0
-    assert warm.cachectl("ls", "pocl", "-q").stdout.strip() == key
+    assert warm.cachectl("ls pocl -q").stdout.strip() == key
 
 
 @pytest.mark.real

@@ -33,7 +33,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory, new_home: Callable[[Path], H
     home = new_home(tmp_path_factory.mktemp("ranks") / "home")
     program = str(home.programs / "thirteen.py")
     home.cachectl("run", f"--isolated={home.path / 'rank0'}", "--", sys.executable, program, "2", "0")
-    home.python("thirteen.py", "1", "1", XDG_CACHE_HOME=str(home.path / "rank1"))
+    home.python("thirteen.py 1 1", XDG_CACHE_HOME=str(home.path / "rank1"))
     return home
 
 
@@ -43,12 +43,12 @@ def test_all_programs_of_all_ranks_are_warm_in_one_root(ranks: Home, tmp_path: P
     shutil.copytree(ranks.path, home.path, symlinks=True)
     before = snapshot(home.path / "rank0"), snapshot(home.path / "rank1")
     (home.path / "all").mkdir()
-    document = home.json("pull", "rank0", "rank1", "--root=all")
+    document = home.json("pull rank0 rank1 --root=all")
     layers = {layer["layer"]: layer for layer in document["layers"]}
     # Two loopy kernels in the one; one of them, and a plain program, in the other.
     assert (layers["pocl"]["placed"], layers["pocl"]["there"]) == (3, 1)
     assert document["total"]["failed"] == 0
-    assert home.json("pull", "rank0", "rank1", "--root=all")["total"]["placed"] == 0
+    assert home.json("pull rank0 rank1 --root=all")["total"]["placed"] == 0
     assert (snapshot(home.path / "rank0"), snapshot(home.path / "rank1")) == before
 
     programs = sorted((home.path / "all").rglob("program.bc"))
@@ -88,11 +88,11 @@ def test_a_root_has_no_entries_of_the_machine(home: Home, tmp_path: Path, new_ho
     add_kernels(rank, [1])
     (file,) = rank.path.rglob("*.ukdb")
     # Where MIOpen keeps kernels if the home is on a network file system.
-    fallback = home.path / "tmp" / ".cache" / "miopen" / file.parent.name / "gfx908.ukdb"
+    fallback = home.path / "tmp/.cache/miopen" / file.parent.name / "gfx908.ukdb"
     fallback.parent.mkdir(parents=True)
     shutil.copy(file, fallback)
     stack = Stack(home.environment(TMPDIR=str(home.path / "tmp")))
-    assert [entry.root for entry in stack.entries()] == [home.path / "tmp" / ".cache" / "miopen"]
+    assert [entry.root for entry in stack.entries()] == [home.path / "tmp/.cache/miopen"]
     done = stack.pull(str(rank.path), dry_run=True)
     assert (done.total.placed, done.total.there) == (1, 0)
 
@@ -101,7 +101,7 @@ def test_a_database_in_use_becomes_a_file_to_install(tmp_path: Path) -> None:
     home = tmp_path / "home"
     kernels = {"conv.cl.o": packed(CODE), "wino.s.o": packed(RAW)}
     path = store(user_file(home), kernels, wal=True)
-    target = tmp_path / "db" / "gfx90a6e.kdb"
+    target = tmp_path / "db/gfx90a6e.kdb"
     target.parent.mkdir()
     before = snapshot(home / ".cache")
     done = Stack(environment_of(home)).push(str(target))
@@ -165,7 +165,7 @@ def test_databases_of_ranks_are_pulled(
 def test_results_of_tuning_become_a_file_and_come_back(tmp_path: Path) -> None:
     home, other = tmp_path / "home", tmp_path / "other"
     lines = b"1-2-3=A:1\n4-5-6=B:2\n"
-    path = home / ".config" / "miopen" / FIND
+    path = home / ".config/miopen" / FIND
     path.parent.mkdir(parents=True)
     path.write_bytes(lines)
     file = tmp_path / FIND

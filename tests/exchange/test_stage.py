@@ -133,7 +133,7 @@ def test_a_job_starts_with_what_is_vouched_for(jobs: Jobs, keygen: Callable[[str
     signers = ("--allowed-signers", str(Path(key).with_name("allowed")))
     out = ("--out", "signed.zip", "--sign", key)
     (home.path / "no-root").mkdir()
-    home.cachectl("run", "--isolated=root", "--", sys.executable, str(home.programs / "thirteen.py"), "2", "1")
+    home.cachectl("run --isolated=root --", sys.executable, str(home.programs / "thirteen.py"), "2", "1")
     for options, said in (
         (("warm.zip", "--trust", *out), "entries on 2 of 2 nodes"),
         (("signed.zip", *signers, *out), "trusted: signed by ann@example.org"),

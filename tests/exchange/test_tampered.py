@@ -235,7 +235,7 @@ def test_bombs_are_not_unpacked(home: Home, store: Path, signed: Trust) -> None:
     file = file_of(b"")[:8] + bomb
     path.unlink()
     name = sort_names(FolderPlace(store).names("index")).parts[-1]
-    (store / "index" / f"9-{name.key}-{hashlib.sha256(file).hexdigest()}").write_bytes(file)
+    (store / f"index/9-{name.key}-{hashlib.sha256(file).hexdigest()}").write_bytes(file)
     assert "bomb" in refused(home, store, signed)
 
 
@@ -286,7 +286,7 @@ def test_links_and_odd_names_are_not_followed(home: Home, store: Path, tmp_path:
         path = store / "index" / name
         if not path.exists():
             path.write_text("x")
-    (store / "index" / f"7-{'0' * 16}-{'0' * 64}").symlink_to(secret)
+    (store / f"index/7-{'0' * 16}-{'0' * 64}").symlink_to(secret)
     (store / "packs" / ("0" * 64)).symlink_to(secret)
     stack = home.stack
     assert stack.pull(str(store), TRUSTED).total.placed == 9

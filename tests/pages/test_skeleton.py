@@ -66,7 +66,7 @@ def test_scripts_make_no_markup_of_texts_and_styles_load_nothing(name: str) -> N
 
 @pytest.mark.real
 def test_the_page_has_what_report_and_ls_and_doctor_print(warm: Home) -> None:
-    printed = warm.cachectl("report", "--html", "page.html")
+    printed = warm.cachectl("report --html page.html")
     data = data_of((warm.path / "page.html").read_text())
     report, listed = warm.json("report"), warm.json("ls")
     assert printed.stdout == warm.cachectl("report").stdout
@@ -80,14 +80,14 @@ def test_the_page_has_what_report_and_ls_and_doctor_print(warm: Home) -> None:
 def test_a_report_replaces_only_its_own_pages_and_goes_to_standard_output(home: Home) -> None:
     mine = home.path / "notes.html"
     mine.write_text("<!doctype html>\n<html lang='en'>mine")
-    refused = home.cachectl("report", "--html", "notes.html", check=False)
+    refused = home.cachectl("report --html notes.html", check=False)
     assert (refused.returncode, mine.read_text()[-4:]) == (1, "mine")
-    home.cachectl("report", "--html", "notes.html", "--force")
+    home.cachectl("report --html notes.html --force")
     assert data_of(mine.read_text())["entries"] == []
-    assert home.cachectl("report", "--html", "-").stdout.startswith("<!doctype html>")
-    assert home.json("report", "--html", "notes.html")["schema"] == "cachectl/report/1"
-    done = home.cachectl("report", "--html", "-", "--json", check=False)
+    assert home.cachectl("report --html -").stdout.startswith("<!doctype html>")
+    assert home.json("report --html notes.html")["schema"] == "cachectl/report/1"
+    done = home.cachectl("report --html - --json", check=False)
     assert (done.returncode, "both write to standard output" in done.stderr) == (2, True)
     # It has one user to itself.
-    assert home.cachectl("report", "--html", "page.html", "--all-users", check=False).returncode
+    assert home.cachectl("report --html page.html --all-users", check=False).returncode
     assert not (home.path / "page.html").exists()

@@ -63,8 +63,8 @@ def install_for_all(base: Path) -> tuple[str, ...]:
             if ".." not in file.parts:
                 (site / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(str(file.locate()), site / file)
-    assert _start(str(base / "venv" / "bin" / "python"))
-    return (str(base / "venv" / "bin" / "python"), "-I", "-m", "cachectl")
+    assert _start(str(base / "venv/bin/python"))
+    return (str(base / "venv/bin/python"), "-I", "-m", "cachectl")
 
 
 def _start(*python: str) -> bool:

@@ -78,7 +78,7 @@ def keygen(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 def source(tmp_path_factory: pytest.TempPathFactory, new_home: Callable[[Path], Home]) -> Home:
     """Return a home in which four loopy kernels and two plain programs have run once."""
     home = new_home(tmp_path_factory.mktemp("source") / "home")
-    home.python("thirteen.py", "4", "2")
+    home.python("thirteen.py 4 2")
     return home
 
 

@@ -30,4 +30,4 @@ def mine(home: Home, content: dict[str, bytes]) -> tuple[PytoolsDictionaries, Pa
     """Make a dictionary of a user's own; return the layer that it belongs to, and its file."""
     layer = PytoolsDictionaries(home.environment())
     file = f"pdict-v5-mine-{layer.environment.python}.sqlite"
-    return layer, dictionary(home.path / ".cache" / "pytools", file, content)
+    return layer, dictionary(home.path / ".cache/pytools", file, content)

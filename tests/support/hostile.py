@@ -138,7 +138,7 @@ def put_dictionary(root: Path) -> Path:
 
 
 def put_old_dictionary(root: Path) -> Path:
-    entry = root / f"pdict-v4-near-py{DEAD}" / "abc" / "def" / "0123456789ab"
+    entry = root / f"pdict-v4-near-py{DEAD}/abc/def/0123456789ab"
     write(entry / "key")
     write(entry / "contents")
     return entry
@@ -154,7 +154,7 @@ def put_binary(root: Path) -> Path:
 def put_program(root: Path) -> Path:
     entry = root / "HG" / NAME37
     write(entry / "program.bc", b"BC\xc0\xde" + bytes(60))
-    write(entry / "k" / "1-1-1" / "k.so", CODE)
+    write(entry / "k/1-1-1/k.so", CODE)
     return entry
 
 

@@ -53,7 +53,7 @@ def test_a_block_switches_off_and_restores(home: Home, scene: str) -> None:
 
 
 def test_isolated_starts_empty_and_leaves_nothing(warm: Home) -> None:
-    seen = warm.python("session.py", "isolated")
+    seen = warm.python("session.py isolated")
     assert seen["inside"] == counts(10, 2, 2)
     assert seen["under_root"]
     assert seen["outside"][0] == seen["outside"][1]
@@ -62,7 +62,7 @@ def test_isolated_starts_empty_and_leaves_nothing(warm: Home) -> None:
 
 @pytest.mark.thorough
 def test_isolated_after_the_libraries_have_opened_their_caches_says_so(home: Home) -> None:
-    seen = home.python("session.py", "isolated_too_late")
+    seen = home.python("session.py isolated_too_late")
     assert "entered" not in seen
     assert {"loopy", "pocl", "pyopencl-invoker"} <= set(seen["still_on"])
     assert (seen["restored"], seen["made"]) == (True, False)

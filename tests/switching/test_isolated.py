@@ -38,11 +38,11 @@ def linked(home: Home, root: Path, **changes: str) -> list[str]:
 
 def test_layers_that_move_are_hidden_and_others_are_linked(home: Home, cache: Path, tmp_path: Path) -> None:
     """A layer with a variable of its own hides nothing. New files of others in linked folders are in their place."""
-    (cache / "proj" / "pocl").mkdir(parents=True)
+    (cache / "proj/pocl").mkdir(parents=True)
     (cache / "pytools").mkdir()
-    assert linked(home, tmp_path / "root", POCL_CACHE_DIR=str(cache / "proj" / "pocl")) == ["proj"]
-    (tmp_path / "root" / "xdg" / "proj" / "mine").write_text("mine")
-    assert (cache / "proj" / "mine").read_text() == "mine"
+    assert linked(home, tmp_path / "root", POCL_CACHE_DIR=str(cache / "proj/pocl")) == ["proj"]
+    (tmp_path / "root/xdg/proj/mine").write_text("mine")
+    assert (cache / "proj/mine").read_text() == "mine"
 
 
 def test_a_root_that_is_used_again_shows_what_is_there_now(home: Home, cache: Path, tmp_path: Path) -> None:
@@ -52,15 +52,15 @@ def test_a_root_that_is_used_again_shows_what_is_there_now(home: Home, cache: Pa
     (cache / "new").mkdir()
     # A link that an earlier run, with other layers, left to what is isolated now.
     (cache / "pytools").mkdir()
-    (tmp_path / "xdg" / "pytools").symlink_to(cache / "pytools")
-    (tmp_path / "xdg" / "kept").write_text("of another program")
+    (tmp_path / "xdg/pytools").symlink_to(cache / "pytools")
+    (tmp_path / "xdg/kept").write_text("of another program")
     assert linked(home, tmp_path) == ["kept", "new"]
 
 
 def test_a_root_in_itself_or_in_the_cache_folder_links_to_no_part_of_itself(home: Home, cache: Path) -> None:
-    root = cache / "scratch" / "root"
+    root = cache / "scratch/root"
     assert linked(home, root) == []
-    (root / "xdg" / "new").write_text("mine")
+    (root / "xdg/new").write_text("mine")
     assert linked(home, root, XDG_CACHE_HOME=str(root / "xdg")) == ["new"]
 
 
@@ -84,14 +84,14 @@ def test_a_forked_child_leaves_its_parents_root_alone(home: Home) -> None:
 
 def test_a_root_goes_even_if_it_is_read_only_and_nothing_behind_its_links(home: Home, cache: Path) -> None:
     (cache / "fonts").mkdir()
-    (cache / "fonts" / "one").write_text("font")
+    (cache / "fonts/one").write_text("font")
     with isolated.isolated_root(home.environment()) as folder:
         assert linked(home, folder) == ["fonts"]
-        (folder / "a" / "b").mkdir(parents=True)
-        (folder / "a" / "b").chmod(stat.S_IRUSR)
+        (folder / "a/b").mkdir(parents=True)
+        (folder / "a/b").chmod(stat.S_IRUSR)
         (folder / "a").chmod(stat.S_IRUSR | stat.S_IXUSR)
     assert not folder.exists()
-    assert (cache / "fonts" / "one").read_text() == "font"
+    assert (cache / "fonts/one").read_text() == "font"
 
 
 # ---------------------------------------------------------------------- what killed commands left
@@ -146,13 +146,13 @@ def test_a_killed_command_is_cleared_away_once_its_program_has_ended(home: Home,
     kept = set(os.listdir(temporary))
     assert len(kept) == 2
     # Never under a program that runs.
-    home.cachectl("run", "--isolated", "--", "true", TMPDIR=str(temporary))
+    home.cachectl("run --isolated -- true", TMPDIR=str(temporary))
     assert set(os.listdir(temporary)) == kept
     assert (Path(caches) / "other").is_file()
     end(pid)
-    home.cachectl("purge", "--all", "--dry-run", TMPDIR=str(temporary))
+    home.cachectl("purge --all --dry-run", TMPDIR=str(temporary))
     assert set(os.listdir(temporary)) == kept
-    done = home.cachectl("run", "--isolated", "--", "true", TMPDIR=str(temporary))
+    done = home.cachectl("run --isolated -- true", TMPDIR=str(temporary))
     assert done.stderr == ""
     assert os.listdir(temporary) == []
 
@@ -161,8 +161,8 @@ def test_a_killed_command_is_cleared_away_once_its_program_has_ended(home: Home,
 def test_each_command_clears_away_what_is_left_also_if_its_record_cannot_be_read(
     home: Home, temporary: Path, next_one: str
 ) -> None:
-    (temporary / "cachectl-0123456789abcdef" / "deep" / "deeper").mkdir(parents=True)
-    (temporary / "cachectl-0123456789abcdef" / "deep" / "deeper" / "file").write_bytes(b"12345")
+    (temporary / "cachectl-0123456789abcdef/deep/deeper").mkdir(parents=True)
+    (temporary / "cachectl-0123456789abcdef/deep/deeper/file").write_bytes(b"12345")
     (temporary / "cachectl-0123456789abcdef.lock").write_text('{"host": [], "pid": "x", "start": [1]}')
     (found,) = abandoned_temporaries(home.environment())
     assert (found.files, found.bytes) == (1, 5)
@@ -174,14 +174,14 @@ def test_each_command_clears_away_what_is_left_also_if_its_record_cannot_be_read
 def test_the_folder_of_a_living_process_stays(home: Home, temporary: Path) -> None:
     root = make_isolated_root(replace(home.environment(), processes=Path("/proc")))
     (root / "file").touch()
-    home.cachectl("purge", "--all", TMPDIR=str(temporary))
+    home.cachectl("purge --all", TMPDIR=str(temporary))
     assert (root / "file").exists()
     # Also where the program has closed what it did not open, and the lock with it.
     lock = root.with_name(f"{root.name}.lock")
     descriptors = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
     (number,) = [int(link.name) for link in descriptors if os.path.realpath(link) == str(lock)]
     os.close(number)
-    home.cachectl("purge", "--all", TMPDIR=str(temporary))
+    home.cachectl("purge --all", TMPDIR=str(temporary))
     assert (root / "file").exists()
     remove_isolated_root(root)
     assert os.listdir(temporary) == []
@@ -190,7 +190,7 @@ def test_the_folder_of_a_living_process_stays(home: Home, temporary: Path) -> No
 def test_a_folder_that_a_program_made_again_goes(home: Home, temporary: Path) -> None:
     root = make_isolated_root(home.environment())
     remove_isolated_root(root)
-    (root / "xdg" / "pytools").mkdir(parents=True)
+    (root / "xdg/pytools").mkdir(parents=True)
     assert remove_abandoned(home.environment()) == 1
     assert os.listdir(temporary) == []
 
@@ -200,5 +200,5 @@ def test_other_things_in_the_folder_are_left(home: Home, temporary: Path) -> Non
     for name in names:
         (temporary / name).mkdir()
     os.mkfifo(temporary / "cachectl-0123456789abcdef.lock")
-    home.cachectl("purge", "--all", TMPDIR=str(temporary))
+    home.cachectl("purge --all", TMPDIR=str(temporary))
     assert set(os.listdir(temporary)) == {*names, "cachectl-0123456789abcdef.lock"}

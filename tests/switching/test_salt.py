@@ -42,7 +42,7 @@ def log_parts(log: str) -> dict[str, Counter[str]]:
 
 
 def test_a_kernel_built_before_is_rebuilt_in_the_block_and_the_cache_is_as_it_was(home: Home) -> None:
-    seen = home.python("salted.py", "rebuilt", POCL_DEBUG="general,llvm")
+    seen = home.python("salted.py rebuilt", POCL_DEBUG="general,llvm")
     status, why = seen["status"]["pocl"]
     assert status == "salted"
     assert "binaries or IL" in why
@@ -123,7 +123,7 @@ def programs(home: Home) -> list[str]:
 
 @pytest.mark.thorough
 def test_entries_that_a_kernel_stores_after_the_block_are_removed_at_the_end(home: Home) -> None:
-    seen = home.python("salted.py", "at_the_end")
+    seen = home.python("salted.py at_the_end")
     assert seen["came_back"]
     assert "salted" not in seen["stderr"]
     cache = home.path / ".cache"
@@ -140,7 +140,7 @@ def test_entries_that_a_kernel_stores_after_the_block_are_removed_at_the_end(hom
 
 @pytest.mark.thorough
 def test_salted_builds_that_are_not_found_are_warned_of(home: Home) -> None:
-    seen = home.python("salted.py", "unnamed")
+    seen = home.python("salted.py unnamed")
     # Nothing was left of the second block, so there was nothing to warn of.
     assert seen["left"][1] == 0
     ((line,), silent) = seen["warned"]
@@ -152,7 +152,7 @@ def test_salted_builds_that_are_not_found_are_warned_of(home: Home) -> None:
 
 def builds_for_another_platform(home: Home, platform: str, **variables: str) -> None:
     """Check that only PoCL's builds are salted where a process builds for another platform too."""
-    seen = home.python("salted.py", "other_platform", platform, **variables)
+    seen = home.python("salted.py other_platform", platform, **variables)
     if not seen["found"]:
         pytest.skip(f"has no device of {platform}")
     assert seen["status"] == "salted"
@@ -175,11 +175,11 @@ def test_builds_for_rusticl_are_not_salted(home: Home) -> None:
 @pytest.mark.thorough
 def test_binaries_taken_after_the_block_are_whole(home: Home) -> None:
     """PoCL makes them from the folder that has gone; without its bitcode they crash the program that loads them."""
-    seen = home.python("salted.py", "binaries_after")
+    seen = home.python("salted.py binaries_after")
     assert (seen["same"], seen["sums"]) == (True, [64.0, 128.0])
     # Not from the cache, but from the binary.
     shutil.rmtree(home.path / ".cache")
-    assert home.python("salted.py", "binaries_elsewhere")["sums"] == [64.0, 128.0]
+    assert home.python("salted.py binaries_elsewhere")["sums"] == [64.0, 128.0]
 
 
 def bound(home: Home, held_to_modes: tuple[str, ...], scene: str) -> Any:  # noqa: ANN401 - JSON
@@ -211,10 +211,10 @@ def test_a_build_that_outlives_its_block_fails_with_its_own_error(home: Home, he
 def test_libraries_of_an_unknown_form_stay_on_and_are_named(home: Home) -> None:
     """A layer whose library lacks what would be replaced or set is on: refused, or warned of, and builds go on."""
     # A driver that PyOpenCL did not start is named, too.
-    seen = home.python("salted.py", "without_pyopencl")
+    seen = home.python("salted.py without_pyopencl")
     assert ("entered" in seen, list(seen["refused"]), seen["held"]) == (False, ["pocl"], {"pocl": "on"})
     assert [line for line in seen["warned"] if line.startswith("pocl stays as it is")]
-    seen = home.python("salted.py", "unknown_form")
+    seen = home.python("salted.py unknown_form")
     assert "entered" not in seen
     assert seen["refused"]["pocl"].endswith("builds cannot be salted, because PyOpenCL has no link_program")
     assert seen["refused"]["loopy"] == "loopy has no CACHING_ENABLED, by which it would be switched off"

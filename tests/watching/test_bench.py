@@ -102,14 +102,14 @@ def test_rounds_begin_with_another_setting_each(home: Home, tmp_path: Path) -> N
 def test_a_failing_command_ends_it_with_its_own_status(home: Home, tmp_path: Path) -> None:
     target = tmp_path / "bench.json"
     script = "echo of no use; echo what went wrong >&2; exit 7"
-    done = home.cachectl("bench", "--json", str(target), "--", "sh", "-c", script, check=False)
+    done = home.cachectl("bench --json", str(target), "--", "sh", "-c", script, check=False)
     assert (done.returncode, done.stdout) == (7, "")
     assert done.stderr.splitlines() == [
         "command: what went wrong",
         "cachectl: the command ended with status 7 in its first run, so nothing is compared",
     ]
     assert not target.exists()
-    assert home.cachectl("bench", "--", "sh", "-c", "kill -9 $$", check=False).returncode == 137
+    assert home.cachectl("bench -- sh -c", "kill -9 $$", check=False).returncode == 137
 
 
 @pytest.mark.parametrize("taken_well", [False, True])
@@ -132,8 +132,8 @@ def test_plots_name_the_command_and_every_setting(home: Home, tmp_path: Path) ->
     pytest.importorskip("matplotlib")
     png, svg = tmp_path / "bars.png", tmp_path / "bars.svg"
     command = ("--", "sh", "-c", ": $x_1$ 10%")
-    home.cachectl("bench", "-n", "1", "--plot", str(png), *command)
-    home.cachectl("bench", "-n", "2", "--plot", str(svg), *command)
+    home.cachectl("bench -n 1 --plot", str(png), *command)
+    home.cachectl("bench -n 2 --plot", str(svg), *command)
     assert png.read_bytes().startswith(b"\x89PNG\r\n")
     # A picture that bench drew may be replaced, and no other.
     assert all(PICTURE.is_begun_by(file.read_bytes()) for file in (png, svg))

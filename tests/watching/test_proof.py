@@ -63,11 +63,11 @@ def said_of(layer: str, lines: list[str]) -> str:
 @pytest.fixture
 def rich(warm: Home, compute_cache: Callable[[Path], None], fill_sumpy: Callable[[Environment], None]) -> Home:
     fill_sumpy(warm.environment())
-    compute_cache(warm.path / ".nv" / "ComputeCache")
+    compute_cache(warm.path / ".nv/ComputeCache")
     key = "3.3.0.a85ca8a54/gfx90a6e.ukdb::MIOpenConvUni.cl.o:: -mcpu=gfx90a"
     kernel = Artifact("miopen", key, "miopen-kernel/1", b"\x7fELF" + bytes(range(256)) * 9)
     warm.stack["miopen"].put(key, kernel)
-    record = warm.path / ".config" / "miopen" / "gfx90a68.HIP.3_3_0_a85ca8a54.ufdb.txt"
+    record = warm.path / ".config/miopen/gfx90a68.HIP.3_3_0_a85ca8a54.ufdb.txt"
     record.parent.mkdir(parents=True)
     record.write_text("1-2-3=miopenConvolutionFwdAlgoGEMM:0.1,0,0,miopenConvolutionFwdAlgoGEMM,x\n")
     return warm
@@ -100,7 +100,7 @@ def test_a_cold_run_compiles_everything_leaves_everything_and_is_proved(rich: Ho
 @pytest.mark.real
 def test_the_upstream_switches_alone_leave_no_proof(warm: Home) -> None:
     warm.run(*program(2, 1))
-    done = warm.cachectl("run", "--prove", "--", *program(2, 1), check=False, **UPSTREAM, POCL_DEBUG="general,llvm")
+    done = warm.cachectl("run --prove --", *program(2, 1), check=False, **UPSTREAM, POCL_DEBUG="general,llvm")
     lines = done.stderr.splitlines()
     # Everything is compiled, as it should be; but loopy opens its dictionaries, and PoCL makes a folder.
     assert done.stderr.count("Writing program.bc") == 3
@@ -114,15 +114,15 @@ def test_the_upstream_switches_alone_leave_no_proof(warm: Home) -> None:
 @pytest.mark.real
 def test_runs_that_are_isolated_or_have_no_home_are_proved_too(warm: Home) -> None:
     before = snapshot(warm.path, times=True)
-    done = warm.cachectl("run", "--isolated=../kept", "--prove", "--", *program(2, 1))
+    done = warm.cachectl("run --isolated=../kept --prove --", *program(2, 1))
     assert done.stderr.splitlines()[-1] == HOLDS
     # A layer that is not moved is not proved.
     stays = "stays in use, so nothing is proved of it"
     assert said_of("miopen-system", done.stderr.splitlines()).endswith(stays)
-    assert any((warm.path.parent / "kept" / "pocl").iterdir())
+    assert any((warm.path.parent / "kept/pocl").iterdir())
     # Libraries fail without a cache folder.
     assert warm.run(*program(1, 1), check=False, HOME="/dev/null").returncode != 0
-    done = warm.cachectl("run", "--no-cache", "--prove", "--", *program(1, 1), HOME="/dev/null")
+    done = warm.cachectl("run --no-cache --prove --", *program(1, 1), HOME="/dev/null")
     assert done.stderr.splitlines()[-1] == HOLDS
     assert snapshot(warm.path, times=True) == before
 
@@ -130,14 +130,14 @@ def test_runs_that_are_isolated_or_have_no_home_are_proved_too(warm: Home) -> No
 @pytest.mark.real
 def test_the_proof_holds_for_nvidias_opencl(home: Home) -> None:
     nvidia = [sys.executable, str(PROGRAMS / "nvidia.py"), "4"]
-    if home.python("nvidia.py", "4")["seconds"] is None:
+    if home.python("nvidia.py 4")["seconds"] is None:
         pytest.skip("PyOpenCL sees no NVIDIA platform here")
     before = snapshot(home.path, times=True)
-    done = home.cachectl("run", "--no-cache", "--prove", "--", *nvidia)
+    done = home.cachectl("run --no-cache --prove --", *nvidia)
     assert "not read (file events on " in said_of("cuda", done.stderr.splitlines())
     assert done.stderr.splitlines()[-1] == HOLDS
     assert snapshot(home.path, times=True) == before
-    done = home.cachectl("run", "--prove", "--", *nvidia, check=False)
+    done = home.cachectl("run --prove --", *nvidia, check=False)
     assert "ComputeCache" in said_of("cuda", done.stderr.splitlines())
     assert done.returncode == 1
 
@@ -240,8 +240,8 @@ def test_a_root_that_comes_and_goes_with_all_above_it_does_not_pass(home: Home, 
 
 
 def test_links_and_other_names_hide_nothing(home: Home) -> None:
-    real, root = home.path / "real" / "ComputeCache", home.path / ".nv"
-    for folder in (real, home.path / "other" / "ComputeCache", home.path / "elsewhere"):
+    real, root = home.path / "real/ComputeCache", home.path / ".nv"
+    for folder in (real, home.path / "other/ComputeCache", home.path / "elsewhere"):
         folder.mkdir(parents=True)
     (real / "index").write_text("")
     for make in (os.link, os.symlink):

@@ -29,7 +29,7 @@ SECOND = 1_000_000_000
 
 def timed(home: Home, *command: str) -> Timeline:
     file = home.path / "timeline.json"
-    home.cachectl("trace", "--timeline", str(file), "--", *command)
+    home.cachectl("trace --timeline", str(file), "--", *command)
     return read_timeline_file(file)
 
 
@@ -94,7 +94,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_threads_forks_and_what_a_killed_program_did(home: Home) -> None:
     file = home.path / "timeline.json"
-    done = home.cachectl("trace", "--timeline", str(file), "--", sys.executable, "-c", CHILDREN, check=False)
+    done = home.cachectl("trace --timeline", str(file), "--", sys.executable, "-c", CHILDREN, check=False)
     assert done.returncode == 128 + signal.SIGKILL
     spans = {span.name: span for span in read_timeline_file(file).spans if span.stage == "lookup"}
     in_thread, in_fork, last = (spans[name] for name in ("in-a-thread", "in-a-fork", "before-the-kill"))
@@ -252,10 +252,10 @@ def test_a_file_is_in_the_chrome_trace_format(tmp_path: Path) -> None:
 
 
 def test_a_page_can_be_written_of_a_run_with_a_process(home: Home) -> None:
-    assert home.cachectl("trace", "--timeline", "c.json", "--", "true", check=False).returncode == 1
+    assert home.cachectl("trace --timeline c.json -- true", check=False).returncode == 1
     assert not (home.path / "c.json").exists()
     program = "from pytools.persistent_dict import WriteOncePersistentDict"
-    home.cachectl("trace", "--timeline", "a.html", "--", sys.executable, "-c", program)
+    home.cachectl("trace --timeline a.html --", sys.executable, "-c", program)
     written = (home.path / "a.html").read_bytes()
     assert b"pytools" in written
     assert timeline_files.TIMELINE.is_begun_by(written)

@@ -75,7 +75,7 @@ def used(document: Mapping[str, Any], kind: str, what: str) -> set[str]:
 @pytest.mark.parametrize("kind", ["cuda", *thorough("neo", "comgr")])
 def test_cold_warm_one_missing_and_one_damaged(home: Home, sources: Mapping[str, Path], kind: str) -> None:
     """Each entry is a miss and a store, then a hit; of a purged one, the entry itself is named."""
-    (home.path / ".cache" / "neo_compiler_cache").mkdir(parents=True)
+    (home.path / ".cache/neo_compiler_cache").mkdir(parents=True)
     keys = {str(path.relative_to(sources[kind])) for path in sources[kind].rglob("*") if path.is_file()}
     cold = traced(home, sources, kind)
     assert numbers(cold, kind) == (0, len(keys), len(keys))
@@ -242,7 +242,7 @@ def test_rusticl(home: Home) -> None:
         return trace(home, "rusticl.py", "3", **variables, MESA_DISK_CACHE_SINGLE_FILE=single)
 
     cold = run()
-    files = [path for path in (home.path / ".cache" / "mesa_shader_cache").glob("??/*") if not path.suffix]
+    files = [path for path in (home.path / ".cache/mesa_shader_cache").glob("??/*") if not path.suffix]
     if not files:
         pytest.skip("no Rusticl here")
     assert numbers(cold, "mesa") == (0, len(files), len(files))
@@ -252,11 +252,11 @@ def test_rusticl(home: Home) -> None:
     assert layer_of(warm, "mesa")["evidence"] == "exact"
     assert [(kernel["served_by"], kernel["compiled"]) for kernel in warm["kernels"]] == [("mesa", False)] * 3
     named = next(entry for entry in warm["entries"] if entry["kernels"] == ["rk1"])
-    (home.path / ".cache" / "mesa_shader_cache" / named["key"]).unlink()
+    (home.path / ".cache/mesa_shader_cache" / named["key"]).unlink()
     purged = run()
     assert numbers(purged, "mesa") == (len(files) - 1, 1, 1)
     assert [kernel["kernels"] for kernel in purged["kernels"] if kernel["compiled"]] == [["rk1"]]
-    shutil.rmtree(home.path / ".cache" / "mesa_shader_cache")
+    shutil.rmtree(home.path / ".cache/mesa_shader_cache")
     single = run(single="1")
     assert layer_of(single, "mesa")["evidence"] == "inferred"
     assert numbers(single, "mesa")[0] is None
