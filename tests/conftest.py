@@ -174,9 +174,8 @@ def mpiexec() -> str:
 
 @dataclass(frozen=True)
 class Driver:
-    """Another OpenCL driver than the wheel's PoCL, and the variables that make PyOpenCL load it alone."""
+    """Another OpenCL driver than the wheel's PoCL: the variables that make PyOpenCL load it alone."""
 
-    name: str
     variables: Mapping[str, Any]
 
 
@@ -184,7 +183,7 @@ def _driver(name: str, library: Path, folder: Path, **variables: str) -> Driver:
     # A folder would be read beside the one in PyOpenCL's wheel, and two PoCLs in one process crash.
     file = folder / f"{name}.icd"
     file.write_text(f"{library}\n")
-    return Driver(name, {"OCL_ICD_VENDORS": str(file), **variables})
+    return Driver({"OCL_ICD_VENDORS": str(file), **variables})
 
 
 @pytest.fixture(scope="session")

@@ -27,8 +27,8 @@ for offer in "${{COMPREPLY[@]}}"; do eval "printf '%s\\n' $offer"; done
 ZSH = """
 autoload -Uz compinit
 compinit -u -D
-{script}
-compadd() {{ builtin compadd -O found "$@"; print -rl -- $found >>offers; builtin compadd "$@" }}
+source <(cachectl completion zsh)
+compadd() { builtin compadd -O found "$@"; print -rl -- $found >>offers; builtin compadd "$@" }
 PS1='ready> '
 """
 #: A name that a shell must not expand, with characters at which bash splits words.
@@ -52,9 +52,9 @@ def path(home: Home) -> str:
     return f"{Path(sys.executable).parent}:{home.variables['PATH']}"
 
 
-def zsh_offers(home: Home, line: str, script: str = "source <(cachectl completion zsh)") -> list[str]:
+def zsh_offers(home: Home, line: str) -> list[str]:
     """Type a line into zsh on a terminal, press TAB, and return what is offered."""
-    (home.path / ".zshrc").write_text(ZSH.format(script=script))
+    (home.path / ".zshrc").write_text(ZSH)
     offers = home.path / "offers"
     offers.write_text("")
     pid, terminal = pty.fork()
@@ -109,16 +109,6 @@ def test_words_after_a_verb_that_runs_a_command_are_the_command(home: Home, shel
     # In bash, readline completes names of files if the script offers nothing.
     assert completed(home, shell, *words) == ([] if shell == "bash" else ["my program.py"])
     assert completed(home, shell, "run", "--no-cache", "--", "printe") == ["printenv"]
-
-
-@pytest.mark.environment
-def test_zsh_loads_the_installed_script_again_and_again(home: Home) -> None:
-    if not shutil.which("zsh"):
-        absent("lacks zsh")
-    folder = shlex.quote(str(PACKAGING / "share/zsh/site-functions"))
-    script = f"fpath=({folder} $fpath); compinit -u -D; _comps[true]=_cachectl"
-    assert zsh_offers(home, "cachectl ls --sort=us", script) == ["used"]
-    assert zsh_offers(home, "true purge mesa\t\x15cachectl purge mesa miopen-t", script) == ["mesa", "miopen-tuning"]
 
 
 def test_installed_files_follow_the_grammar() -> None:

@@ -1,18 +1,23 @@
-"""The real command: what it prints, where, and with which status."""
+"""The real command: what it prints, where, in which form and with which status."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import re
 import shlex
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from homes import CACHECTL, Home
 
+from cachectl.cli import output
 from cachectl.layers.base.registry import BUILT_IN
+from cachectl.table import Column, Table, counts, sizes
 
 KEY = "3/f/433a72c95049e7"
 HEAVY = {"pyopencl", "loopy", "numpy", "mpi4py", "json", "hashlib", "base64", "tarfile", "platform", "bz2"}
@@ -31,25 +36,24 @@ def test_json_has_the_keys_of_the_contract(cuda: Home) -> None:
     assert report["schema"] == "cachectl/report/1"
     assert {"generated", "layers", "total"} <= report.keys()
     assert [layer["layer"] for layer in report["layers"]] == list(BUILT_IN)
-    of_layer = "layer title state why scope precious entries files bytes stale_entries stale_bytes roots"
-    of_root = "path source scope exists entries files bytes orphan_files orphan_bytes oldest newest problems"
-    for layer in report["layers"]:
-        assert layer.keys() >= set(of_layer.split())
-        assert all(root.keys() >= set(of_root.split()) for root in layer["roots"])
     entry = cuda.json("ls cuda --limit 1")["entries"][0]
-    of_entry = "layer key root bytes files created modified used kernels device versions stale stale_because"
-    assert entry.keys() >= set(of_entry.split())
     assert entry["created"] is None
-    purged = cuda.json("purge cuda --dry-run")
+    purged = cuda.json("purge pocl --dry-run cuda")
     assert purged["dry_run"] is True
-    # Layers may stand behind options.
-    behind = cuda.json("purge pocl --dry-run cuda")
-    assert [layer["layer"] for layer in behind["layers"]] == ["pocl", "cuda"]
-    freed = purged["total"]["bytes_freed"]
-    assert purged["total"] == {"removed": 40, "orphans_removed": 0, "bytes_freed": freed, "skipped": 0, "failed": 0}
-    keys = {"layer", "removed", "orphans_removed", "bytes_freed", "skipped", "failed"}
-    assert purged["layers"][0].keys() == keys | {"entries"}
-    assert cuda.json("purge cuda")["layers"][0].keys() == keys
+    assert [layer["layer"] for layer in purged["layers"]] == ["pocl", "cuda"]
+    assert purged["total"] == {**purged["total"], "removed": 40, "orphans_removed": 0, "skipped": 0, "failed": 0}
+    of_purge = "layer removed orphans_removed bytes_freed skipped failed"
+    for items, keys in (
+        (report["layers"], "layer title state why scope precious entries files bytes stale_entries stale_bytes roots"),
+        (
+            [root for layer in report["layers"] for root in layer["roots"]],
+            "path source scope exists entries files bytes orphan_files orphan_bytes oldest newest problems",
+        ),
+        ([entry], "layer key root bytes files created modified used kernels device versions stale stale_because"),
+        (purged["layers"], f"{of_purge} entries"),
+        (cuda.json("purge cuda")["layers"], of_purge),
+    ):
+        assert all(item.keys() >= set(keys.split()) for item in items)
 
 
 def test_dir_prints_places_alone(cuda: Home) -> None:
@@ -127,3 +131,81 @@ def test_without_a_command_the_help_is_printed(home: Home) -> None:
     done = home.cachectl(check=False)
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout == home.cachectl("--help").stdout
+
+
+def rows(home: Home, *arguments: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(home.cachectl(*arguments, "--csv", check=False).stdout)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "items"),
+    [
+        (("report",), "layers"),
+        (("ls",), "entries"),
+        (("layers",), "layers"),
+        (("verify",), "findings"),
+        (("doctor", "cuda"), "findings"),
+        (("config",), "settings"),
+    ],
+)
+def test_each_form_has_the_same_rows(cuda: Home, arguments: tuple[str, ...], items: str) -> None:
+    damaged = cuda.path / ".nv/ComputeCache" / KEY
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    document = cuda.json(*arguments, check=False)
+    found = rows(cuda, *arguments)
+    assert len(found) == len(document[items])
+    for row, item in zip(found, document[items], strict=True):
+        assert all(row[key] == item[key] for key in row.keys() & item.keys() if isinstance(item[key], str))
+
+
+def test_csv_has_raw_numbers_and_whole_keys(cuda: Home) -> None:
+    entries = {entry["key"]: entry for entry in cuda.json("ls")["entries"]}
+    for row in rows(cuda, "ls"):
+        assert int(row["size"]) == entries[row["key"]]["bytes"]
+        assert int(row["age"]) >= 0
+        # Unknown is nothing, not 0 or a dash.
+        assert row["stale"] == ""
+    (row,) = (row for row in rows(cuda, "report") if row["layer"] == "cuda")
+    assert int(row["size"]) == cuda.json("report")["total"]["bytes"]
+
+
+def test_a_dry_run_has_a_row_for_each_entry(cuda: Home) -> None:
+    for command in (("purge", "cuda", "-n"), ("prune", "--max-size", "0B", "-n")):
+        assert {row["state"] for row in rows(cuda, *command)} == {"live"}
+        assert len(rows(cuda, *command)) == 40
+
+
+Row = tuple[str, str, int]
+COLUMNS: tuple[Column[Row], ...] = (
+    Column[Row]("layer", lambda row: row[0]),
+    Column[Row]("state", lambda row: row[1]),
+    counts("entries", lambda row: row[2]),
+    sizes("size", lambda row: row[2]),
+    Column[Row]("key", lambda _: "0123456789abcdef" * 4),
+)
+ROWS = [(name, "enabled", 1234567 + number) for number, name in enumerate(BUILT_IN)]
+
+
+@pytest.mark.parametrize("width", [80, 60, 40, 30, 20])
+def test_numbers_are_whole_and_names_differ(width: int) -> None:
+    lines = output.plain_table(Table(COLUMNS, ROWS), width)
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    assert all(f"{amount:,}" in text for _, _, amount in ROWS)
+    assert text.count("1.2 MiB") == len(ROWS)
+    names = [line.split()[0] for line in lines if not line.startswith(" ")]
+    assert len(set(names)) == len(ROWS) + 1
+
+
+def test_the_mark_of_shortening_suits_the_encoding_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    (_, line, _) = output.plain_table(Table(COLUMNS[4:], ROWS[:1], ("0123456789" * 10,)), 40)
+    assert "…" in line
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(encoding="ascii"))
+    (_, line, _) = output.plain_table(Table(COLUMNS[4:], ROWS[:1], ("0123456789" * 10,)), 40)
+    assert "..." in line
+    assert len(line) == 40
+
+
+def test_columns_without_content_take_no_room() -> None:
+    columns = (COLUMNS[0], Column[Row]("", lambda _: ""), COLUMNS[1])
+    assert output.plain_table(Table(columns, ROWS[:1])) == ["layer  state", "loopy  enabled"]

@@ -12,6 +12,8 @@ import pytest
 from homes import Home
 
 BUCKET = "warm-caches"
+#: Arguments of a client, in the order of the variables.
+KEYWORDS = ("aws_access_key_id", "aws_secret_access_key", "region_name")
 
 
 class Request(NamedTuple):
@@ -55,7 +57,11 @@ def s3_server() -> Iterator[S3]:
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
-    client(variables).create_bucket(Bucket=BUCKET)
+    import boto3
+
+    boto3.client("s3", **dict(zip(("endpoint_url", *KEYWORDS), variables.values(), strict=False))).create_bucket(
+        Bucket=BUCKET
+    )
     yield S3(variables, requests)
     server.stop()
 
@@ -65,25 +71,6 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the tester's proxy out of what goes on on this machine."""
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, "127.0.0.1,localhost")
-
-
-def client(variables: dict[str, str]) -> Any:  # noqa: ANN401 - botocore makes its classes as it goes
-    import boto3
-
-    return boto3.client(
-        "s3",
-        endpoint_url=variables["AWS_ENDPOINT_URL"],
-        aws_access_key_id="ann",
-        aws_secret_access_key="secret",  # noqa: S106 - any will do
-        region_name="us-east-1",
-    )
-
-
-def objects(variables: dict[str, str], prefix: str) -> dict[str, bytes]:
-    """Read what lies in the bucket, past fsspec."""
-    store = client(variables)
-    listed = store.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])
-    return {one["Key"]: store.get_object(Bucket=BUCKET, Key=one["Key"])["Body"].read() for one in listed}
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import statistics
 import subprocess
@@ -16,7 +15,6 @@ import pytest
 from homes import CACHECTL, PROGRAMS, Home
 
 from cachectl.layers.base.conformance import snapshot
-from cachectl.output_files import PICTURE
 
 
 def bench(home: Home, *arguments: str, command: tuple[str, ...]) -> Any:  # noqa: ANN401 - JSON
@@ -26,25 +24,6 @@ def bench(home: Home, *arguments: str, command: tuple[str, ...]) -> Any:  # noqa
 
 def program(name: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, str(PROGRAMS / name), *arguments)
-
-
-@pytest.mark.thorough
-@pytest.mark.real
-def test_settings_are_what_they_say_of_the_driver(home: Home, tmp_path: Path) -> None:
-    """PoCL's messages show which of the runs of a plain program it compiled in."""
-    log, build = tmp_path / "log", tmp_path / "build.py"
-    build.write_text(
-        "import pyopencl as cl\n"
-        "pocl = next(p for p in cl.get_platforms() if p.name == 'Portable Computing Language')\n"
-        "cl.Program(cl.Context(pocl.get_devices()), '__kernel void one(void) {}').build()\n"
-    )
-    script = f'"{sys.executable}" {build} 2>&1 | grep -c "Writing program.bc" >> {log}; exit 0'
-    home = type(home)(home.path, {**home.variables, "POCL_DEBUG": "llvm"})
-    measured = bench(home, "-n", "1", command=("sh", "-c", script))
-    assert [one["setting"] for one in measured["settings"]] == ["warm", "pocl off", "cold", "off"]
-    # Filled, and found full; then each setting.
-    assert log.read_text().split() == ["1", "0", "0", "1", "1", "1"]
-    assert not (home.path / ".cache").exists()
 
 
 @pytest.mark.thorough
@@ -134,17 +113,10 @@ def test_plots_name_the_command_and_every_setting(home: Home, tmp_path: Path) ->
     command = ("--", "sh", "-c", ": $x_1$ 10%")
     home.cachectl("bench -n 1 --plot", str(png), *command)
     home.cachectl("bench -n 2 --plot", str(svg), *command)
+    # A picture that bench drew may be replaced.
+    home.cachectl("bench -n 2 --plot", str(svg), *command)
     assert png.read_bytes().startswith(b"\x89PNG\r\n")
-    # A picture that bench drew may be replaced, and no other.
-    assert all(PICTURE.is_begun_by(file.read_bytes()) for file in (png, svg))
-    assert not PICTURE.is_begun_by(b'<?xml version="1.0"?><svg/>')
     words = [element.text for element in ET.parse(svg).iter() if element.tag.endswith("}text")]  # noqa: S314 - our own
     assert "sh -c ': $x_1$ 10%'" in words
     assert {"all caches warm", "all caches cold", "all caches off"} <= set(words)
     assert any(word and word.endswith("2 times each") for word in words)
-
-
-def test_a_terminal_sees_the_progress(home: Home) -> None:
-    seen = home.terminal(*CACHECTL, "bench", "-n", "2", "--", "sleep", "0.3", columns=100).stdout
-    assert "filling the caches" in seen
-    assert re.search(r"5/6", re.sub(r"\x1b\[[0-9;]*m", "", seen))
