@@ -13,6 +13,7 @@ from homes import CACHECTL, Home
 
 from cachectl.exchange.bundle import is_begun_by
 
+pytestmark = pytest.mark.real
 THESIS = "\\documentclass{book}\n" * 400
 COMMAND = ("--", sys.executable, "-c", "pass")
 
@@ -35,7 +36,6 @@ def cachectl(home: Home, *arguments: str, data: bytes | None = None) -> subproce
     return subprocess.run(command, env=home.variables, cwd=home.path, input=data, capture_output=True, check=False)
 
 
-@pytest.mark.real
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -58,7 +58,6 @@ def test_files_that_cachectl_did_not_write_stay(warm: Home, arguments: tuple[str
     warm.cachectl(*wanted)
 
 
-@pytest.mark.real
 def test_new_folders_and_empty_files_are_written_and_another_kind_of_file_stays(warm: Home) -> None:
     warm.cachectl("push ./pocl pocl")
     assert (warm.path / "pocl/index").is_dir()
@@ -71,14 +70,12 @@ def test_new_folders_and_empty_files_are_written_and_another_kind_of_file_stays(
     assert "is not an artifact" in done.stderr
 
 
-@pytest.mark.real
 def test_a_file_that_comes_meanwhile_stays(warm: Home) -> None:
     program = f"import pathlib; pathlib.Path('mine.json').write_text({THESIS!r})"
     done = warm.cachectl("trace --json mine.json --", sys.executable, "-c", program, check=False)
     assert (done.returncode, (warm.path / "mine.json").read_text()) == (1, THESIS)
 
 
-@pytest.mark.real
 def test_a_file_that_cannot_be_read_stays(warm: Home, held_to_modes: tuple[str, ...]) -> None:
     file = thesis(warm)
     file.chmod(0)
@@ -88,7 +85,6 @@ def test_a_file_that_cannot_be_read_stays(warm: Home, held_to_modes: tuple[str, 
     assert file.read_text() == THESIS
 
 
-@pytest.mark.real
 def test_bundles_and_artifacts_go_through_the_standard_streams(warm: Home, home: Home) -> None:
     packed = cachectl(warm, "push", "-", "pocl")
     assert packed.returncode == 0
@@ -108,7 +104,6 @@ def test_bundles_and_artifacts_go_through_the_standard_streams(warm: Home, home:
     assert warm.cachectl("ls pocl -q").stdout.strip() == key
 
 
-@pytest.mark.real
 def test_nothing_binary_meets_a_terminal(warm: Home) -> None:
     for words in (("push", "-", "pocl"), ("get", "pocl", key_of(warm), "-o", "-"), ("pull", "-", "--trust")):
         done = warm.terminal(*CACHECTL, *words, check=False)

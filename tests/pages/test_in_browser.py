@@ -62,25 +62,27 @@ def test_hostile_names_are_only_shown(browser: Browser, file: Path) -> None:
         for entry, name in zip(listing.entries, names, strict=True)
     )
     hostile = tuple(replace(one, message=HOSTILE[0], fix=HOSTILE[2]) for one in findings)
-    browser.open(draw(report, replace(listing, entries=entries), hostile), file)
-    browser.press("map", RIGHT, ENTER, RIGHT, ENTER)
-    browser.press("search", "script")
-    browser.read_logs(file.as_uri())
-    assert browser.chrome.title == "cachectl report"
-    assert "</script>" in browser.find("entries").text
-    assert (browser.messages, browser.requests) == ([], [])
-
     made = make_timeline(ranks=1, kernels=len(HOSTILE))
     rename = dict(zip(dict.fromkeys(span.kernel for span in made.spans if span.kernel), HOSTILE, strict=True))
     spans = tuple(replace(span, kernel=rename.get(span.kernel or ""), name=HOSTILE[0]) for span in made.spans)
     processes = (replace(made.processes[0], command=HOSTILE[0], host=HOSTILE[2]),)
-    browser.open(page(replace(made, command=HOSTILE, processes=processes, spans=spans)), file)
-    browser.press("search", "script", ENTER)
-    browser.press("chart", "n", ENTER)
-    browser.read_logs(file.as_uri())
-    assert browser.chrome.title == "cachectl trace: timeline"
-    assert HOSTILE[0] in browser.find("tip").text
-    assert (browser.messages, browser.requests) == ([], [])
+    for drawn, canvas, keys, title, shows in (
+        (draw(report, replace(listing, entries=entries), hostile), "map", (RIGHT, ENTER) * 2, "report", "entries"),
+        (
+            page(replace(made, command=HOSTILE, processes=processes, spans=spans)),
+            "chart",
+            "n",
+            "trace: timeline",
+            "tip",
+        ),
+    ):
+        browser.open(drawn, file)
+        browser.press("search", "script", ENTER)
+        browser.press(canvas, *keys)
+        browser.read_logs(file.as_uri())
+        assert browser.chrome.title == f"cachectl {title}"
+        assert "</script>" in browser.find(shows).text
+        assert (browser.messages, browser.requests) == ([], [])
 
 
 def test_large_pages_are_drawn_smoothly(browser: Browser, file: Path) -> None:

@@ -12,14 +12,12 @@ import sys
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from homes import CACHECTL, Home
 from support.tracing import layer_of, numbers, real, trace
 from tiers import thorough
-
-from cachectl.watching.processes import Processes
 
 if TYPE_CHECKING:
     from conftest import Driver
@@ -275,17 +273,6 @@ def test_a_child_that_cannot_be_watched_is_named(home: Home, how: str) -> None:
     assert set(unwatched["layers"]) >= {"loopy", "pyopencl-invoker", "pocl"}
     assert "not counted" in document["said"]
     assert {layer_of(document, name)["evidence"] for name in ("loopy", "pocl")} == {"inferred"}
-
-
-def test_a_process_that_ends_while_it_is_looked_at_is_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def vanished(path: object) -> NoReturn:
-        raise FileNotFoundError(2, "No such file or directory", str(path))
-
-    for name in ("listdir", "scandir"):
-        monkeypatch.setattr(os, name, vanished)
-    Processes(tmp_path, {}).look()
 
 
 def test_a_library_of_an_unknown_form_is_left_alone_and_named(home: Home, tmp_path: Path) -> None:
