@@ -178,8 +178,8 @@ def test_the_real_command_costs_nobody_anything_either(world: World) -> None:
     """So does each verb that looks, with all variables at once; it ends with JSON, and no traceback."""
     variables = all_at_once(world.home)
     before = hash_tree(world.home, world.outside, world.empty)
-    for verb in (("purge", "--all", "--wait", "0"), ("prune", "--stale", "--wait", "0")):
-        assert world.run(*verb, **variables)["total"]["removed"] == 0
+    for line in ("purge --all --wait 0", "prune --stale --wait 0"):
+        assert world.run(line, **variables)["total"]["removed"] == 0
     answers = {verb: world.run(verb, **variables) for verb in ("report", "ls", "verify", "doctor")}
     # A command records which Pythons there are.
     different = changed(before, hash_tree(world.home, world.outside, world.empty))

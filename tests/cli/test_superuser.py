@@ -50,10 +50,12 @@ def test_the_superuser_leaves_other_peoples_caches_alone(
     for path in (home.path / folder).rglob("*"):
         os.chown(path, NOBODY, NOBODY)
     before = snapshot(home.path / folder)
-    clearing = (("purge", layer), ("purge", layer, "--shared"), ("prune", layer, "--max-size", "0B"))
-    for words in (*clearing, *((*verb, "--dry-run") for verb in clearing), ("put", layer, key, "artifact")):
-        done = home.cachectl(*words, check=False, **changes)
-        assert (done.returncode, THEIRS in done.stderr) == (1, True), words
+    for line in (f"purge {layer}", f"purge {layer} --shared", f"prune {layer} --max-size 0B"):
+        for dry_run in ("", " --dry-run"):
+            done = home.cachectl(line + dry_run, check=False, **changes)
+            assert (done.returncode, THEIRS in done.stderr) == (1, True), line
+    done = home.cachectl("put", layer, key, "artifact", check=False, **changes)
+    assert (done.returncode, THEIRS in done.stderr) == (1, True)
     assert snapshot(home.path / folder) == before
     assert len(home.json("ls", layer, **changes)["entries"]) == len(others) > 0
 
@@ -69,8 +71,8 @@ def test_the_superuser_leaves_single_entries_of_others_in_a_root_of_its_own(cuda
         (cache / name).write_bytes((cache / name).read_bytes()[:-1] + b"?")
     total = cuda.json("purge cuda --damaged")["total"]
     assert (total["removed"], total["skipped"], total["failed"]) == (1, 1, 0)
-    for dry_run in (("--dry-run",), ()):
-        (layer,) = cuda.json("purge cuda", *dry_run)["layers"]
+    for line in ("purge cuda --dry-run", "purge cuda"):
+        (layer,) = cuda.json(line)["layers"]
         assert layer["removed"] == 36
         assert {note["key"]: note["because"] for note in layer["skipped"]} == dict.fromkeys(entries[:3], THEIRS)
     assert sorted(path.name for path in cache.glob("?/?/*")) == sorted(Path(name).name for name in entries[:3])
@@ -94,13 +96,13 @@ def test_a_cache_that_others_can_write_is_read_and_changed_only_if_shared(
         cache.symlink_to(home.path / "elsewhere")
         cache = home.path / "elsewhere"
     (cache.parent if way == "above" else cache).chmod(0o777)
-    for verb in (("purge", "cuda"), ("prune", "--max-size", "0B"), ("put", "cuda", KEY, "entry")):
-        done = home.cachectl(*verb, check=False)
+    for line in ("purge cuda", "prune --max-size 0B", f"put cuda {KEY} entry"):
+        done = home.cachectl(line, check=False)
         assert (done.returncode, "other users can write to" in done.stderr) == (1, True)
     assert len(home.json("ls cuda")["entries"]) == 39
     if os.geteuid() == 0:
-        for verb in (("purge", "cuda"), ("put", "cuda", KEY, "entry")):
-            assert home.cachectl(*verb, "--shared", check=False).returncode == 1
+        for line in ("purge cuda", f"put cuda {KEY} entry"):
+            assert home.cachectl(f"{line} --shared", check=False).returncode == 1
         stack = Stack(replace(home.environment(), superuser=False), shared=True)
         assert stack.purge(layers=["cuda"]).total.removed == 39
     else:

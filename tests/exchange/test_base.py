@@ -86,8 +86,8 @@ def stores(done: subprocess.CompletedProcess[str]) -> int:
 def test_a_base_warms_a_run_and_stays_as_it_is(home: Home, base: Path) -> None:
     publish(base)
     before = state(base)
-    command = ("run", "--base", str(base), "--", *program("kernels.py", KNOWN + 1))
-    done = home.cachectl(*command, POCL_DEBUG="general,llvm")
+    start = f"run --base {base} --"
+    done = home.cachectl(start, *program("kernels.py", KNOWN + 1), POCL_DEBUG="general,llvm")
     assert f"base: pocl: {FILLED} copied" in done.stderr
     assert "base: loopy: " in done.stderr
     assert stores(done) == 1
@@ -95,17 +95,17 @@ def test_a_base_warms_a_run_and_stays_as_it_is(home: Home, base: Path) -> None:
     assert done.stdout.count("code generation cache miss") == 1
     own = own_root(home.environment(), base)
     assert home.json("report --root", str(own), "pocl")["layers"][0]["entries"] == FILLED + 1
-    again = home.cachectl("run --base", str(base), "--", "true")
+    again = home.cachectl(f"{start} true")
     assert f"base: pocl: {FILLED} there before" in again.stderr
     (pocl,) = home.json("report pocl")["layers"]
     assert [root["entries"] for root in pocl["roots"] if root["exists"]] == [FILLED + 1]
     assert pocl["entries"] == FILLED + 1
     assert state(base) == before
-    home.cachectl("run --base", str(base), "--", *CACHECTL, "purge", "--all")
+    home.cachectl(start, *CACHECTL, "purge", "--all")
     assert not list(own.glob("pocl/??/*"))
-    home.cachectl("run --base", str(base), "--", "true")
-    for verb in (("prune", "--max-size", "0B"), ("purge",)):
-        (planned,) = home.json(verb[0], "pocl", *verb[1:], "--dry-run")["layers"]
+    home.cachectl(f"{start} true")
+    for line in ("prune pocl --max-size 0B", "purge pocl"):
+        (planned,) = home.json(f"{line} --dry-run")["layers"]
         assert planned["removed"] == FILLED
     assert home.json("purge pocl")["layers"][0]["removed"] == FILLED
     assert not list(own.glob("pocl/??/*"))
@@ -190,9 +190,8 @@ def test_a_base_without_entries_and_one_that_others_can_write_say_so(home: Home,
     done = home.cachectl("run --base", str(base), "--", "true")
     assert f"base: {base} has no entry of any layer" in done.stderr
     assert f"other users can write to {base}" in done.stderr
-    run = ("run", "--base", str(base), "--no-cache", "--", "true")
-    for words in (("run", "--base", "nowhere", "--", "true"), run, ("env", "--base", str(base), "--disable")):
-        assert home.cachectl(*words, check=False).returncode == 2
+    for line in ("run --base nowhere -- true", f"run --base {base} --no-cache -- true", f"env --base {base} --disable"):
+        assert home.cachectl(line, check=False).returncode == 2
 
 
 @pytest.mark.parametrize("planted", ["folder", "link"])
@@ -213,13 +212,10 @@ def test_an_own_root_that_another_user_made_is_refused(tmp_path: Path, planted: 
         own.mkdir()
     for path in (shared / "cachectl", own.parent, own):
         os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
-    store = ("--store", str(tmp_path / "store"), "--trust")
-    base = ("--base", str(tmp_path / "base"))
-    for command in (
-        *(("run", *more, *base, "--", "echo", "it runs") for more in ((), store)),
-        ("env", *base, "--shell", "sh"),
-    ):
-        done = home.cachectl(*command, check=False, **variables)
+    base = f"--base {tmp_path / 'base'}"
+    run = f"run {base} -- echo it-runs"
+    for line in (run, f"run --store {tmp_path / 'store'} --trust {base} -- echo it-runs", f"env {base} --shell sh"):
+        done = home.cachectl(line, check=False, **variables)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
         assert "belongs to nobody" in done.stderr
     assert [list(path.iterdir()) for path in (own, private)] == [[], []]
@@ -227,5 +223,5 @@ def test_an_own_root_that_another_user_made_is_refused(tmp_path: Path, planted: 
     for path in (shared / "cachectl", own.parent, own):
         os.chown(path, 0, 0, follow_symlinks=False)
     if planted == "folder":
-        assert home.cachectl("run", *base, "--", "echo", "it runs", **variables).stdout == "it runs\n"
+        assert home.cachectl(run, **variables).stdout == "it-runs\n"
         assert [path.name for path in own.iterdir()] == ["cachectl-0"]

@@ -1,4 +1,4 @@
-"""Files that commands write: no layer's name, nothing replaced that cachectl did not write, standard streams."""
+"""Files that commands write: nothing replaced that cachectl did not write, standard streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from cachectl.exchange.bundle import is_begun_by
 
 pytestmark = pytest.mark.real
 THESIS = "\\documentclass{book}\n" * 400
-COMMAND = ("--", sys.executable, "-c", "pass")
 
 
 def key_of(home: Home) -> str:
@@ -30,32 +29,31 @@ def thesis(home: Home) -> Path:
     return file
 
 
-def cachectl(home: Home, *arguments: str, data: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+def cachectl(home: Home, line: str, data: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
     """Run the command with bytes on its standard streams."""
-    command = [*CACHECTL, *arguments]
+    command = [*CACHECTL, *line.split()]
     return subprocess.run(command, env=home.variables, cwd=home.path, input=data, capture_output=True, check=False)
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "line",
     [
-        *(("push", "thesis.tex", "pocl"), ("get", "pocl", "KEY", "-o", "thesis.tex")),
-        *(("trace", "--json", "thesis.tex", *COMMAND), ("bench", "-n", "1", "--json", "thesis.tex", *COMMAND)),
+        *("push thesis.tex pocl", "get pocl KEY -o thesis.tex"),
+        *("trace --json thesis.tex -- true", "bench -n 1 --json thesis.tex -- true"),
     ],
 )
-def test_files_that_cachectl_did_not_write_stay(warm: Home, arguments: tuple[str, ...]) -> None:
+def test_files_that_cachectl_did_not_write_stay(warm: Home, line: str) -> None:
     file = thesis(warm)
-    wanted = [key_of(warm) if word == "KEY" else word for word in arguments]
-    done = warm.cachectl(*wanted, check=False)
+    line = line.replace("KEY", key_of(warm))
+    done = warm.cachectl(line, check=False)
     assert done.returncode == 1
     assert done.stderr.strip().endswith("name another file, or replace it with --force")
     assert len(done.stderr.splitlines()) == 1
     assert file.read_text() == THESIS
-    at = wanted.index("--") if "--" in wanted else len(wanted)
-    warm.cachectl(*wanted[:at], "--force", *wanted[at:])
+    warm.cachectl(line.replace(" thesis.tex", " thesis.tex --force"))
     assert file.read_bytes() != THESIS.encode()
     # What it wrote itself, it replaces.
-    warm.cachectl(*wanted)
+    warm.cachectl(line)
 
 
 def test_new_folders_and_empty_files_are_written_and_another_kind_of_file_stays(warm: Home) -> None:
@@ -86,27 +84,27 @@ def test_a_file_that_cannot_be_read_stays(warm: Home, held_to_modes: tuple[str, 
 
 
 def test_bundles_and_artifacts_go_through_the_standard_streams(warm: Home, home: Home) -> None:
-    packed = cachectl(warm, "push", "-", "pocl")
+    packed = cachectl(warm, "push - pocl")
     assert packed.returncode == 0
     assert f"digest {hashlib.sha256(packed.stdout).hexdigest()}".encode() in packed.stderr
     assert is_begun_by(packed.stdout)
-    placed = cachectl(home, "pull", "-", "--trust", "--json", data=packed.stdout)
+    placed = cachectl(home, "pull - --trust --json", packed.stdout)
     assert json.loads(placed.stdout)["total"]["failed"] == 0
     assert home.json("report pocl")["total"]["entries"] == 11
     assert not (warm.path / "-").exists()
-    assert cachectl(home, "pull", "-", "--trust", data=packed.stdout[:-1]).returncode == 1
-    assert cachectl(warm, "push", "-", "pocl", "--json").returncode == 2
+    assert cachectl(home, "pull - --trust", packed.stdout[:-1]).returncode == 1
+    assert cachectl(warm, "push - pocl --json").returncode == 2
     key = key_of(warm)
-    data = cachectl(warm, "get", "pocl", key, "-o", "-").stdout
-    assert data == cachectl(warm, "get", "pocl", key).stdout
+    data = cachectl(warm, f"get pocl {key} -o -").stdout
+    assert data == cachectl(warm, f"get pocl {key}").stdout
     warm.cachectl("purge pocl")
-    assert cachectl(warm, "put", "pocl", key, "-", data=data).returncode == 0
+    assert cachectl(warm, f"put pocl {key} -", data).returncode == 0
     assert warm.cachectl("ls pocl -q").stdout.strip() == key
 
 
 def test_nothing_binary_meets_a_terminal(warm: Home) -> None:
-    for words in (("push", "-", "pocl"), ("get", "pocl", key_of(warm), "-o", "-"), ("pull", "-", "--trust")):
-        done = warm.terminal(*CACHECTL, *words, check=False)
+    for line in ("push - pocl", f"get pocl {key_of(warm)} -o -", "pull - --trust"):
+        done = warm.terminal(*CACHECTL, *line.split(), check=False)
         assert done.returncode == 2
         assert "binary" in done.stdout
         assert "PK" not in done.stdout

@@ -171,13 +171,12 @@ def test_entries_with_many_kernels_are_listed_in_parts_that_a_reader_takes(tmp_p
 
 def test_a_command_runs_with_a_store_around_it(cheap: Home, other: Home, tmp_path: Path) -> None:
     store = str(tmp_path / "store")
-    around = ("run", "--store", store, "--trust")
-    child = ("--", sys.executable, "-c", "raise SystemExit(7)")
-    done = cheap.cachectl(*around, *child, check=False)
+    around = f"run --store {store} --trust"
+    child = ("--", "sh", "-c", "exit 7")
+    done = cheap.cachectl(around, *child, check=False)
     assert (done.returncode, done.stderr.splitlines()[0]) == (7, "cachectl: store: miopen: 10 pushed")
-    reading = (*around, "--store-mode", "ro", "--isolated=root", *child)
     for said in ("cachectl: store: miopen: 10 pulled\n", ""):
-        done = other.cachectl(*reading, check=False)
+        done = other.cachectl(f"{around} --store-mode ro --isolated=root", *child, check=False)
         assert (done.returncode, done.stderr) == (7, said)
     cache = other.path / ".cache/miopen"
     assert not cache.exists()
@@ -185,14 +184,14 @@ def test_a_command_runs_with_a_store_around_it(cheap: Home, other: Home, tmp_pat
     # Entries that cannot be placed are one line.
     cache.parent.mkdir(exist_ok=True)
     cache.touch()
-    done = other.cachectl(*around, "--", "true")
+    done = other.cachectl(f"{around} -- true")
     assert ["10 not pulled" in line for line in done.stderr.splitlines()] == [True]
     cache.unlink()
     # A damaged store is one warning, and the command runs; nothing is pushed.
     next((tmp_path / "store/packs").iterdir()).write_bytes(b"damaged")
     add_kernels(other, [70])
     before = files(tmp_path / "store")
-    done = other.cachectl(*around, *child, check=False)
+    done = other.cachectl(around, *child, check=False)
     assert done.returncode == 7
     assert ["nothing is pulled or pushed" in line for line in done.stderr.splitlines()] == [True]
     assert files(tmp_path / "store") == before
@@ -240,9 +239,9 @@ def test_an_address_that_is_no_store_is_one_line(cheap: Home, verb: str, address
 
 def test_entries_of_a_base_are_neither_pulled_nor_pushed(cheap: Home, other: Home, tmp_path: Path) -> None:
     store, base, own = (str(tmp_path / name) for name in ("store", "base", "own"))
-    trusting = ("run", "--store", store, "--trust")
+    trusting = f"run --store {store} --trust"
     cheap.cachectl("push", store)
-    other.cachectl(*trusting, "--store-mode", "ro", f"--isolated={base}", "--", "true")
+    other.cachectl(f"{trusting} --store-mode ro --isolated={base} -- true")
     add_kernels(cheap, [30])
     cheap.cachectl("push", store)
     add_kernels(cheap, [31])
@@ -251,7 +250,7 @@ def test_entries_of_a_base_are_neither_pulled_nor_pushed(cheap: Home, other: Hom
     for pack in set((tmp_path / "store/packs").iterdir()) - {newest}:
         pack.unlink()
     fill = (*CACHECTL, "pull", str(cheap.path), f"--root={own}")
-    done = other.cachectl(*trusting, "--base", base, f"--isolated={own}", "--", *fill)
+    done = other.cachectl(f"{trusting} --base {base} --isolated={own} --", *fill)
     assert [line for line in done.stderr.splitlines() if line.startswith(("cachectl: store", "cachectl: base"))] == [
         "cachectl: store: miopen: 1 pulled",
         "cachectl: base: miopen: 10 copied",
@@ -261,7 +260,7 @@ def test_entries_of_a_base_are_neither_pulled_nor_pushed(cheap: Home, other: Hom
         assert len(list(Stack.below(root, other.environment())["miopen"].entries())) == entries
     # A base that cannot be read wholly does not stop the command.
     (tmp_path / "base/pocl").symlink_to("pocl")
-    done = other.cachectl(*trusting, "--base", base, f"--isolated={own}", "--", "true")
+    done = other.cachectl(f"{trusting} --base {base} --isolated={own} -- true")
     assert "base: miopen: 10 there before" in done.stderr
 
 
@@ -288,9 +287,9 @@ def test_no_file_is_removed_through_a_planted_link(cheap: Home, tmp_path: Path) 
         if os.geteuid() == 0:
             for path in (shared / "cachectl", planted, planted / name):
                 os.chown(path, 65534, 65534, follow_symlinks=False)
-        for verb in (("push", str(store), "miopen"), ("pull", str(store), "--trust"), ("store", "ls", str(store))):
+        for line in (f"push {store}", f"pull {store} --trust", f"store ls {store}"):
             home: dict[str, Any] = {variable: str(shared)}
-            cheap.cachectl(*verb, **home)
+            cheap.cachectl(line, **home)
         assert sorted(os.listdir(private)) == [f"key-{'0' * 16}", "thesis.tex"]
     # In a folder of one's own, only files of an index go.
     kept = kept_of(cheap, store)

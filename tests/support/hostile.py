@@ -222,10 +222,10 @@ class World:
         names = {name: str(self.empty) for name in WINDOWS_PLACES}
         return {**names, "HOME": str(self.empty), "TMPDIR": str(self.empty / "tmp")}
 
-    def run(self, *arguments: str, **variables: str) -> Any:  # noqa: ANN401 - JSON
+    def run(self, line: str, **variables: str) -> Any:  # noqa: ANN401 - JSON
         """Run a command, and return its JSON after looking at its words."""
         kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "VIRTUAL_ENV") if name in os.environ}
-        done = run_as((), (*arguments, "--json"), {**kept, **self.variables(), **variables}, self.empty)
+        done = run_as((), (*line.split(), "--json"), {**kept, **self.variables(), **variables}, self.empty)
         assert all(line.startswith("cachectl: ") for line in done.stderr.splitlines()), done.stderr
         return json.loads(done.stdout)
 

@@ -157,7 +157,7 @@ def test_each_command_clears_away_what_is_left_also_if_its_record_cannot_be_read
     (temporary / "cachectl-0123456789abcdef.lock").write_text('{"host": [], "pid": "x", "start": [1]}')
     (found,) = abandoned_temporaries(home.environment())
     assert (found.files, found.bytes) == (1, 5)
-    done = home.cachectl(*next_one.split(), TMPDIR=str(temporary))
+    done = home.cachectl(next_one, TMPDIR=str(temporary))
     assert ("removed 1 temporary folder" in done.stderr) == next_one.startswith("purge")
     assert os.listdir(temporary) == []
 
