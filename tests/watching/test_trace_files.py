@@ -1,6 +1,6 @@
 """Lookups and stores that show by files.
 
-Programs use the caches of CUDA, comgr and MIOpen as the drivers do, with entries that the drivers made; Rusticl
+Programs use the caches of CUDA, NEO, comgr and MIOpen as the drivers do, with entries that the drivers made; Rusticl
 uses Mesa's itself.
 """
 
@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ from cachectl.watching.events import LOST, EntryEvents
 #: The folder of each kind below the home.
 PLACES = {
     "cuda": ".nv/ComputeCache",
+    "neo": ".cache/neo_compiler_cache",
     "comgr": ".cache/comgr",
     "miopen": ".cache/miopen/3.3.0.a85ca8a54",
 }
@@ -40,13 +42,19 @@ def sources(tmp_path_factory: pytest.TempPathFactory, compute_cache: Callable[[P
     cuda = top / "cuda"
     compute_cache(cuda)
     (cuda / "index").unlink()
+    with tarfile.open(Path(__file__).parents[1] / "data/neo-ocloc-22.43.tar.gz") as archive:
+        archive.extractall(top / "ocloc")  # noqa: S202 - our own
+    for path in (top / "ocloc").rglob("*.ocloc_cache"):
+        target = top / "neo" / path.name[0] / path.name[1] / path.name.replace("ocloc", "cl")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(target)
     comgr = top / "comgr"
     comgr.mkdir()
     for number in range(5):
         output = f"output {number}".encode() * 3000
         lengths = len(output).to_bytes(8, "little"), (0).to_bytes(8, "little")
         (comgr / f"llvmcache-{number:064x}").write_bytes(lengths[0] + output + lengths[1])
-    return {"cuda": cuda, "comgr": comgr, "miopen": comgr}
+    return {"cuda": cuda, "neo": top / "neo", "comgr": comgr, "miopen": comgr}
 
 
 def arguments(home: Home, sources: Mapping[str, Path], kind: str) -> tuple[str, ...]:
@@ -61,9 +69,10 @@ def used(document: Mapping[str, Any], kind: str, what: str) -> set[str]:
     return {entry["key"] for entry in document["entries"] if entry["layer"] == kind and entry[what]}
 
 
-@pytest.mark.parametrize("kind", ["cuda", *thorough("comgr")])
+@pytest.mark.parametrize("kind", ["cuda", *thorough("neo", "comgr")])
 def test_cold_warm_one_missing_and_one_damaged(home: Home, sources: Mapping[str, Path], kind: str) -> None:
     """Each entry is a miss and a store, then a hit; of a purged one, the entry itself is named."""
+    (home.path / ".cache/neo_compiler_cache").mkdir(parents=True)
     keys = {str(path.relative_to(sources[kind])) for path in sources[kind].rglob("*") if path.is_file()}
     cold = traced(home, sources, kind)
     assert numbers(cold, kind) == (0, len(keys), len(keys))
