@@ -250,7 +250,7 @@ def open_mpi() -> OtherMpi:
     permissions = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "PRTE_MCA_rmaps_default_mapping_policy")
     values = ("1", "1", ":oversubscribe")
     return OtherMpi(
-        str(folder / "bin/mpiexec"), {"MPI4PY_LIBMPI": str(library), **dict(zip(permissions, values, strict=True))}
+        f"{folder}/bin/mpiexec", {"MPI4PY_LIBMPI": str(library), **dict(zip(permissions, values, strict=True))}
     )
 
 

@@ -113,6 +113,6 @@ def test_words_after_a_verb_that_runs_a_command_are_the_command(home: Home, shel
 
 def test_installed_files_follow_the_grammar() -> None:
     """After a change of the command line, run packaging/share.py."""
-    made = runpy.run_path(str(PACKAGING / "share.py"))["files"]()
+    made = runpy.run_path(f"{PACKAGING}/share.py")["files"]()
     there = {name: (PACKAGING / "share" / name).read_text() for name in made}
     assert made == there

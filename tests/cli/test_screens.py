@@ -70,7 +70,7 @@ def ann(compute_cache: Callable[[Path], None]) -> Iterator[Home]:
             then = now - 86400 * (number + 1) + 3600
             os.utime(path, (then, then))
         variables = {name: value for name, value in home.variables.items() if name not in {"COLUMNS", "NO_COLOR"}}
-        drivers = {"OCL_ICD_VENDORS": str(folder / "none"), "TMPDIR": str(folder / "tmp"), "TERM": "xterm"}
+        drivers = {"OCL_ICD_VENDORS": f"{folder}/none", "TMPDIR": str(folder / "tmp"), "TERM": "xterm"}
         (folder / "tmp").mkdir(mode=0o700)
         yield Home(folder, {**variables, **drivers})
     finally:

@@ -167,7 +167,7 @@ def warmed_by_binaries(home: Home, base: Path, mount: Mount, *command: str, **va
 @pytest.mark.thorough
 @pytest.mark.real
 def test_binaries_of_pyopencl(home: Home, tmp_path: Path, mount: Mount) -> None:
-    warmed_by_binaries(home, tmp_path / "base", mount, sys.executable, str(PROGRAMS / "binaries.py"))
+    warmed_by_binaries(home, tmp_path / "base", mount, sys.executable, f"{PROGRAMS}/binaries.py")
 
 
 @pytest.mark.real

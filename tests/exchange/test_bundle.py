@@ -44,7 +44,7 @@ def test_the_same_content_is_the_same_bytes(source: Home, packed: Path, home: Ho
         assert done.digest == hashlib.sha256(packed.read_bytes()).hexdigest()
         assert (tmp_path / name).read_bytes() == packed.read_bytes()
         assert one.stack.push(str(tmp_path / name)).moved == 0
-    document = source.json("push", str(tmp_path / "one.zip"), "pocl", "--kernel", "lk1")
+    document = source.json("push", f"{tmp_path}/one.zip", "pocl", "--kernel", "lk1")
     assert [(layer["layer"], layer["placed"]) for layer in document["layers"]] == [("pocl", 1)]
     assert "home" in document["layers"][0]["sensitive"]
     assert document["digest"] == hashlib.sha256((tmp_path / "one.zip").read_bytes()).hexdigest()
@@ -78,7 +78,7 @@ def another_venv(path: Path) -> str:
     for folder in (here / "pyopencl", *here.glob("pyopencl-*.dist-info"), *here.glob("pocl*")):
         shutil.copytree(folder, site / folder.name)
     (site / "others.pth").write_text("\n".join(entry for entry in sys.path if entry.startswith("/")) + "\n")
-    return str(path / "bin/python")
+    return f"{path}/bin/python"
 
 
 @pytest.mark.thorough
@@ -96,7 +96,7 @@ def test_misses_in_another_virtual_environment_are_those_foreseen(packed: Path, 
     # Placed nevertheless, by a cachectl that sees the other PyOpenCL, they are missed there, and only they.
     home.stack.pull(str(packed), TRUSTED)
     already, compiled = count(home), programs(home)
-    home.run(python, str(home.programs / "thirteen.py"), "4", "2")
+    home.run(python, f"{home.programs}/thirteen.py", "4", "2")
     assert not compiled & (programs(home) - compiled)
     assert len(programs(home)) == 2 * len(compiled)
     assert {**count(home), "pocl": 0} == {**already, "pocl": 0}
@@ -128,7 +128,7 @@ def small(tmp_path: Path, new_home: Callable[[Path], Home]) -> Path:
     home = new_home(tmp_path / "packing")
     add_kernels(home, range(2))
     add_kernels(home, [2], size=300 << 10)
-    home.stack.push(str(tmp_path / "small.zip"))
+    home.stack.push(f"{tmp_path}/small.zip")
     return tmp_path / "small.zip"
 
 
@@ -302,14 +302,14 @@ def test_a_signer_is_named_as_far_as_the_list_says_who_it_is(
         ("!eve@example.org,*@example.org", "*@example.org"),
     ):
         (tmp_path / "allowed").write_text(f"{principals} {public}")
-        judge = Judge(home.environment(), str(tmp_path / "allowed"))
+        judge = Judge(home.environment(), f"{tmp_path}/allowed")
         assert judge.signer(b"text", signature).startswith(name)
         with pytest.raises(Forged):
             judge.signer(b"other", signature)
         with pytest.raises(Untrusted, match="not signed"):
             judge.signer(b"text", b"")
     with pytest.raises(BadRequest, match="ssh-keygen -t ed25519 -f"):
-        sign(b"text", str(tmp_path / "none"))
+        sign(b"text", f"{tmp_path}/none")
     for wrong in ({}, {"sha256": "0" * 64, "blindly": True}, {"sha256": "12"}):
         with pytest.raises(BadRequest):
             Trust(**wrong)

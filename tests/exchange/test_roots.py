@@ -31,9 +31,9 @@ from cachectl.stack import Stack
 def ranks(tmp_path_factory: pytest.TempPathFactory, new_home: Callable[[Path], Home]) -> Home:
     """Return a home with ``rank0``, kept by run, and ``rank1``, an XDG_CACHE_HOME: other programs in each."""
     home = new_home(tmp_path_factory.mktemp("ranks") / "home")
-    program = str(home.programs / "thirteen.py")
+    program = f"{home.programs}/thirteen.py"
     home.cachectl("run", f"--isolated={home.path / 'rank0'}", "--", sys.executable, program, "2", "0")
-    home.python("thirteen.py 1 1", XDG_CACHE_HOME=str(home.path / "rank1"))
+    home.python("thirteen.py 1 1", XDG_CACHE_HOME=f"{home.path}/rank1")
     return home
 
 
@@ -53,7 +53,7 @@ def test_all_programs_of_all_ranks_are_warm_in_one_root(ranks: Home, tmp_path: P
 
     programs = sorted((home.path / "all").rglob("program.bc"))
     trace = (*CACHECTL, "trace", "--json", "trace.json", "--")
-    ran = (*trace, sys.executable, str(home.programs / "thirteen.py"), "2", "1")
+    ran = (*trace, sys.executable, f"{home.programs}/thirteen.py", "2", "1")
     home.cachectl("run", f"--isolated={home.path / 'all'}", "--", *ran)
     traced = {one["layer"]: one for one in json.loads((home.path / "trace.json").read_text())["layers"]}
     assert {name: traced[name]["misses"] for name in ("loopy", "pocl")} == {"loopy": 0, "pocl": 0}

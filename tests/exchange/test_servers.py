@@ -124,7 +124,7 @@ def test_nothing_that_a_push_acknowledged_is_lost(
     elif place == "ssh":
         url = f"{request.getfixturevalue('sftp')[0]}/store"
     variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    done = home.python("store_stress.py", url, str(tmp_path / "homes"), SECONDS, crowd, crowd, **variables)
+    done = home.python("store_stress.py", url, f"{tmp_path}/homes", SECONDS, crowd, crowd, **variables)
     for name in ("deaths", "damaged", "lost", "wrong"):
         assert done[name] == []
     assert done["acknowledged"] > 0

@@ -50,7 +50,7 @@ class Jobs:
         folder = self.home.path / name
         folder.mkdir()
         received = {node: by_node.get(node, options) for node in ("a", "b")}
-        said = self.run(sys.executable, str(self.home.programs / "rank.py"), str(folder), options=received)
+        said = self.run(sys.executable, f"{self.home.programs}/rank.py", str(folder), options=received)
         return said, [json.loads(file.read_text()) for file in folder.glob("*.json")]
 
     def left(self) -> list[str]:
@@ -96,7 +96,7 @@ def test_what_is_new_on_each_node_is_sent_and_brought_back(
     tmp_path: Path, new_home: Callable[[Path], Home], mpiexec: str
 ) -> None:
     jobs = Jobs(new_home(tmp_path / "home"), mpiexec)
-    program = (sys.executable, str(jobs.home.programs / "large.py"))
+    program = (sys.executable, f"{jobs.home.programs}/large.py")
     said = jobs.both(*program, options=("--out", "large.zip"))
     assert "large.zip: 2 entries added" in said
     file = jobs.home.path / "large.zip"
@@ -133,7 +133,7 @@ def test_a_job_starts_with_what_is_vouched_for(jobs: Jobs, keygen: Callable[[str
     signers = ("--allowed-signers", str(Path(key).with_name("allowed")))
     out = ("--out", "signed.zip", "--sign", key)
     (home.path / "no-root").mkdir()
-    home.cachectl("run --isolated=root --", sys.executable, str(home.programs / "thirteen.py"), "2", "1")
+    home.cachectl("run --isolated=root --", sys.executable, f"{home.programs}/thirteen.py", "2", "1")
     for options, said in (
         (("warm.zip", "--trust", *out), "entries on 2 of 2 nodes"),
         (("signed.zip", *signers, *out), "trusted: signed by ann@example.org"),
@@ -188,7 +188,7 @@ def test_a_node_whose_disk_cannot_be_used_runs_cold_and_says_so(jobs: Jobs, tmp_
     plain = tmp_path / "plain"
     plain.write_text("no folder")
     options = ("warm.zip", "--trust", "--scratch")
-    a, b = (*options, str(tmp_path)), (*options, str(plain / "below"))
+    a, b = (*options, str(tmp_path)), (*options, f"{plain}/below")
     said, ranks = jobs.ranks("no-disk", a=a, b=b)
     assert "entries on 1 of 2 nodes" in said
     assert [line for line in said.splitlines() if "CACHECTL_NODE=b" in line and "not staged" in line]
@@ -229,7 +229,7 @@ def test_the_highest_status_is_everybodys_and_nothing_but_bundles_is_replaced(
     ],
 )
 def test_a_program_that_is_a_rank_stages_for_itself(jobs: Jobs, how: str, said: str, ranks: int) -> None:
-    command = (sys.executable, str(jobs.home.programs / "mpi_job.py"), "warm.zip", f"{how}.zip")
+    command = (sys.executable, f"{jobs.home.programs}/mpi_job.py", "warm.zip", f"{how}.zip")
     done = jobs.home.run(jobs.mpiexec, "-n", "2", *command, *([] if how == "own" else [how]), check=False)
     # Launchers put what ranks write at once into any order, also of lines and their ends.
     assert (done.returncode, done.stdout.count(said)) == (0, ranks), done.stderr

@@ -78,7 +78,7 @@ def at(home: Home, moment: float) -> Stack:
 
 
 def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: Home, tmp_path: Path) -> None:
-    store = str(tmp_path / "store")
+    store = f"{tmp_path}/store"
     cheap.cachectl("push", store, "miopen")
     listed = cheap.json("store ls", store)
     assert [(key["layer"], key["entries"], key["parts"]) for key in listed["keys"]] == [("miopen", 10, 1)]
@@ -101,7 +101,7 @@ def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: 
     pulled = layers.pull(store, TRUSTED)
     assert (pulled.layers, len(pulled.unread)) == ((), 1)
     assert "platform linux, here darwin" in pulled.unread[0].because
-    assert "no store" in other.cachectl("pull", str(tmp_path / "none"), "--trust", check=False).stderr
+    assert "no store" in other.cachectl("pull", f"{tmp_path}/none", "--trust", check=False).stderr
     assert "no entry to push in loopy" in cheap.cachectl("push", store, "loopy").stderr
     assert "no entry to pull" in other.cachectl("pull", store, "loopy", "--trust").stderr
     assert other.cachectl("pull", store, check=False).returncode == 2
@@ -112,7 +112,7 @@ def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: 
 def test_a_signed_push_does_not_count_on_what_others_have_pushed(
     cheap: Home, other: Home, tmp_path: Path, keygen: Callable[[str], str]
 ) -> None:
-    store, ann, bob = str(tmp_path / "store"), keygen("ann"), keygen("bob")
+    store, ann, bob = f"{tmp_path}/store", keygen("ann"), keygen("bob")
     both = tmp_path / "both"
     both.write_text("".join(f"x@{Path(name).name} {Path(f'{name}.pub').read_text()}" for name in (ann, bob)))
     for key, allowed, placed in ((None, None, 10), (ann, None, 10), (ann, None, 0), (bob, None, 10), ("eve", both, 0)):
@@ -170,7 +170,7 @@ def test_entries_with_many_kernels_are_listed_in_parts_that_a_reader_takes(tmp_p
 
 
 def test_a_command_runs_with_a_store_around_it(cheap: Home, other: Home, tmp_path: Path) -> None:
-    store = str(tmp_path / "store")
+    store = f"{tmp_path}/store"
     around = f"run --store {store} --trust"
     child = ("--", "sh", "-c", "exit 7")
     done = cheap.cachectl(around, *child, check=False)
@@ -180,7 +180,7 @@ def test_a_command_runs_with_a_store_around_it(cheap: Home, other: Home, tmp_pat
         assert (done.returncode, done.stderr) == (7, said)
     cache = other.path / ".cache/miopen"
     assert not cache.exists()
-    assert len(list(Stack.below(str(other.path / "root"), other.environment())["miopen"].entries())) == 10
+    assert len(list(Stack.below(f"{other.path}/root", other.environment())["miopen"].entries())) == 10
     # Entries that cannot be placed are one line.
     cache.parent.mkdir(exist_ok=True)
     cache.touch()

@@ -43,7 +43,7 @@ def good(key: Path, tmp_path_factory: pytest.TempPathFactory, new_home: Callable
     stack = home.stack
     add_kernels(home, range(5))
     add_kernels(home, range(5, 7), size=400 << 10)
-    stack.push(str(folder / "store"), sign=str(key))
+    stack.push(f"{folder}/store", sign=str(key))
     shutil.copytree(folder / "store", folder / "older")
     add_kernels(home, range(7, 9))
     # Parts of one second are in no order.

@@ -82,7 +82,7 @@ def sftp(tmp_path: Path, home: Home) -> Iterator[tuple[str, Path]]:
     pytest.importorskip("paramiko")
     folder = tmp_path / "remote"
     folder.mkdir()
-    command = [sys.executable, str(home.programs / "sftp_server.py"), str(tmp_path / "requests")]
+    command = [sys.executable, f"{home.programs}/sftp_server.py", f"{tmp_path}/requests"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout is not None
         yield f"ssh://ann:password@127.0.0.1:{int(server.stdout.readline())}{folder}", folder

@@ -40,7 +40,7 @@ def test_layers_that_move_are_hidden_and_others_are_linked(home: Home, cache: Pa
     """A layer with a variable of its own hides nothing. New files of others in linked folders are in their place."""
     (cache / "proj/pocl").mkdir(parents=True)
     (cache / "pytools").mkdir()
-    assert linked(home, tmp_path, POCL_CACHE_DIR=str(cache / "proj/pocl")) == ["proj"]
+    assert linked(home, tmp_path, POCL_CACHE_DIR=f"{cache}/proj/pocl") == ["proj"]
     (tmp_path / "xdg/proj/mine").write_text("mine")
     assert (cache / "proj/mine").read_text() == "mine"
     # A root that is used again shows what is there now, also if earlier a link to what is isolated was left.
@@ -52,7 +52,7 @@ def test_layers_that_move_are_hidden_and_others_are_linked(home: Home, cache: Pa
     root = cache / "scratch/root"
     assert linked(home, root) == ["new"]
     (root / "xdg/more").write_text("mine")
-    assert linked(home, root, XDG_CACHE_HOME=str(root / "xdg")) == ["more", "new"]
+    assert linked(home, root, XDG_CACHE_HOME=f"{root}/xdg") == ["more", "new"]
 
 
 @pytest.mark.usefixtures("cache")
@@ -107,7 +107,7 @@ def temporary(home: Home) -> Path:
 def killed(home: Home, temporary: Path, *verb: str) -> list[str]:
     """Kill a command of cachectl while the program that it runs waits; return what that one has printed."""
     command = [*CACHECTL, *verb, "--", "sh", "-c", WAITS]
-    variables = {"XDG_CACHE_HOME": str(home.path / ".cache"), **home.variables, "TMPDIR": str(temporary)}
+    variables = {"XDG_CACHE_HOME": f"{home.path}/.cache", **home.variables, "TMPDIR": str(temporary)}
     with subprocess.Popen(
         command, env=variables, stdout=subprocess.PIPE, text=True, cwd=home.path, start_new_session=True
     ) as running:

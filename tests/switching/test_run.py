@@ -76,7 +76,7 @@ def test_the_status_is_the_childs_and_a_double_dash_may_be(home: Home) -> None:
 
 @pytest.mark.real
 def test_a_layer_without_a_switch_is_not_silently_left_on(home: Home) -> None:
-    command = [sys.executable, str(home.programs / "dictionary.py"), "3"]
+    command = [sys.executable, f"{home.programs}/dictionary.py", "3"]
     done = home.cachectl("run --no-cache --layer pytools --", *command, check=False)
     assert done.returncode == 1
     assert "pytools: has no switch" in done.stderr

@@ -184,7 +184,7 @@ def test_binaries_taken_after_the_block_are_whole(home: Home) -> None:
 
 def bound(home: Home, held_to_modes: tuple[str, ...], scene: str) -> Any:  # noqa: ANN401 - JSON
     """Run a scene that the modes of files bind."""
-    command = (*held_to_modes, sys.executable, "-X", "faulthandler", str(PROGRAMS / "salted.py"), scene)
+    command = (*held_to_modes, sys.executable, "-X", "faulthandler", f"{PROGRAMS}/salted.py", scene)
     return json.loads(home.run(*command).stdout.splitlines()[-1])
 
 

@@ -46,7 +46,7 @@ HOLDS = "cachectl: proof holds"
 
 
 def program(count: int, plain: int) -> list[str]:
-    return [sys.executable, str(PROGRAMS / "thirteen.py"), str(count), str(plain)]
+    return [sys.executable, f"{PROGRAMS}/thirteen.py", str(count), str(plain)]
 
 
 def prove(home: Home, code: str, *how: str, **changes: str) -> tuple[int, list[str]]:
@@ -129,7 +129,7 @@ def test_runs_that_are_isolated_or_have_no_home_are_proved_too(warm: Home) -> No
 
 @pytest.mark.real
 def test_the_proof_holds_for_nvidias_opencl(home: Home) -> None:
-    nvidia = [sys.executable, str(PROGRAMS / "nvidia.py"), "4"]
+    nvidia = [sys.executable, f"{PROGRAMS}/nvidia.py", "4"]
     if home.python("nvidia.py 4")["seconds"] is None:
         pytest.skip("PyOpenCL sees no NVIDIA platform here")
     before = snapshot(home.path, times=True)

@@ -39,7 +39,7 @@ def timed(home: Home, *command: str) -> Timeline:
 @real
 def test_a_start_is_timed_stage_by_stage(home: Home) -> None:
     """A cold start passes every stage; a warm one has lookups that hit instead, each with its layer and kernel."""
-    cold = timed(home, sys.executable, str(home.programs / "kernels.py"), "1")
+    cold = timed(home, sys.executable, f"{home.programs}/kernels.py", "1")
     # PyOpenCL's own cache is off for PoCL.
     assert {span.stage for span in cold.spans} == set(STAGES)
     (process,) = cold.processes
@@ -62,7 +62,7 @@ def test_a_start_is_timed_stage_by_stage(home: Home) -> None:
 @pytest.mark.cluster
 def test_ranks_are_aligned(home: Home, mpiexec: str) -> None:
     """Four ranks leave a barrier at the same moment, give or take what the scheduler of two processors adds."""
-    timeline = timed(home, mpiexec, "-n", "4", sys.executable, str(home.programs / "barriers.py"))
+    timeline = timed(home, mpiexec, "-n", "4", sys.executable, f"{home.programs}/barriers.py")
     ranks = [one.rank for one in timeline.processes if "barriers.py" in one.command and one.rank is not None]
     assert ranks == [*range(4)]
     moments: dict[str, list[float]] = {}

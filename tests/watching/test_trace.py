@@ -93,7 +93,7 @@ def test_the_numbers_are_those_of_the_libraries_own_messages(home: Home) -> None
         document = trace(home, "binaries.py", "5")
         assert Counter(re.findall("binary cache (hit|miss)", document["printed"])) == {expected: 5}
         assert numbers(document, "pyopencl") == ((0, 5, 5) if expected == "miss" else (5, 0, 0))
-    program = (sys.executable, str(home.programs / "thirteen.py"), "8", "5")
+    program = (sys.executable, f"{home.programs}/thirteen.py", "8", "5")
     assert numbers(trace(home, "thirteen.py", "8", "5"), "pocl") == (0, 13, 13)
     for expected_writes in (0, 13):
         if expected_writes:
@@ -110,7 +110,7 @@ def test_four_programs_at_once_are_counted_together_and_one_beside_does_not_coun
     """Children's numbers add up: each of four warm programs hits all it asks for."""
     trace(home, *THREE)
     one = trace(home, *THREE)
-    four = trace(home, "four.py", str(home.programs / "thirteen.py"), "2", "1", "live")
+    four = trace(home, "four.py", f"{home.programs}/thirteen.py", "2", "1", "live")
     for layer in USED:
         hits, misses, stores = numbers(one, layer)
         assert hits
@@ -122,7 +122,7 @@ def test_four_programs_at_once_are_counted_together_and_one_beside_does_not_coun
         f"environment['PYTHONPATH'] = {home.variables.get('PYTHONPATH', '')!r};"
         "sys.exit(subprocess.run(sys.argv[1:], env=environment, stdout=subprocess.DEVNULL).returncode)"
     )
-    other = (sys.executable, str(home.programs / "kernels.py"), "8")
+    other = (sys.executable, f"{home.programs}/kernels.py", "8")
     assert numbers(trace(home, sys.executable, "-c", waiting, *other), "loopy") == (0, 0, 0)
 
 
@@ -258,7 +258,7 @@ def test_nothing_goes_into_a_file_of_the_programs(home: Home, what: str) -> None
 @pytest.mark.parametrize("how", thorough("a shell", "-I", "cleared variables"))
 def test_a_child_that_cannot_be_watched_is_named(home: Home, how: str) -> None:
     """The numbers of the others are then a lower bound."""
-    kernels = (str(home.programs / "kernels.py"), "1")
+    kernels = (f"{home.programs}/kernels.py", "1")
     hidden = f"import sys, runpy; sys.path[:0] = {[str(home.programs)]!r}; sys.argv = {list(kernels)!r};"
     hidden += "runpy.run_path(sys.argv[0], run_name='__main__')"
     starts = {

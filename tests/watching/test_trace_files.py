@@ -233,7 +233,7 @@ def test_another_process_that_has_the_driver_loaded_is_doubtful(
 def test_rusticl(home: Home) -> None:
     """Mesa's own hits and stores, kernel by kernel: its machine code bears no name."""
     (home.path / ".cache").mkdir(exist_ok=True)
-    variables: dict[str, Any] = {"POCL_CACHE_DIR": str(home.path / "pocl"), "RUSTICL_ENABLE": "llvmpipe"}
+    variables: dict[str, Any] = {"POCL_CACHE_DIR": f"{home.path}/pocl", "RUSTICL_ENABLE": "llvmpipe"}
 
     def run(*, single: str = "0") -> dict[str, Any]:
         return trace(home, "rusticl.py", "3", **variables, MESA_DISK_CACHE_SINGLE_FILE=single)
