@@ -178,6 +178,7 @@ def overlapping(file: Path) -> None:
         (overlapping, "overlap"),
         # An end that announces a directory of a gibibyte is not believed, and many members are not read.
         (ended(0, b"", 1 << 30), "too large"),
+        (ended(0, b"", 46), "not where it should be"),
         (ended(None, struct.pack("<4s42x", b"PK\1\2") * 600_000, 46 * 600_000), "too large"),
         (lambda file: file.write_bytes(b"PK\5\6" + bytes(18)), "is not a bundle"),
     ],

@@ -212,7 +212,7 @@ for name in ("1.events", "1.messages"):
 open("other", "w").close()
 os.symlink("other", "2.events")
 os.mkdir("3.events")
-for name in ("4.messages", "5.events"):
+for name in ("4.messages", "999999999999.events"):
     with open(name, "wb") as sparse:
         sparse.truncate(1 << 40)
 for number, lines in enumerate(sys.argv[1:], 10**9):
@@ -224,13 +224,13 @@ sys.exit(7)
 
 def test_whatever_lies_in_the_folder_the_status_is_the_commands(home: Home) -> None:
     lines = ["\n".join(lines).replace("\0", "") for lines in LINES.values()]
-    trace = (*CACHECTL, "trace", "--explain", "--json", "trace.json", "--", sys.executable, "-c")
-    for program in (OWN, PLANT):
-        done = home.run("timeout", "300", *trace, program, *lines, check=False)
-        assert (done.returncode, "Traceback" in done.stderr) == (7, False)
+    options = ("trace", "--explain", "--json", "trace.json", "--", sys.executable, "-c")
+    assert home.run("timeout", "300", *CACHECTL, *options, OWN, check=False).returncode == 7
+    done = home.cachectl(*options, PLANT, *lines, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (7, False)
     document = json.loads((home.path / "trace.json").read_text())
     # A process may have noted there what was not read.
     loopy = layer_of(document, "loopy")
     assert loopy["evidence"] == "inferred"
-    for name in ("1.events: a pipe, no plain file", "2.events", "3.events", "5.events: over the limit on the size"):
+    for name in ("1.events: a pipe, no plain file", "2.events", "3.events", "999999999999.events: over the limit"):
         assert name in loopy["why"]
