@@ -174,9 +174,8 @@ def mpiexec() -> str:
 
 @dataclass(frozen=True)
 class Driver:
-    """Another OpenCL driver than the wheel's PoCL, and the variables that make PyOpenCL load it alone."""
+    """Another OpenCL driver than the wheel's PoCL: the variables that make PyOpenCL load it alone."""
 
-    name: str
     variables: Mapping[str, Any]
 
 
@@ -184,7 +183,7 @@ def _driver(name: str, library: Path, folder: Path, **variables: str) -> Driver:
     # A folder would be read beside the one in PyOpenCL's wheel, and two PoCLs in one process crash.
     file = folder / f"{name}.icd"
     file.write_text(f"{library}\n")
-    return Driver(name, {"OCL_ICD_VENDORS": str(file), **variables})
+    return Driver({"OCL_ICD_VENDORS": str(file), **variables})
 
 
 @pytest.fixture(scope="session")
@@ -205,12 +204,6 @@ def built_pocl(tmp_path_factory: pytest.TempPathFactory) -> Driver:
     return _driver("built-pocl", Path(library), tmp_path_factory.mktemp("built-pocl"))
 
 
-@pytest.fixture(scope="session", params=["debian_pocl", "built_pocl"])
-def newer_pocl(request: pytest.FixtureRequest) -> Driver:
-    driver: Driver = request.getfixturevalue(request.param)
-    return driver
-
-
 @pytest.fixture(scope="session")
 def intel_driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
     """Return Intel's CPU driver from the wheels ``intel-opencl-rt`` and ``intel-cmplr-lib-rt``.
@@ -227,10 +220,10 @@ def intel_driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
 
 @pytest.fixture(scope="session")
 def schedulers() -> None:
-    """Demand cron, systemd and Slurm, and the superuser, who starts them apart from those of the machine."""
+    """Demand cron and systemd, and the superuser, who starts them apart from those of the machine."""
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-    if any(shutil.which(name, path=path) is None for name in ("crontab", "systemd-analyze", "slurmctld", "munged")):
-        absent("needs cron, systemd and Slurm: apt-get install cron systemd slurm-wlm munge")
+    if any(shutil.which(name, path=path) is None for name in ("crontab", "systemd-analyze")):
+        absent("needs cron and systemd: apt-get install cron systemd")
     if os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
         pytest.skip("needs the superuser, who may mount")
 
@@ -257,7 +250,7 @@ def open_mpi() -> OtherMpi:
     permissions = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "PRTE_MCA_rmaps_default_mapping_policy")
     values = ("1", "1", ":oversubscribe")
     return OtherMpi(
-        str(folder / "bin" / "mpiexec"), {"MPI4PY_LIBMPI": str(library), **dict(zip(permissions, values, strict=True))}
+        f"{folder}/bin/mpiexec", {"MPI4PY_LIBMPI": str(library), **dict(zip(permissions, values, strict=True))}
     )
 
 
@@ -280,15 +273,15 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Home:
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     with (folder / "filled.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        done = folder / "filled" / "done"
-        home = make_home(folder / "filled" / "home")
+        done = folder / "filled/done"
+        home = make_home(folder / "filled/home")
         if done.exists():
             return home
         home.python("kernels.py", str(KERNELS))
-        home.python("binaries.py", "3")
+        home.python("binaries.py 3")
         # Of two hours ago: beside other PoCL programs of the tester, purge leaves alone what may be in use.
         then = time.time() - 7200
-        for path in (home.path / ".cache" / "pocl").rglob("*"):
+        for path in (home.path / ".cache/pocl").rglob("*"):
             os.utime(path, (then, then))
         done.touch()
     return home
@@ -315,7 +308,7 @@ def compute_cache() -> Callable[[Path], None]:
 
     def unpack(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(HERE / "data" / "computecache-h200-opencl.tar.gz") as tar:
+        with tarfile.open(HERE / "data/computecache-h200-opencl.tar.gz") as tar:
             for member in tar:
                 tar.extract(member, folder, set_attrs=False)
 
@@ -325,7 +318,7 @@ def compute_cache() -> Callable[[Path], None]:
 @pytest.fixture
 def cuda(home: Home, compute_cache: Callable[[Path], None]) -> Home:
     """Return a home with nothing but that ComputeCache."""
-    compute_cache(home.path / ".nv" / "ComputeCache")
+    compute_cache(home.path / ".nv/ComputeCache")
     return home
 
 
@@ -357,5 +350,5 @@ def disk(mount: Callable[..., Path], tmp_path: Path) -> Path:
 def fill_sumpy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Environment], None]:
     """Return a way to fill a home with a dictionary that is neither loopy's nor PyOpenCL's."""
     home = make_home(tmp_path_factory.mktemp("dictionary") / "home")
-    home.python("dictionary.py", "4")
+    home.python("dictionary.py 4")
     return lambda environment: _copy(home, environment)

@@ -11,7 +11,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-SCHEMAS = Path(__file__).parents[1] / "docs" / "schemas.py"
+SCHEMAS = Path(__file__).parents[1] / "docs/schemas.py"
 
 
 @cache

@@ -28,6 +28,7 @@ from cachectl.cli.main import main
 from cachectl.layers.base.conformance import nobody
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.processes import using
+from cachectl.stack import Stack
 
 #: How a command is started as a process of its own.
 CACHECTL = (sys.executable, "-m", "cachectl")
@@ -141,6 +142,10 @@ class Home:
             processes=nobody(self.path.parent / "processes"),
         )
 
+    @property
+    def stack(self) -> Stack:
+        return Stack(self.environment())
+
     def run(self, *command: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             command,
@@ -154,29 +159,37 @@ class Home:
         return _checked(done, check=check)
 
     def python(self, program: str, *arguments: str, **changes: str) -> Any:  # noqa: ANN401 - whatever JSON it prints
-        """Run a program of tests/programs and read the JSON it prints last."""
-        done = self.run(sys.executable, str(PROGRAMS / program), *arguments, check=True, **changes)
+        """Run a program of tests/programs, and more words, and read the JSON it prints last."""
+        program, *words = program.split()
+        done = self.run(sys.executable, str(PROGRAMS / program), *words, *arguments, check=True, **changes)
         return {**json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr}
 
-    def cachectl(self, *arguments: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
-        """Run a command: inside this process, unless what differs is read when a process starts."""
-        variables = {**self.variables, **changes}
+    def cachectl(
+        self, line: str = "", *words: str, check: bool = True, **changes: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command: inside this process, unless what differs is read when a process starts.
+
+        It begins with the words of a line, without quotes; more may follow, as they are.
+        """
+        arguments, variables = (*line.split(), *words), {**self.variables, **changes}
         if _needs_process(arguments, variables):
-            return self.process(*arguments, check=check, **changes)
+            return self.process(line, *words, check=check, **changes)
         with self._processes() as processes:
             done = run_command(arguments, variables, self.path, processes)
         return _checked(_as_text(done), check=check)
 
-    def process(self, *arguments: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
+    def process(
+        self, line: str = "", *words: str, check: bool = True, **changes: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command as a process of its own.
 
         A test that holds a lock itself needs this: two users in one process do not exclude each other.
         """
-        pocl = (self.path / ".cache" / "pocl").exists()
-        clears = arguments[:1] == ("purge",)
+        pocl = (self.path / ".cache/pocl").exists()
+        clears = line.startswith("purge")
         if pocl and clears and self._may_be_in_use():
             self.wait_to_be_alone()
-        return self.run(*CACHECTL, *arguments, check=check, **changes)
+        return self.run(*CACHECTL, *line.split(), *words, check=check, **changes)
 
     def terminal(
         self, *command: str, columns: int = 80, only_output: bool = False, check: bool = True, **changes: str
@@ -215,7 +228,7 @@ class Home:
     def _processes(self) -> Iterator[Path | None]:
         """Yield a folder like ``/proc`` without the programs of other tests and of the tester."""
         real = Path("/proc")
-        if not (real / "self" / "maps").exists():
+        if not (real / "self/maps").exists():
             yield None
             return
         folder = Path(tempfile.mkdtemp(prefix="proc-", dir=self.path.parent))
@@ -235,7 +248,7 @@ class Home:
     def _may_be_in_use(self) -> bool:
         """Return whether PoCL's cache here holds anything that purge leaves alone beside other PoCL programs."""
         hour_ago = time.time() - 3600
-        return any(path.lstat().st_mtime > hour_ago for path in (self.path / ".cache" / "pocl").rglob("*"))
+        return any(path.lstat().st_mtime > hour_ago for path in (self.path / ".cache/pocl").rglob("*"))
 
     @staticmethod
     def wait_to_be_alone() -> None:
@@ -289,5 +302,5 @@ def make_home(path: Path) -> Home:
 def wheel_driver() -> dict[str, str]:
     """Return the variable that makes PyOpenCL's wheel load its own PoCL alone, whatever else the system registers."""
     spec = importlib.util.find_spec("pyopencl")
-    file = None if spec is None else Path(str(spec.origin)).parent / ".libs" / "pocl.icd"
+    file = None if spec is None else Path(str(spec.origin)).parent / ".libs/pocl.icd"
     return {} if file is None or not file.exists() else {"OCL_ICD_VENDORS": str(file)}

@@ -11,14 +11,14 @@ import pytest
 TIERS: Final = {
     "hazard": "kills, faults and random worlds in large numbers",
     "upstream": "the test suites of pytools and PyOpenCL",
-    "cluster": "MPI jobs, and a Slurm of one node",
+    "cluster": "MPI jobs, and the end of a job of Slurm",
     "environment": "older libraries, another driver, MPI, installer or scheduler than the extra brings, or a browser",
     "thorough": "more cases of an ability that the default run tries once",
 }
 #: Fixtures that need what the test extra does not bring.
 ELSEWHERE: Final = frozenset(
     {
-        *("debian_pocl", "built_pocl", "newer_pocl", "intel_driver", "open_mpi", "rusticl_device", "installers"),
+        *("debian_pocl", "built_pocl", "intel_driver", "open_mpi", "rusticl_device", "installers"),
         *("rusticl_library", "debian_loader", "khronos_loader", "prefix_loader", "debian_pyopencl"),
         *("schedulers", "browser", "real_registry", "container_tools"),
     }

@@ -10,14 +10,11 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home
 from support.miopen_kernels import ARGS, CODE, packed, store, user_file
 from tiers import absent
-
-if TYPE_CHECKING:
-    from homes import Home
 
 PACKAGING = Path(__file__).parents[2] / "packaging"
 BASH = """
@@ -30,8 +27,8 @@ for offer in "${{COMPREPLY[@]}}"; do eval "printf '%s\\n' $offer"; done
 ZSH = """
 autoload -Uz compinit
 compinit -u -D
-{script}
-compadd() {{ builtin compadd -O found "$@"; print -rl -- $found >>offers; builtin compadd "$@" }}
+source <(cachectl completion zsh)
+compadd() { builtin compadd -O found "$@"; print -rl -- $found >>offers; builtin compadd "$@" }
 PS1='ready> '
 """
 #: A name that a shell must not expand, with characters at which bash splits words.
@@ -55,9 +52,9 @@ def path(home: Home) -> str:
     return f"{Path(sys.executable).parent}:{home.variables['PATH']}"
 
 
-def zsh_offers(home: Home, line: str, script: str = "source <(cachectl completion zsh)") -> list[str]:
+def zsh_offers(home: Home, line: str) -> list[str]:
     """Type a line into zsh on a terminal, press TAB, and return what is offered."""
-    (home.path / ".zshrc").write_text(ZSH.format(script=script))
+    (home.path / ".zshrc").write_text(ZSH)
     offers = home.path / "offers"
     offers.write_text("")
     pid, terminal = pty.fork()
@@ -89,16 +86,16 @@ def test_commands_layers_and_options_are_completed(home: Home, shell: str) -> No
 
 @pytest.mark.real
 def test_keys_and_kernels_are_completed(home: Home, shell: str) -> None:
-    home.python("kernels.py", "1")
+    home.python("kernels.py 1")
     kernels = {name for entry in home.json("ls")["entries"] for name in entry["kernels"] or ()}
     assert set(completed(home, shell, "ls", "--kernel", "lk")) == {name for name in kernels if name[:2] == "lk"}
-    (key, *_) = home.cachectl("ls", "-q", "pocl").stdout.split()
+    (key, *_) = home.cachectl("ls -q pocl").stdout.split()
     assert completed(home, shell, "get", "pocl", key[:-3]) == [key]
 
 
 def test_a_shell_runs_nothing_that_a_cache_names(home: Home, shell: str) -> None:
     store(user_file(home.path), {(HOSTILE, ARGS): packed(CODE)})
-    (key,) = home.cachectl("ls", "-q", "miopen").stdout.splitlines()
+    (key,) = home.cachectl("ls -q miopen").stdout.splitlines()
     (offer,) = completed(home, shell, "get", "miopen", key[:-3])
     # bash replaces what follows the last =.
     assert offer == (key.rpartition("=")[2] if shell == "bash" else key)
@@ -114,18 +111,8 @@ def test_words_after_a_verb_that_runs_a_command_are_the_command(home: Home, shel
     assert completed(home, shell, "run", "--no-cache", "--", "printe") == ["printenv"]
 
 
-@pytest.mark.environment
-def test_zsh_loads_the_installed_script_again_and_again(home: Home) -> None:
-    if not shutil.which("zsh"):
-        absent("lacks zsh")
-    folder = shlex.quote(str(PACKAGING / "share" / "zsh" / "site-functions"))
-    script = f"fpath=({folder} $fpath); compinit -u -D; _comps[true]=_cachectl"
-    assert zsh_offers(home, "cachectl ls --sort=us", script) == ["used"]
-    assert zsh_offers(home, "true purge mesa\t\x15cachectl purge mesa miopen-t", script) == ["mesa", "miopen-tuning"]
-
-
 def test_installed_files_follow_the_grammar() -> None:
     """After a change of the command line, run packaging/share.py."""
-    made = runpy.run_path(str(PACKAGING / "share.py"))["files"]()
+    made = runpy.run_path(f"{PACKAGING}/share.py")["files"]()
     there = {name: (PACKAGING / "share" / name).read_text() for name in made}
     assert made == there

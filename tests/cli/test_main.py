@@ -1,32 +1,26 @@
-"""The real command: what it prints, where, and with which status."""
+"""The real command: what it prints, where, in which form and with which status."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import re
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from homes import CACHECTL, Home
 
+from cachectl.cli import output
 from cachectl.layers.base.registry import BUILT_IN
-
-if TYPE_CHECKING:
-    from homes import Home
-
+from cachectl.verbs import Table, counts, sizes
 
 KEY = "3/f/433a72c95049e7"
 HEAVY = {"pyopencl", "loopy", "numpy", "mpi4py", "json", "hashlib", "base64", "tarfile", "platform", "bz2"}
-#: Modules that a report of an empty home does not need; most define classes, which takes long.
-UNUSED = {
-    "cachectl.layers.pocl.programs",
-    "cachectl.layers.pytools.dictionaries",
-    "cachectl.layers.mesa.store",
-    # Without a config file.
-    *("cachectl.config", "tomllib", "tomli"),
-}
 
 
 @pytest.mark.parametrize("command", [["-c", "import cachectl"], ["-m", "cachectl", "report"]])
@@ -37,109 +31,58 @@ def test_nothing_heavy_is_imported(home: Home, command: list[str]) -> None:
     assert imported.isdisjoint(HEAVY)
 
 
-def test_a_report_loads_only_what_it_needs(home: Home) -> None:
-    program = "import sys; from cachectl.cli.main import main; main(['report']); print(*sys.modules)"
-    loaded = home.run(sys.executable, "-c", program).stdout.split()
-    assert "cachectl.layers.mesa.cache" in loaded
-    assert UNUSED.isdisjoint(loaded)
-
-
-def test_layers_may_stand_behind_options(home: Home) -> None:
-    done = home.json("purge", "pocl", "--dry-run", "cuda")
-    assert [layer["layer"] for layer in done["layers"]] == ["pocl", "cuda"]
-    assert "unknown layer 'cudo'; did you mean cuda?" in home.cachectl("push", "file.zip", "cudo", check=False).stderr
-
-
-def test_the_package_is_itself(home: Home) -> None:
-    program = "import sys, cachectl.layers.base.layer; print(cachectl.__file__, 'layers' in sys.modules)"
-    assert home.run(sys.executable, "-c", program).stdout.split()[-1] == "False"
-    assert home.cachectl("--version").stdout.startswith("cachectl 0.")
-
-
 def test_json_has_the_keys_of_the_contract(cuda: Home) -> None:
     report = cuda.json("report")
     assert report["schema"] == "cachectl/report/1"
     assert {"generated", "layers", "total"} <= report.keys()
     assert [layer["layer"] for layer in report["layers"]] == list(BUILT_IN)
-    of_layer = "layer title state why scope precious entries files bytes stale_entries stale_bytes roots"
-    of_root = "path source scope exists entries files bytes orphan_files orphan_bytes oldest newest problems"
-    for layer in report["layers"]:
-        assert layer.keys() >= set(of_layer.split())
-        assert all(root.keys() >= set(of_root.split()) for root in layer["roots"])
-    entry = cuda.json("ls", "cuda", "--limit", "1")["entries"][0]
-    of_entry = "layer key root bytes files created modified used kernels device versions stale stale_because"
-    assert entry.keys() >= set(of_entry.split())
+    entry = cuda.json("ls cuda --limit 1")["entries"][0]
     assert entry["created"] is None
-    purged = cuda.json("purge", "cuda", "--dry-run")
+    purged = cuda.json("purge pocl --dry-run cuda")
     assert purged["dry_run"] is True
-    freed = purged["total"]["bytes_freed"]
-    assert purged["total"] == {"removed": 40, "orphans_removed": 0, "bytes_freed": freed, "skipped": 0, "failed": 0}
-    keys = {"layer", "removed", "orphans_removed", "bytes_freed", "skipped", "failed"}
-    assert purged["layers"][0].keys() == keys | {"entries"}
-    assert cuda.json("purge", "cuda")["layers"][0].keys() == keys
+    assert [layer["layer"] for layer in purged["layers"]] == ["pocl", "cuda"]
+    assert purged["total"] == {**purged["total"], "removed": 40, "orphans_removed": 0, "skipped": 0, "failed": 0}
+    of_purge = "layer removed orphans_removed bytes_freed skipped failed"
+    for items, keys in (
+        (report["layers"], "layer title state why scope precious entries files bytes stale_entries stale_bytes roots"),
+        (
+            [root for layer in report["layers"] for root in layer["roots"]],
+            "path source scope exists entries files bytes orphan_files orphan_bytes oldest newest problems",
+        ),
+        ([entry], "layer key root bytes files created modified used kernels device versions stale stale_because"),
+        (purged["layers"], f"{of_purge} entries"),
+        (cuda.json("purge cuda")["layers"], of_purge),
+    ):
+        assert all(item.keys() >= set(keys.split()) for item in items)
 
 
 def test_dir_prints_places_alone(cuda: Home) -> None:
-    cache = cuda.path / ".nv" / "ComputeCache"
+    cache = cuda.path / ".nv/ComputeCache"
     assert cuda.cachectl("dir").stdout == f"{cache}\n"
-    assert cuda.cachectl("dir", "cuda", "pocl").stdout == f"{cache}\n{cuda.path}/.cache/pocl/kcache\n"
+    assert cuda.cachectl("dir cuda pocl").stdout == f"{cache}\n{cuda.path}/.cache/pocl/kcache\n"
     # A temporary folder is MIOpen's fallback, and no place of it as long as it keeps nothing there.
     every = cuda.cachectl("dir", *BUILT_IN).stdout.splitlines()
     assert all(line.startswith(str(cuda.path)) for line in every)
 
 
 def test_ls_sorts_limits_and_selects(cuda: Home) -> None:
-    cache = cuda.path / ".nv" / "ComputeCache"
-    sizes = [entry["bytes"] for entry in cuda.json("ls", "cuda", "--sort", "size", "--limit", "5")["entries"]]
+    cache = cuda.path / ".nv/ComputeCache"
+    sizes = [entry["bytes"] for entry in cuda.json("ls cuda --sort size --limit 5")["entries"]]
     everything = sorted((path.stat().st_size for path in cache.glob("?/?/*")), reverse=True)
     assert sizes == everything[:5]
     oldest = next(cache.glob("?/?/*"))
     os.utime(oldest, (1, 1))
-    keys = cuda.cachectl("ls", "cuda", "--older-than", "52w", "-q").stdout.split()
+    keys = cuda.cachectl("ls cuda --older-than 52w -q").stdout.split()
     assert keys == [str(oldest.relative_to(cache))]
-    assert cuda.json("ls", "cuda", "--sort", "age", "--limit", "1")["entries"][0]["key"] == keys[0]
-
-
-@pytest.mark.parametrize(
-    ("line", "corrected"),
-    [
-        ("run --no-cache python x.py", "run --no-cache -- python x.py"),
-        ("run --isolated python x.py", "run --isolated -- python x.py"),
-        (
-            "run --isolated=kept --layer pocl python x.py --help",
-            "run --isolated=kept --layer pocl -- python x.py --help",
-        ),
-        ("run --prove python 'x y.py' -n 3", "run --prove -- python 'x y.py' -n 3"),
-        ("run --no-cache git log -- x.py", "run --no-cache -- git log -- x.py"),
-        ("run --isolated kept -- python x.py", "run --isolated=kept -- python x.py"),
-        ("trace python x.py", "trace -- python x.py"),
-        ("trace --explain --json - python x.py --json y", "trace --explain --json - -- python x.py --json y"),
-        ("bench -n 3 python x.py -n 5", "bench -n 3 -- python x.py -n 5"),
-    ],
-)
-def test_a_command_that_is_not_marked_off_gets_the_corrected_line(home: Home, line: str, corrected: str) -> None:
-    done = home.cachectl(*shlex.split(line), check=False)
-    assert done.returncode == 2
-    (said,) = done.stderr.splitlines()
-    assert said.endswith(f": cachectl {corrected}")
-    assert list(home.path.iterdir()) == []
+    assert cuda.json("ls cuda --sort age --limit 1")["entries"][0]["key"] == keys[0]
 
 
 def test_isolated_alone_takes_no_word_for_its_folder(home: Home) -> None:
-    done = home.cachectl("run", "--isolated", "--layer", "pocl", "--", "sh", "-c", 'echo "$POCL_CACHE_DIR"')
+    done = home.cachectl("run --isolated --layer pocl -- sh -c", 'echo "$POCL_CACHE_DIR"')
     assert done.stdout.startswith("/")
     assert list(home.path.iterdir()) == []
-    done = home.cachectl("run", "--layer", "pocl", "--isolated=kept", "--", "sh", "-c", 'echo "$POCL_CACHE_DIR"')
-    assert done.stdout.startswith(str(home.path / "kept"))
-
-
-def test_a_key_with_odd_characters_is_printed_safely(home: Home) -> None:
-    odd = home.path / ".cache" / "pytools" / os.fsdecode(b"pdict-v5-a\nb\xff-3.11.7.final.0.sqlite")
-    odd.parent.mkdir(parents=True)
-    odd.write_bytes(b"no database")
-    done = home.cachectl("report", "pytools", check=False)
-    assert r"a\nb" in done.stdout
-    home.json("report", check=False)
+    done = home.cachectl("run --layer pocl --isolated=kept -- sh -c", 'echo "$POCL_CACHE_DIR"')
+    assert done.stdout.startswith(f"{home.path}/kept")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +95,7 @@ def test_a_key_with_odd_characters_is_printed_safely(home: Home) -> None:
     ],
 )
 def test_env_speaks_four_shells(home: Home, shell: str, lines: list[str]) -> None:
-    said = home.cachectl("env", "--disable", "--layer", "pocl", "--layer", "loopy", "--shell", shell)
+    said = home.cachectl("env --disable --layer pocl --layer loopy --shell", shell)
     assert said.stdout.splitlines() == lines
 
 
@@ -169,7 +112,7 @@ def test_env_can_be_evaluated(home: Home) -> None:
 
 
 def test_a_terminal_gets_the_same_table_in_bold_unless_it_wants_no_colour(cuda: Home) -> None:
-    plain = cuda.cachectl("ls", "cuda", "--limit", "4").stdout.splitlines()
+    plain = cuda.cachectl("ls cuda --limit 4").stdout.splitlines()
     bold = on_a_terminal(cuda, "ls", "cuda", "--limit", "4")
     assert "\x1b[1m" in bold[0]
     # A second may pass between the two.
@@ -181,10 +124,88 @@ def test_a_terminal_gets_the_same_table_in_bold_unless_it_wants_no_colour(cuda: 
 
 
 def on_a_terminal(home: Home, *arguments: str, **changes: Any) -> list[str]:  # noqa: ANN401 - variables
-    return home.terminal(sys.executable, "-m", "cachectl", *arguments, only_output=True, **changes).stdout.splitlines()
+    return home.terminal(*CACHECTL, *arguments, only_output=True, **changes).stdout.splitlines()
 
 
 def test_without_a_command_the_help_is_printed(home: Home) -> None:
     done = home.cachectl(check=False)
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout == home.cachectl("--help").stdout
+
+
+def rows(home: Home, *arguments: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(home.cachectl(*arguments, "--csv", check=False).stdout)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "items"),
+    [
+        (("report",), "layers"),
+        (("ls",), "entries"),
+        (("layers",), "layers"),
+        (("verify",), "findings"),
+        (("doctor", "cuda"), "findings"),
+        (("config",), "settings"),
+    ],
+)
+def test_each_form_has_the_same_rows(cuda: Home, arguments: tuple[str, ...], items: str) -> None:
+    damaged = cuda.path / ".nv/ComputeCache" / KEY
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    document = cuda.json(*arguments, check=False)
+    found = rows(cuda, *arguments)
+    assert len(found) == len(document[items])
+    for row, item in zip(found, document[items], strict=True):
+        assert all(row[key] == item[key] for key in row.keys() & item.keys() if isinstance(item[key], str))
+
+
+def test_csv_has_raw_numbers_and_whole_keys(cuda: Home) -> None:
+    entries = {entry["key"]: entry for entry in cuda.json("ls")["entries"]}
+    for row in rows(cuda, "ls"):
+        assert int(row["size"]) == entries[row["key"]]["bytes"]
+        assert int(row["age"]) >= 0
+        # Unknown is nothing, not 0 or a dash.
+        assert row["stale"] == ""
+    (row,) = (row for row in rows(cuda, "report") if row["layer"] == "cuda")
+    assert int(row["size"]) == cuda.json("report")["total"]["bytes"]
+
+
+def test_a_dry_run_has_a_row_for_each_entry(cuda: Home) -> None:
+    for command in (("purge", "cuda", "-n"), ("prune", "--max-size", "0B", "-n")):
+        assert {row["state"] for row in rows(cuda, *command)} == {"live"}
+        assert len(rows(cuda, *command)) == 40
+
+
+COLUMNS = ("layer", "state", counts("entries"), sizes("size"), "key")
+ROWS = [
+    (name, "enabled", 1234567 + number, 1234567 + number, "0123456789abcdef" * 4)
+    for number, name in enumerate(BUILT_IN)
+]
+LONG_KEY = [("0123456789abcdef" * 4,)]
+
+
+@pytest.mark.parametrize("width", [80, 60, 40, 30, 20])
+def test_numbers_are_whole_and_names_differ(width: int) -> None:
+    lines = output.plain_table(Table(COLUMNS, ROWS), width)
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    assert all(f"{amount:,}" in text for _, _, amount, _, _ in ROWS)
+    assert text.count("1.2 MiB") == len(ROWS)
+    names = [line.split()[0] for line in lines if not line.startswith(" ")]
+    assert len(set(names)) == len(ROWS) + 1
+
+
+def test_the_mark_of_shortening_suits_the_encoding_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    (_, line, _) = output.plain_table(Table(COLUMNS[4:], LONG_KEY, ("0123456789" * 10,)), 40)
+    assert "…" in line
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(encoding="ascii"))
+    (_, line, _) = output.plain_table(Table(COLUMNS[4:], LONG_KEY, ("0123456789" * 10,)), 40)
+    assert "..." in line
+    assert len(line) == 40
+
+
+def test_columns_without_content_take_no_room() -> None:
+    table = Table(("layer", "", "state"), [("loopy", "", "enabled")])
+    assert output.plain_table(table) == [
+        "layer  state",
+        "loopy  enabled",
+    ]

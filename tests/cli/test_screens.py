@@ -61,16 +61,16 @@ def ann(compute_cache: Callable[[Path], None]) -> Iterator[Home]:
     assert len(str(folder)) == len(SHOWN)
     try:
         home = make_home(folder)
-        cache = folder / ".nv" / "ComputeCache"
+        cache = folder / ".nv/ComputeCache"
         compute_cache(cache)
         (cache / KEY).write_bytes((cache / KEY).read_bytes()[:-1] + b"?")
-        (cache / "0" / "0").mkdir(parents=True, exist_ok=True)
+        (cache / "0/0").mkdir(parents=True, exist_ok=True)
         now = Environment.here().clock()
         for number, path in enumerate(sorted(cache.glob("?/?/*"))):
             then = now - 86400 * (number + 1) + 3600
             os.utime(path, (then, then))
         variables = {name: value for name, value in home.variables.items() if name not in {"COLUMNS", "NO_COLOR"}}
-        drivers = {"OCL_ICD_VENDORS": str(folder / "none"), "TMPDIR": str(folder / "tmp"), "TERM": "xterm"}
+        drivers = {"OCL_ICD_VENDORS": f"{folder}/none", "TMPDIR": str(folder / "tmp"), "TERM": "xterm"}
         (folder / "tmp").mkdir(mode=0o700)
         yield Home(folder, {**variables, **drivers})
     finally:

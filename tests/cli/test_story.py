@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from homes import Home
 from support.databases import rows_of
 from tiers import thorough
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from homes import Home
 
 pytestmark = pytest.mark.real
 
@@ -26,7 +22,7 @@ def counted(home: Home) -> dict[str, int]:
         "loopy": sum(map(rows_of, (cache / "pytools").glob("pdict-v5-loopy-*.sqlite"))),
         "pyopencl-invoker": sum(map(rows_of, (cache / "pytools").glob("pdict-v5-pyopencl-*.sqlite"))),
         "pyopencl": len(list((cache / "pyopencl").glob("*/*/binary"))),
-        "pocl": len(list((cache / "pocl" / "kcache").glob("??/*/program.bc"))),
+        "pocl": len(list((cache / "pocl/kcache").glob("??/*/program.bc"))),
     }
 
 
@@ -57,7 +53,7 @@ def test_every_kernel_is_listed_by_name(warm: Home, layer: str) -> None:
 
 def test_purge_all_makes_everything_compile_again(warm: Home) -> None:
     full = counted(warm)
-    purged = warm.json("purge", "--all")
+    purged = warm.json("purge --all")
     assert {**purged["total"], "removed": sum(full.values()), "failed": 0, "skipped": 0} == purged["total"]
     assert set(counted(warm).values()) == {0}
     said = run_again(warm, 1, 1)
@@ -83,9 +79,9 @@ def test_purging_one_layer_leaves_the_others_alone(warm: Home, layer: str) -> No
 
 def test_purging_one_kernel_recompiles_that_kernel_alone(warm: Home) -> None:
     full = counted(warm)
-    result = warm.cachectl("purge", "--all", "--kernel", "lk3")
+    result = warm.cachectl("purge --all --kernel lk3")
     assert counted(warm) == {"loopy": 35, "pyopencl-invoker": 10, "pyopencl": 3, "pocl": 10}, result.stderr
-    kcache = warm.path / ".cache" / "pocl" / "kcache"
+    kcache = warm.path / ".cache/pocl/kcache"
     untouched = {path: path.stat().st_mtime_ns for path in kcache.glob("??/*/program.bc")}
     said = run_again(warm, 4, 1)["loopy"]
     assert counted(warm) == full
@@ -120,13 +116,13 @@ def test_the_library_hits_what_put_wrote(warm: Home, layer: str, tmp_path: Path)
     assert counted(warm) == {**full, layer: len(keys)}
     before = counted(warm)
     if layer == "pyopencl":
-        said = warm.python("binaries.py", "2")["said"]
+        said = warm.python("binaries.py 2")["said"]
         # pk0 was purged and misses, pk1 was put back and hits.
         assert [("hit" in line) for line in said if "binary cache" in line] == [False, True]
         assert counted(warm)[layer] == len(keys) + 1
         return
     # Two kernels: lk0 was purged and misses, lk1 was put back and hits.
-    debug = warm.python("kernels.py", "2", POCL_DEBUG="general,llvm")
+    debug = warm.python("kernels.py 2", POCL_DEBUG="general,llvm")
     gained = {name: number - before[name] for name, number in counted(warm).items()}
     assert gained[layer] == {"loopy": 5, "pyopencl-invoker": 1, "pocl": 1}[layer]
     assert sum(gained.values()) == gained[layer]

@@ -1,43 +1,34 @@
-"""Full disks, read-only folders and locks: one line for each cause, and nothing lost."""
+"""Full disks, read-only folders, locks, links, and files that vanish: one line for each cause, and nothing lost."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sqlite3
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
-from homes import run_as
+from homes import Home, run_as
+from support.databases import FILE, dictionary
+from support.hostile import put_binary, put_dictionary, put_object, put_program
 from support.trouble import environment
 from tiers import thorough
 
+from cachectl.findings import damage
 from cachectl.layers.base.conformance import snapshot
-from cachectl.layers.base.errors import LayerError
-from cachectl.layers.base.facts import Artifact
 from cachectl.layers.base.selection import ALL
 from cachectl.stack import Stack
 
-if TYPE_CHECKING:
-    from homes import Home
 #: Layers that the filled home has entries of.
 LAYERS = ("loopy", "pyopencl-invoker", "pyopencl", "pocl", "cuda")
 CLEARING = [PURGE, PRUNE] = [("purge", "--all"), ("prune", "--max-size", "1B")]
-HOUR = 3600
-
-
-def age(folder: Path) -> None:
-    """Make everything old, so that no program of the tester's can be busy with it."""
-    then = time.time() - 2 * HOUR
-    for path in (*folder.rglob("*"), folder):
-        os.utime(path, (then, then), follow_symlinks=False)
 
 
 @pytest.fixture
@@ -46,8 +37,11 @@ def settle(filled: Home, compute_cache: Callable[[Path], None]) -> Callable[[Pat
 
     def fill(home: Path) -> None:
         shutil.copytree(filled.path / ".cache", home / ".cache", symlinks=True)
-        compute_cache(home / ".nv" / "ComputeCache")
-        age(home)
+        compute_cache(home / ".nv/ComputeCache")
+        # No program of the tester's can be busy with what is old.
+        then = time.time() - 7200
+        for path in (*home.rglob("*"), home):
+            os.utime(path, (then, then), follow_symlinks=False)
 
     return fill
 
@@ -96,83 +90,6 @@ def test_a_full_disk_is_cleared(
     (disk / "new").write_bytes(bytes(1 << 20))
 
 
-def put_records(home: Path) -> None:
-    folder = home / ".config" / "miopen"
-    folder.mkdir(parents=True)
-    (folder / "gfx90a6e.HIP.3_3_0_a85.ufdb.txt").write_text("1x1=S:0.5,0,A\n" + f"2x2=T:{'7' * 4090}\n")
-
-
-def spoil(artifact: Artifact, root: Path) -> None:
-    """Put something else in the place of an entry, that a put would replace."""
-    file, _, digest = artifact.key.partition("/")
-    if file.endswith(".sqlite"):
-        with closing(sqlite3.connect(root / file)) as connection, connection:
-            connection.execute("update dict set key_value = ? where keyhash = ?", (b"N.", digest))
-    elif "::" in artifact.key:
-        path = root / artifact.key.partition("::")[0]
-        path.write_text(path.read_text().replace("0.5,0,A", "0.6,0,B"))
-    else:
-        path = root / artifact.key
-        changed = path if path.is_file() else next(file for file in sorted(path.rglob("*")) if file.is_file())
-        changed.write_bytes(changed.read_bytes() + b"!")
-
-
-@pytest.mark.real
-@pytest.mark.parametrize("layer", [*LAYERS, "miopen-tuning"])
-@pytest.mark.parametrize("how", ["full", pytest.param("full and empty", marks=pytest.mark.thorough), "read-only"])
-def test_a_put_that_cannot_be_written_leaves_what_was(  # noqa: PLR0917 - a table
-    disk: Path, mount: Callable[..., Path], settle: Callable[[Path], None], tmp_path: Path, layer: str, how: str
-) -> None:
-    """A put on such a disk ends in one error of the layer, and leaves the old entry, or none: never half of one."""
-    settle(disk)
-    put_records(disk)
-    stack = Stack(environment(disk, tmp_path / "aside"), plugins=False)
-    entry = max(stack.entries(ALL, layers=[layer]), key=lambda entry: (entry.key.count("::"), entry.bytes))
-    artifact = stack[layer].get(entry.key)
-    assert artifact is not None
-    if layer == "miopen-tuning":
-        artifact = replace(artifact, data=artifact.data + b"8" * 9000)
-    if how == "full and empty":
-        shutil.rmtree(entry.root)
-        entry.root.mkdir()
-    else:
-        spoil(artifact, entry.root)
-    filler = fill_up(disk) if how.startswith("full") else None
-    if filler is None:
-        mount("-o", "remount,ro", on=disk)
-    before = plain(disk)
-    with pytest.raises(LayerError, match=r"^[^\n]*(No space left|disk is full|ead-only|readonly)[^\n]*$"):
-        stack[layer].put(artifact.key, artifact, replace=True)
-    # CUDA's index is counted again, also after a put that fails: it no longer lists what was spoiled.
-    index = ".nv/ComputeCache/index"
-    assert {**plain(disk), index: ""} == {**before, index: ""}
-    if filler is not None:
-        filler.unlink()
-        stack[layer].put(artifact.key, artifact, replace=True)
-        assert stack[layer].get(artifact.key) == artifact
-        assert_no_leftovers(disk)
-
-
-def plain(folder: Path) -> dict[str, str]:
-    """Describe every file but empty ones, which locks are: a folder alone is no entry."""
-    nothing = sha256().hexdigest()
-    return {path: what for path, what in snapshot(folder).items() if what not in ("folder", nothing)}
-
-
-@pytest.mark.real
-@pytest.mark.parametrize("verb", CLEARING)
-def test_a_read_only_disk_is_one_line_for_each_layer(
-    disk: Path, mount: Callable[..., Path], settle: Callable[[Path], None], verb: tuple[str, ...]
-) -> None:
-    settle(disk)
-    before = snapshot(disk, times=True)
-    mount("-o", "remount,ro", on=disk)
-    status, lines, said = run(disk, *verb)
-    assert (status, lines) == (1, dict.fromkeys(LAYERS, 1)), said
-    assert all("ead-only" in line or "readonly" in line for line in said.splitlines())
-    assert snapshot(disk, times=True) == before
-
-
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
     with closing(sqlite3.connect(file, isolation_level=None)) as connection:
@@ -196,6 +113,7 @@ def mode(folder: Path, bits: int) -> Iterator[None]:
     ("trouble", "layer", "pattern", "words"),
     [
         ("mount", "pocl", ".cache/pocl", "ead-only"),
+        ("mount", "all", "", "ead-only|readonly"),
         ("0", "pocl", ".cache/pocl/kcache/??", "cannot be read: Permission denied"),
         ("500", "pyopencl", ".cache/pyopencl/*", "Permission denied"),
         ("lock", "loopy", ".cache/pytools/pdict-v5-loopy-*", "locked by another process for more than 0.1 s"),
@@ -206,7 +124,7 @@ def mode(folder: Path, bits: int) -> Iterator[None]:
         ),
     ],
 )
-def test_one_root_in_trouble_is_one_line_and_stops_no_other_layer(  # noqa: PLR0917 - a table
+def test_a_root_in_trouble_is_one_line_and_stops_no_other_layer(  # noqa: PLR0917 - a table
     mount: Callable[..., Path],
     settle: Callable[[Path], None],
     tmp_path: Path,
@@ -220,7 +138,8 @@ def test_one_root_in_trouble_is_one_line_and_stops_no_other_layer(  # noqa: PLR0
     home = tmp_path / "home"
     home.mkdir()
     settle(home)
-    places = sorted(path for path in home.glob(pattern) if path.is_dir() or trouble == "lock")
+    places = sorted(path for path in tmp_path.glob(f"home/{pattern}".rstrip("/")) if path.is_dir() or trouble == "lock")
+    layers = set(LAYERS) if layer == "all" else {layer}
     with ExitStack() as stack:
         if trouble == "mount":
             mount("--bind", str(places[0]), on=places[0])
@@ -234,8 +153,97 @@ def test_one_root_in_trouble_is_one_line_and_stops_no_other_layer(  # noqa: PLR0
         if trouble.isdigit():
             stack.enter_context(mode(places[0], int(trouble, 8)))
         status, lines, said = run(home, *verb, "--wait", "0.1", by=held_to_modes if trouble.isdigit() else ())
-    assert (status, lines) == (1, {layer: 1}), said
-    assert words in said
+    assert (status, lines) == (1, dict.fromkeys(layers, 1)), said
+    assert all(re.search(words, line) for line in said.splitlines())
     assert [place.read_bytes() if place.is_file() else snapshot(place) for place in places] == before
-    assert holding(home, tmp_path / "aside") == {layer}
+    assert holding(home, tmp_path / "aside") == layers
     assert_no_leftovers(home)
+
+
+MAKERS = {"pytools": put_dictionary, "pocl/kcache": put_program, "pyopencl": put_binary, "miopen": put_object}
+VERBS: dict[str, Callable[[Stack], object]] = {
+    "report": lambda stack: stack.report(),
+    "ls": lambda stack: list(stack.entries(ALL, notice=lambda _: None)),
+    "verify": damage,
+    "purge": lambda stack: stack.plan_clear().apply(),
+}
+
+
+def small_home(home: Path) -> Path:
+    for place, make in MAKERS.items():
+        make(home / ".cache" / place)
+    return home
+
+
+def look(stack: Stack, verb: str, folder: Path, at: int = -1) -> int:
+    """Do a verb while a folder vanishes just before a certain look at the disk; return how many looks there were."""
+    looks = 0
+
+    def watched(call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - whatever the call takes
+            nonlocal looks
+            looks += 1
+            if looks == at:
+                subprocess.run(["rm", "-rf", str(folder)], check=True)
+            return call(*arguments, **options)
+
+        return counted
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("listdir", "stat", "lstat", "open", "rename", "unlink"):
+            patch.setattr(os, name, watched(getattr(os, name)))
+        VERBS[verb](stack)
+    return looks
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_files_that_vanish_at_any_moment_cause_no_traceback(tmp_path: Path, verb: str) -> None:
+    home, pristine = tmp_path / "home", small_home(tmp_path / "pristine")
+    stack = Stack(environment(home, tmp_path / "aside"), plugins=False)
+    shutil.copytree(pristine, home)
+    # The first run looks for facts about the machine, which are then known.
+    VERBS[verb](stack)
+    shutil.rmtree(home, ignore_errors=True)
+    shutil.copytree(pristine, home)
+    looks = look(stack, verb, home)
+    assert looks > 20
+    for at in range(1, looks + 1, max(1, looks // 40)):
+        shutil.rmtree(home, ignore_errors=True)
+        shutil.copytree(pristine, home)
+        assert look(stack, verb, home, at) >= at
+        assert not home.exists()
+
+
+def test_a_root_that_is_a_link_is_followed_and_stays(home: Home) -> None:
+    dictionary(home.path / "scratch" / FILE, 3)
+    root = home.path / ".cache/pytools"
+    root.parent.mkdir()
+    root.symlink_to(home.path / "scratch")
+    assert home.json("report pytools")["total"]["entries"] == 3
+    home.process("purge pytools")
+    assert root.is_symlink()
+    assert home.json("report pytools")["total"]["entries"] == 0
+
+
+def test_a_link_turned_elsewhere_after_the_plan_does_no_harm(home: Home, tmp_path: Path) -> None:
+    root = home.path / "root"
+    root.symlink_to(small_home(home.path / "one") / ".cache")
+    variables = {"XDG_CACHE_HOME": str(root)}
+    stack = Stack(environment(home.path, tmp_path / "aside").with_variables(variables), plugins=False)
+    planned = stack.plan_clear(layers=["pocl", "pyopencl"])
+    assert planned.plans[0].entries
+    root.unlink()
+    root.symlink_to(small_home(home.path / "two") / ".cache")
+    before = snapshot(home.path / "two")
+    result = planned.apply()
+    assert [(outcome.removed, bool(outcome.skipped)) for outcome in result.layers] == [(0, True)] * 2
+    assert snapshot(home.path / "two") == before
+
+
+def test_a_root_that_is_a_link_to_itself_is_a_problem_of_its_layer_alone(home: Home) -> None:
+    root = home.path / ".cache/pocl/kcache"
+    root.parent.mkdir(parents=True)
+    root.symlink_to(root)
+    pocl, cuda = home.json("report pocl cuda", check=False)["layers"]
+    assert (pocl["entries"], cuda["entries"]) == (None, 0)
+    assert "Too many levels of symbolic links" in pocl["roots"][0]["problems"][0]["message"]

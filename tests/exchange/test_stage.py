@@ -11,18 +11,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from homes import CACHECTL, Home
 from support.bundles import listed
 
-from cachectl.exchange.trust import Trust
-from cachectl.layers.base.errors import BadRequest
-from cachectl.stage import Job
-
-if TYPE_CHECKING:
-    from homes import Home
-
+pytestmark = pytest.mark.cluster
 RANKS = 2
 
 
@@ -37,7 +32,7 @@ class Jobs:
         """Run ``stage`` with each node's options; return standard error."""
         words = [self.mpiexec]
         for node, own in options.items():
-            ours = (sys.executable, "-m", "cachectl", "stage", *own)
+            ours = (*CACHECTL, "stage", *own)
             words += [*([":"] if len(words) > 1 else []), "-n", str(RANKS), "env", f"CACHECTL_NODE={node}"]
             words += [f"TMPDIR={self.home.path / 'scratch' / node}", *ours, "--", *command]
         for node in options:
@@ -55,7 +50,7 @@ class Jobs:
         folder = self.home.path / name
         folder.mkdir()
         received = {node: by_node.get(node, options) for node in ("a", "b")}
-        said = self.run(sys.executable, str(self.home.programs / "rank.py"), str(folder), options=received)
+        said = self.run(sys.executable, f"{self.home.programs}/rank.py", str(folder), options=received)
         return said, [json.loads(file.read_text()) for file in folder.glob("*.json")]
 
     def left(self) -> list[str]:
@@ -73,10 +68,6 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, new_home: Callable[[Path], Ho
     return jobs
 
 
-# ---------------------------------------------------------------------- a job
-
-
-@pytest.mark.cluster
 @pytest.mark.real
 def test_a_cold_job_writes_each_entry_once_and_no_rank_of_a_staged_job_compiles(jobs: Jobs) -> None:
     file = jobs.home.path / "warm.zip"
@@ -100,13 +91,12 @@ def test_a_cold_job_writes_each_entry_once_and_no_rank_of_a_staged_job_compiles(
     assert jobs.left() == []
 
 
-@pytest.mark.cluster
 @pytest.mark.real
 def test_what_is_new_on_each_node_is_sent_and_brought_back(
     tmp_path: Path, new_home: Callable[[Path], Home], mpiexec: str
 ) -> None:
     jobs = Jobs(new_home(tmp_path / "home"), mpiexec)
-    program = (sys.executable, str(jobs.home.programs / "large.py"))
+    program = (sys.executable, f"{jobs.home.programs}/large.py")
     said = jobs.both(*program, options=("--out", "large.zip"))
     assert "large.zip: 2 entries added" in said
     file = jobs.home.path / "large.zip"
@@ -123,14 +113,13 @@ def test_what_is_new_on_each_node_is_sent_and_brought_back(
     assert listed(jobs.home.path / "again.zip") == listed(file)
 
 
-@pytest.mark.cluster
 def test_a_disk_that_fills_up_while_others_send_keeps_nobody(
     tmp_path: Path, new_home: Callable[[Path], Home], mpiexec: str
 ) -> None:
     """Rank 0 can write only a part of what the other node sends."""
     home = new_home(tmp_path / "home")
     large = f'test "$CACHECTL_NODE" = a || exec {sys.executable} {home.programs / "large.py"}'
-    stage = (sys.executable, "-m", "cachectl", "stage", "--out", "lost.zip", "--", "sh", "-c", large)
+    stage = (*CACHECTL, "stage", "--out", "lost.zip", "--", "sh", "-c", large)
     a = ("-n", "1", "env", "CACHECTL_NODE=a", "sh", "-c", 'ulimit -f 12000 && exec "$@"', "sh", *stage)
     done = home.run(mpiexec, *a, ":", "-n", "1", "env", "CACHECTL_NODE=b", *stage, check=False)
     assert done.returncode == 0, done.stderr
@@ -138,35 +127,29 @@ def test_a_disk_that_fills_up_while_others_send_keeps_nobody(
     assert not (home.path / "lost.zip").exists()
 
 
-@pytest.mark.cluster
 @pytest.mark.real
-def test_a_bundle_signed_by_one_job_is_trusted_by_the_next(jobs: Jobs, keygen: Callable[[str], str]) -> None:
-    key = keygen("ann")
-    signers = Path(key).with_name("allowed")
+def test_a_job_starts_with_what_is_vouched_for(jobs: Jobs, keygen: Callable[[str], str]) -> None:
+    key, home = keygen("ann"), jobs.home
+    signers = ("--allowed-signers", str(Path(key).with_name("allowed")))
     out = ("--out", "signed.zip", "--sign", key)
-    jobs.both("true", options=("warm.zip", "--trust", *out))
-    said = jobs.both("true", options=("signed.zip", "--allowed-signers", str(signers), *out))
-    assert "trusted: signed by ann@example.org" in said
-    said = jobs.both("true", options=("warm.zip", "--allowed-signers", str(signers)))
+    (home.path / "no-root").mkdir()
+    home.cachectl("run --isolated=root --", sys.executable, f"{home.programs}/thirteen.py", "2", "1")
+    for options, said in (
+        (("warm.zip", "--trust", *out), "entries on 2 of 2 nodes"),
+        (("signed.zip", *signers, *out), "trusted: signed by ann@example.org"),
+        (("warm.zip", *signers), "not signed"),
+        (("no-root", "--trust"), "starts cold"),
+        (("root",), "entries on 2 of 2 nodes"),
+    ):
+        assert said in jobs.both("true", options=options)
+    before = (home.path / "warm.zip").read_bytes()
+    said, ranks = jobs.ranks("untrusted", "warm.zip", "--digest", "0" * 64, "--out", "warm.zip")
     assert "starts cold" in said
-    assert "not signed" in said
+    assert "stays as it is" in said
+    assert (home.path / "warm.zip").read_bytes() == before
+    assert all(rank["after"]["pocl"] for rank in ranks)
 
 
-@pytest.mark.cluster
-@pytest.mark.real
-def test_a_root_is_staged_as_its_bundle_is(jobs: Jobs) -> None:
-    program = (sys.executable, str(jobs.home.programs / "thirteen.py"), "2", "1")
-    jobs.home.cachectl("run", "--isolated=root", "--", *program)
-    said, ranks = jobs.ranks("of-root", "root")
-    assert "entries on 2 of 2 nodes" in said
-    assert len(ranks) == 2 * RANKS
-    assert all(rank["after"] == rank["before"] and rank["before"]["pocl"] for rank in ranks)
-    (jobs.home.path / "no-root").mkdir()
-    said = jobs.both("true", options=("no-root", "--trust"))
-    assert "starts cold" in said
-
-
-@pytest.mark.cluster
 @pytest.mark.real
 def test_a_command_that_is_killed_takes_nobody_with_it(jobs: Jobs) -> None:
     kernels = f"{sys.executable} {jobs.home.programs / 'rank.py'} {jobs.home.path / 'killed'}"
@@ -182,11 +165,10 @@ def test_a_command_that_is_killed_takes_nobody_with_it(jobs: Jobs) -> None:
     assert jobs.left() == []
 
 
-@pytest.mark.cluster
 def test_a_job_that_gets_a_signal_ends_in_order(tmp_path: Path, new_home: Callable[[Path], Home], mpiexec: str) -> None:
     home = new_home(tmp_path / "home")
     (home.path / "scratch").mkdir()
-    stage = (sys.executable, "-m", "cachectl", "stage", "--scratch", "scratch", "--out", "new.zip")
+    stage = (*CACHECTL, "stage", "--scratch", "scratch", "--out", "new.zip")
     command = (mpiexec, "-n", "2", *stage, "--", "sh", "-c", "mktemp began-XXXXXX && exec sleep 1200")
     with subprocess.Popen(command, cwd=home.path, env=home.variables, stderr=subprocess.PIPE, text=True) as job:
         deadline = time.monotonic() + 600
@@ -201,13 +183,12 @@ def test_a_job_that_gets_a_signal_ends_in_order(tmp_path: Path, new_home: Callab
     assert list((home.path / "scratch").glob("cachectl-*/*")) == []
 
 
-@pytest.mark.cluster
 @pytest.mark.real
 def test_a_node_whose_disk_cannot_be_used_runs_cold_and_says_so(jobs: Jobs, tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.write_text("no folder")
     options = ("warm.zip", "--trust", "--scratch")
-    a, b = (*options, str(tmp_path)), (*options, str(plain / "below"))
+    a, b = (*options, str(tmp_path)), (*options, f"{plain}/below")
     said, ranks = jobs.ranks("no-disk", a=a, b=b)
     assert "entries on 1 of 2 nodes" in said
     assert [line for line in said.splitlines() if "CACHECTL_NODE=b" in line and "not staged" in line]
@@ -217,79 +198,45 @@ def test_a_node_whose_disk_cannot_be_used_runs_cold_and_says_so(jobs: Jobs, tmp_
     shutil.rmtree(jobs.home.path / ".cache")
 
 
-@pytest.mark.cluster
-@pytest.mark.real
-def test_a_bundle_that_nobody_vouches_for_leaves_the_job_cold_and_the_file_as_it_is(jobs: Jobs) -> None:
-    file = jobs.home.path / "warm.zip"
-    before = file.read_bytes()
-    said, ranks = jobs.ranks("untrusted", "warm.zip", "--digest", "0" * 64, "--out", "warm.zip")
-    assert "starts cold" in said
-    assert "stays as it is" in said
-    assert file.read_bytes() == before
-    assert all(rank["after"]["pocl"] for rank in ranks)
-
-
-@pytest.mark.cluster
-def test_the_highest_status_is_everybodys(tmp_path: Path, new_home: Callable[[Path], Home], mpiexec: str) -> None:
+def test_the_highest_status_is_everybodys_and_nothing_but_bundles_is_replaced(
+    tmp_path: Path, new_home: Callable[[Path], Home], mpiexec: str
+) -> None:
     jobs = Jobs(new_home(tmp_path / "home"), mpiexec)
-    token = jobs.home.path / "token"
-    out = ("--out", str(jobs.home.path / "warm.zip"))
-    for command, options, status, words, times in (
-        (("sh", "-c", f"mkdir {token} 2>&- && exit 3; exit 0"), out, 3, "Traceback", 0),
-        (("no-such-command",), out, 127, "cannot start 'no-such-command'", 2 * RANKS),
-        (("true",), ("--out", "/nowhere/at/all"), 2, "--out '/nowhere/at/all'", 1),
-    ):
-        said = jobs.both(*command, options=options, check=False)
-        assert (said.partition("\n")[0], said.count(words)) == (str(status), times)
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize(("out", "why"), [("thesis.tex", "is not a bundle"), ("pocl", "is a layer"), ("-", "streams")])
-def test_a_job_replaces_nothing_but_bundles(jobs: Jobs, out: str, why: str) -> None:
     thesis = jobs.home.path / "thesis.tex"
     thesis.write_text("chapter")
-    said = jobs.both("touch", "ran", options=("--out", out), check=False)
-    assert said.startswith("2\n")
-    assert why in said
+    token = jobs.home.path / "token"
+    for command, out, status, words in (
+        (("sh", "-c", f"mkdir {token} 2>&- && exit 3; exit 0"), "warm.zip", 3, "Traceback"),
+        (("no-such-command",), "warm.zip", 127, "cannot start 'no-such-command'"),
+        (("touch", "ran"), "/nowhere/at/all", 2, "--out '/nowhere/at/all'"),
+        (("touch", "ran"), "thesis.tex", 2, "is not a bundle"),
+        (("touch", "ran"), "pocl", 2, "is a layer"),
+        (("touch", "ran"), "-", 2, "streams"),
+    ):
+        said = jobs.both(*command, options=("--out", out), check=False)
+        assert (said.partition("\n")[0], words in said) == (str(status), status != 3)
     assert not (jobs.home.path / "ran").exists()
     assert thesis.read_text() == "chapter"
 
 
-def test_contradictory_options_are_refused_before_the_start() -> None:
-    with pytest.raises(BadRequest, match="need a SOURCE"):
-        Job(trust=Trust(blindly=True))
-    with pytest.raises(BadRequest, match="--sign needs --out FILE"):
-        Job(sign="key")
-
-
-# ---------------------------------------------------------------------- a program that is a rank itself
-
-
-def program(jobs: Jobs, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = (sys.executable, str(jobs.home.programs / "mpi_job.py"), *arguments)
-    return jobs.home.run(jobs.mpiexec, "-n", "2", *command, check=False)
-
-
-@pytest.mark.cluster
-@pytest.mark.real
-def test_a_program_stages_for_itself(jobs: Jobs) -> None:
-    done = program(jobs, "warm.zip", "own.zip")
-    assert done.returncode == 0, done.stderr
-    # Launchers put what ranks write at once into any order, also of lines and their ends.
-    assert all(done.stdout.count(f"rank {rank}: 0 compiled") == 1 for rank in range(2))
-    assert "1 of 1 node;" in done.stderr
-    assert listed(jobs.home.path / "own.zip") == listed(jobs.home.path / "warm.zip")
-    assert list((jobs.home.path).glob("**/cachectl-stage-*")) == []
-
-
-@pytest.mark.cluster
 @pytest.mark.real
 @pytest.mark.parametrize(
-    ("how", "said", "ranks"), [("late", "too late to stage", 2), ("fails", "rank 1: ValueError: this rank fails", 1)]
+    ("how", "said", "ranks"),
+    [
+        ("own", "0 compiled", 2),
+        ("late", "too late to stage", 2),
+        ("fails", "rank 1: ValueError: this rank fails", 1),
+    ],
 )
-def test_a_rank_that_is_too_late_or_fails_leaves_no_file(jobs: Jobs, how: str, said: str, ranks: int) -> None:
-    done = program(jobs, "warm.zip", f"{how}.zip", how)
+def test_a_program_that_is_a_rank_stages_for_itself(jobs: Jobs, how: str, said: str, ranks: int) -> None:
+    command = (sys.executable, f"{jobs.home.programs}/mpi_job.py", "warm.zip", f"{how}.zip")
+    done = jobs.home.run(jobs.mpiexec, "-n", "2", *command, *([] if how == "own" else [how]), check=False)
+    # Launchers put what ranks write at once into any order, also of lines and their ends.
     assert (done.returncode, done.stdout.count(said)) == (0, ranks), done.stderr
-    assert ("rank 0: 0 compiled" in done.stdout) == (how == "fails")
+    assert ("rank 0: 0 compiled" in done.stdout) == (how != "late")
     assert ("a rank has failed: nothing was written" in done.stderr) == (how == "fails")
-    assert not (jobs.home.path / f"{how}.zip").exists()
+    assert (jobs.home.path / f"{how}.zip").exists() == (how == "own")
+    if how == "own":
+        assert "1 of 1 node;" in done.stderr
+        assert listed(jobs.home.path / "own.zip") == listed(jobs.home.path / "warm.zip")
+    assert list((jobs.home.path).glob("**/cachectl-stage-*")) == []

@@ -5,23 +5,25 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import socket
 import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from homes import CACHECTL, Home
 from support.bundles import TRUSTED, count, files, keys, programs
 from support.kernels import add_kernels
+from support.tracing import numbers, trace
 
 from cachectl.exchange.around import StoreUse
 from cachectl.exchange.folder import FolderPlace
 from cachectl.exchange.format import Item, StoreKey
-from cachectl.exchange.place import Deadline, Stored
+from cachectl.exchange.place import Stored
 from cachectl.exchange.pull import pull
 from cachectl.exchange.push import push
 from cachectl.exchange.store import StoreCollection
@@ -32,13 +34,13 @@ from cachectl.layers.disk.atomic import replace_file
 from cachectl.stack import Stack
 from cachectl.transfer import Moved
 
-if TYPE_CHECKING:
-    from homes import Home
-
 
 @pytest.mark.real
-def test_another_home_compiles_nothing_and_pushes_only_what_is_new(source: Home, home: Home, tmp_path: Path) -> None:
-    store = tmp_path / "store"
+@pytest.mark.parametrize("name", ["store", "store.zip"])
+def test_another_home_compiles_nothing_and_pushes_only_what_is_new(
+    source: Home, home: Home, tmp_path: Path, name: str
+) -> None:
+    store = tmp_path / name
     done = source.json("push", str(store))
     assert done["total"]["placed"] == len(keys(source))
     assert source.json("push", str(store))["moved"] == 0
@@ -46,24 +48,24 @@ def test_another_home_compiles_nothing_and_pushes_only_what_is_new(source: Home,
     pulled = home.json("pull", str(store), "--trust")
     assert pulled["digest"] == done["digest"]
     assert {one["hits"] for layer in pulled["layers"] for one in layer["outlook"]} == {True}
-    compiled = programs(home)
-    assert keys(home) == keys(source)
+    assert (keys(home), programs(home)) == (keys(source), compiled := programs(source))
 
     before = files(store)
-    home.python("thirteen.py", "5", "2")
+    traced = trace(home, "thirteen.py", "5", "2")
     # All but the fifth kernel were hits, and nothing was stored twice.
     assert len(programs(home) - compiled) == 1
-    assert {layer: number for layer, number in count(home).items() if number != count(source)[layer] + 1} == {
-        "loopy": count(source)["loopy"] + 5
-    }
+    assert (numbers(traced, "pocl"), numbers(traced, "loopy")[2]) == ((6, 1, 1), 5)
+    grown = {layer: number - count(source)[layer] for layer, number in count(home).items()}
+    assert grown == {**dict.fromkeys(grown, 1), "loopy": 5}
     again = home.json("push", str(store))
-    new = files(store).keys() - before.keys()
     assert again["total"]["placed"] == len(keys(home)) - len(keys(source))
-    # A pack and an index part for each layer that the kernel goes through.
-    assert sum(name.startswith("packs/") for name in new) == sum(name.startswith("index/") for name in new) == 3
-    assert sum(len(files(store)[name]) for name in new) == again["moved"]
-    assert {name: data for name, data in files(store).items() if name in before} == before
-    assert home.json("store", "verify", str(store))["findings"] == []
+    assert home.json("store verify", str(store))["findings"] == []
+    if name == "store":
+        new = files(store).keys() - before.keys()
+        # A pack and an index part for each layer that the kernel goes through.
+        assert sum(name.startswith("packs/") for name in new) == sum(name.startswith("index/") for name in new) == 3
+        assert sum(len(files(store)[name]) for name in new) == again["moved"]
+        assert {name: data for name, data in files(store).items() if name in before} == before
 
 
 @pytest.fixture
@@ -80,9 +82,9 @@ def at(home: Home, moment: float) -> Stack:
 
 
 def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: Home, tmp_path: Path) -> None:
-    store = str(tmp_path / "store")
+    store = f"{tmp_path}/store"
     cheap.cachectl("push", store, "miopen")
-    listed = cheap.json("store", "ls", store)
+    listed = cheap.json("store ls", store)
     assert [(key["layer"], key["entries"], key["parts"]) for key in listed["keys"]] == [("miopen", 10, 1)]
     before = files(other.path)
     foreseen = other.json("pull", store, "--trust", "--dry-run")
@@ -96,77 +98,71 @@ def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: 
         key = StoreKey(layer, {})
         place.write(f"index/key-{key.name}", key.to_bytes())
         place.write(f"index/5-{key.name}-{'0' * 64}", b"never read")
-        (note,) = Stack(other.environment()).pull(store, TRUSTED).unread
+        (note,) = other.stack.pull(store, TRUSTED).unread
         assert (note.key, why in note.because) == (layer, True)
         place.remove([f"index/5-{key.name}-{'0' * 64}"])
     layers = Stack(replace(other.environment(), platform="darwin"))
     pulled = layers.pull(store, TRUSTED)
     assert (pulled.layers, len(pulled.unread)) == ((), 1)
     assert "platform linux, here darwin" in pulled.unread[0].because
-    assert "no store" in other.cachectl("pull", str(tmp_path / "none"), "--trust", check=False).stderr
+    assert "no store" in other.cachectl("pull", f"{tmp_path}/none", "--trust", check=False).stderr
     assert "no entry to push in loopy" in cheap.cachectl("push", store, "loopy").stderr
     assert "no entry to pull" in other.cachectl("pull", store, "loopy", "--trust").stderr
     assert other.cachectl("pull", store, check=False).returncode == 2
-    assert other.cachectl("store", "ls", store, "--max-size=1G", check=False).returncode == 2
+    assert other.cachectl("store ls", store, "--max-size=1G", check=False).returncode == 2
 
 
 @pytest.mark.thorough
 def test_a_signed_push_does_not_count_on_what_others_have_pushed(
     cheap: Home, other: Home, tmp_path: Path, keygen: Callable[[str], str]
 ) -> None:
-    store, ann, bob = str(tmp_path / "store"), keygen("ann"), keygen("bob")
-    stack = Stack(cheap.environment())
-    assert stack.push(store, layers=["miopen"]).total.placed == 10
-    assert stack.push(store, layers=["miopen"], sign=ann).total.placed == 10
-    assert stack.push(store, layers=["miopen"], sign=ann).total.there == 10
-    assert stack.push(store, layers=["miopen"], sign=bob).total.placed == 10
+    store, ann, bob = f"{tmp_path}/store", keygen("ann"), keygen("bob")
     both = tmp_path / "both"
     both.write_text("".join(f"x@{Path(name).name} {Path(f'{name}.pub').read_text()}" for name in (ann, bob)))
-    assert stack.push(store, layers=["miopen"], sign=keygen("eve"), allowed_signers=str(both)).total.there == 10
-    assert Stack(other.environment()).pull(store, Trust(allowed_signers=str(both))).total.placed == 10
-    check = stack.store(store).verify(allowed_signers=str(both))
+    for key, allowed, placed in ((None, None, 10), (ann, None, 10), (ann, None, 0), (bob, None, 10), ("eve", both, 0)):
+        signer = keygen("eve") if key == "eve" else key
+        done = cheap.stack.push(store, sign=signer, allowed_signers=None if allowed is None else str(allowed))
+        assert (done.total.placed, done.total.there) == (placed, 10 - placed)
+    assert other.stack.pull(store, Trust(allowed_signers=str(both))).total.placed == 10
+    check = cheap.stack.store(store).verify(allowed_signers=str(both))
     assert [one.code for one in check.findings] == ["untrusted"]
 
 
 def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: Home, tmp_path: Path) -> None:
-    store, now = tmp_path / "store", time.time()
-    at(cheap, now - 9 * 86400).push(str(store), layers=["miopen"])
+    folder, day, now = tmp_path / "store", 86400, time.time()
+    store = str(folder)
+    at(cheap, now - 9 * day).push(store)
     add_kernels(cheap, [20])
-    at(cheap, now - 86400).push(str(store), layers=["miopen"])
+    at(cheap, now - day).push(store)
     stack = at(cheap, now)
-    before = files(store)
-    planned = stack.store(str(store)).gc(older_than=3 * 86400, dry_run=True)
-    assert files(store) == before
+    before = files(folder)
+    planned = stack.store(store).gc(older_than=3 * day, dry_run=True)
     # A machine with a wrong clock removes nothing.
     with pytest.raises(CachectlError, match="set it"):
-        at(cheap, now + 365 * 86400).store(str(store)).gc(older_than=30 * 86400)
-    assert files(store) == before
+        at(cheap, now + 365 * day).store(store).gc(older_than=30 * day)
+    assert files(folder) == before
     assert (len(planned.parts), planned.entries, planned.removed) == (1, 10, 0)
-    done = stack.store(str(store)).gc(older_than=3 * 86400)
-    assert replace(done, dry_run=True) == planned
-    assert [one.code for one in stack.store(str(store)).verify().findings] == ["unlisted"] * 3
+    assert replace(stack.store(store).gc(older_than=3 * day), dry_run=True) == planned
+    assert [one.code for one in stack.store(store).verify().findings] == ["unlisted"] * 3
     # A push lists no pack that was there before.
-    assert at(cheap, now).push(str(store), layers=["miopen"]).total.placed == 10
-    assert stack.store(str(store)).gc().removed == 0
-    for path in store.rglob("packs/*"):
-        os.utime(path, (now - 2 * 86400,) * 2)
+    assert stack.push(store).total.placed == 10
+    assert stack.store(store).gc().removed == 0
     # What a killed push left goes, and what is not of a store stays.
-    odd = [
-        store / "packs" / name for name in ("notes.txt", f".cachectl-stage-{'a' * 32}", f".cachectl-stage-{'b' * 32}")
-    ]
-    for path in odd:
+    notes, old, new = (folder / "packs" / name for name in ("notes.txt", *(f".cachectl-stage-{x * 32}" for x in "ab")))
+    for path in (notes, old, new):
         path.write_bytes(b"half")
-    for path in odd[:2]:
-        os.utime(path, (now - 2 * 86400,) * 2)
-    assert (stack.store(str(store)).gc().removed, stack.store(str(store)).verify().findings) == (4, ())
-    assert [path.exists() for path in odd] == [True, False, True]
-    assert Stack(other.environment()).pull(str(store), TRUSTED).total.placed == 11
-    done = stack.store(str(store)).gc(max_size=100)
+    for path in (*folder.rglob("packs/*"), old):
+        if path != new:
+            os.utime(path, (now - 2 * day,) * 2)
+    assert (stack.store(store).gc().removed, stack.store(store).verify().findings) == (4, ())
+    assert other.stack.pull(store, TRUSTED).total.placed == 11
+    done = stack.store(store).gc(max_size=100)
     assert (len(done.parts), done.entries, done.removed, done.kept) == (2, 11, 4, 0)
-    assert {path.name for path in (store / "packs").iterdir()} == {odd[0].name, odd[2].name}
-    assert Stack(other.environment()).pull(str(store), TRUSTED).total.there == 0
+    assert set((folder / "packs").iterdir()) == {notes, new}
+    assert other.stack.pull(store, TRUSTED).total.there == 0
 
 
+@pytest.mark.thorough
 def test_entries_with_many_kernels_are_listed_in_parts_that_a_reader_takes(tmp_path: Path) -> None:
     here, key = Environment.here(), StoreKey("pocl", {})
     names = tuple(f"kernel_{number:090}" for number in range(600))
@@ -236,35 +232,31 @@ def test_a_part_that_is_pushed_meanwhile_is_not_taken_for_removed(
 
 
 def test_a_command_runs_with_a_store_around_it(cheap: Home, other: Home, tmp_path: Path) -> None:
-    store = str(tmp_path / "store")
-    child = ("--", sys.executable, "-c", "raise SystemExit(7)")
-    done = cheap.cachectl("run", "--store", store, "--trust", *child, check=False)
+    store = f"{tmp_path}/store"
+    around = f"run --store {store} --trust"
+    child = ("--", "sh", "-c", "exit 7")
+    done = cheap.cachectl(around, *child, check=False)
     assert (done.returncode, done.stderr.splitlines()[0]) == (7, "cachectl: store: miopen: 10 pushed")
-    reading = ("--store", store, "--store-mode", "ro", "--trust", "--isolated=root")
-    done = other.cachectl("run", *reading, *child, check=False)
-    assert (done.returncode, done.stderr) == (7, "cachectl: store: miopen: 10 pulled\n")
-    assert other.cachectl("run", *reading, *child, check=False).stderr == ""
-    assert not (other.path / ".cache" / "miopen").exists()
-    assert len(list(Stack.below(str(other.path / "root"), other.environment())["miopen"].entries())) == 10
+    for said in ("cachectl: store: miopen: 10 pulled\n", ""):
+        done = other.cachectl(f"{around} --store-mode ro --isolated=root", *child, check=False)
+        assert (done.returncode, done.stderr) == (7, said)
+    cache = other.path / ".cache/miopen"
+    assert not cache.exists()
+    assert len(list(Stack.below(f"{other.path}/root", other.environment())["miopen"].entries())) == 10
     # Entries that cannot be placed are one line.
-    (other.path / ".cache").mkdir(exist_ok=True)
-    (other.path / ".cache" / "miopen").touch()
-    done = other.cachectl("run", "--store", store, "--trust", "--", "true")
+    cache.parent.mkdir(exist_ok=True)
+    cache.touch()
+    done = other.cachectl(f"{around} -- true")
     assert ["10 not pulled" in line for line in done.stderr.splitlines()] == [True]
-    (other.path / ".cache" / "miopen").unlink()
+    cache.unlink()
     # A damaged store is one warning, and the command runs; nothing is pushed.
-    next((tmp_path / "store" / "packs").iterdir()).write_bytes(b"damaged")
+    next((tmp_path / "store/packs").iterdir()).write_bytes(b"damaged")
     add_kernels(other, [70])
     before = files(tmp_path / "store")
-    done = other.cachectl("run", "--store", store, "--trust", *child, check=False)
+    done = other.cachectl(around, *child, check=False)
     assert done.returncode == 7
     assert ["nothing is pulled or pushed" in line for line in done.stderr.splitlines()] == [True]
     assert files(tmp_path / "store") == before
-    for words in (
-        *(("--store", store), ("--no-cache", "--store", store, "--trust"), ("--prove", "--trust")),
-        ("--prove", "--sign", "key"),
-    ):
-        assert other.cachectl("run", *words, *child, check=False).returncode == 2
 
 
 def test_users_share_a_folder_whatever_their_umask_is(cheap: Home, tmp_path: Path) -> None:
@@ -273,7 +265,7 @@ def test_users_share_a_folder_whatever_their_umask_is(cheap: Home, tmp_path: Pat
     store.chmod(0o2775)
     before = os.umask(0o077)
     try:
-        Stack(cheap.environment()).push(str(store), layers=["miopen"])
+        cheap.stack.push(str(store))
     finally:
         os.umask(before)
     found = {stat.S_IMODE(path.stat().st_mode) for path in store.rglob("*") if path.is_file()}
@@ -281,88 +273,85 @@ def test_users_share_a_folder_whatever_their_umask_is(cheap: Home, tmp_path: Pat
     assert {stat.S_IMODE(path.stat().st_mode) for path in store.iterdir()} == {0o2775}
 
 
-def test_an_address_that_is_no_store_is_one_line(cheap: Home, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    for url, status, words in (
-        ("miopen", 2, "layer"),
-        ("s3://", 2, "names no store"),
-        (str(tmp_path / "file"), 1, "is not a bundle"),
-    ):
-        for verb in (("push",), ("store", "ls"), ("pull", "--trust")):
-            done = cheap.cachectl(*verb, url, check=False)
-            assert (done.returncode, done.stderr.count("\n"), words in done.stderr) == (status, 1, True)
-    assert not (Path.cwd() / "miopen").exists()
-    for kept in (["--base", str(tmp_path)], ["--store", str(tmp_path / "store"), "--trust"], []):
-        done = cheap.cachectl("run", *kept, f"--isolated={tmp_path / 'file'}", "--", "true", check=False)
-        assert (done.returncode, "cannot make the root" in done.stderr, done.stderr.count("\n")) == (1, True, 1)
-
-
-COPY_ONE = """
-import hashlib, pathlib, sqlite3, sys
-database, = pathlib.Path(sys.argv[1]).rglob("*.ukdb")
-with sqlite3.connect(database) as opened:
-    code = opened.execute("SELECT kernel_blob FROM kern_db LIMIT 1").fetchone()[0] + b"new"
-    row = ("new.cl.o", " -O3", code, hashlib.md5(code).hexdigest(), 0)
-    columns = "kernel_name, kernel_args, kernel_blob, kernel_hash, uncompressed_size"
-    opened.execute(f"INSERT INTO kern_db({columns}) VALUES(?, ?, ?, ?, ?)", row)
-"""
+@pytest.mark.parametrize(
+    ("verb", "address", "status", "words"),
+    [
+        *((verb, "miopen", 2, "layer") for verb in ("push", "store ls", "pull --trust")),
+        *((verb, "s3://", 2, "names no store") for verb in ("push", "store ls", "pull --trust")),
+        *((verb, "file", 1, "is not a bundle") for verb in ("push", "store ls", "pull --trust")),
+        *(("push", file, 2, "is no plain file") for file in ("/dev/null miopen", "pipe.zip miopen")),
+        ("pull --trust", "photographs", 1, "there is no store"),
+        ("pull", "photographs", 2, "--trust"),
+        ("run --store - --trust --", "true", 2, "the standard streams are the command's"),
+        ("run --store store --", "true", 2, "--trust"),
+        ("run --no-cache --store store --trust --", "true", 2, "--store"),
+        *((f"run --prove {more} --", "true", 2, "--store") for more in ("--trust", "--sign key")),
+        *((f"run {more} --isolated=file --", "true", 1, "cannot make the root") for more in ("", "--base photographs")),
+    ],
+)
+def test_an_address_that_is_no_store_is_one_line(cheap: Home, verb: str, address: str, status: int, words: str) -> None:
+    (cheap.path / "file").write_text("x")
+    (cheap.path / "photographs").mkdir()
+    os.mkfifo(cheap.path / "pipe.zip")
+    before = set(os.listdir(cheap.path))
+    done = cheap.cachectl(*verb.split(), *address.split(), check=False)
+    assert (done.returncode, done.stderr.count("\n"), words in done.stderr) == (status, 1, True), done.stderr
+    assert set(os.listdir(cheap.path)) - {".local"} == before
 
 
 def test_entries_of_a_base_are_neither_pulled_nor_pushed(cheap: Home, other: Home, tmp_path: Path) -> None:
     store, base, own = (str(tmp_path / name) for name in ("store", "base", "own"))
-    cheap.cachectl("push", store, "miopen")
-    trusting = ("run", "--store", store, "--trust")
-    other.cachectl(*trusting, "--store-mode", "ro", f"--isolated={base}", "--", "true")
+    trusting = f"run --store {store} --trust"
+    cheap.cachectl("push", store)
+    other.cachectl(f"{trusting} --store-mode ro --isolated={base} -- true")
     add_kernels(cheap, [30])
-    assert cheap.json("push", store, "miopen")["total"]["placed"] == 1
+    cheap.cachectl("push", store)
+    add_kernels(cheap, [31])
     # Nothing but the thirtieth kernel is read from the store.
-    newest = max((tmp_path / "store" / "packs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
-    for pack in set((tmp_path / "store" / "packs").iterdir()) - {newest}:
+    newest = max((tmp_path / "store/packs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    for pack in set((tmp_path / "store/packs").iterdir()) - {newest}:
         pack.unlink()
-    done = other.cachectl(*trusting, "--base", base, f"--isolated={own}", "--", sys.executable, "-c", COPY_ONE, own)
-    assert done.stderr.splitlines() == [
+    fill = (*CACHECTL, "pull", str(cheap.path), f"--root={own}")
+    done = other.cachectl(f"{trusting} --base {base} --isolated={own} --", *fill)
+    assert [line for line in done.stderr.splitlines() if line.startswith(("cachectl: store", "cachectl: base"))] == [
         "cachectl: store: miopen: 1 pulled",
         "cachectl: base: miopen: 10 copied",
         "cachectl: store: miopen: 1 pushed",
     ]
-    newest = max((tmp_path / "store" / "index").glob("[0-9]*"), key=lambda path: path.stat().st_mtime_ns)
-    index = StoreCollection(FolderPlace(tmp_path / "store"), cheap.environment())
-    part = next(index.part(name) for name in index.parts if str(name) == newest.name)
-    assert ["new.cl.o" in one.key for one in part.entries] == [True]
-    assert len(list(Stack.below(own, other.environment())["miopen"].entries())) == 12
-    assert len(list(Stack.below(base, other.environment())["miopen"].entries())) == 10
+    for root, entries in ((own, 12), (base, 10)):
+        assert len(list(Stack.below(root, other.environment())["miopen"].entries())) == entries
     # A base that cannot be read wholly does not stop the command.
-    (tmp_path / "base" / "pocl").symlink_to("pocl")
-    done = other.cachectl(*trusting, "--base", base, f"--isolated={own}", "--", "true")
+    (tmp_path / "base/pocl").symlink_to("pocl")
+    done = other.cachectl(f"{trusting} --base {base} --isolated={own} -- true")
     assert "base: miopen: 10 there before" in done.stderr
 
 
 def kept_of(home: Home, store: Path) -> Path:
     """Return the folder with what is kept of a store."""
     name = hashlib.sha256(f"{platform.node()}:{store}".encode()).hexdigest()[:32]
-    return home.path / ".local" / "state" / "cachectl" / "stores" / name
+    return home.path / ".local/state/cachectl/stores" / name
 
 
 def test_no_file_is_removed_through_a_planted_link(cheap: Home, tmp_path: Path) -> None:
     """The address of a store is public: another user may know the name of the folder that is kept for it."""
     store, private = tmp_path / "store", tmp_path / "private"
-    Stack(cheap.environment()).push(str(store), layers=["miopen"])
+    cheap.stack.push(str(store))
     name = kept_of(cheap, store).name
     private.mkdir(mode=0o700)
     for name in ("thesis.tex", f"key-{'0' * 16}"):
         (private / name).write_bytes(b"years of work")
     for number, variable in enumerate(("XDG_CACHE_HOME", "XDG_STATE_HOME")):
         shared = tmp_path / f"shared-{number}"
-        planted = shared / "cachectl" / "stores"
+        planted = shared / "cachectl/stores"
         planted.mkdir(parents=True)
         shared.chmod(0o1777)
         (planted / name).symlink_to(private)
         if os.geteuid() == 0:
             for path in (shared / "cachectl", planted, planted / name):
                 os.chown(path, 65534, 65534, follow_symlinks=False)
-        for verb in (("push", str(store), "miopen"), ("pull", str(store), "--trust"), ("store", "ls", str(store))):
+        for line in (f"push {store}", f"pull {store} --trust", f"store ls {store}"):
             home: dict[str, Any] = {variable: str(shared)}
-            cheap.cachectl(*verb, **home)
+            cheap.cachectl(line, **home)
         assert sorted(os.listdir(private)) == [f"key-{'0' * 16}", "thesis.tex"]
     # In a folder of one's own, only files of an index go.
     kept = kept_of(cheap, store)
@@ -407,87 +396,11 @@ def test_a_folder_that_is_put_in_the_place_of_a_new_one_keeps_its_mode(
     assert stat.S_IMODE(at.stat().st_mode) == 0o700
 
 
-class Odd(FolderPlace):
-    """A store that does something else instead of listing its names."""
-
-    def __init__(self, folder: Path, answer: Callable[[str], Sequence[Stored]]) -> None:
-        super().__init__(folder)
-        self._answer = answer
-
-    def names(self, folder: str) -> Sequence[Stored]:
-        return self._answer(folder)
-
-
-def run_around(home: Home, store: Path, seconds: float = 30.0) -> tuple[int, list[str]]:
-    """Run a command with a store around it; return its status and what was said."""
-    said: list[str] = []
-    command = [sys.executable, "-c", "raise SystemExit(7)"]
-    use = StoreUse(str(store), TRUSTED, seconds=seconds)
-    return Stack(home.environment()).run(command, store=use, notice=said.append).status, said
-
-
-@pytest.mark.parametrize("error", [MemoryError, RecursionError, TypeError("'int' has no length\n"), KeyError(1)])
-def test_whatever_a_store_answers_the_command_runs(
-    cheap: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception] | Exception
-) -> None:
-    def fail(_: str) -> Sequence[Stored]:
-        raise error
-
-    def odd(*_: object) -> FolderPlace:
-        return Odd(tmp_path, fail)
-
-    monkeypatch.setattr("cachectl.exchange.pull.place_of", odd)
-    status, said = run_around(cheap, tmp_path)
-    assert (status, len(said)) == (7, 1)
-    assert "nothing is pulled or pushed: " in said[0]
-    assert "\n" not in said[0]
-    assert ("MemoryError" in said[0]) == (error is MemoryError)
-    # The push, too.
-    monkeypatch.undo()
-    monkeypatch.setattr("cachectl.exchange.push.place_of", odd)
-    status, said = run_around(cheap, tmp_path / "none")
-    assert (status, ["nothing was pushed: " in line for line in said]) == (7, [True])
-
-
-def test_an_answer_after_the_deadline_has_no_effect(
-    cheap: Home, other: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, go_on, answered = tmp_path / "store", Event(), Event()
-    cheap.cachectl("push", str(store), "miopen")
-    names = FolderPlace(store).names
-
-    def late(folder: str) -> Sequence[Stored]:
-        go_on.wait(60)
-        answered.set()
-        return names(folder)
-
-    monkeypatch.setattr("cachectl.exchange.pull.place_of", lambda *_: Odd(store, late))
-    before = files(other.path)
-    status, said = run_around(other, store, 1.5)
-    assert (status, ["no answer within 1.5 s" in line for line in said]) == (7, [True])
-    # A push ends at the deadline, too.
-    monkeypatch.undo()
-    monkeypatch.setattr("cachectl.exchange.push.place_of", lambda *_, **__: Odd(store, late))
-    began = time.monotonic()
-    status, said = run_around(cheap, tmp_path / "none", 1)
-    assert (status, ["nothing was pushed: no answer within 1 s" in line for line in said]) == (7, [True])
-    assert time.monotonic() - began < 15
-    go_on.set()
-    assert answered.wait(60)
-    time.sleep(0.2)
-    assert files(other.path) == before
-
-
-def test_entries_that_are_not_placed_by_the_deadline_are_left_out(cheap: Home, other: Home, tmp_path: Path) -> None:
-    class Passed(Deadline):
-        left = 0.0
-
-        def wait_for(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401 - as the class
-            return work()
-
-    store = str(tmp_path / "store")
-    cheap.cachectl("push", store, "miopen")
-    done = Stack(other.environment())
-    pulled = pull(done, store, TRUSTED, deadline=Passed(1.0))
-    assert (pulled.total.placed, pulled.total.failed) == (0, 10)
-    assert done.pull(store, TRUSTED).total.placed == 10
+def test_a_store_that_never_answers_keeps_no_command(cheap: Home) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        silent = f"oci://127.0.0.1:{server.getsockname()[1]}/caches"
+        said: list[str] = []
+        use = StoreUse(silent, TRUSTED, seconds=1.5)
+        command = [sys.executable, "-c", "raise SystemExit(7)"]
+        assert cheap.stack.run(command, store=use, notice=said.append).status == 7
+    assert ["no answer within 1.5 s" in line for line in said] == [True]

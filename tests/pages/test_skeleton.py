@@ -6,10 +6,11 @@ import base64
 import hashlib
 import json
 import re
-from html.parser import HTMLParser
 from importlib.resources import files
+from typing import Any
 
 import pytest
+from homes import Home
 from support.hostile_names import HOSTILE
 from support.timelines import make_timeline
 
@@ -18,24 +19,12 @@ from cachectl.pages.skeleton import embeddable
 from cachectl.watching.timeline_files import page
 
 
-class Elements(HTMLParser):
-    def __init__(self, page: bytes) -> None:
-        super().__init__()
-        self.texts: dict[str, list[str]] = {}
-        self.attributes: list[tuple[str, str, str]] = []
-        self._open = ""
-        self.feed(page.decode())
+def texts(drawn: str, tag: str) -> list[str]:
+    return re.findall(rf"<{tag}[^>]*>(.*?)</{tag}>", drawn, re.DOTALL)
 
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self._open = tag
-        self.attributes += [(tag, name, value or "") for name, value in attributes]
 
-    def handle_data(self, data: str) -> None:
-        self.texts.setdefault(self._open, []).append(data)
-
-    def handle_endtag(self, tag: str) -> None:
-        del tag
-        self._open = ""
+def data_of(drawn: str) -> Any:  # noqa: ANN401 - JSON
+    return json.loads(texts(drawn, "script")[0])
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -51,23 +40,19 @@ def test_a_number_that_json_does_not_have_is_refused() -> None:
         embeddable(float("nan"))
 
 
-def test_the_policy_allows_the_style_and_the_script_of_the_page_alone() -> None:
-    drawn = page(make_timeline(1, 2))
-    assert drawn.startswith(BEGINNING.encode())
-    found = Elements(drawn)
-    policy = next(value for _, name, value in found.attributes if name == "content" and "default-src" in value)
+def test_the_policy_allows_the_style_and_the_script_of_the_page_alone_and_no_other_file() -> None:
+    drawn = page(make_timeline(1, 2)).decode()
+    assert drawn.startswith(BEGINNING)
+    (policy,) = re.findall(r'content="(default-src [^"]*)"', drawn)
     assert policy.startswith("default-src 'none'; ")
     assert "unsafe" not in policy
-    data, script = found.texts["script"]
-    for text in (*found.texts["style"], script):
+    data, script = texts(drawn, "script")
+    for text in (*texts(drawn, "style"), script):
         assert base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() in policy
     assert json.loads(data)["command"] == "python simulate.py --order 3"
-
-
-def test_a_page_names_no_other_file() -> None:
-    found = Elements(page(make_timeline(1, 2)))
-    assert not [one for one in found.attributes if one[1] in {"src", "srcset", "action", "style"} or one[1][:2] == "on"]
-    assert [value for _, name, value in found.attributes if name == "href"] == ["data:,"]
+    tags = " ".join(re.findall(r"<\w[^>]*>", drawn.replace(data, "").replace(script, "")))
+    assert not re.search(r"\s(src|srcset|action|style|on\w+)=", tags)
+    assert re.findall(r'\shref="([^"]*)"', tags) == ["data:,"]
 
 
 @pytest.mark.parametrize("name", ["shared", "timeline", "report"])
@@ -77,3 +62,32 @@ def test_scripts_make_no_markup_of_texts_and_styles_load_nothing(name: str) -> N
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval|fetch|XMLHttp|import\(", script)
     assert not re.search(r"url\(|@import", style)
     assert "</" not in script + style
+
+
+@pytest.mark.real
+def test_the_page_has_what_report_and_ls_and_doctor_print(warm: Home) -> None:
+    printed = warm.cachectl("report --html page.html")
+    data = data_of((warm.path / "page.html").read_text())
+    report, listed = warm.json("report"), warm.json("ls")
+    assert printed.stdout == warm.cachectl("report").stdout
+    assert data["total"] == [report["total"]["entries"], report["total"]["bytes"]]
+    assert sorted(row[3] for row in data["entries"]) == sorted(entry["key"] for entry in listed["entries"])
+    assert {data["words"][row[2]] for row in data["entries"] if row[2] is not None} >= {"lk0"}
+    findings = warm.json("doctor", check=False)["findings"]
+    assert [row[4] for row in data["findings"]] == [one["fix"] for one in findings]
+
+
+def test_a_report_replaces_only_its_own_pages_and_goes_to_standard_output(home: Home) -> None:
+    mine = home.path / "notes.html"
+    mine.write_text("<!doctype html>\n<html lang='en'>mine")
+    refused = home.cachectl("report --html notes.html", check=False)
+    assert (refused.returncode, mine.read_text()[-4:]) == (1, "mine")
+    home.cachectl("report --html notes.html --force")
+    assert data_of(mine.read_text())["entries"] == []
+    assert home.cachectl("report --html -").stdout.startswith("<!doctype html>")
+    assert home.json("report --html notes.html")["schema"] == "cachectl/report/1"
+    done = home.cachectl("report --html - --json", check=False)
+    assert (done.returncode, "both write to standard output" in done.stderr) == (2, True)
+    # It has one user to itself.
+    assert home.cachectl("report --html page.html --all-users", check=False).returncode
+    assert not (home.path / "page.html").exists()

@@ -34,7 +34,7 @@ class TellingCodec(NotesCodec):
 
 
 def _folder(environment: Environment) -> tuple[Path, str]:
-    return environment.home_folder / ".cache" / "notes", "default"
+    return environment.home_folder / ".cache/notes", "default"
 
 
 class Notes(Layer):

@@ -55,7 +55,7 @@ def install_for_all(base: Path) -> tuple[str, ...]:
     )
     if system is None:
         pytest.skip("needs a Python 3.10 that every user can start")
-    subprocess.run([system, "-m", "venv", "--without-pip", str(base / "venv")], check=True)
+    subprocess.run([system, "-m", "venv", "--without-pip", f"{base}/venv"], check=True)
     (site,) = (base / "venv").glob("lib/python3*/site-packages")
     shutil.copytree(Path(cachectl.__file__).parent, site / "cachectl")
     for name in ("platformdirs",):
@@ -63,8 +63,8 @@ def install_for_all(base: Path) -> tuple[str, ...]:
             if ".." not in file.parts:
                 (site / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(str(file.locate()), site / file)
-    assert _start(str(base / "venv" / "bin" / "python"))
-    return (str(base / "venv" / "bin" / "python"), "-I", "-m", "cachectl")
+    assert _start(f"{base}/venv/bin/python")
+    return (f"{base}/venv/bin/python", "-I", "-m", "cachectl")
 
 
 def _start(*python: str) -> bool:

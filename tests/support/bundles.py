@@ -12,16 +12,16 @@ import pytest
 from homes import Home
 
 from cachectl.exchange.bundle import BundlePlace
+from cachectl.exchange.place import BadStore, Missing
 from cachectl.exchange.store import StoreCollection
-from cachectl.exchange.trust import Trust
+from cachectl.exchange.trust import Trust, Untrusted
 from cachectl.layers.base.environment import Environment
-from cachectl.stack import Stack
 
 TRUSTED = Trust(blindly=True)
 
 
 def keys(home: Home) -> set[tuple[str, str]]:
-    return {(entry.layer, entry.key) for entry in Stack(home.environment()).entries()}
+    return {(entry.layer, entry.key) for entry in home.stack.entries()}
 
 
 def count(home: Home) -> dict[str, int]:
@@ -31,6 +31,16 @@ def count(home: Home) -> dict[str, int]:
 
 def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(home: Home, store: Path, trust: Trust = TRUSTED) -> str:
+    """See that nothing of a store is taken and nothing is written, and return the message."""
+    before = files(home.path)
+    with pytest.raises((BadStore, Untrusted, Missing)) as raised:
+        home.stack.pull(str(store), trust)
+    assert files(home.path) == before
+    (message,) = str(raised.value).splitlines()
+    return message
 
 
 def programs(home: Home) -> set[Path]:
@@ -68,12 +78,12 @@ def keygen(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 def source(tmp_path_factory: pytest.TempPathFactory, new_home: Callable[[Path], Home]) -> Home:
     """Return a home in which four loopy kernels and two plain programs have run once."""
     home = new_home(tmp_path_factory.mktemp("source") / "home")
-    home.python("thirteen.py", "4", "2")
+    home.python("thirteen.py 4 2")
     return home
 
 
 @pytest.fixture(scope="session")
 def packed(source: Home, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("packed") / "warm.zip"
-    Stack(source.environment()).push(str(file))
+    source.stack.push(str(file))
     return file

@@ -10,6 +10,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
+from homes import CACHECTL
+
 from support import dictionaries
 
 PYTHON: Final = ".".join(str(part) for part in sys.version_info)
@@ -45,7 +47,7 @@ def rows_of(path: Path) -> int:
 def purge(home: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     """Purge the dictionaries of a home as the superuser."""
     done = subprocess.run(
-        [sys.executable, "-m", "cachectl", "purge", "pytools", "--wait", "0.5", "--json", *arguments],
+        [*CACHECTL, "purge", "pytools", "--wait", "0.5", "--json", *arguments],
         env={"HOME": str(home)},
         cwd="/",
         capture_output=True,

@@ -5,12 +5,10 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from homes import Home
 
 from cachectl.layers.pytools import PytoolsDictionaries
-
-if TYPE_CHECKING:
-    from homes import Home
 
 #: The pickle of ``None``.
 NONE = b"\x80\x04N."
@@ -32,4 +30,4 @@ def mine(home: Home, content: dict[str, bytes]) -> tuple[PytoolsDictionaries, Pa
     """Make a dictionary of a user's own; return the layer that it belongs to, and its file."""
     layer = PytoolsDictionaries(home.environment())
     file = f"pdict-v5-mine-{layer.environment.python}.sqlite"
-    return layer, dictionary(home.path / ".cache" / "pytools", file, content)
+    return layer, dictionary(home.path / ".cache/pytools", file, content)

@@ -78,7 +78,7 @@ def with_miopen(home: Path, folder: str = "rocm-6.2.0", name: str = "libMIOpen.s
     library = home / folder / "lib" / name
     library.parent.mkdir(parents=True)
     library.touch()
-    (home / folder / "share" / "miopen" / "db").mkdir(parents=True)
+    (home / folder / "share/miopen/db").mkdir(parents=True)
     return environment_of(home, LD_LIBRARY_PATH=str(library.parent), **variables)
 
 
@@ -96,11 +96,11 @@ def make(*folders: Path) -> None:
 
 def dictionary(home: Path, ending: str) -> Path:
     file, content = f"pdict-v5-mine{ending}.sqlite", {"0123456789abcdef": dictionaries.NONE}
-    return dictionaries.dictionary(home / ".cache" / "pytools", file, content).parent
+    return dictionaries.dictionary(home / ".cache/pytools", file, content).parent
 
 
 def leak(home: Path, data: bytes = b"") -> Path:
-    leaked = home / ".cache" / "pocl" / "kcache" / ("tempfile_aB3dE6" + (".cl" if data else ""))
+    leaked = home / ".cache/pocl/kcache" / ("tempfile_aB3dE6" + (".cl" if data else ""))
     leaked.parent.mkdir(parents=True, exist_ok=True)
     leaked.touch(mode=0o600)
     leaked.write_bytes(data)
@@ -108,7 +108,7 @@ def leak(home: Path, data: bytes = b"") -> Path:
 
 
 def stale_lock(home: Path) -> Path:
-    lock = home / ".cache" / "pyopencl" / f"pyopencl-compiler-cache-v2-py{Environment.here().python}" / "lock"
+    lock = home / f".cache/pyopencl/pyopencl-compiler-cache-v2-py{Environment.here().python}/lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     lock.touch()
     os.utime(lock, (time.time() - 3600, time.time() - 3600))

@@ -1,4 +1,4 @@
-"""Helpers shared by the tests of hostile."""
+"""Homes full of deceptive files, links and real entries, for the tests of hostile homes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import sqlite3
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from cachectl.config import Limits
 from cachectl.layers.base.conformance import nobody
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Scope
+from cachectl.removal import PurgePlan
 from cachectl.stack import Stack
 from cachectl.verbs.prune import plan_prune
 from support import dictionaries, miopen_kernels
@@ -137,7 +138,7 @@ def put_dictionary(root: Path) -> Path:
 
 
 def put_old_dictionary(root: Path) -> Path:
-    entry = root / f"pdict-v4-near-py{DEAD}" / "abc" / "def" / "0123456789ab"
+    entry = root / f"pdict-v4-near-py{DEAD}/abc/def/0123456789ab"
     write(entry / "key")
     write(entry / "contents")
     return entry
@@ -153,7 +154,7 @@ def put_binary(root: Path) -> Path:
 def put_program(root: Path) -> Path:
     entry = root / "HG" / NAME37
     write(entry / "program.bc", b"BC\xc0\xde" + bytes(60))
-    write(entry / "k" / "1-1-1" / "k.so", CODE)
+    write(entry / "k/1-1-1/k.so", CODE)
     return entry
 
 
@@ -221,47 +222,36 @@ class World:
         names = {name: str(self.empty) for name in WINDOWS_PLACES}
         return {**names, "HOME": str(self.empty), "TMPDIR": str(self.empty / "tmp")}
 
-    def run(self, *arguments: str, **variables: str) -> Any:  # noqa: ANN401 - JSON
-        """Run a command, and return its JSON after looking at status and words."""
+    def run(self, line: str, **variables: str) -> Any:  # noqa: ANN401 - JSON
+        """Run a command, and return its JSON after looking at its words."""
         kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "VIRTUAL_ENV") if name in os.environ}
-        done = run_as((), (*arguments, "--json"), {**kept, **self.variables(), **variables}, self.empty)
-        said = done.stderr
-        assert "Traceback" not in said
-        assert all(line.startswith("cachectl: ") for line in said.splitlines()), said
-        answer = json.loads(done.stdout)
-        assert done.returncode == status_due(answer), said
-        return answer
-
-
-def status_due(answer: Mapping[str, Any]) -> int:
-    """Return the status that the contract wants for what a verb has found."""
-    schema = answer["schema"]
-    if schema == "cachectl/purge/1":
-        return int(answer["total"]["failed"] > 0)
-    if schema == "cachectl/findings/1":
-        damaged = any("--damaged" in finding["fix"] for finding in answer["findings"])
-        return int(damaged or any(finding["severity"] != "harmless" for finding in answer["findings"]))
-    if schema == "cachectl/ls/1":
-        return int(any(problem["failed"] for problem in answer["problems"]))
-    assert schema == "cachectl/report/1"
-    return int(not answer["total"]["complete"])
+        done = run_as((), (*line.split(), "--json"), {**kept, **self.variables(), **variables}, self.empty)
+        assert all(line.startswith("cachectl: ") for line in done.stderr.splitlines()), done.stderr
+        return json.loads(done.stdout)
 
 
 def user_layers(stack: Stack) -> tuple[str, ...]:
     return tuple(layer.name for layer in stack if layer.about.scope is Scope.USER)
 
 
-def looked_at(stack: Stack) -> Iterator[object]:
-    yield to_json(stack.report())
-    yield to_json(stack.ls())
-    yield to_json(stack.verify())
-    yield to_json(stack.plan_clear(layers=user_layers(stack)).result)
-    yield to_json(plan_prune(stack.clearable(), Limits(stale=True)).result)
+def look(stack: Stack) -> None:
+    """Do each verb that looks, and check that what it says can be written as JSON."""
+    plans = (stack.plan_clear(layers=user_layers(stack)), plan_prune(stack.clearable(), Limits(stale=True)))
+    for said in (stack.report(), stack.ls(), stack.verify(), *(planned.result for planned in plans)):
+        require_json(said)
 
 
-def is_json(value: object) -> bool:
-    return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
+def applied(planned: PurgePlan) -> int:
+    """Apply a plan; return how many entries went."""
+    result = planned.apply()
+    require_json(result)
+    return sum(outcome.removed for outcome in result.layers)
 
 
-def _is_plain(path: bytes) -> bool:
+def require_json(said: object) -> None:
+    document = to_json(said)
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+
+
+def is_plain(path: bytes) -> bool:
     return stat.S_ISREG(os.lstat(path).st_mode)

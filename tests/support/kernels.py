@@ -9,7 +9,6 @@ from homes import Home
 
 from cachectl.layers.base.facts import Artifact
 from cachectl.layers.base.layer import get_many
-from cachectl.stack import Stack
 from support.miopen_kernels import store, user_file
 
 
@@ -21,6 +20,6 @@ def add_kernels(home: Home, numbers: Iterable[int], size: int = 99) -> None:
 
 
 def kernels_in(home: Home) -> dict[str, bytes]:
-    layer = Stack(home.environment())["miopen"]
+    layer = home.stack["miopen"]
     found = get_many(layer, [entry.key for entry in layer.entries()])
     return {key: one.data for key, one in found.items() if isinstance(one, Artifact)}

@@ -56,7 +56,7 @@ def stored(path: Path) -> list[tuple[object, ...]]:
 
 
 def user_file(home: Path, base: str = "gfx90a6e", version: str = VERSION) -> Path:
-    return home / ".cache" / "miopen" / version / f"{base}.ukdb"
+    return home / ".cache/miopen" / version / f"{base}.ukdb"
 
 
 def artifact(key: str, data: bytes = CODE, layer: str = "miopen", form: str = "miopen-kernel/1") -> Artifact:

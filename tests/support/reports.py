@@ -1,10 +1,10 @@
-"""Reports of homes that have been used for months, made from a seed."""
+"""Reports of homes that have been used for months, made of numbers."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from cachectl.layers.base.facts import Condition, Entry, Finding, Root, Scope, Severity, State, Usage
 from cachectl.listing import Listing
@@ -24,15 +24,13 @@ LAYERS = {
 DEAD = "3.9.2.final.0"
 
 
-def make_report(count: int = 3000, seed: int = 1) -> tuple[Report, Listing, tuple[Finding, ...]]:
+def make_report(count: int = 3000) -> tuple[Report, Listing, tuple[Finding, ...]]:
     """Return a report of so many entries, the entries, and the findings: stale entries, and a damaged one."""
-    chance = random.Random(seed)  # noqa: S311 - the same picture every time
     names = kernel_names(max(10, count // 20))
-    listing = Listing(tuple(entry for layer in LAYERS for entry in _entries(layer, count, names, chance)), ())
+    listing = Listing(tuple(entry for layer in LAYERS for entry in _entries(layer, count, names)), ())
     report = Report(NOW, tuple(_layer(layer, listing.entries) for layer in LAYERS))
     damaged = next(entry for entry in listing.entries if entry.layer == "pocl")
-    fix = f"cachectl purge pocl --key {damaged.key}"
-    message = f"{damaged.key}/parallel.so: is cut short at 100 bytes"
+    fix, message = f"cachectl purge pocl --key {damaged.key}", f"{damaged.key}/parallel.so: is cut short at 100 bytes"
     wasted = "entries of Python 3.9, which no known Python can hit"
     findings = (
         Finding("loopy", HOME / "pytools", None, Severity.WASTES, "stale", wasted, "cachectl prune --stale loopy"),
@@ -41,27 +39,16 @@ def make_report(count: int = 3000, seed: int = 1) -> tuple[Report, Listing, tupl
     return report, listing, findings
 
 
-def _entries(layer: str, count: int, names: list[str], chance: random.Random) -> Iterator[Entry]:
+def _entries(layer: str, count: int, names: list[str]) -> Iterator[Entry]:
     share, size, places = LAYERS[layer]
-    for _ in range(round(count * share)):
-        place = chance.choices(places, weights=range(len(places), 0, -1))[0]
-        written = NOW - chance.lognormvariate(13.5, 1.8)
-        python = place.endswith("final.0")
-        yield Entry(
-            layer,
-            f"{chance.getrandbits(160):040x}",
-            HOME / layer,
-            round(size * chance.lognormvariate(0, 1)),
-            1,
-            modified=None if python else written,
-            used=None if python else min(NOW, written + chance.expovariate(1e-5)),
-            written_before=written if python else None,
-            kernels=(chance.choice(names),),
-            device=None if python else place,
-            versions={"python": place} if python else {},
-            stale=place == DEAD,
-            stale_because="Python 3.9.2 was removed" if place == DEAD else None,
-        )
+    for number in range(round(count * share)):
+        place = places[number * number % 7 % len(places)]
+        written = NOW - 86400 * (1 + number * 37 % 200)
+        facts: dict[str, Any] = {"modified": written, "used": written + 3600, "device": place}
+        if place.endswith("final.0"):
+            facts = {"written_before": written, "versions": {"python": place}, "stale": place == DEAD}
+        key, kernel = f"{number * 7919:040x}", names[number * 31 % len(names)]
+        yield Entry(layer, key, HOME / layer, size * (1 + number * 13 % 19) // 8, 1, kernels=(kernel,), **facts)
 
 
 def _layer(layer: str, entries: tuple[Entry, ...]) -> LayerReport:

@@ -12,6 +12,8 @@ import pytest
 from homes import Home
 
 BUCKET = "warm-caches"
+#: Arguments of a client, in the order of the variables.
+KEYWORDS = ("aws_access_key_id", "aws_secret_access_key", "region_name")
 
 
 class Request(NamedTuple):
@@ -55,7 +57,11 @@ def s3_server() -> Iterator[S3]:
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
-    client(variables).create_bucket(Bucket=BUCKET)
+    import boto3
+
+    boto3.client("s3", **dict(zip(("endpoint_url", *KEYWORDS), variables.values(), strict=False))).create_bucket(
+        Bucket=BUCKET
+    )
     yield S3(variables, requests)
     server.stop()
 
@@ -67,25 +73,6 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "127.0.0.1,localhost")
 
 
-def client(variables: dict[str, str]) -> Any:  # noqa: ANN401 - botocore makes its classes as it goes
-    import boto3
-
-    return boto3.client(
-        "s3",
-        endpoint_url=variables["AWS_ENDPOINT_URL"],
-        aws_access_key_id="ann",
-        aws_secret_access_key="secret",  # noqa: S106 - any will do
-        region_name="us-east-1",
-    )
-
-
-def objects(variables: dict[str, str], prefix: str) -> dict[str, bytes]:
-    """Read what lies in the bucket, past fsspec."""
-    store = client(variables)
-    listed = store.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])
-    return {one["Key"]: store.get_object(Bucket=BUCKET, Key=one["Key"])["Body"].read() for one in listed}
-
-
 @pytest.fixture
 def sftp(tmp_path: Path, home: Home) -> Iterator[tuple[str, Path]]:
     """Serve a folder by paramiko's server; yield its address and the folder.
@@ -95,7 +82,7 @@ def sftp(tmp_path: Path, home: Home) -> Iterator[tuple[str, Path]]:
     pytest.importorskip("paramiko")
     folder = tmp_path / "remote"
     folder.mkdir()
-    command = [sys.executable, str(home.programs / "sftp_server.py"), str(tmp_path / "requests")]
+    command = [sys.executable, f"{home.programs}/sftp_server.py", f"{tmp_path}/requests"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout is not None
         yield f"ssh://ann:password@127.0.0.1:{int(server.stdout.readline())}{folder}", folder

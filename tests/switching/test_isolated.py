@@ -6,22 +6,18 @@ import os
 import signal
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from homes import CACHECTL, Home
 
 from cachectl.layers.disk.temporaries import abandoned_temporaries
 from cachectl.stack import Stack
 from cachectl.switching import isolated
 from cachectl.switching.isolated import make_isolated_root, remove_abandoned, remove_isolated_root
-
-if TYPE_CHECKING:
-    from homes import Home
 
 
 @pytest.fixture
@@ -42,30 +38,21 @@ def linked(home: Home, root: Path, **changes: str) -> list[str]:
 
 def test_layers_that_move_are_hidden_and_others_are_linked(home: Home, cache: Path, tmp_path: Path) -> None:
     """A layer with a variable of its own hides nothing. New files of others in linked folders are in their place."""
-    (cache / "proj" / "pocl").mkdir(parents=True)
+    (cache / "proj/pocl").mkdir(parents=True)
     (cache / "pytools").mkdir()
-    assert linked(home, tmp_path / "root", POCL_CACHE_DIR=str(cache / "proj" / "pocl")) == ["proj"]
-    (tmp_path / "root" / "xdg" / "proj" / "mine").write_text("mine")
-    assert (cache / "proj" / "mine").read_text() == "mine"
-
-
-def test_a_root_that_is_used_again_shows_what_is_there_now(home: Home, cache: Path, tmp_path: Path) -> None:
-    (cache / "old").mkdir()
-    assert linked(home, tmp_path) == ["old"]
-    (cache / "old").rmdir()
-    (cache / "new").mkdir()
-    # A link that an earlier run, with other layers, left to what is isolated now.
-    (cache / "pytools").mkdir()
-    (tmp_path / "xdg" / "pytools").symlink_to(cache / "pytools")
-    (tmp_path / "xdg" / "kept").write_text("of another program")
+    assert linked(home, tmp_path, POCL_CACHE_DIR=f"{cache}/proj/pocl") == ["proj"]
+    (tmp_path / "xdg/proj/mine").write_text("mine")
+    assert (cache / "proj/mine").read_text() == "mine"
+    # A root that is used again shows what is there now, also if earlier a link to what is isolated was left.
+    (cache / "proj").rename(cache / "new")
+    (tmp_path / "xdg/pytools").symlink_to(cache / "pytools")
+    (tmp_path / "xdg/kept").write_text("of another program")
     assert linked(home, tmp_path) == ["kept", "new"]
-
-
-def test_a_root_in_itself_or_in_the_cache_folder_links_to_no_part_of_itself(home: Home, cache: Path) -> None:
-    root = cache / "scratch" / "root"
-    assert linked(home, root) == []
-    (root / "xdg" / "new").write_text("mine")
-    assert linked(home, root, XDG_CACHE_HOME=str(root / "xdg")) == ["new"]
+    # A root in itself, or in the cache folder, links to no part of itself.
+    root = cache / "scratch/root"
+    assert linked(home, root) == ["new"]
+    (root / "xdg/more").write_text("mine")
+    assert linked(home, root, XDG_CACHE_HOME=f"{root}/xdg") == ["more", "new"]
 
 
 @pytest.mark.usefixtures("cache")
@@ -88,14 +75,14 @@ def test_a_forked_child_leaves_its_parents_root_alone(home: Home) -> None:
 
 def test_a_root_goes_even_if_it_is_read_only_and_nothing_behind_its_links(home: Home, cache: Path) -> None:
     (cache / "fonts").mkdir()
-    (cache / "fonts" / "one").write_text("font")
+    (cache / "fonts/one").write_text("font")
     with isolated.isolated_root(home.environment()) as folder:
         assert linked(home, folder) == ["fonts"]
-        (folder / "a" / "b").mkdir(parents=True)
-        (folder / "a" / "b").chmod(stat.S_IRUSR)
+        (folder / "a/b").mkdir(parents=True)
+        (folder / "a/b").chmod(stat.S_IRUSR)
         (folder / "a").chmod(stat.S_IRUSR | stat.S_IXUSR)
     assert not folder.exists()
-    assert (cache / "fonts" / "one").read_text() == "font"
+    assert (cache / "fonts/one").read_text() == "font"
 
 
 # ---------------------------------------------------------------------- what killed commands left
@@ -117,10 +104,10 @@ def temporary(home: Home) -> Path:
     return folder
 
 
-def killed(home: Home, temporary: Path, *verb: str, script: str = WAITS) -> list[str]:
+def killed(home: Home, temporary: Path, *verb: str) -> list[str]:
     """Kill a command of cachectl while the program that it runs waits; return what that one has printed."""
-    command = [sys.executable, "-m", "cachectl", *verb, "--", "sh", "-c", script]
-    variables = {"XDG_CACHE_HOME": str(home.path / ".cache"), **home.variables, "TMPDIR": str(temporary)}
+    command = [*CACHECTL, *verb, "--", "sh", "-c", WAITS]
+    variables = {"XDG_CACHE_HOME": f"{home.path}/.cache", **home.variables, "TMPDIR": str(temporary)}
     with subprocess.Popen(
         command, env=variables, stdout=subprocess.PIPE, text=True, cwd=home.path, start_new_session=True
     ) as running:
@@ -144,49 +131,48 @@ def end(pid: str) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("verb", [("run", "--isolated"), ("run", "--no-cache")])
-def test_a_killed_run_is_cleared_away_once_its_program_has_ended(
-    home: Home, temporary: Path, verb: tuple[str, ...]
-) -> None:
-    pid, caches = killed(home, temporary, *verb)
-    root = Path(caches).parent
-    assert (root.parent, root.is_dir()) == (temporary, True)
+@pytest.mark.parametrize("verb", ["run --isolated", "run --no-cache", "trace"])
+def test_a_killed_command_is_cleared_away_once_its_program_has_ended(home: Home, temporary: Path, verb: str) -> None:
+    pid, caches = killed(home, temporary, *verb.split())
+    kept = set(os.listdir(temporary))
+    assert len(kept) == 2
     # Never under a program that runs.
-    home.cachectl("run", "--isolated", "--", "true", TMPDIR=str(temporary))
-    assert (root / "xdg" / "other").is_file()
+    home.cachectl("run --isolated -- true", TMPDIR=str(temporary))
+    assert set(os.listdir(temporary)) == kept
+    assert (Path(caches) / "other").is_file()
     end(pid)
-    done = home.cachectl("run", "--isolated", "--", "true", TMPDIR=str(temporary))
+    home.cachectl("purge --all --dry-run", TMPDIR=str(temporary))
+    assert set(os.listdir(temporary)) == kept
+    done = home.cachectl("run --isolated -- true", TMPDIR=str(temporary))
     assert done.stderr == ""
     assert os.listdir(temporary) == []
-    assert not (home.path / ".cache").exists()
 
 
-@pytest.mark.parametrize("next_one", [("trace", "--", "true"), ("bench", "-n", "1", "--", "true"), ("purge", "--all")])
-def test_a_killed_trace_is_cleared_away_by_the_next_command(
-    home: Home, temporary: Path, next_one: tuple[str, ...]
+@pytest.mark.parametrize("next_one", ["trace -- true", "bench -n 1 -- true", "purge --all"])
+def test_each_command_clears_away_what_is_left_also_if_its_record_cannot_be_read(
+    home: Home, temporary: Path, next_one: str
 ) -> None:
-    (pid,) = killed(home, temporary, "trace", script="echo $$; exec sleep 600")
-    end(pid)
-    assert len(os.listdir(temporary)) == 2
-    if next_one[0] == "purge":
-        home.cachectl(*next_one, "--dry-run", TMPDIR=str(temporary))
-        assert len(os.listdir(temporary)) == 2
-    done = home.cachectl(*next_one, TMPDIR=str(temporary))
-    assert ("removed 1 temporary folder" in done.stderr) == (next_one[0] == "purge")
+    (temporary / "cachectl-0123456789abcdef/deep/deeper").mkdir(parents=True)
+    (temporary / "cachectl-0123456789abcdef/deep/deeper/file").write_bytes(b"12345")
+    (temporary / "cachectl-0123456789abcdef.lock").write_text('{"host": [], "pid": "x", "start": [1]}')
+    (found,) = abandoned_temporaries(home.environment())
+    assert (found.files, found.bytes) == (1, 5)
+    done = home.cachectl(next_one, TMPDIR=str(temporary))
+    assert ("removed 1 temporary folder" in done.stderr) == next_one.startswith("purge")
     assert os.listdir(temporary) == []
 
 
 def test_the_folder_of_a_living_process_stays(home: Home, temporary: Path) -> None:
     root = make_isolated_root(replace(home.environment(), processes=Path("/proc")))
     (root / "file").touch()
-    home.cachectl("purge", "--all", TMPDIR=str(temporary))
+    home.cachectl("purge --all", TMPDIR=str(temporary))
     assert (root / "file").exists()
     # Also where the program has closed what it did not open, and the lock with it.
     lock = root.with_name(f"{root.name}.lock")
     descriptors = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
     (number,) = [int(link.name) for link in descriptors if os.path.realpath(link) == str(lock)]
     os.close(number)
-    home.cachectl("purge", "--all", TMPDIR=str(temporary))
+    home.cachectl("purge --all", TMPDIR=str(temporary))
     assert (root / "file").exists()
     remove_isolated_root(root)
     assert os.listdir(temporary) == []
@@ -195,26 +181,7 @@ def test_the_folder_of_a_living_process_stays(home: Home, temporary: Path) -> No
 def test_a_folder_that_a_program_made_again_goes(home: Home, temporary: Path) -> None:
     root = make_isolated_root(home.environment())
     remove_isolated_root(root)
-    (root / "xdg" / "pytools").mkdir(parents=True)
-    assert remove_abandoned(home.environment()) == 1
-    assert os.listdir(temporary) == []
-
-
-def test_everything_in_a_left_folder_is_counted(home: Home, temporary: Path) -> None:
-    """However deep it is nested."""
-    deep = temporary.joinpath("cachectl-0123456789abcdef", *"abcdefghijklmnopqrstuvwxyz")
-    deep.mkdir(parents=True)
-    (deep / "file").write_bytes(b"12345")
-    (found,) = abandoned_temporaries(home.environment())
-    assert (found.files, found.bytes) == (1, 5)
-
-
-@pytest.mark.parametrize("record", ['{"host": ["', '{"host": [], "pid": "x", "start": [1]}', ""])
-def test_a_record_that_cannot_be_read_stops_nothing(home: Home, temporary: Path, record: str) -> None:
-    (pid,) = killed(home, temporary, "trace", script="echo $$; exec sleep 600")
-    end(pid)
-    (lock,) = temporary.glob("*.lock")
-    lock.write_text(record)
+    (root / "xdg/pytools").mkdir(parents=True)
     assert remove_abandoned(home.environment()) == 1
     assert os.listdir(temporary) == []
 
@@ -224,5 +191,5 @@ def test_other_things_in_the_folder_are_left(home: Home, temporary: Path) -> Non
     for name in names:
         (temporary / name).mkdir()
     os.mkfifo(temporary / "cachectl-0123456789abcdef.lock")
-    home.cachectl("purge", "--all", TMPDIR=str(temporary))
+    home.cachectl("purge --all", TMPDIR=str(temporary))
     assert set(os.listdir(temporary)) == {*names, "cachectl-0123456789abcdef.lock"}

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from homes import CACHECTL, Home
 from tiers import thorough
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.stack import Stack
 
-if TYPE_CHECKING:
-    from homes import Home
-
 
 def kernels(count: int = 2) -> list[str]:
     """Return the command of the loopy program."""
-    return [sys.executable, str(Path(__file__).parents[1] / "programs" / "kernels.py"), str(count)]
+    return [sys.executable, str(Path(__file__).parents[1] / "programs/kernels.py"), str(count)]
 
 
 @pytest.mark.real
@@ -41,41 +38,30 @@ def test_a_run_is_cold_every_time_and_leaves_nothing(warm: Home, how: str) -> No
 @pytest.mark.real
 def test_no_cache_of_one_layer_leaves_the_others_on(warm: Home) -> None:
     for layer, compiled in (("pocl", 2), ("loopy", 0)):
-        done = warm.cachectl("run", "--no-cache", "--layer", layer, "--", *kernels(), POCL_DEBUG="general,llvm")
+        done = warm.cachectl("run --no-cache --layer", layer, "--", *kernels(), POCL_DEBUG="general,llvm")
         assert done.stderr.count("Writing program.bc") == compiled
         assert ("code generation cache hit" in done.stdout) == (layer == "pocl")
 
 
 @pytest.mark.real
 def test_isolated_in_a_named_folder_is_kept_and_warm(home: Home) -> None:
-    cold = home.cachectl("run", "--isolated=kept", "--", *kernels(), POCL_DEBUG="general,llvm")
-    warm = home.cachectl("run", "--isolated=kept", "--", *kernels(), POCL_DEBUG="general,llvm")
+    cold = home.cachectl("run --isolated=kept --", *kernels(), POCL_DEBUG="general,llvm")
+    warm = home.cachectl("run --isolated=kept --", *kernels(), POCL_DEBUG="general,llvm")
     assert cold.stderr.count("Writing program.bc") == 2
     assert warm.stderr.count("Writing program.bc") == 0
     assert (home.path / "kept").is_dir()
     assert not (home.path / ".cache").exists()
     # What eval of `env --root` shows, without it.
-    moved: dict[str, Any] = {
-        name: value
-        for line in home.cachectl("env", "--root", "kept", "--shell", "sh").stdout.splitlines()
-        for name, _, value in [line.removeprefix("export ").removesuffix(";").partition("=")]
-    }
-    for words in (("ls", "-q"), ("verify",)):
-        assert home.cachectl(*words, "--root", "kept").stdout == home.cachectl(*words, **moved).stdout
-    there = home.json("report", "--root", "kept")
-    evaluated = json.loads(home.cachectl("report", "--json", **moved).stdout)
-    assert [layer["roots"] for layer in there["layers"]] == [layer["roots"] for layer in evaluated["layers"]]
-    listed = home.cachectl("ls", "--root", "kept", "-q", "pocl").stdout.splitlines()
-    assert len(listed) == 2
+    script = home.cachectl("env --root kept --shell sh").stdout
+    moved: dict[str, Any] = dict(line.removeprefix("export ").split("=", 1) for line in script.splitlines())
+    for words in ("ls -q", "verify", "dir pocl loopy"):
+        assert home.cachectl(f"{words} --root kept").stdout == home.cachectl(words, **moved).stdout
+    (key, other) = home.cachectl("ls --root kept -q pocl").stdout.splitlines()
     assert not home.json("ls")["entries"]
-    home.cachectl("get", "pocl", listed[0], "--root=kept", "-o", "entry")
-    assert home.json("push", "--root=kept", "bundle.zip", "pocl")["total"]["placed"] == 2
-    refused = home.cachectl("report", "--root=nowhere", check=False)
-    assert (refused.returncode, refused.stderr) == (2, "cachectl: --root 'nowhere' is not a directory\n")
-    assert (
-        Stack.below("kept", home.environment()).report().total.entries
-        == home.json("report", "--root=kept")["total"]["entries"]
-    )
+    home.cachectl("get pocl", key, "--root=kept", "-o", "entry")
+    assert home.json("push --root=kept bundle.zip pocl --key", other)["total"]["placed"] == 1
+    entries = Stack.below("kept", home.environment()).report().total.entries
+    assert entries == home.json("report --root=kept")["total"]["entries"]
 
 
 def test_the_status_is_the_childs_and_a_double_dash_may_be(home: Home) -> None:
@@ -84,28 +70,28 @@ def test_the_status_is_the_childs_and_a_double_dash_may_be(home: Home) -> None:
         ("--isolated", "kill -TERM $$", 143),
     ):
         assert home.cachectl("run", how, "--", "sh", "-c", script, check=False).returncode == status
-    done = home.cachectl("run", "--no-cache", "--", "sh", "-c", 'echo "$@"', "sh", "--", "--json")
+    done = home.cachectl("run --no-cache -- sh -c", 'echo "$@"', "sh", "--", "--json")
     assert done.stdout == "-- --json\n"
 
 
 @pytest.mark.real
 def test_a_layer_without_a_switch_is_not_silently_left_on(home: Home) -> None:
-    command = [sys.executable, str(home.programs / "dictionary.py"), "3"]
-    done = home.cachectl("run", "--no-cache", "--layer", "pytools", "--", *command, check=False)
+    command = [sys.executable, f"{home.programs}/dictionary.py", "3"]
+    done = home.cachectl("run --no-cache --layer pytools --", *command, check=False)
     assert done.returncode == 1
     assert "pytools: has no switch" in done.stderr
     assert not (home.path / ".cache").exists()
-    home.cachectl("run", "--no-cache", "--", *command)
-    assert not (home.path / ".cache" / "pytools").exists()
+    home.cachectl("run --no-cache --", *command)
+    assert not (home.path / ".cache/pytools").exists()
 
 
 @pytest.mark.thorough
 @pytest.mark.real
 def test_isolating_one_layer_leaves_the_others_in_use(home: Home) -> None:
-    (home.path / ".cache" / "pocl").mkdir(parents=True)
-    done = home.cachectl("run", "--isolated", "--layer", "loopy", "--", *kernels())
+    (home.path / ".cache/pocl").mkdir(parents=True)
+    done = home.cachectl("run --isolated --layer loopy --", *kernels())
     assert "pyopencl-invoker keeps its entries in the same folder" in done.stderr
-    entries = {layer["layer"]: layer["entries"] for layer in home.json("report", "loopy", "pocl")["layers"]}
+    entries = {layer["layer"]: layer["entries"] for layer in home.json("report loopy pocl")["layers"]}
     assert entries == {"loopy": 0, "pocl": 2}
 
 
@@ -116,7 +102,7 @@ def test_caches_that_other_programs_begin_or_replace_stay_in_the_root(home: Home
         (cache / folder).mkdir(parents=True)
     (cache / "settings").write_text("old")
     program = 'cd "$XDG_CACHE_HOME"; ls; mkdir new; echo font >fonts/one; echo new >other; mv other settings'
-    assert home.cachectl("run", "--no-cache", "--", "sh", "-c", program).stdout == "fonts\nsettings\n"
+    assert home.cachectl("run --no-cache -- sh -c", program).stdout == "fonts\nsettings\n"
     assert sorted(os.listdir(cache)) == ["fonts", "pytools", "settings"]
     assert [(cache / name).read_text() for name in ("fonts/one", "settings")] == ["font\n", "old"]
 
@@ -150,7 +136,7 @@ def test_signals_that_the_caller_ignores_are_ignored_by_the_child(home: Home) ->
 
 def start(home: Home, script: str) -> subprocess.Popen[str]:
     """Start a shell script under the real command."""
-    command = [sys.executable, "-m", "cachectl", "run", "--isolated", "--", "sh", "-c", script]
+    command = [*CACHECTL, "run", "--isolated", "--", "sh", "-c", script]
     return subprocess.Popen(command, env=home.variables, cwd=home.path, stdout=subprocess.PIPE, text=True)
 
 
@@ -165,7 +151,7 @@ def test_an_interrupt_typed_at_the_terminal_reaches_the_child_once(home: Home) -
         "time.sleep(0.5)\n"
         "raise SystemExit(10 + len(taken))\n"
     )
-    command = [sys.executable, "-m", "cachectl", "run", "--no-cache", "--", sys.executable, "-c", program]
+    command = [*CACHECTL, "run", "--no-cache", "--", sys.executable, "-c", program]
     child, controller = pty.fork()
     if child == 0:
         os.execvpe(command[0], command, dict(home.variables))  # noqa: S606 - no shell is wanted

@@ -1,4 +1,4 @@
-"""``cachectl.disabled()`` after a driver has started: builds are salted, and leave nothing behind."""
+"""``cachectl.disabled()`` and ``isolated()`` in real programs, also after a driver has started: builds are salted."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import json
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from homes import Home
+from tiers import needing
 
 from cachectl.layers.inside import tagged_builds
 
 if TYPE_CHECKING:
     from conftest import Driver
-    from homes import Home
 
 pytestmark = pytest.mark.real
 
@@ -40,7 +42,7 @@ def log_parts(log: str) -> dict[str, Counter[str]]:
 
 
 def test_a_kernel_built_before_is_rebuilt_in_the_block_and_the_cache_is_as_it_was(home: Home) -> None:
-    seen = home.python("salted.py", "rebuilt", POCL_DEBUG="general,llvm")
+    seen = home.python("salted.py rebuilt", POCL_DEBUG="general,llvm")
     status, why = seen["status"]["pocl"]
     assert status == "salted"
     assert "binaries or IL" in why
@@ -56,6 +58,8 @@ def test_a_kernel_built_before_is_rebuilt_in_the_block_and_the_cache_is_as_it_wa
     assert all(seen[name] for name in ("right", "stored", "same", "restored", "methods"))
 
 
+#: Warnings as errors, the oldest and the newest OpenCL C, and options that change what the compiler keeps.
+OPTIONS = ("-Werror", "-cl-std=CL1.1 -Werror", "-cl-std=CL1.2", "-cl-std=CL3.0 -Werror", "-g", "-cl-opt-disable")
 #: What scenes of ``salted.py`` show, and how many programs PoCL keeps after them. All are of longer tiers.
 SCENES: dict[str, dict[str, Any]] = {
     # PoCL compiles new shapes into the folder that has gone; the next block takes that away too.
@@ -74,6 +78,8 @@ SCENES: dict[str, dict[str, Any]] = {
     "threads_and_exceptions": {"sums": [64.0] * 3, "same": True, "restored": True},
     # Touched, built again, compiled, linked, and the grain of salt that is linked along.
     "ways_to_build": {"sums": [64.0] * 3, "stored": 5, "left": [], "sources": []},
+    # Two units, the unit that carries the salt of the link, and the program linked of them.
+    "options_and_units": {"sums": [64.0] * (len(OPTIONS) + 1), "stored": len(OPTIONS) + 4, "same": True},
     # PyOpenCL's own cache does not answer either.
     "binary_cache": {
         "status": {"pocl": "salted"},
@@ -90,15 +96,16 @@ SCENES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "scene",
-    [
-        pytest.param(scene, marks=pytest.mark.hazard if scene == "others_entries_stay" else pytest.mark.thorough)
-        for scene in SCENES
-    ],
-)
-def test_a_block_misses_and_leaves_nothing(home: Home, scene: str) -> None:
-    seen = home.python("salted.py", scene)
+@pytest.fixture(scope="session", params=["wheel", *needing("debian_pocl", "built_pocl")])
+def variables(request: pytest.FixtureRequest) -> Mapping[str, Any]:
+    """Return the variables of a PoCL: 7.2 and newer erase globals that nothing uses before they store the program."""
+    return {} if request.param == "wheel" else request.getfixturevalue(request.param).variables
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("scene", SCENES)
+def test_a_block_misses_and_leaves_nothing(home: Home, variables: Mapping[str, Any], scene: str) -> None:
+    seen = home.python("salted.py", scene, *(OPTIONS if scene == "options_and_units" else ()), **variables)
     seen["programs"] = len(programs(home))
     assert {name: seen[name] for name in SCENES[scene]} == SCENES[scene]
     # Entries that cannot be removed at the end are reported.
@@ -106,6 +113,7 @@ def test_a_block_misses_and_leaves_nothing(home: Home, scene: str) -> None:
     if scene == "ways_to_build":
         assert "nonsense" in seen["failed"][0]
         assert "on purpose" in seen["failed"][1]
+    assert "pocl stored" not in seen["stderr"]
 
 
 def programs(home: Home) -> list[str]:
@@ -115,7 +123,7 @@ def programs(home: Home) -> list[str]:
 
 @pytest.mark.thorough
 def test_entries_that_a_kernel_stores_after_the_block_are_removed_at_the_end(home: Home) -> None:
-    seen = home.python("salted.py", "at_the_end")
+    seen = home.python("salted.py at_the_end")
     assert seen["came_back"]
     assert "salted" not in seen["stderr"]
     cache = home.path / ".cache"
@@ -130,42 +138,9 @@ def test_entries_that_a_kernel_stores_after_the_block_are_removed_at_the_end(hom
     assert programs(home) == []
 
 
-#: Warnings as errors, the oldest and the newest OpenCL C, and options that change what the compiler keeps.
-OPTIONS = ("-Werror", "-cl-std=CL1.1 -Werror", "-cl-std=CL1.2", "-cl-std=CL3.0 -Werror", "-g", "-cl-opt-disable")
-
-
-def salts_in_every_build(home: Home, **variables: str) -> None:
-    """Build in every way in a block, and check that the block keeps nothing and warns of nothing."""
-    seen = home.python("salted.py", "options_and_units", *OPTIONS, **variables)
-    assert seen["sums"] == [64.0] * (len(OPTIONS) + 1)
-    # Two units, the unit that carries the salt of the link, and the program linked of them.
-    assert seen["stored"] == len(OPTIONS) + 4
-    assert seen["same"]
-    assert "pocl stored" not in seen["stderr"]
-    seen = home.python("salted.py", "ways_to_build", **variables)
-    assert (seen["sums"], seen["stored"], seen["left"], seen["sources"]) == ([64.0] * 3, 5, [], [])
-    seen = home.python("salted.py", "kernel_lives_on", **variables)
-    assert (seen["same"], seen["came_back"], seen["swept"]) == (True, True, True)
-
-
-@pytest.mark.thorough
-def test_a_salt_survives_every_option(home: Home) -> None:
-    salts_in_every_build(home)
-
-
-def test_newer_pocl_keeps_the_salt(home: Home, newer_pocl: Driver) -> None:
-    """PoCL 7.2 and newer erase globals that nothing uses before they store the program."""
-    salts_in_every_build(home, **newer_pocl.variables)
-
-
-def test_newer_pocl_keeps_what_other_programs_store_meanwhile(home: Home, newer_pocl: Driver) -> None:
-    seen = home.python("salted.py", "others_entries_stay", **newer_pocl.variables)
-    assert (seen["kept"], seen["removed"]) == (2, 1)
-
-
 @pytest.mark.thorough
 def test_salted_builds_that_are_not_found_are_warned_of(home: Home) -> None:
-    seen = home.python("salted.py", "unnamed")
+    seen = home.python("salted.py unnamed")
     # Nothing was left of the second block, so there was nothing to warn of.
     assert seen["left"][1] == 0
     ((line,), silent) = seen["warned"]
@@ -177,7 +152,7 @@ def test_salted_builds_that_are_not_found_are_warned_of(home: Home) -> None:
 
 def builds_for_another_platform(home: Home, platform: str, **variables: str) -> None:
     """Check that only PoCL's builds are salted where a process builds for another platform too."""
-    seen = home.python("salted.py", "other_platform", platform, **variables)
+    seen = home.python("salted.py other_platform", platform, **variables)
     if not seen["found"]:
         pytest.skip(f"has no device of {platform}")
     assert seen["status"] == "salted"
@@ -200,16 +175,16 @@ def test_builds_for_rusticl_are_not_salted(home: Home) -> None:
 @pytest.mark.thorough
 def test_binaries_taken_after_the_block_are_whole(home: Home) -> None:
     """PoCL makes them from the folder that has gone; without its bitcode they crash the program that loads them."""
-    seen = home.python("salted.py", "binaries_after")
+    seen = home.python("salted.py binaries_after")
     assert (seen["same"], seen["sums"]) == (True, [64.0, 128.0])
     # Not from the cache, but from the binary.
     shutil.rmtree(home.path / ".cache")
-    assert home.python("salted.py", "binaries_elsewhere")["sums"] == [64.0, 128.0]
+    assert home.python("salted.py binaries_elsewhere")["sums"] == [64.0, 128.0]
 
 
 def bound(home: Home, held_to_modes: tuple[str, ...], scene: str) -> Any:  # noqa: ANN401 - JSON
     """Run a scene that the modes of files bind."""
-    command = (*held_to_modes, sys.executable, "-X", "faulthandler", str(PROGRAMS / "salted.py"), scene)
+    command = (*held_to_modes, sys.executable, "-X", "faulthandler", f"{PROGRAMS}/salted.py", scene)
     return json.loads(home.run(*command).stdout.splitlines()[-1])
 
 
@@ -236,10 +211,10 @@ def test_a_build_that_outlives_its_block_fails_with_its_own_error(home: Home, he
 def test_libraries_of_an_unknown_form_stay_on_and_are_named(home: Home) -> None:
     """A layer whose library lacks what would be replaced or set is on: refused, or warned of, and builds go on."""
     # A driver that PyOpenCL did not start is named, too.
-    seen = home.python("salted.py", "without_pyopencl")
+    seen = home.python("salted.py without_pyopencl")
     assert ("entered" in seen, list(seen["refused"]), seen["held"]) == (False, ["pocl"], {"pocl": "on"})
     assert [line for line in seen["warned"] if line.startswith("pocl stays as it is")]
-    seen = home.python("salted.py", "unknown_form")
+    seen = home.python("salted.py unknown_form")
     assert "entered" not in seen
     assert seen["refused"]["pocl"].endswith("builds cannot be salted, because PyOpenCL has no link_program")
     assert seen["refused"]["loopy"] == "loopy has no CACHING_ENABLED, by which it would be switched off"
@@ -258,3 +233,65 @@ def test_a_build_that_cannot_be_tagged_is_left_alone() -> None:
     program = object()
     with pytest.warns(RuntimeWarning, match="gets no salt"):
         assert patch.replacement(build)(program, "-DA", devices=None) == ((program, "-DA"), {"devices": None})
+
+
+def counts(loopy: int = 0, invoker: int = 0, pocl: int = 0) -> dict[str, int]:
+    return {"loopy": loopy, "pyopencl-invoker": invoker, "pyopencl": 0, "pocl": pocl}
+
+
+#: What each scene of ``session.py`` shows; those of the default tier come first.
+BLOCKS: dict[str, dict[str, Any]] = {
+    # PoCL latched its switch while it started; loopy and PyOpenCL cache again.
+    "before_first_use": {"status": ["off"], "inside": counts(), "after": counts(10, 2)},
+    "nested_and_raising": {"inside": [False, True], "outside": [True, False], "restored": True},
+    "user_dictionary": {"inside": [False, False], "outside": [True, False], "restored": True},
+    "after_first_use": {
+        "before": counts(5, 1, 1),
+        "inside": counts(5, 1, 2),
+        "after": counts(10, 2, 2),
+        "pocl": "salted",
+        "warned": [],
+    },
+    "children": {"inside": counts(), "after": counts(10, 2, 2)},
+    "threads": {"one_left": [False, "1"], "none_left": [True, None], "restored": True},
+    # What the libraries opened in the block they go on using, so it stays until the process ends.
+    "kernels_after_isolated": {"goes_on": True, "outside": 0},
+    "dictionary_after_isolated": {"found": ["one", "two"]},
+    "forked": {"there": True, "gone": True},
+    # A variable that is set after the driver has started proves nothing; one from before the process began does.
+    "too_late_a_variable": {"pocl": "salted"},
+    "off_from_the_first": {"pocl": "off"},
+}
+DEFAULT = 3
+
+
+@pytest.mark.parametrize(
+    "scene",
+    [*BLOCKS][:DEFAULT] + [pytest.param(scene, marks=pytest.mark.thorough) for scene in [*BLOCKS][DEFAULT:]],
+)
+def test_a_block_switches_off_and_restores(home: Home, scene: str) -> None:
+    changes = {"POCL_KERNEL_CACHE": "0"} if scene == "off_from_the_first" else {}
+    seen = home.python("session.py", scene, **changes)
+    assert {name: seen[name] for name in BLOCKS[scene]} == BLOCKS[scene]
+    assert "root" not in seen or not Path(seen["root"]).exists()
+
+
+def test_isolated_starts_empty_and_leaves_nothing(warm: Home) -> None:
+    seen = warm.python("session.py isolated")
+    assert seen["inside"] == counts(10, 2, 2)
+    assert seen["under_root"]
+    assert seen["outside"][0] == seen["outside"][1]
+    assert not Path(seen["root"]).exists()
+
+
+@pytest.mark.thorough
+def test_isolated_after_the_libraries_have_opened_their_caches_says_so(home: Home) -> None:
+    seen = home.python("session.py isolated_too_late")
+    assert "entered" not in seen
+    assert {"loopy", "pocl", "pyopencl-invoker"} <= set(seen["still_on"])
+    assert (seen["restored"], seen["made"]) == (True, False)
+    # One line that names what works, and that does.
+    assert seen["said"].startswith("cannot move in this process: loopy (")
+    assert "run: cachectl run --isolated -- COMMAND" in seen["said"]
+    assert "\n" not in seen["said"]
+    assert seen["instead"] == ["off", "salted"]

@@ -11,20 +11,16 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from homes import CACHECTL, Home
 from support.tracing import layer_of, numbers, real, trace
 from tiers import thorough
 
-from cachectl.switching.run import CannotStart
-from cachectl.watching.processes import Processes
-
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from conftest import Driver
-    from homes import Home
 
 #: A program of two builds, one of them by loopy.
 TWO = ("thirteen.py", "1", "1", "live")
@@ -37,7 +33,7 @@ USED = {"loopy": "loopy-", "pyopencl-invoker": "pyopencl-", "pyopencl": "", "poc
 def rows(home: Home, beginning: str, what: str = "count(*)") -> int:
     """Ask sqlite itself how many rows, or bytes, the dictionaries of a layer hold."""
     total = 0
-    for path in (home.path / ".cache" / "pytools").glob(f"pdict-v5-{beginning}*.sqlite"):
+    for path in (home.path / ".cache/pytools").glob(f"pdict-v5-{beginning}*.sqlite"):
         with closing(sqlite3.connect(path)) as connection:
             total += connection.execute(f"select coalesce({what}, 0) from dict").fetchone()[0]
     return total
@@ -74,8 +70,8 @@ def test_cold_warm_and_after_a_purge(home: Home) -> None:
         assert (hits, stores) == (0, misses)
         assert stores == (rows(home, beginning) if beginning else 2) > 0
         assert not beginning or layer_of(cold, layer)["bytes"] == rows(home, beginning, "sum(length(key_value))") > 0
-    assert len(list((home.path / ".cache" / "pocl" / "kcache").rglob("program.bc"))) == 2
-    listed = home.json("ls", "pyopencl")["entries"]
+    assert len(list((home.path / ".cache/pocl/kcache").rglob("program.bc"))) == 2
+    listed = home.json("ls pyopencl")["entries"]
     assert layer_of(cold, "pyopencl")["bytes"] == sum(entry["bytes"] for entry in listed) > 0
     warm = trace(home, *TWO)
     for layer in USED:
@@ -83,7 +79,7 @@ def test_cold_warm_and_after_a_purge(home: Home) -> None:
         assert (misses, stores) == (0, 0)
         assert hits
     assert numbers(warm, "pyopencl") == (2, 0, 0)
-    home.cachectl("purge", "pyopencl")
+    home.cachectl("purge pyopencl")
     purged = trace(home, *TWO)
     assert numbers(purged, "pyopencl") == (0, 2, 2)
     assert numbers(purged, "loopy") == numbers(warm, "loopy")
@@ -91,53 +87,42 @@ def test_cold_warm_and_after_a_purge(home: Home) -> None:
 
 @pytest.mark.thorough
 @real
-def test_the_numbers_are_those_of_the_libraries_own_logs(home: Home) -> None:
+def test_the_numbers_are_those_of_the_libraries_own_messages(home: Home) -> None:
+    """Cold and warm, also by PoCL's messages in a run without a trace."""
     for expected in ("miss", "hit"):
         document = trace(home, "binaries.py", "5")
-        said = Counter(re.findall("binary cache (hit|miss)", document["printed"]))
-        assert said == {expected: 5}
-        assert numbers(document, "pyopencl")[:2] == (said["hit"], said["miss"])
-
-
-@pytest.mark.thorough
-@real
-def test_pocl_says_the_same_of_itself(home: Home) -> None:
-    """Cold and warm, PoCL's own messages in a run without a trace count as many programs built and written."""
-    program = (sys.executable, str(home.programs / "thirteen.py"), "8", "5")
+        assert Counter(re.findall("binary cache (hit|miss)", document["printed"])) == {expected: 5}
+        assert numbers(document, "pyopencl") == ((0, 5, 5) if expected == "miss" else (5, 0, 0))
+    program = (sys.executable, f"{home.programs}/thirteen.py", "8", "5")
     assert numbers(trace(home, "thirteen.py", "8", "5"), "pocl") == (0, 13, 13)
-    traced_warm = numbers(trace(home, "thirteen.py", "8", "5"), "pocl")
-    said = home.run(*program, POCL_DEBUG="llvm").stderr
-    builds, writes = said.count("building program with options"), said.count("Writing program.bc")
-    assert traced_warm == (builds - writes, writes, writes) == (13, 0, 0)
-    shutil.rmtree(home.path / ".cache" / "pocl" / "kcache")
-    said = home.run(*program, POCL_DEBUG="llvm").stderr
-    assert (said.count("building program with options"), said.count("Writing program.bc")) == (13, 13)
+    for expected_writes in (0, 13):
+        if expected_writes:
+            shutil.rmtree(home.path / ".cache/pocl/kcache")
+        else:
+            assert numbers(trace(home, "thirteen.py", "8", "5"), "pocl") == (13, 0, 0)
+        said = home.run(*program, POCL_DEBUG="llvm").stderr
+        assert (said.count("building program with options"), said.count("Writing program.bc")) == (13, expected_writes)
 
 
 @pytest.mark.thorough
 @real
-def test_four_programs_at_once_are_counted_together(home: Home) -> None:
+def test_four_programs_at_once_are_counted_together_and_one_beside_does_not_count(home: Home) -> None:
     """Children's numbers add up: each of four warm programs hits all it asks for."""
     trace(home, *THREE)
     one = trace(home, *THREE)
-    four = trace(home, "four.py", str(home.programs / "thirteen.py"), "2", "1", "live")
+    four = trace(home, "four.py", f"{home.programs}/thirteen.py", "2", "1", "live")
     for layer in USED:
         hits, misses, stores = numbers(one, layer)
         assert hits
         assert numbers(four, layer) == (4 * hits, misses, stores)
 
-
-@pytest.mark.thorough
-@real
-def test_another_program_beside_does_not_count(home: Home) -> None:
-    trace(home, *THREE)
     waiting = (
         "import subprocess, sys; import pyopencl;"
         "environment = dict(__import__('os').environ); del environment['CACHECTL_TRACE'];"
         f"environment['PYTHONPATH'] = {home.variables.get('PYTHONPATH', '')!r};"
         "sys.exit(subprocess.run(sys.argv[1:], env=environment, stdout=subprocess.DEVNULL).returncode)"
     )
-    other = (sys.executable, str(home.programs / "kernels.py"), "8")
+    other = (sys.executable, f"{home.programs}/kernels.py", "8")
     assert numbers(trace(home, sys.executable, "-c", waiting, *other), "loopy") == (0, 0, 0)
 
 
@@ -154,36 +139,11 @@ def test_kernels_and_reasons(home: Home) -> None:
     assert [kernel["served_by"] for kernel in warm["kernels"]] == ["pocl", "pocl"]
     assert warm["misses"] == []
     assert all(kernel["seconds"] > 0 for kernel in warm["kernels"])
-    for path in (home.path / ".cache" / "pytools").glob("pdict-v5-loopy-*"):
+    for path in (home.path / ".cache/pytools").glob("pdict-v5-loopy-*"):
         path.rename(path.with_name(path.name.replace("2025.2", "2024.1")))
     explained = trace(home, "thirteen.py", "1", "1", options=("--explain",))
     reasons = {miss["because"] for miss in explained["misses"] if miss["layer"] == "loopy"}
     assert any("an entry of the same kernel is there, but" in reason for reason in reasons)
-
-
-@pytest.mark.thorough
-@real
-def test_a_miss_names_what_differs(home: Home) -> None:
-    """Of PyOpenCL's programs the source is known; of PoCL's keys, what was built before in the same run."""
-    build = """
-characterize.has_src_build_cache = lambda device: None
-for options in sys.argv[3:] or [""]:
-    cl.Program(context, "__kernel void one(__global int *a) { a[0] = %s; }" % sys.argv[2]).build(options)
-"""
-
-    def reasons(layer: str, *arguments: str) -> list[str]:
-        lines = f"from pyopencl import characterize\n{build}"
-        misses = traced(home, lines, *arguments, options=("--explain",))["misses"]
-        return [miss["because"] for miss in misses if miss["layer"] == layer]
-
-    assert reasons("pyopencl", "1") == ["cold: no entry like it"]
-    assert reasons("pyopencl", "1") == []
-    alike = "an entry of the same source is there, but build options, include path, device or driver differ"
-    assert reasons("pyopencl", "1", "-DTWO=2") == [alike]
-    assert reasons("pyopencl", "2") == ["an entry of the same kernel is there, but its source is another"]
-    shutil.rmtree(home.path / ".cache")
-    again = "the same source was built before in this run, with options '' there, '-DTWO=2' here"
-    assert reasons("pocl", "3", "", "-DTWO=2") == ["cold: no entry like it", again]
 
 
 @real
@@ -197,7 +157,7 @@ def test_the_program_notices_nothing(home: Home) -> None:
     )
     paths = os.pathsep.join(filter(None, [str(site), home.variables.get("PYTHONPATH")]))
     done = subprocess.run(
-        [sys.executable, "-m", "cachectl", "trace", "--", sys.executable, "-c", program],
+        [*CACHECTL, "trace", "--", sys.executable, "-c", program],
         env={**home.variables, "PYTHONPATH": paths},
         input="typed",
         capture_output=True,
@@ -226,7 +186,7 @@ def test_messages_that_others_asked_for_stay_theirs(home: Home, by: str) -> None
     begin = BEGINNING.replace("context = ", late, 1) if by == "the program" else BEGINNING
     variables: dict[str, Any] = {} if by == "the program" else {"POCL_DEBUG": "llvm"}
     document = traced(home, lines, begin=begin, **variables)
-    shutil.rmtree(home.path / ".cache" / "pocl" / "kcache")
+    shutil.rmtree(home.path / ".cache/pocl/kcache")
     plain = home.run(sys.executable, "-c", f"{begin}\n{lines}", str(home.programs), **variables)
     assert document["said"].count("LLVM |") == plain.stderr.count("LLVM |") > 0
     assert (layer_of(document, "pocl")["evidence"], layer_of(document, "pocl")["stores"]) == ("inferred", 1)
@@ -268,19 +228,6 @@ def test_a_block_of_this_process_with_libraries_that_are_loaded(home: Home) -> N
     assert rows(home, "loopy-") == 2 * stores > 0
 
 
-def test_misuse_is_one_line(home: Home) -> None:
-    assert home.cachectl("trace", check=False).returncode == 2
-    ran = home.path / "ran"
-    (home.path / "folder.json").mkdir()
-    (home.path / "link.json").symlink_to("/nowhere/a.json")
-    for wrong in (("folder.json",), ("link.json",), ("a.json", "--json", "./a.json")):
-        done = home.cachectl("trace", "--timeline", *wrong, "--", "touch", str(ran), check=False)
-        assert (done.returncode, len(done.stderr.splitlines()), ran.exists()) == (2, 1, False)
-    missing = home.cachectl("trace", "--", "no-such-command", check=False)
-    assert missing.returncode == 127
-    assert issubclass(CannotStart, OSError)
-
-
 #: Programs that close what they did not open, and then get the number of a file of ours for their own.
 CLOSING = {
     "events": (
@@ -302,7 +249,7 @@ CLOSING = {
 def test_nothing_goes_into_a_file_of_the_programs(home: Home, what: str) -> None:
     assert traced(home, CLOSING[what])["printed"] == "2\n"
     assert (home.path / "mine.txt").read_text() == "mine"
-    for path in (home.path / ".cache" / "pytools").glob("*second*.sqlite"):
+    for path in (home.path / ".cache/pytools").glob("*second*.sqlite"):
         assert path.read_bytes().startswith(b"SQLite format 3")
 
 
@@ -311,7 +258,7 @@ def test_nothing_goes_into_a_file_of_the_programs(home: Home, what: str) -> None
 @pytest.mark.parametrize("how", thorough("a shell", "-I", "cleared variables"))
 def test_a_child_that_cannot_be_watched_is_named(home: Home, how: str) -> None:
     """The numbers of the others are then a lower bound."""
-    kernels = (str(home.programs / "kernels.py"), "1")
+    kernels = (f"{home.programs}/kernels.py", "1")
     hidden = f"import sys, runpy; sys.path[:0] = {[str(home.programs)]!r}; sys.argv = {list(kernels)!r};"
     hidden += "runpy.run_path(sys.argv[0], run_name='__main__')"
     starts = {
@@ -328,36 +275,9 @@ def test_a_child_that_cannot_be_watched_is_named(home: Home, how: str) -> None:
     assert {layer_of(document, name)["evidence"] for name in ("loopy", "pocl")} == {"inferred"}
 
 
-def test_a_process_that_ends_while_it_is_looked_at_is_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def vanished(path: object) -> NoReturn:
-        raise FileNotFoundError(2, "No such file or directory", str(path))
-
-    for name in ("listdir", "scandir"):
-        monkeypatch.setattr(os, name, vanished)
-    Processes(tmp_path, {}).look()
-
-
-@pytest.mark.thorough
-@real
-def test_children_that_use_no_cache_or_are_forked_change_nothing(home: Home) -> None:
-    """Numbers stay exact while other Pythons and commands run. A fork is known by its stack, not by its title."""
-    lines = (
-        "import ctypes, subprocess, time\nsubprocess.run([sys.executable, '-I', '-c', 'import sqlite3, time; "
-        "time.sleep(.3)']); subprocess.run(['sleep', '.2'])\ncl.Program(context, source('one')).build()\n"
-        "child = os.fork()\nif not child:\n"
-        "    stat = open('/proc/self/stat').read().rpartition(') ')[2].split()\n"
-        "    ctypes.memset(int(stat[45]), 119, 6)\n    time.sleep(.3)\n    os._exit(0)\nos.waitpid(child, 0)"
-    )
-    document = traced(home, lines)
-    assert document["unwatched"] == []
-    assert (numbers(document, "pocl"), layer_of(document, "loopy")["evidence"]) == ((0, 1, 1), "exact")
-
-
 def test_a_library_of_an_unknown_form_is_left_alone_and_named(home: Home, tmp_path: Path) -> None:
     """The program runs as without a trace; a warning and the reason of the layer say that nothing was counted."""
-    package = tmp_path / "site" / "pytools"
+    package = tmp_path / "site/pytools"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "persistent_dict.py").write_text(
@@ -377,7 +297,7 @@ def test_a_library_of_an_unknown_form_is_left_alone_and_named(home: Home, tmp_pa
 def test_a_layer_that_takes_no_part_is_named_with_the_reason(home: Home, tmp_path: Path) -> None:
     """Off by a variable, and closed by a file in the place of its root; a layer that is used is not named."""
     (tmp_path / "file").touch()
-    place = tmp_path / "file" / "pocl"
+    place = tmp_path / "file/pocl"
     variables: dict[str, Any] = {"LOOPY_NO_CACHE": "1", "POCL_CACHE_DIR": str(place)}
     document = trace(home, sys.executable, "-c", "import loopy", **variables)
     why = "LOOPY_NO_CACHE=1 switches loopy code generation off"
@@ -391,11 +311,7 @@ def test_a_layer_that_takes_no_part_is_named_with_the_reason(home: Home, tmp_pat
     trace(home, *TWO)
     document = trace(home, *TWO)
     assert {layer_of(document, name)["state"] for name in USED} == {None}
-
-
-@real
-def test_a_bypassed_layer_is_named(home: Home, tmp_path: Path) -> None:
-    """With a folder, the loader of PyOpenCL's wheel finds the wheel's PoCL and no other driver."""
+    # With a folder, the loader of PyOpenCL's wheel finds the wheel's PoCL and no other driver.
     said = trace(home, "kernels.py", "1", OCL_ICD_VENDORS=str(tmp_path))["said"]
     assert "\npyopencl: bypassed (PyOpenCL leaves PoCL to the driver's own cache)\n" in said
 
@@ -452,6 +368,25 @@ SCENES = {
         "import importlib; importlib.reload(cl); cl.Program(context, source('one')).build()",
         (1, 0),
     ),
+    # Other Pythons and commands; a fork is known by its stack, not by its title.
+    "children that use no cache": (
+        (
+            "import ctypes, subprocess, time\nsubprocess.run([sys.executable, '-I', '-c', 'import sqlite3, time; "
+            "time.sleep(.3)']); subprocess.run(['sleep', '.2'])\ncl.Program(context, source('one')).build()\n"
+            "child = os.fork()\nif not child:\n"
+            "    stat = open('/proc/self/stat').read().rpartition(') ')[2].split()\n"
+            "    ctypes.memset(int(stat[45]), 119, 6)\n    time.sleep(.3)\n    os._exit(0)\nos.waitpid(child, 0)"
+        ),
+        (1, 0),
+    ),
+    # After exec the number of the process, and so its files, are the same: nothing is said twice.
+    "another program": (
+        (
+            "stage = int((sys.argv[2:] or ['0'])[0]); cl.Program(context, source(f'one{stage}')).build()\n"
+            "stage < 2 and os.execv(sys.executable, [*sys.orig_argv[:3], sys.argv[1], str(stage + 1)])"
+        ),
+        (3, 0),
+    ),
 }
 
 
@@ -461,8 +396,10 @@ def test_lookups_of_pocl_are_counted_for_every_kind_of_build(home: Home, scene: 
     """PoCL looks up programs and object files, and links again each time. A failure is no hit, a binary is one."""
     lines, expected = SCENES[scene]
     home.run(sys.executable, "-c", f"{BEGINNING}\n{lines}", str(home.programs))
-    pocl = layer_of(traced(home, lines), "pocl")
+    document = traced(home, lines)
+    pocl = layer_of(document, "pocl")
     assert (pocl["hits"], pocl["misses"], pocl["evidence"]) == (*expected, "exact")
+    assert (document["unwatched"], layer_of(document, "loopy")["evidence"]) == ([], "exact")
 
 
 @pytest.mark.thorough
@@ -480,30 +417,6 @@ def test_each_device_is_a_lookup_of_its_own(home: Home) -> None:
     ]
     assert [sum(filter(None, one)) for one in counted] == [1, 2, 2]
     assert counted[-1] == (2, 0)
-
-
-@pytest.mark.thorough
-def test_the_users_own_site_may_fail_as_ever(home: Home) -> None:
-    (home.path / "sitecustomize.py").write_text("raise KeyError('mine')\n")
-    paths = os.pathsep.join(filter(None, [str(home.path), home.variables.get("PYTHONPATH")]))
-    document = trace(home, sys.executable, "-c", "", PYTHONPATH=paths)
-    assert "KeyError: 'mine'" in document["said"]
-    assert layer_of(document, "loopy")["evidence"] == "exact"
-
-
-@pytest.mark.thorough
-@real
-def test_a_process_that_becomes_another_program_says_nothing_twice(home: Home) -> None:
-    """After ``exec`` the number of the process, and so its files, are the same."""
-    lines = (
-        "stage = int(sys.argv[2]); import ctypes; library = ctypes.CDLL(None)\n"
-        "cl.Program(context, source(f'one{stage}')).build()\n"
-        "library.fputs(b'stage %d\\n' % stage, ctypes.c_void_p.in_dll(library, 'stderr'))\n"
-        "stage < 2 and os.execv(sys.executable, [sys.executable, '-c', SELF, sys.argv[1], str(stage + 1)])"
-    )
-    document = traced(home, f"SELF = sys.orig_argv[2]\n{lines}", "0")
-    assert re.findall(r"stage \d", document["said"]) == ["stage 0", "stage 1", "stage 2"]
-    assert numbers(document, "pocl") == (0, 3, 3)
 
 
 ON_EVERY_POCL = """

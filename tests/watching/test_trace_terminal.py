@@ -1,24 +1,24 @@
-"""Traced runs on a terminal: PoCL colours its messages there. Also messages that cannot be understood."""
+"""What a trace reads: messages of PoCL, on a terminal too, and notes in a folder that the program can write to."""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from homes import CACHECTL, Home
 from support.tracing import layer_of, numbers, real, trace
 from tiers import needing
 
 from cachectl.layers.inside.pocl_messages import read_messages
+from cachectl.watching.notes import read_events
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from conftest import Driver
-    from homes import Home
 
 CHATTY = "chatty.py"
 
@@ -48,7 +48,7 @@ def check_screen(screen: str) -> None:
 
 def traced(home: Home, document: Path) -> tuple[str, ...]:
     options = ("trace", "--explain", "--json", str(document), "--")
-    return (sys.executable, "-m", "cachectl", *options, sys.executable, str(home.programs / CHATTY))
+    return (*CACHECTL, *options, sys.executable, str(home.programs / CHATTY))
 
 
 @pytest.mark.thorough
@@ -69,43 +69,6 @@ def test_a_terminal_shows_what_a_pipe_shows(home: Home, driver: Mapping[str, Any
     assert re.search(r"pocl +compiled\n", warm)
     home.run(*command, PYOPENCL_NO_CACHE="1", **driver)
     assert pocl_of(document) == expected
-
-
-@pytest.fixture(scope="session", params=["what is written", "what is built"])
-def other_words(
-    request: pytest.FixtureRequest, debian_pocl: Driver, tmp_path_factory: pytest.TempPathFactory
-) -> Mapping[str, Any]:
-    """Return the variables that load a PoCL which says some things in other words, as another release may."""
-    library = Path(Path(debian_pocl.variables["OCL_ICD_VENDORS"]).read_text().strip())
-    words = library.read_bytes()
-    changes = {
-        "what is written": (b"Writing program.bc to", b"Storing the module at"),
-        "what is built": (b"BUILDING for device", b"compiling on device"),
-    }
-    old, new = changes[request.param]
-    assert len(old) == len(new)
-    assert old in words
-    words = words.replace(old, new)
-    # It finds the rest of its package by its own place.
-    folder = tmp_path_factory.mktemp("other-words") / "usr" / "lib" / "machine"
-    folder.mkdir(parents=True)
-    (folder / library.name).write_bytes(words)
-    (folder / "pocl").symlink_to(library.parent / "pocl")
-    (folder.parents[1] / "share").symlink_to(library.parents[2] / "share")
-    icd = folder / "pocl.icd"
-    icd.write_text(f"{folder / library.name}\n")
-    return {**debian_pocl.variables, "OCL_ICD_VENDORS": str(icd)}
-
-
-@real
-def test_words_that_are_not_understood_make_no_hit(home: Home, other_words: Mapping[str, Any]) -> None:
-    document = home.path / "trace.json"
-    done = home.run(*traced(home, document), PYOPENCL_NO_CACHE="1", **other_words)
-    assert not re.search(r"LLVM|P[Oo]CL: ", done.stdout + done.stderr)
-    counted, kernels = pocl_of(document)
-    assert counted == (0, None, 3, "inferred")
-    assert set(kernels) <= {(None, None), (True, None)}
-    assert "pocl " not in done.stderr.partition("served by")[2]
 
 
 @real
@@ -173,3 +136,101 @@ def test_other_words_are_not_clear(head: bytes) -> None:
     elsewhere = head.replace(b"compile_and_link_program", b"int llvm_codegen(char *, unsigned int)")
     others, devices, _, clear = read_messages(head + BUILDING + elsewhere + b"Generating an object file directly.\n")
     assert (devices, clear, others) == (1, True, b"")
+
+
+STARTED = {"pid": 7, "at": 1.0, "event": "started", "program": ["p"], "host": "h"}
+WHEN = {"pid": 7, "at": 1.0, "start": 1, "end": 2, "thread": 7}
+HIT = {**WHEN, "event": "hit", "layer": "pytools", "dictionary": "loopy-code-gen", "kernels": ["one"]}
+SPAN = {**WHEN, "event": "span", "stage": "launch", "name": "wait"}
+POCL = {"pid": 7, "event": "messages", "layer": "pocl", "lookups": 1, "wrote": ["/nowhere"], "upto": 0}
+BUILD: dict[str, Any] = {
+    **dict.fromkeys(("kind", "source", "options", "platform", "driver"), "text"),
+    **dict.fromkeys(("heard", "failed", "compiled"), True),
+    **{name: [] for name in ("kernels", "devices", "compiles")},
+    **WHEN,
+    "event": "build",
+    "layer": "pyopencl",
+    "seconds": 0.5,
+}
+GOOD = (STARTED, HIT, SPAN, POCL, BUILD)
+NO_NUMBERS: tuple[Any, ...] = ("7", -1, 1.5, True, 1 << 70, [])
+NO_SECONDS: tuple[Any, ...] = ("0.5", -1, True, float("nan"), float("inf"), [])
+NO_TEXTS: tuple[Any, ...] = (7, ["x"], {}, "a\0b", True)
+NO_LISTS: tuple[Any, ...] = ("/a", [1], ["/a\0b"], {})
+NO_INTERVALS: tuple[Any, ...] = (7, [7], [[1]], [[1, 2, 3]], [["1", 2]])
+#: Events, their fields, and values that these cannot have.
+WRONG: tuple[tuple[dict[str, Any], tuple[str, ...], tuple[Any, ...]], ...] = (
+    (STARTED, ("pid", "rank"), NO_NUMBERS),
+    (STARTED, ("event", "host"), NO_TEXTS),
+    (STARTED, ("program",), NO_LISTS),
+    (SPAN, ("start", "end", "thread"), NO_NUMBERS),
+    (SPAN, ("stage", "name"), NO_TEXTS),
+    (HIT, ("layer", "dictionary"), NO_TEXTS),
+    (BUILD, ("seconds", "at"), NO_SECONDS),
+    (BUILD, ("heard", "failed", "compiled"), ("yes", 0, [])),
+    (BUILD, ("kernels", "devices"), NO_LISTS),
+    (BUILD, ("source", "driver", "binary"), NO_TEXTS),
+    (BUILD, ("compiles",), NO_INTERVALS),
+    (POCL, ("upto", "lookups"), NO_NUMBERS),
+    (POCL, ("wrote",), NO_LISTS),
+)
+LINES = {
+    "types": [json.dumps({**event, name: value}) for event, names, wrong in WRONG for name in names for value in wrong],
+    "missing": [json.dumps({**event, name: None}) for event in GOOD for name in ("pid", "event")],
+    "needed": [json.dumps({"pid": 7, "event": event["event"]}) for event in (*GOOD, {"event": "other"})],
+    "text": ["no event at all", "[]", "null", "7", '"event"', "{}"],
+    "bytes": ["\x00\x01\udcff\udcfe"],
+    "depth": ["[" * 100_000],
+    "digits": ['{"event": "started", "pid": ' + "9" * 10_000 + "}"],
+}
+
+
+@pytest.mark.parametrize("lines", LINES.values(), ids=LINES)
+def test_a_line_counts_only_if_every_field_has_its_type(tmp_path: Path, lines: list[str]) -> None:
+    good = "".join(json.dumps(event) + "\n" for event in GOOD)
+    for bad in ("", json.dumps(STARTED), *(f"{line}\n" for line in lines)):
+        (tmp_path / "7.events").write_text(good + bad, errors="surrogateescape")
+        events, unread = read_events(tmp_path)
+        assert (len(events), unread) == (5, ["7.events: lines that are no events"] if bad else []), bad
+
+
+#: A pipe in the place of its own notes, which keeps no program waiting.
+OWN = """
+import os, sys
+os.rename(path := os.path.join(os.environ["CACHECTL_TRACE"], f"{os.getpid()}.events"), path + "-")
+os.mkfifo(path)
+from pytools.persistent_dict import WriteOncePersistentDict
+WriteOncePersistentDict("mine").store_if_not_present(1, 2)
+sys.exit(7)
+"""
+#: Pipes, links, sparse files and lines that are no events, under names of processes.
+PLANT = """
+import os, sys
+os.chdir(os.environ["CACHECTL_TRACE"])
+for name in ("1.events", "1.messages"):
+    os.mkfifo(name)
+open("other", "w").close()
+os.symlink("other", "2.events")
+os.mkdir("3.events")
+for name in ("4.messages", "999999999999.events"):
+    with open(name, "wb") as sparse:
+        sparse.truncate(1 << 40)
+for number, lines in enumerate(sys.argv[1:], 10**9):
+    with open(f"{number}.events", "w", errors="surrogateescape") as file:
+        file.write(lines)
+sys.exit(7)
+"""
+
+
+def test_whatever_lies_in_the_folder_the_status_is_the_commands(home: Home) -> None:
+    lines = ["\n".join(lines).replace("\0", "") for lines in LINES.values()]
+    options = ("trace", "--explain", "--json", "trace.json", "--", sys.executable, "-c")
+    assert home.run("timeout", "300", *CACHECTL, *options, OWN, check=False).returncode == 7
+    done = home.cachectl(*options, PLANT, *lines, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (7, False)
+    document = json.loads((home.path / "trace.json").read_text())
+    # A process may have noted there what was not read.
+    loopy = layer_of(document, "loopy")
+    assert loopy["evidence"] == "inferred"
+    for name in ("1.events: a pipe, no plain file", "2.events", "3.events", "999999999999.events: over the limit"):
+        assert name in loopy["why"]

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "upstream" / "run_upstream.py"
+SCRIPT = Path(__file__).parents[1] / "upstream/run_upstream.py"
 #: These take most of the time, and are about pytools alone.
 QUICK = ("-k", "not concurrency and not speed")
 
