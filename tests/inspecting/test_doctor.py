@@ -30,7 +30,8 @@ from support.miopen_kernels import store
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Ability, Hazard, Severity
+from cachectl.layers.base.errors import Refused
+from cachectl.layers.base.facts import Hazard, Severity, Switch
 from cachectl.layers.base.parts import About
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.disk.locks import presence_lock
@@ -94,11 +95,15 @@ def test_text_names_the_cause_and_the_command_the_worst_first_and_harmless_findi
 
 
 def test_the_hazard_of_a_plugin_is_reported(tmp_path: Path) -> None:
-    about = About(among_ranks=Hazard(Severity.RISKS, "it was not made for this"))
-    layer = type("Sick", (Notes,), {"about": about, "refusals": lambda _: {Ability.RELOCATE: "it stays"}})
-    found = only(diagnosis((layer(environment_of(tmp_path, PMI_SIZE="2")),)).findings, "ranks")
+    class Sick(Notes):
+        about = About(among_ranks=Hazard(Severity.RISKS, "it was not made for this"))
+
+        def relocate(self, folder: Path) -> Switch:
+            raise Refused(self.name, f"cannot relocate: it stays, not in {folder}")
+
+    found = only(diagnosis((Sick(environment_of(tmp_path, PMI_SIZE="2")),)).findings, "ranks")
     assert found.message == "the 2 ranks of this job share it: it was not made for this"
-    assert found.fix == "nothing moves it: it stays"
+    assert found.fix.startswith("nothing moves it: it stays")
 
 
 @pytest.mark.parametrize("limit", ["set", "default"])
