@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -104,13 +103,7 @@ def planned(layers: Iterable[Layer], plan: Callable[[Layer], Plan]) -> PurgePlan
 
 def existing_roots(layer: Layer) -> list[facts.Root]:
     """Return the roots of a layer where something exists, and those of which that is unknown."""
-    return [root for root in every_root(layer) if _may_exist(root)]
-
-
-def _may_exist(root: facts.Root) -> bool:
-    with suppress(OSError):
-        return root.exists or os.path.lexists(root.path)
-    return True
+    return [root for root in every_root(layer) if root.may_exist]
 
 
 def carry_out(

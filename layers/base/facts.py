@@ -6,6 +6,7 @@ Sizes are bytes, times are epoch seconds. ``None`` is *unknown*; zero is zero.
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -94,6 +95,14 @@ class Root:
             if error.errno == errno.ELOOP:
                 return False
             raise
+
+    @property
+    def may_exist(self) -> bool:
+        """Return whether something exists there, a link without a target included, or that is unknown."""
+        try:
+            return self.exists or os.path.lexists(self.path)
+        except OSError:
+            return True
 
 
 @dataclass(frozen=True, slots=True)

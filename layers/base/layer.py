@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -206,14 +206,19 @@ class Layer:
 def every_root(layer: Layer) -> Iterator[Root]:
     """Yield the roots of a layer, and those that it has in the own roots of ``cachectl run --base``."""
     yield from layer.roots()
-    folder = own_roots_folder(layer.environment)
-    # In an isolated root it is a link to that of the user.
-    if not folder.is_dir() or folder.parent.is_symlink() or layer.abilities()[Ability.RELOCATE] is not None:
+    folder, owned = own_roots_folder(layer.environment), list[Path]()
+    # A folder of own roots that this user cannot open must not keep the other roots from being used.
+    with suppress(OSError):
+        # In an isolated root it is a link to that of the user.
+        if not folder.parent.is_symlink():
+            found = (*folder.glob("*"), *folder.glob("*/cachectl-*"))
+            owned = sorted(path for path in found if not path.is_symlink())
+    if not owned or layer.abilities()[Ability.RELOCATE] is not None:
         return
-    for own in sorted(path for path in (*folder.glob("*"), *folder.glob("*/cachectl-*")) if not path.is_symlink()):
+    for own in owned:
         moved = type(layer)(layer.environment.with_variables(layer.relocate(own).set))
         for root in moved.roots():
-            if own in root.path.parents and root.exists:
+            if own in root.path.parents and root.may_exist:
                 yield replace(root, source=f"own root of a base ({own})")
 
 

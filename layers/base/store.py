@@ -201,11 +201,15 @@ def write_each(
     artifacts: Iterable[facts.Artifact],
     write: Callable[[facts.Artifact], object],
     *,
+    check: Callable[[facts.Artifact], object],
     replace: bool,
 ) -> dict[str, bool | EntryError]:
-    """Place entries one by one, for :meth:`Store.write`; ``write`` raises the error of an entry."""
+    """Place entries one by one, for :meth:`Store.write`; ``check`` and ``write`` raise the error of an entry."""
     results: dict[str, bool | EntryError] = {}
     for artifact in artifacts:
+        if isinstance(wrong := attempt(partial(check, artifact)), EntryError):
+            results[artifact.key] = wrong
+            continue
         present = store.read(root, [artifact.key]).get(artifact.key)
         if isinstance(present, facts.Artifact) and present.data == artifact.data:
             results[artifact.key] = False

@@ -257,6 +257,9 @@ class Pair:
             if not listed:
                 raise
             failed = error
+            # A step may have been half done.
+            with suppress(errors.LayerError), self._opened() as files:
+                left, rest = {blob.name for blob in self._listed(files)}, self._bytes(files)
         outcome = facts.Outcome(self.layer, sum(blob.name not in left for blob in listed), max(0, size - rest))
         if failed is not None:
             notes = [facts.Note(entries.key_of(name), failed.message) for name in stamps if name in left]

@@ -191,11 +191,14 @@ class ShaderCache(files.TreeStore):
         if root.role == cache.MULTI_FILE:
             return super().write(root, artifacts, replace=replace)
 
-        def put(artifact: facts.Artifact) -> None:
-            data = self.files_of(artifact.key, artifact)[""]
-            self._pair_for(root, artifact.key, data).put(entries.name_of(artifact.key), data, replace=replace)
+        def check(artifact: facts.Artifact) -> None:
+            self.files_of(artifact.key, artifact)
 
-        return write_each(self, root, artifacts, put, replace=replace)
+        def put(artifact: facts.Artifact) -> None:
+            pair = self._pair_for(root, artifact.key, artifact.data)
+            pair.put(entries.name_of(artifact.key), artifact.data, replace=replace)
+
+        return write_each(self, root, artifacts, put, check=check, replace=replace)
 
     def _pair_for(self, root: facts.Root, key: str, data: bytes) -> Pair:
         """Return the pair of files that has an entry, else that in which Mesa would look for it."""

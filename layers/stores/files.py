@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import ClassVar
 
@@ -73,7 +73,7 @@ class TreeStore(store.Store):
             key = artifact.key
             try:
                 files = self.files_of(key, artifact)
-                if self.tree_of(root, key).is_same(key, files, replace=replace):
+                if self._is_there(root, artifact, files, replace=replace):
                     results[key] = False
                     continue
                 if replace:
@@ -83,7 +83,8 @@ class TreeStore(store.Store):
             else:
                 groups.setdefault(self.group(key), {})[key] = files
         try:
-            with self.changing(root) if groups else nullcontext():
+            # Also if nothing is placed: that repairs the index.
+            with self.changing(root) if groups or False in results.values() else nullcontext():
                 for entries in groups.values():
                     results.update(self._place(root, entries, replace=replace))
         except (LayerError, OSError) as error:
@@ -92,6 +93,19 @@ class TreeStore(store.Store):
                 if results.get(key, True) is True:
                     results[key] = error
         return results
+
+    def _is_there(
+        self, root: facts.Root, artifact: facts.Artifact, files: Mapping[str, bytes], *, replace: bool
+    ) -> bool:
+        """Return whether the same entry is there; its folder may have files that no artifact has."""
+        try:
+            return self.tree_of(root, artifact.key).is_same(artifact.key, files, replace=replace)
+        except EntryExists:
+            with suppress(LayerError, OSError):
+                present = self.read_entry(root, artifact.key)
+                if present is not None and present.data == artifact.data:
+                    return True
+            raise
 
     def _place(
         self, root: facts.Root, entries: Mapping[str, Mapping[str, bytes]], *, replace: bool

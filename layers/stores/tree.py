@@ -103,19 +103,25 @@ class Shape(NamedTuple):
 
     def strange(self, name: str, paths: Iterable[str]) -> str | None:
         """Return the first of some paths that is no file of the entry of this name."""
-        for path in paths:
-            if self.companions is not None:
-                if path != name and not self.is_beside(path, name):
-                    return path
-            elif self.members is not None and not self.members.fullmatch(path):
-                return path
-        return None
+        if self.companions is not None:
+            own = {name, *self.beside(paths).get(self.group_of(name), ())}
+            return next((path for path in paths if path not in own), None)
+        pattern = self.members
+        return None if pattern is None else next((path for path in paths if not pattern.fullmatch(path)), None)
 
-    def is_beside(self, name: str, entry: str) -> bool:
-        """Return whether a name is that of a companion of an entry."""
-        match = None if self.companions is None else self.companions.fullmatch(name)
-        own = self.levels[-1].fullmatch(entry)
-        return match is not None and own is not None and match[1] == own[1]
+    def group_of(self, name: str) -> str | None:
+        """Return what the names of an entry's files have in common; ``None`` for a name that is no entry's own."""
+        match = self.levels[-1].fullmatch(name)
+        return None if match is None or self.companions is None else match[1]
+
+    def beside(self, names: Iterable[str]) -> dict[str | None, list[str]]:
+        """Return the names of companions, by what they have in common."""
+        found: dict[str | None, list[str]] = {}
+        if (pattern := self.companions) is not None:
+            for name in sorted(names):
+                if self.group_of(name) is None and (match := pattern.fullmatch(name)) is not None:
+                    found.setdefault(match[1], []).append(name)
+        return found
 
     def accepts(self, key: str) -> bool:
         """Return whether a key has this shape."""
@@ -123,9 +129,11 @@ class Shape(NamedTuple):
         return len(parts) == len(self.levels) and self._names(parts)
 
     def owns(self, parts: Sequence[str]) -> bool:
-        """Return by name alone whether a path is an entry of this shape, above one, or in one."""
+        """Return by name alone whether a path is an entry of this shape, a companion, above an entry, or in one."""
         if self._names(parts) and (self.folders or len(parts) <= len(self.levels)):
             return True
+        if self.companions is not None and len(parts) == len(self.levels) and self._names(parts[:-1]):
+            return self.companions.fullmatch(parts[-1]) is not None
         return any(rule.pattern.fullmatch(parts[0]) for rule in self.orphans)
 
     def _names(self, parts: Sequence[str]) -> bool:
@@ -264,14 +272,17 @@ class Tree:
         except OSError as error:
             yield self._unread(above, error)
             return
-        patterns = [level, *(rule.pattern for rule in rules), *filter(None, (self.shape.companions,))]
+        patterns = [level, *(rule.pattern for rule in rules)]
+        is_last = len(above) + 1 == len(self.shape.levels)
+        beside = self.shape.beside(names) if is_last else {}
+        yield from self._strays(folder, above, names, beside)
         for name in names:
             # Most names in a shared folder match nothing, and need no stat.
             if not any(pattern.fullmatch(name) for pattern in patterns):
                 continue
             parts = (*above, name)
             try:
-                leaf = self._recognise(folder, parts, head)
+                leaf = self._recognise(folder, parts, head, beside if is_last else None)
                 if isinstance(leaf, (Leaf, facts.Problem)):
                     yield leaf
                 elif leaf is not None:
@@ -282,25 +293,36 @@ class Tree:
             except OSError as error:
                 yield self._unread(parts, error)
 
+    def _strays(
+        self, folder: int, above: tuple[str, ...], names: Iterable[str], beside: Mapping[str | None, Sequence[str]]
+    ) -> Iterator[Leaf]:
+        """Yield the companions in a folder whose entry is not there."""
+        for group in beside.keys() - set(map(self.shape.group_of, names)) if beside else ():
+            for name in beside[group]:
+                with suppress(OSError):
+                    leaf = self._recognise(folder, (*above, name))
+                    if isinstance(leaf, Leaf):
+                        yield leaf
+
     def _is_stray(self, folder: int, parts: Sequence[str], status: os.stat_result) -> bool:
         """Return whether a name is that of a companion whose entry is not there."""
-        pattern, name = self.shape.companions, parts[-1]
-        if pattern is None or len(parts) < len(self.shape.levels) or not pattern.fullmatch(name):
+        if len(parts) < len(self.shape.levels) or not stat.S_ISREG(status.st_mode):
             return False
-        return stat.S_ISREG(status.st_mode) and not any(
-            self.shape.is_beside(name, other) for other in os.listdir(folder)
-        )
+        groups = self.shape.beside(parts[-1:]).keys()
+        return bool(groups) and groups.isdisjoint(map(self.shape.group_of, os.listdir(folder)))
 
     def _files_of(self, folder: int, name: str) -> list[str]:
         """Return the names of the files of an entry in an open folder, its own first."""
-        if self.shape.companions is None:
-            return [name]
-        with os.scandir(folder) as found:
-            plain_files = sorted(file.name for file in found if file.is_file(follow_symlinks=False))
-        return [name, *(file for file in plain_files if self.shape.is_beside(file, name))]
+        names = self.shape.beside(os.listdir(folder) if self.shape.companions is not None else ())
+        found = ((file, handles.status_of(folder, file)) for file in names.get(self.shape.group_of(name), ()))
+        return [name, *(file for file, status in found if status is not None and stat.S_ISREG(status.st_mode))]
 
     def _recognise(
-        self, folder: int, parts: Sequence[str], head: int = 0
+        self,
+        folder: int,
+        parts: Sequence[str],
+        head: int = 0,
+        beside: Mapping[str | None, Sequence[str]] | None = None,
     ) -> Leaf | facts.Problem | os.stat_result | None:
         """Return the entry or orphan of a name, or why it is none; the status of a folder above entries."""
         name = parts[-1]
@@ -320,8 +342,10 @@ class Tree:
             None if pattern is None else next((one.path for one in members if not pattern.fullmatch(one.path)), None)
         )
         if kind is self.shape and self.shape.companions is not None:
-            for file in self._files_of(folder, name)[1:]:
-                if (found := handles.status_of(folder, file)) is not None:
+            listed = self.shape.beside(os.listdir(folder)) if beside is None else beside
+            for file in listed.get(self.shape.group_of(name), ()):
+                found = handles.status_of(folder, file)
+                if found is not None and stat.S_ISREG(found.st_mode):
                     members += (Member(file, found.st_size, found.st_mtime, handles.blocks_of(found)),)
                     newest = max(newest, found.st_mtime_ns)
         if strange is not None:
@@ -549,6 +573,9 @@ class Tree:
                         return errors.LayerError(self.layer, message, self.root / key)
                     if not replace:
                         return errors.EntryExists(self.layer, self.root / key)
+                elif len(self._files_of(parent, name)) > 1:
+                    message = "files of an entry that is not there are in its place; cachectl purge removes them"
+                    return errors.LayerError(self.layer, message, self.root / key)
                 self._rename_in(stage, staged, parent, name, replace=replace)
         except OSError as error:
             # Another process may remove an empty folder on the path.
@@ -559,10 +586,7 @@ class Tree:
 
     def _rename_in(self, stage: int, staged: str, parent: int, name: str, *, replace: bool) -> None:
         if self.shape.companions is not None:
-            if replace:
-                self._delete(parent, name)
-            with handles.opened(staged, stage) as own:
-                self._place_each(own, parent, name)
+            self._exchange(stage, staged, parent, name, replace=replace)
             return
         if not self.shape.folders:
             if replace:
@@ -588,18 +612,23 @@ class Tree:
                 return
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
 
-    @staticmethod
-    def _place_each(own: int, parent: int, name: str) -> None:
-        """Move the files of an entry to free places, its own file last; after an error none is left."""
-        placed: list[str] = []
-        try:
-            for file in sorted(os.listdir(own), key=lambda file: file == name):
-                atomic.place_new(file, file, src=own, dst=parent)
-                placed.append(file)
-        except OSError:
-            for file in placed:
-                atomic.remove_file(file, parent)
-            raise
+    def _exchange(self, stage: int, staged: str, parent: int, name: str, *, replace: bool) -> None:
+        """Move the files of an entry to their places, its own file last; after an error the old ones are back."""
+        moved: list[tuple[int, str, int, str]] = []
+        with handles.opened(staged, stage) as own:
+            old = self._files_of(parent, name) if replace else ()
+            moves = [(parent, file, stage, f".old{number}") for number, file in enumerate(old)]
+            moves += [(own, file, parent, file) for file in sorted(os.listdir(own), key=lambda file: file == name)]
+            try:
+                for source, file, to, place in moves:
+                    with suppress(FileNotFoundError) if source == parent else nullcontext():
+                        atomic.place_new(file, place, src=source, dst=to)
+                        moved.append((source, file, to, place))
+            except OSError:
+                for source, file, to, place in reversed(moved):
+                    with suppress(OSError):
+                        atomic.place_new(place, file, src=to, dst=source)
+                raise
 
     def _move_out(self, parent: int, name: str, folder: int, to: str, freed: list[int] | None = None) -> None:
         try:
@@ -700,8 +729,12 @@ class Tree:
 
     def _delete(self, parent: int, name: str, freed: list[int] | None = None) -> None:
         """Delete an entry and its companions, its own file first."""
-        for file in self._files_of(parent, name):
-            atomic.delete(parent, file, freed)
+        own, *others = self._files_of(parent, name)
+        atomic.delete(parent, own, freed)
+        for file in others:
+            # What is left is an orphan now.
+            with suppress(OSError):
+                atomic.delete(parent, file, freed)
 
 
 def scan_each(trees: Iterable[Tree]) -> Iterator[tuple[Tree, Leaf | facts.Problem]]:

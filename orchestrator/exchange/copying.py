@@ -168,7 +168,7 @@ class LayerCollection:
         """Yield entries as items of a store, each with its bytes; those that cannot be read are noted."""
         layer = self.layers[key.layer]
         if entries and self._describes:
-            entries = _described(layer, entries)
+            entries = _described(layer, entries, done)
         for batch in batches(entries, lambda entry: entry.bytes):
             yield from _read(layer, batch, done)
 
@@ -185,16 +185,21 @@ class LayerCollection:
         return present
 
 
-def _described(layer: Layer, entries: Sequence[facts.Entry]) -> list[facts.Entry]:
-    """Return entries with what their bytes say: kernels, and for some layers the device and versions."""
-    selections = [Selection(key=entry.key) for entry in entries] if len(entries) <= _FEW else [ALL]
-    described = {(entry.root, entry.key): entry for entry in entries}
-    for selection in selections:
-        # What cannot be listed is noted when it cannot be read.
-        for entry in listing.listed((layer,), selection, lambda _: None):
-            if (entry.root, entry.key) in described:
-                described[entry.root, entry.key] = entry
-    return list(described.values())
+def _described(layer: Layer, entries: Sequence[facts.Entry], done: Moved) -> list[facts.Entry]:
+    """Return entries with what their bytes say: kernels, and for some layers the device and versions.
+
+    What cannot be read is noted, and entries that were not listed because of that are left out.
+    """
+    troubles: list[listing.Trouble] = []
+    described: dict[tuple[Path, str], facts.Entry] = {}
+    for selection in [Selection(key=entry.key) for entry in entries] if len(entries) <= _FEW else [ALL]:
+        for entry in listing.listed((layer,), selection, troubles.append):
+            described[entry.root, entry.key] = entry
+    failed = dict.fromkeys(facts.Note(str(trouble.path), trouble.message) for trouble in troubles if trouble.failed)
+    done.failed += [note for note in failed if note not in done.failed]
+    places = ((entry.root, entry.key) for entry in entries)
+    pairs = zip(places, entries, strict=True)
+    return [described.get(place, entry) for place, entry in pairs if place in described or not failed]
 
 
 def _read(layer: Layer, entries: Sequence[facts.Entry], done: Moved) -> Iterator[tuple[Item, bytes]]:

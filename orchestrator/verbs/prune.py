@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -90,20 +90,27 @@ def _look(
     going: list[facts.Removable] = []
     kept: list[facts.Removable] = []
     fixed, failed = 0, list[facts.Note]()
-    for root in every_root(layer):
-        for thing in layer.store.scan(root, contents=limits.stale):
-            if isinstance(thing, facts.Housekeeping):
-                # A file of fixed length does not shrink, so it must not make prune remove entries.
-                fixed += 0 if thing.fixed else thing.bytes
-            elif isinstance(thing, facts.Problem):
-                # The rest of the layer is still pruned.
-                failed += [thing.note] if thing.hides else []
-            elif isinstance(thing, facts.Orphan) or thing.guest is None:
-                # A guest belongs to another program.
-                stale = limits.stale and (isinstance(thing, facts.Orphan) or thing.stale)
-                old = limits.before is not None and selection.Selection(before=limits.before).matches(thing)
-                (going if stale or old else kept).append(thing)
+    for thing in _things(layer, failed, contents=limits.stale):
+        if isinstance(thing, facts.Housekeeping):
+            # A file of fixed length does not shrink, so it must not make prune remove entries.
+            fixed += 0 if thing.fixed else thing.bytes
+        elif isinstance(thing, facts.Problem):
+            failed += [thing.note] if thing.hides else []
+        elif isinstance(thing, facts.Orphan) or thing.guest is None:
+            # A guest belongs to another program.
+            stale = limits.stale and (isinstance(thing, facts.Orphan) or thing.stale)
+            old = limits.before is not None and selection.Selection(before=limits.before).matches(thing)
+            (going if stale or old else kept).append(thing)
     return going, kept, fixed, failed
+
+
+def _things(layer: Layer, failed: list[facts.Note], *, contents: bool) -> Iterator[facts.Found]:
+    """Yield what is in the roots of a layer; those that cannot be read are noted, and the others are still pruned."""
+    for root in every_root(layer):
+        try:
+            yield from layer.store.scan(root, contents=contents)
+        except errors.FAILURES as error:  # noqa: PERF203 - one must not end the rest
+            failed.append(facts.Note(str(root.path), errors.reason_of(error)))
 
 
 show, table = removal.show, removal.table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -15,9 +16,12 @@ import pytest
 from cachectl.layers.base.conformance import LayerConformance
 from cachectl.layers.base.declarations import EnvPath, user_cache
 from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import LayerError, Unreachable
 from cachectl.layers.base.facts import Entry, Orphan, Severity
 from cachectl.layers.base.layer import Layer, plan_removal
+from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.store import Codec, Damage
+from cachectl.layers.disk import atomic
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.files import Files
@@ -93,6 +97,40 @@ class TestNumba(LayerConformance):
         assert found is not None
         assert unpack(found.data) == smaller
         assert layer.get(other.key) == other
+
+    def test_a_replacement_that_fails_leaves_the_old_entry(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        layer = self.seeded(tmp_path)
+        key = f"{FOLDER}/k.f-2.py311.nbi"
+        one, place_new, placed = layer.get(key), atomic.place_new, list[str]()
+        assert one is not None
+
+        def fails(source: str, target: str, **folders: int) -> None:
+            if target.endswith(".nbi") and target not in placed:
+                placed.append(target)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            place_new(source, target, **folders)
+
+        monkeypatch.setattr(atomic, "place_new", fails)
+        other = {"k.f-2.py311.nbi": b"\x80other", "k.f-2.py311.1.nbc": b"other", "k.f-2.py311.3.nbc": b"new"}
+        with pytest.raises(Unreachable, match="No space left"):
+            layer.put(key, replace(one, data=pack(other)), replace=True)
+        assert layer.get(key) == one
+        layer.put(key, replace(one, data=pack(other)), replace=True)
+        assert {entry.files for entry in layer.entries(Selection(key=key))} == {3}
+
+    def test_files_without_their_entry_are_said_when_it_is_put(self, tmp_path: Path) -> None:
+        layer = self.seeded(tmp_path)
+        key = f"{FOLDER}/k.g-9.py311.nbi"
+        artifact = layer.get(key)
+        assert artifact is not None
+        (tmp_path / "home" / ".cache" / "numba" / key).unlink()
+        with pytest.raises(LayerError, match="files of an entry that is not there"):
+            layer.put(key, artifact)
+        layer.clear(layer.plan_clear())
+        layer.put(key, artifact)
+        assert layer.get(key) == artifact
 
     def test_a_file_without_its_entry_is_an_orphan(self, tmp_path: Path) -> None:
         layer = self.seeded(tmp_path)
