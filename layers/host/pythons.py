@@ -130,18 +130,23 @@ def note_own(environment: Environment) -> None:
     """Record the packages of the environment's own interpreter if they have changed since the record was written."""
     if environment.searches_pythons and not environment.memo.setdefault("noted", False):
         environment.memo["noted"] = True
-        times = [status.st_mtime_ns for place in environment.site if (status := status_at(place, follow=True))]
-        record = status_at(user_state_folder(environment) / RECORD, follow=True)
-        if record is None or record.st_mtime_ns < max(times, default=0):
+        newest = max(map(_time, environment.site), default=0)
+        if _time(user_state_folder(environment) / RECORD) < newest:
             with _records_of(environment) as records:
                 _noted(environment, records)
+
+
+def _time(path: Path) -> int:
+    with suppress(OSError):
+        return path.stat().st_mtime_ns
+    return 0
 
 
 def _noted(environment: Environment, records: dict[str, PythonRecord]) -> Python:
     own, folders = own_python(environment), [str(folder) for folder in environment.site]
     with suppress(OSError):
-        record = _updated(own.path, own.version, folders, _packages(folders), records.get(str(own.path)))
-        records[str(own.path)] = record
+        before, packages = records.get(str(own.path)), distributions.versions_in(folders)
+        record = records[str(own.path)] = _updated(own.path, own.version, folders, packages, before)
         return own._replace(seen=record.seen)
     return own
 

@@ -87,7 +87,7 @@ def copy(
     """Carry out a plan, and count the outlooks of the entries that are in the target then."""
     for key, entries, done, outlooks in plan:
         present = target.write(key, source.read(key, entries, done), done)
-        done.outlooks.update(outlooks[name] for name in present if name in outlooks)
+        _count_outlooks(done, outlooks, present)
 
 
 def list_plan(_: LayerCollection | StoreCollection, target: LayerCollection, plan: Iterable[CopyPlan]) -> None:
@@ -98,7 +98,13 @@ def list_plan(_: LayerCollection | StoreCollection, target: LayerCollection, pla
         done.entries = [*(done.entries or ()), *listed]
         done.placed += len(listed)
         done.bytes += sum(entry.bytes for entry in listed)
-        done.outlooks.update(outlooks[entry.key] for entry in entries if entry.key in outlooks)
+        _count_outlooks(done, outlooks, [entry.key for entry in entries])
+
+
+def _count_outlooks(done: Moved, outlooks: Mapping[str, Outlook], present: Collection[str]) -> None:
+    """Count the outlooks of entries that are in the target, and of those that cannot be hit."""
+    names = frozenset(present)
+    done.outlooks.update(seen for name, seen in outlooks.items() if seen.hits is False or name in names)
 
 
 def batches(things: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:

@@ -182,7 +182,7 @@ class Deadline:
 
     def passed(self) -> TransferFailed:
         """Return the error for what takes longer."""
-        return TransferFailed(f"no answer within {self.seconds:g} s; --store-wait gives it more")
+        return TransferFailed(f"not done within {self.seconds:g} s; --store-wait gives it more")
 
 
 def in_time(deadline: Deadline | None, work: Callable[[], _T]) -> _T:

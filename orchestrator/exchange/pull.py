@@ -212,7 +212,5 @@ class _Pull:
             if about not in known:
                 known[about] = portability.outlook(knows, item, group.key.facts, self.stack.environment, differing)
             group.outlooks[item.key] = known[about]
-        hopeless = [seen for seen in group.outlooks.values() if seen.hits is False]
-        group.done.cannot_hit += len(hopeless)
-        group.done.outlooks.update(hopeless)
+        group.done.cannot_hit += sum(seen.hits is False for seen in group.outlooks.values())
         group.entries[:] = [item for item in group.entries if group.outlooks[item.key].hits is not False]

@@ -403,4 +403,4 @@ def test_a_store_that_never_answers_keeps_no_command(cheap: Home) -> None:
         use = StoreUse(silent, TRUSTED, seconds=1.5)
         command = [sys.executable, "-c", "raise SystemExit(7)"]
         assert cheap.stack.run(command, store=use, notice=said.append).status == 7
-    assert ["no answer within 1.5 s" in line for line in said] == [True]
+    assert ["not done within 1.5 s" in line for line in said] == [True]
