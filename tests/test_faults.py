@@ -25,6 +25,8 @@ from injector import KILL, READS, WRITES, Fault, Injector
 from sweep import CASES, FAULTS, Sweep, put_cases
 from worlds import WORLDS, World, filled_world
 
+from cachectl.layers.base.environment import Environment, own_roots_folder
+
 #: Each how many calls; ``None`` for one call.
 EVERY: Final = int(os.environ["CACHECTL_HAZARD"]) if os.environ.get("CACHECTL_HAZARD") else None
 FEW_FAULTS: Final = (
@@ -158,6 +160,17 @@ def test_a_purge_says_that_a_store_of_mesa_could_not_be_read(
         [str(data)],
     )
     assert len(world.keys(world.path)["mesa"]) == 4
+
+
+def test_a_closed_folder_of_own_roots_stops_no_layer(synthetic: Path, held_to_modes: tuple[str, ...]) -> None:
+    folder = own_roots_folder(Environment({}, synthetic)).parent
+    folder.mkdir(parents=True)
+    entries = len([*World(synthetic).stack(synthetic).entries()])
+    with closed(folder):
+        said = json.loads(cachectl(synthetic, "report", "--json", by=held_to_modes)[1])
+        done = json.loads(cachectl(synthetic, "purge", "--all", "--json", by=held_to_modes)[1])
+    assert said["total"]["entries"] == entries > done["total"]["removed"] > 20
+    assert done["total"]["failed"] == 0
 
 
 def test_a_purge_names_a_cut_database_that_it_cannot_clear(synthetic: Path) -> None:

@@ -18,6 +18,7 @@ from support.products import place as lay_out
 
 from cachectl.layers.base.errors import Damaged
 from cachectl.layers.base.facts import Artifact, Entry, Finding, Problem, Severity
+from cachectl.layers.base.layer import put_many
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.stores.archive import pack, unpack
 
@@ -255,3 +256,12 @@ def test_a_pocl_that_links_itself_replaces_a_damaged_object(home: Home, built_po
     shutil.rmtree(home.path / ".cache" / "pytools")
     home.python("kernels.py", "1", **built_pocl.variables)
     assert findings_of(layer) == []
+
+
+def test_an_entry_with_a_file_that_is_never_carried_equals_its_artifact(layer: PoclKernels) -> None:
+    folder = place(layer, NAME, {"program.bc": BITCODE, "k/0-0-0/k.so": ELF})
+    (folder / "build.log").write_text("warning: unused")
+    artifact = layer.get(NAME)
+    assert artifact is not None
+    assert put_many(layer, [artifact]) == [False]
+    assert (folder / "build.log").exists()
