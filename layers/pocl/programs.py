@@ -165,8 +165,10 @@ class Programs(Folders):
         return not _TEMPORARY.fullmatch(path) and path != "build.log"
 
     def is_checked(self, path: str) -> bool:
-        """Return whether a file is bitcode, or native code of a work-group function."""
-        return path == BITCODE or (path.endswith(_NATIVE) and _VARIANT.fullmatch(path) is not None)
+        """Return whether a file is bitcode, or native code of a work-group function; a leaked temporary is neither."""
+        return path == BITCODE or (
+            path.endswith(_NATIVE) and _VARIANT.fullmatch(path) is not None and self.is_carried(path)
+        )
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return the names of the kernels."""

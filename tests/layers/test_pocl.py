@@ -265,3 +265,9 @@ def test_an_entry_with_a_file_that_is_never_carried_equals_its_artifact(layer: P
     assert artifact is not None
     assert put_many(layer, [artifact]) == [False]
     assert (folder / "build.log").exists()
+
+
+def test_a_leaked_temporary_is_no_damage(layer: PoclKernels) -> None:
+    place(layer, NAME, {"program.bc": BITCODE, "k/0-0-0/k.so": ELF, "k/0-0-0/k.so_a1B2c3.so": b""})
+    assert list(layer.store.verify(layer.roots()[0])) == []
+    assert layer.plan_clear(damaged=True).entries == ()
