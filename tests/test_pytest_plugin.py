@@ -94,6 +94,7 @@ def test_after():
 
 
 @pytest.mark.real
+@pytest.mark.thorough
 def test_isolated_caches_are_on_in_an_empty_root(warm: Home) -> None:
     before = warm.json("report", "loopy", "pocl")["total"]
     done = session(

@@ -83,6 +83,7 @@ def test_a_file_that_cannot_be_read_stays(warm: Home, held_to_modes: tuple[str, 
     assert file.read_text() == THESIS
 
 
+@pytest.mark.thorough
 def test_bundles_and_artifacts_go_through_the_standard_streams(warm: Home, home: Home) -> None:
     packed = cachectl(warm, "push - pocl")
     assert packed.returncode == 0

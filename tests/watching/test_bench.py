@@ -107,6 +107,7 @@ def test_a_signal_ends_all_of_it_and_the_scratch_goes(home: Home, tmp_path: Path
     assert not Path(root).parent.exists()
 
 
+@pytest.mark.thorough
 def test_plots_name_the_command_and_every_setting(home: Home, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     png, svg = tmp_path / "bars.png", tmp_path / "bars.svg"

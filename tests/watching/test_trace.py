@@ -294,6 +294,7 @@ def test_a_library_of_an_unknown_form_is_left_alone_and_named(home: Home, tmp_pa
 
 
 @real
+@pytest.mark.thorough
 def test_a_layer_that_takes_no_part_is_named_with_the_reason(home: Home, tmp_path: Path) -> None:
     """Off by a variable, and closed by a file in the place of its root; a layer that is used is not named."""
     (tmp_path / "file").touch()

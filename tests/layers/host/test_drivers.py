@@ -137,6 +137,7 @@ def test_several_drivers_of_one_maker_are_told_from_copies_and_links(tmp_path: P
 
 
 @pytest.mark.real
+@pytest.mark.thorough
 def test_a_libopencl_that_is_a_driver_is_the_only_one(tmp_path: Path) -> None:
     """A module's PoCL may be built without a loader; the wheel's stands in the place of such a one."""
     pocl = next(wheel().glob(".libs/libpocl*"))

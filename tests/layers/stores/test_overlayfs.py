@@ -18,7 +18,6 @@ import pytest
 from homes import Home
 from injector import KILL, WRITES, Fault, Injector
 from support.layers import got
-from tiers import thorough
 from worlds import leftovers
 
 from cachectl.layers.pocl import PoclKernels
@@ -72,7 +71,8 @@ def built(home: Home, layer: str) -> int:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("layer", ["pocl", *thorough("pyopencl")])
+@pytest.mark.thorough
+@pytest.mark.parametrize("layer", ["pocl", "pyopencl"])
 def test_entries_of_an_image_are_replaced_and_removed(image: Home, layer: str) -> None:
     """Removed one by one (damage, a selection) and at once, then real programs miss, and hit again."""
     adapter = LAYERS[layer](image.environment())
