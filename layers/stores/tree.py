@@ -103,11 +103,10 @@ class Shape(NamedTuple):
 
     def strange(self, name: str, paths: Iterable[str]) -> str | None:
         """Return the first of some paths that is no file of the entry of this name."""
-        if self.companions is not None:
-            own = {name, *self.beside(paths).get(self.group_of(name), ())}
-            return next((path for path in paths if path not in own), None)
-        pattern = self.members
-        return None if pattern is None else next((path for path in paths if not pattern.fullmatch(path)), None)
+        if self.companions is None:
+            return _stranger(self.members, paths)
+        own = {name, *self.beside((name, *paths)).get(self.group_of(name), ())}
+        return next((path for path in paths if path not in own), None)
 
     def group_of(self, name: str) -> str | None:
         """Return what the names of an entry's files have in common; ``None`` for a name that is no entry's own."""
@@ -115,12 +114,17 @@ class Shape(NamedTuple):
         return None if match is None or self.companions is None else match[1]
 
     def beside(self, names: Iterable[str]) -> dict[str | None, list[str]]:
-        """Return the names of companions, by what they have in common."""
+        """Return the companions among the names of a folder, by what they have in common with their entry.
+
+        Those whose entry is not among the names stand under ``None``.
+        """
         found: dict[str | None, list[str]] = {}
         if (pattern := self.companions) is not None:
-            for name in sorted(names):
-                if self.group_of(name) is None and (match := pattern.fullmatch(name)) is not None:
-                    found.setdefault(match[1], []).append(name)
+            groups = {name: self.group_of(name) for name in sorted(names)}
+            present = frozenset(groups.values())
+            for name, group in groups.items():
+                if group is None and (match := pattern.fullmatch(name)) is not None:
+                    found.setdefault(match[1] if match[1] in present else None, []).append(name)
         return found
 
     def accepts(self, key: str) -> bool:
@@ -273,16 +277,15 @@ class Tree:
             yield self._unread(above, error)
             return
         patterns = [level, *(rule.pattern for rule in rules)]
-        is_last = len(above) + 1 == len(self.shape.levels)
-        beside = self.shape.beside(names) if is_last else {}
-        yield from self._strays(folder, above, names, beside)
+        beside = self._beside(folder, above, names)
+        strays = frozenset(beside.get(None, ()))
         for name in names:
             # Most names in a shared folder match nothing, and need no stat.
-            if not any(pattern.fullmatch(name) for pattern in patterns):
+            if name not in strays and not any(pattern.fullmatch(name) for pattern in patterns):
                 continue
             parts = (*above, name)
             try:
-                leaf = self._recognise(folder, parts, head, beside if is_last else None)
+                leaf = self._recognise(folder, parts, head, beside)
                 if isinstance(leaf, (Leaf, facts.Problem)):
                     yield leaf
                 elif leaf is not None:
@@ -293,28 +296,20 @@ class Tree:
             except OSError as error:
                 yield self._unread(parts, error)
 
-    def _strays(
-        self, folder: int, above: tuple[str, ...], names: Iterable[str], beside: Mapping[str | None, Sequence[str]]
-    ) -> Iterator[Leaf]:
-        """Yield the companions in a folder whose entry is not there."""
-        for group in beside.keys() - set(map(self.shape.group_of, names)) if beside else ():
-            for name in beside[group]:
-                with suppress(OSError):
-                    leaf = self._recognise(folder, (*above, name))
-                    if isinstance(leaf, Leaf):
-                        yield leaf
-
-    def _is_stray(self, folder: int, parts: Sequence[str], status: os.stat_result) -> bool:
-        """Return whether a name is that of a companion whose entry is not there."""
-        if len(parts) < len(self.shape.levels) or not stat.S_ISREG(status.st_mode):
-            return False
-        groups = self.shape.beside(parts[-1:]).keys()
-        return bool(groups) and groups.isdisjoint(map(self.shape.group_of, os.listdir(folder)))
+    def _beside(
+        self, folder: int, above: Sequence[str], names: Sequence[str] | None = None
+    ) -> dict[str | None, list[str]]:
+        """Return the companions in an open folder, as :meth:`Shape.beside`; ``names`` are its names, if known."""
+        if self.shape.companions is None or len(above) + 1 < len(self.shape.levels):
+            return {}
+        return self.shape.beside(os.listdir(folder) if names is None else names)
 
     def _files_of(self, folder: int, name: str) -> list[str]:
         """Return the names of the files of an entry in an open folder, its own first."""
-        names = self.shape.beside(os.listdir(folder) if self.shape.companions is not None else ())
-        found = ((file, handles.status_of(folder, file)) for file in names.get(self.shape.group_of(name), ()))
+        if self.shape.companions is None:
+            return [name]
+        beside = self.shape.beside({name, *os.listdir(folder)})
+        found = ((file, handles.status_of(folder, file)) for file in beside.get(self.shape.group_of(name), ()))
         return [name, *(file for file, status in found if status is not None and stat.S_ISREG(status.st_mode))]
 
     def _recognise(
@@ -329,7 +324,10 @@ class Tree:
         status = handles.status_of(folder, name)
         if status is None:
             return None
-        kind = self._kind(folder, parts, status)
+        if beside is None:
+            beside = self._beside(folder, parts[:-1])
+        is_stray = name in beside.get(None, ()) and stat.S_ISREG(status.st_mode)
+        kind = _STRAY if is_stray else self._kind(folder, parts, status)
         if kind is None:
             is_named = self.shape.levels[len(parts) - 1].fullmatch(name)
             if is_named and stat.S_ISLNK(status.st_mode):
@@ -337,18 +335,12 @@ class Tree:
             is_above = len(parts) < len(self.shape.levels) and stat.S_ISDIR(status.st_mode)
             return status if is_named and is_above else None
         members, newest = _measured(folder, name, status)
-        pattern = kind.members
-        strange = (
-            None if pattern is None else next((one.path for one in members if not pattern.fullmatch(one.path)), None)
-        )
-        if kind is self.shape and self.shape.companions is not None:
-            listed = self.shape.beside(os.listdir(folder)) if beside is None else beside
-            for file in listed.get(self.shape.group_of(name), ()):
-                found = handles.status_of(folder, file)
-                if found is not None and stat.S_ISREG(found.st_mode):
-                    members += (Member(file, found.st_size, found.st_mtime, handles.blocks_of(found)),)
-                    newest = max(newest, found.st_mtime_ns)
-        if strange is not None:
+        for file in beside.get(self.shape.group_of(name), ()) if kind is self.shape else ():
+            found = handles.status_of(folder, file)
+            if found is not None and stat.S_ISREG(found.st_mode):
+                members += (Member(file, found.st_size, found.st_mtime, handles.blocks_of(found)),)
+                newest = max(newest, found.st_mtime_ns)
+        if (strange := _stranger(kind.members, (member.path for member in members))) is not None:
             message = f"holds {strange!r}, which does not belong there; left alone"
             return self._problem(parts, "unrecognised", message)
         beginning = plain.read_plain(name, dir_fd=folder, limit=head) if head and stat.S_ISREG(status.st_mode) else b""
@@ -361,7 +353,7 @@ class Tree:
             if rule.accepts(name, status):
                 return rule if rule is not _OWN or handles.is_left_own(folder, name, status) else None
         if not self.shape.levels[len(parts) - 1].fullmatch(name):
-            return _STRAY if self._is_stray(folder, parts, status) else None
+            return None
         if len(parts) < len(self.shape.levels):
             empty = self.shape.empty
             return empty if empty and empty.accepts(name, status) and not _children(folder, name) else None
@@ -753,6 +745,11 @@ def scan_each(trees: Iterable[Tree]) -> Iterator[tuple[Tree, Leaf | facts.Proble
 def always() -> bool:
     """Return ``True``: for a root whose library makes the folders again that it needs."""
     return True
+
+
+def _stranger(pattern: re.Pattern[str] | None, paths: Iterable[str]) -> str | None:
+    """Return the first path that does not match; ``None`` without a pattern."""
+    return None if pattern is None else next((path for path in paths if not pattern.fullmatch(path)), None)
 
 
 def _children(folder: int, name: str) -> list[str]:

@@ -136,11 +136,13 @@ class TestNumba(LayerConformance):
         layer = self.seeded(tmp_path)
         folder = tmp_path / "home" / ".cache" / "numba" / FOLDER
         (folder / "k.g-9.py311.nbi").unlink()
+        (folder / "k.h-1.py311.1.nbc").mkdir()
+        (folder / "k.h-1.py311.1.nbc" / "mine").write_text("not Numba's")
         found = [thing for root in layer.roots() for thing in layer.store.scan(root)]
         assert [thing.key for thing in found if isinstance(thing, Orphan)] == [f"{FOLDER}/k.g-9.py311.1.nbc"]
         outcome = layer.clear(layer.plan_clear())
         assert (outcome.removed, outcome.orphans_removed) == (2, 1)
-        assert not list(folder.iterdir())
+        assert [path.name for path in folder.rglob("*")] == ["k.h-1.py311.1.nbc", "mine"]
 
 
 PROGRAM = """
