@@ -203,9 +203,9 @@ def _described(layer: Layer, entries: Sequence[facts.Entry], done: Moved) -> lis
             described[entry.root, entry.key] = entry
     failed = dict.fromkeys(facts.Note(str(trouble.path), trouble.message) for trouble in troubles if trouble.failed)
     done.failed += [note for note in failed if note not in done.failed]
-    places = ((entry.root, entry.key) for entry in entries)
-    pairs = zip(places, entries, strict=True)
-    return [described.get(place, entry) for place, entry in pairs if place in described or not failed]
+    if not failed:
+        return [described.get((entry.root, entry.key), entry) for entry in entries]
+    return [described[entry.root, entry.key] for entry in entries if (entry.root, entry.key) in described]
 
 
 def _read(layer: Layer, entries: Sequence[facts.Entry], done: Moved) -> Iterator[tuple[Item, bytes]]:

@@ -28,6 +28,8 @@ from cachectl.transfer import Transfer
 
 #: Why something is trusted that nothing else shows to be.
 _SAID: Final = "you said so"
+#: How often a pull starts again because ``gc`` removed what it was about to read: each time it downloads all of it.
+_AGAIN: Final = 5
 
 
 def pull(
@@ -130,7 +132,7 @@ class _Pull:
 
         def download() -> tuple[StoreCollection, list[copying.CopyPlan], Transfer]:
             store = StoreCollection(place_of(name, self.own), self.own, allowed, deadline=self.deadline)
-            return store.settled(partial(self._downloaded, store, trust, file))
+            return store.settled(partial(self._downloaded, store, trust, file), attempts=_AGAIN)
 
         store, plan, result = in_time(self.deadline, download)
         (copying.list_plan if self.dry_run else copying.copy)(store, here, plan)

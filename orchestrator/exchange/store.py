@@ -184,9 +184,8 @@ class StoreCollection:
     """A store as a collection: ``parts`` and ``files`` of its index as they were listed, the oldest part first.
 
     If there are lists of ``allowed`` signers, one of these must have signed a part. Index files that were read before
-    come from ``memory``, which is written when it is saved. What
-    is added is signed with ``key``, and complete after :meth:`finish`. After ``deadline`` nothing is added, and nothing
-    read that was downloaded.
+    come from ``memory``, which is written when it is saved. What is added is signed with ``key``, and complete after
+    :meth:`finish`. After ``deadline`` nothing is added, and nothing read that was downloaded.
     """
 
     def __init__(
@@ -230,9 +229,9 @@ class StoreCollection:
         self.left_out: dict[PartName, str] = {}
         return self.files != before
 
-    def settled(self, work: Callable[[], T]) -> T:
+    def settled(self, work: Callable[[], T], *, attempts: int = _AGAIN) -> T:
         """Return the result of some reading, which is done again if ``gc`` has removed something meanwhile."""
-        for _ in range(_AGAIN):
+        for _ in range(attempts):
             try:
                 return work()
             except Gone:  # noqa: PERF203
@@ -362,6 +361,8 @@ class StoreCollection:
         """Download and verify groups of entries into an open file of a folder, out of which they are read then."""
         from cachectl.exchange import bundle
 
+        # An attempt that found something gone may have begun to fill it.
+        file.seek(0)
         for group in groups:
             for item, data in self.contents(group):
                 self._offsets[item.layer, item.key] = file.tell()
