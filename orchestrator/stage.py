@@ -499,7 +499,7 @@ def staged(
     folder = None if scratch is None else Path(scratch).absolute()
     job = Job(source, Trust(*vouchers) if any(vouchers) else None, out, sign, folder)
     lines: list[str] = []
-    tell = notice or partial(warnings.warn, category=RuntimeWarning, stacklevel=3)
+    warn = notice or partial(warnings.warn, category=RuntimeWarning, stacklevel=3)
     ranks = Ranks(environment, job, comm, notice=lines.append, inform=notice or (lambda _: None))
     if late := ranks.united(too_late(LayerSet(environment).clearable(), environment.temporary)):
         reasons = "; ".join(f"{name}: {why}" for name, why in late.items())
@@ -517,7 +517,7 @@ def staged(
     try:
         # Only after all ranks have passed: a warning may be an error.
         while lines:
-            tell(lines.pop(0))
+            warn(lines.pop(0))
         yield ranks.root
         ok = True
     finally:
@@ -526,4 +526,4 @@ def staged(
         if os.getpid() == process:
             ranks.stage_out(ok=ok)
             while lines:
-                tell(lines.pop(0))
+                warn(lines.pop(0))

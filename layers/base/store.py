@@ -223,14 +223,14 @@ def write_each(
     return results
 
 
-#: A part of a removal: a name for its failures, its entries, and what removes them.
-Part = tuple[str, Sequence[facts.Removable], Callable[[], "facts.Outcome"]]
+#: A part of a removal: a name for its failures, and what removes its entries.
+Part = tuple[str, Callable[[], "facts.Outcome"]]
 
 
 def each_part(layer: str, parts: Iterable[Part]) -> facts.Outcome:
     """Do the parts of a removal; return the sum of their outcomes. All parts run and count even if one fails."""
     outcome = facts.Outcome(layer)
-    for name, _, act in parts:
+    for name, act in parts:
         try:
             outcome = outcome.plus(act())
         except (errors.LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest

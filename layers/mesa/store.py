@@ -242,7 +242,7 @@ class ShaderCache(files.TreeStore):
         for pair in self.pairs(root) if wanted else ():
             stamps = {blob.name: wanted[blob.name] for blob in pair.blobs() if blob.name in wanted}
             if stamps:
-                parts.append((str(pair.path), (), partial(pair.remove, stamps)))
+                parts.append((str(pair.path), partial(pair.remove, stamps)))
                 left -= stamps.keys()
         gone = facts.Outcome(
             self.name, skipped=tuple(facts.Note(entries.key_of(name), "already gone") for name in sorted(left))
@@ -256,7 +256,7 @@ class ShaderCache(files.TreeStore):
         for target in targets:
             groups.setdefault(_shape_of(root, target.key), []).append(target)
         removals = (
-            (str(root.path), own, partial(self.tree_of(root, shape=shape).remove, own, tidy=tidy))
+            (str(root.path), partial(self.tree_of(root, shape=shape).remove, own, tidy=tidy))
             for shape, own in groups.items()
         )
         return each_part(self.name, removals)

@@ -263,7 +263,7 @@ class UserKernelDatabases(KernelDatabases):
     def remove_others(self, root: facts.Root, targets: Sequence[facts.Removable]) -> Iterator[store.Part]:
         """Remove object files, and what an interrupted cachectl left; MIOpen makes the folders again that it needs."""
         if targets:
-            yield str(root.path), targets, partial(self._objects(root).remove, targets, tidy=tree.always)
+            yield str(root.path), partial(self._objects(root).remove, targets, tidy=tree.always)
 
     def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
         """Check every row, and find what is in the way of object files."""

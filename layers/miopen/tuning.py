@@ -189,9 +189,9 @@ class TuningDatabases(databases.MIOpenDatabases):
             if separator:
                 by_file.setdefault(relative, {})[record] = target
         for relative, planned in by_file.items():
-            yield relative, tuple(planned.values()), partial(self._remove_records, root, relative, planned)
+            yield relative, partial(self._remove_records, root, relative, planned)
         if leftovers:
-            yield str(root.path), leftovers, partial(self._leftovers(root).remove, leftovers)
+            yield str(root.path), partial(self._leftovers(root).remove, leftovers)
 
     def _remove_records(self, root: facts.Root, relative: str, planned: Mapping[str, facts.Removable]) -> facts.Outcome:
         file = self.locate(root, relative)

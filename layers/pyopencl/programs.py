@@ -166,12 +166,12 @@ class ProgramFolders(Folders):
         for target in targets:
             base, _, name = target.key.partition("/")
             if name == _LOCK and _BASE.fullmatch(base):
-                parts.append((target.key, (target,), partial(self._remove_lock, root, target)))
+                parts.append((target.key, partial(self._remove_lock, root, target)))
             else:
                 by_base.setdefault(base, []).append(target)
         for base, planned in sorted(by_base.items()):
             guard: Guard = partial(self._locked, root, base) if _BASE.fullmatch(base) else nullcontext
-            parts.append((base, planned, partial(self.tree_of(root).remove, planned, guard=guard)))
+            parts.append((base, partial(self.tree_of(root).remove, planned, guard=guard)))
         return store.each_part(self.name, parts)
 
     def _remove_lock(self, root: facts.Root, target: facts.Removable) -> facts.Outcome:

@@ -243,7 +243,7 @@ class Dictionaries(row_store.Rows):
     def remove_others(self, root: facts.Root, targets: Sequence[facts.Removable]) -> Iterator[store.Part]:
         """Remove folders of old dictionaries, and what an interrupted cachectl left."""
         if targets:
-            yield str(root.path), targets, partial(self._tree(root).remove, targets)
+            yield str(root.path), partial(self._tree(root).remove, targets)
 
     def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
         """Check every file with sqlite's own check, and every row as a pickle."""

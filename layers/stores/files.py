@@ -304,7 +304,7 @@ class Files(TreeStore):
         def remove(alone: bool) -> facts.Outcome:
             tidy = always if alone else None
             trees = ((Tree(self.name, root.path, shape), own) for shape, own in planned.items())
-            parts = [(str(root.path), own, partial(tree.remove, own, tidy=tidy)) for tree, own in trees]
+            parts = [(str(root.path), partial(tree.remove, own, tidy=tidy)) for tree, own in trees]
             return store.each_part(self.name, parts)
 
         return store.remove_counted(self.name, self.index.changing(self, root), remove)

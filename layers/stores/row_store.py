@@ -118,7 +118,7 @@ class Rows(store.Store):
             if rows is None:
                 others += planned
             else:
-                parts.append((file, planned, partial(self._remove_from, rows, file, planned)))
+                parts.append((file, partial(self._remove_from, rows, file, planned)))
         return store.each_part(self.name, [*parts, *self.remove_others(root, others)])
 
     def _remove_from(self, rows: RowFile, file: str, targets: Sequence[facts.Removable]) -> facts.Outcome:

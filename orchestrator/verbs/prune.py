@@ -67,9 +67,7 @@ def plan_prune(layers: Iterable[Layer], limits: config.Limits) -> removal.PurgeP
             # Nothing is removed because of an incomplete count.
             going[layer], kept, fixed, failed[layer] = [], [], 0, [facts.Note("*", errors.reason_of(error))]
         total += fixed + sum(thing.bytes for thing in kept)
-        for thing in kept:
-            latest = thing.latest if isinstance(thing, facts.Entry) else thing.modified
-            aged.append((_UNKNOWN if latest is None else latest, number, layer, thing))
+        aged += ((_UNKNOWN if thing.latest is None else thing.latest, number, layer, thing) for thing in kept)
     for latest, _, layer, thing in sorted(aged, key=lambda item: item[:2]):
         if limits.bytes is None or total <= limits.bytes or latest == _UNKNOWN:
             break
@@ -96,9 +94,9 @@ def _look(
             fixed += 0 if thing.fixed else thing.bytes
         elif isinstance(thing, facts.Problem):
             failed += [thing.note] if thing.hides else []
-        elif isinstance(thing, facts.Orphan) or thing.guest is None:
+        elif thing.guest is None:
             # A guest belongs to another program.
-            stale = limits.stale and (isinstance(thing, facts.Orphan) or thing.stale)
+            stale = limits.stale and thing.stale
             old = limits.before is not None and selection.Selection(before=limits.before).matches(thing)
             (going if stale or old else kept).append(thing)
     return going, kept, fixed, failed

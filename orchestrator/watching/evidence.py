@@ -87,7 +87,7 @@ class Miss:
 
 
 class Evidence:
-    """All that is seen of one layer in a run: made before it starts, and told afterwards what was seen.
+    """All that is seen of one layer in a run: made before it starts, and completed after it has ended.
 
     ``began`` is when it started. ``events`` are those of watched programs, of every layer; ``unread`` has a line for
     each file of events that could not be read. ``seen`` is what file events showed, ``None`` without any. ``commands``
