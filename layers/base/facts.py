@@ -171,8 +171,8 @@ class Entry:
         return self.because is not None
 
     @property
-    def is_hit(self) -> bool:
-        """Return whether the cache can hit it: it is neither an orphan nor a sum."""
+    def is_listed(self) -> bool:
+        """Return whether ``ls`` lists it: it is neither an orphan nor a sum."""
         return self.because is None and self.sums is None
 
     @property

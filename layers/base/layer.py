@@ -128,7 +128,7 @@ class Layer:
         """Yield the selected entries of every root."""
         for root in self.roots():
             for thing in self.store.scan(root, selection):
-                if isinstance(thing, Entry) and thing.is_hit and selection.matches(thing):
+                if isinstance(thing, Entry) and thing.is_listed and selection.matches(thing):
                     yield thing
 
     @final

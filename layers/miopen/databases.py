@@ -189,7 +189,7 @@ class MIOpenDatabases(row_store.Rows):
         try:
             template = with_version(replace(template, written_before=_modified(file)), file.version, latest)
             for found in self.list_file(file, template) if file.kind in self.kinds else ():
-                payload += found.bytes if isinstance(found, facts.Entry) and found.is_hit else 0
+                payload += found.bytes if isinstance(found, facts.Entry) and found.is_listed else 0
                 yield found
         except (errors.LayerError, OSError) as error:
             yield self.unread(file.path, error)

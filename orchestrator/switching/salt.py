@@ -211,7 +211,7 @@ class Salting:
         """Return whether a layer may hold an entry that was stored since the first block began."""
         try:
             found = itertools.chain.from_iterable(layer.store.scan(root, contents=False) for root in layer.roots())
-            times = (entry.modified for entry in found if isinstance(entry, facts.Entry) and entry.is_hit)
+            times = (entry.modified for entry in found if isinstance(entry, facts.Entry) and entry.is_listed)
             return any(moment is None or moment >= self._since for moment in times)
         except errors.FAILURES:
             return True
