@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.base import lazy
-from cachectl.layers.base.environment import Environment, user_name, user_state_folder
+from cachectl.layers.base.environment import Environment, node, user_name, user_state_folder
 from cachectl.layers.base.errors import CachectlError, printable
 from cachectl.layers.base.facts import Entry, orphan
 from cachectl.layers.disk import atomic, handles, plain, trust
-from cachectl.layers.disk.locks import node
 from cachectl.layers.host import mounts, processes
 
 #: Prefix of the names of temporary folders.
