@@ -237,7 +237,7 @@ def get_many(layer: Layer, keys: Sequence[str]) -> Mapping[str, facts.Artifact |
 
 
 def put_many(layer: Layer, artifacts: Sequence[facts.Artifact], *, replace: bool = False) -> list[bool | Exception]:
-    """Place artifacts, each whole or not at all, under its own key.
+    """Place artifacts, each whole or not at all, under its own key; no two have the same.
 
     Returns for each: ``True`` if it was placed, ``False`` if the same entry is present, else the error that
     :meth:`Layer.put` would raise. Raises :class:`Refused` if the layer cannot.
@@ -248,16 +248,10 @@ def put_many(layer: Layer, artifacts: Sequence[facts.Artifact], *, replace: bool
         why = layer.state().why
         raise errors.Refused(layer.name, f"cannot put: no place to keep entries in this environment ({why})")
     require_changeable(layer, root)
-    results: list[bool | Exception | None] = [
-        attempt(partial(_require_fit, layer, root, artifact)) for artifact in artifacts
-    ]
-    while waiting := [index for index, result in enumerate(results) if result is None]:
-        # Of artifacts with one key, the first is placed before the others are compared with it.
-        first = {artifacts[index].key: index for index in reversed(waiting)}
-        written = layer.store.write(root, [artifacts[index] for index in sorted(first.values())], replace=replace)
-        for key, index in first.items():
-            results[index] = written[key]
-    return [result for result in results if result is not None]
+    unfit = [attempt(partial(_require_fit, layer, root, artifact)) for artifact in artifacts]
+    fit = [artifact for artifact, error in zip(artifacts, unfit, strict=True) if error is None]
+    written = layer.store.write(root, fit, replace=replace) if fit else {}
+    return [written[artifact.key] if error is None else error for artifact, error in zip(artifacts, unfit, strict=True)]
 
 
 def _require_fit(layer: Layer, root: Root, artifact: facts.Artifact) -> None:

@@ -105,17 +105,12 @@ def presence_lock(
         yield
 
 
-def is_abandoned(path: Path, abandoned: Callable[[float], bool]) -> bool:
-    """Return whether :func:`presence_lock` would consider a lock abandoned."""
+def is_abandoned(path: Path, abandoned: Callable[[float], bool], *, remove: bool = False) -> bool:
+    """Return whether :func:`presence_lock` would consider a lock abandoned; with ``remove``, whether it was removed."""
     with suppress(OSError), handles.opened(str(path.parent)) as folder:
+        if remove:
+            return _take_over(folder, path.name, abandoned)
         return _nobody_holds(folder, path.name, time.time() - path.lstat().st_mtime, abandoned)
-    return False
-
-
-def remove_abandoned(path: Path, abandoned: Callable[[float], bool]) -> bool:
-    """Remove a lock if it is abandoned; return whether it was removed."""
-    with suppress(OSError), handles.opened(str(path.parent)) as folder:
-        return _take_over(folder, path.name, abandoned)
     return False
 
 

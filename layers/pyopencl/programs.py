@@ -179,7 +179,7 @@ class ProgramFolders(Folders):
 
     def _remove_lock(self, root: facts.Root, target: facts.Entry) -> facts.Outcome:
         lock = root.path / target.key
-        if locks.remove_abandoned(lock, partial(self._is_abandoned, lock.parent)):
+        if locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent), remove=True):
             return facts.Outcome(self.name, bytes_freed=target.bytes)
         reason = CHANGED if os.path.lexists(lock) else GONE
         return facts.Outcome(self.name, skipped=(facts.Note(target.key, reason),))
