@@ -15,10 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, final
 
-from cachectl.layers.base import declarations, errors, facts, lazy
+from cachectl.layers.base import declarations, errors, facts, lazy, parts
 from cachectl.layers.base.environment import Environment, own_roots_folder
-from cachectl.layers.base.facts import Ability, Entry, Note, Outcome, Plan, Root
-from cachectl.layers.base.parts import About
+from cachectl.layers.base.facts import Ability, Entry, Note, Plan, Root
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import ENTRY, Store, attempt, each_part
 from cachectl.layers.disk import trust
@@ -42,7 +41,7 @@ class Layer:
     #: The store. The class declares it; an instance has it bound to its name and environment.
     store: Store
     #: What else is known of the library and its entries.
-    about: ClassVar[About] = About()
+    about: ClassVar[parts.About] = parts.About()
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -158,14 +157,14 @@ class Layer:
         if selection.kernel is not None and (reason := self.store.refusals.get(Ability.KERNELS)) is not None:
             return Plan(self.name, skipped=(Note("*", f"cannot be selected by kernel: {reason}"),))
         plan_root = _plan_damaged if damaged else _plan_root
-        parts = ((str(root.path), partial(plan_root, self, root, selection)) for root in every_root(self))
-        return each_part(Plan(self.name), parts)
+        plans = ((str(root.path), partial(plan_root, self, root, selection)) for root in every_root(self))
+        return each_part(Plan(self.name), plans)
 
     @final
-    def clear(self, plan: Plan) -> Outcome:
+    def clear(self, plan: Plan) -> facts.Outcome:
         """Remove the entries of a plan. Entries that have changed since are skipped."""
         _require(self, Ability.CLEAR)
-        planned = Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
+        planned = facts.Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
         # Listed first: a folder of roots that cannot be listed must not hide what was removed.
         roots = tuple(every_root(self))
         return each_part(planned, ((str(root.path), partial(_clear_root, self, root, plan)) for root in roots))
@@ -275,10 +274,10 @@ def _named(layer: Layer) -> Iterator[None]:
         raise errors.LayerError(layer.name, f"the layer failed: {errors.reason_of(error)}") from error
 
 
-def _clear_root(layer: Layer, root: Root, plan: Plan) -> Outcome:
+def _clear_root(layer: Layer, root: Root, plan: Plan) -> facts.Outcome:
     entries = tuple(entry for entry in plan.entries if entry.root == root.path)
     if not entries:
-        return Outcome(layer.name)
+        return facts.Outcome(layer.name)
     require_changeable(layer, root)
     removed = layer.store.remove(root, entries)
     left = {note.key for note in removed.skipped}
