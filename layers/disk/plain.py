@@ -94,7 +94,7 @@ def open_plain(path: str | Path, *, dir_fd: int | None = None, flags: int = _FLA
 
 def _require_plain(status: os.stat_result, path: str | Path) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "no plain file", str(path))
+        raise OSError(errno.EINVAL, "no plain file, or a link, which is not followed", str(path))
 
 
 def plain_status(path: Path) -> os.stat_result:
