@@ -27,25 +27,23 @@ def tables(data: bytes) -> dict[str, Any]:
     """Return what pyelftools reads of a file."""
     file = elffile.ELFFile(io.BytesIO(data))
     sections = list(file.iter_sections())
-    kinds = {kind: [one for one in sections if one["sh_type"] == kind] for kind in ("SHT_NOTE", "SHT_DYNAMIC")}
+
+    def of(*kinds: str) -> list[Any]:
+        return [section for section in sections if section["sh_type"] in kinds]
+
     return {
         "kind": (file.header["e_machine"] == "EM_X86_64", file.elfclass // 32, file.little_endian),
         "sections": [(one.name, one["sh_offset"], one["sh_size"], one["sh_link"]) for one in sections],
-        "segments": [one["p_offset"] for one in file.iter_segments()],
-        "symbols": [
-            one.name
-            for table in sections
-            if table["sh_type"] in ("SHT_SYMTAB", "SHT_DYNSYM")
-            for one in table.iter_symbols()
-        ],
+        "segments": [segment["p_offset"] for segment in file.iter_segments()],
+        "symbols": [symbol.name for table in of("SHT_SYMTAB", "SHT_DYNSYM") for symbol in table.iter_symbols()],
         "notes": [
-            ((one["n_name"] or "").encode("latin-1"), one["n_descdata"])
-            for table in kinds["SHT_NOTE"]
-            for one in table.iter_notes()
+            ((note["n_name"] or "").encode("latin-1"), note["n_descdata"])
+            for table in of("SHT_NOTE")
+            for note in table.iter_notes()
         ],
         "dynamic": [
             getattr(tag, DYNAMIC[tag.entry.d_tag])
-            for table in kinds["SHT_DYNAMIC"]
+            for table in of("SHT_DYNAMIC")
             for tag in table.iter_tags()
             if tag.entry.d_tag in DYNAMIC
         ],
@@ -61,9 +59,7 @@ def our_tables(data: bytes) -> dict[str, Any]:
         "sections": [(one.name, one.offset, one.size, one.link) for one in found.sections],
         "segments": [offset for _, offset in found.segments],
         "symbols": list(found.symbols()),
-        "notes": [
-            (owner, described) for one in found.sections if one.kind == 7 for owner, _, described in found.notes(one)
-        ],
+        "notes": [note[::2] for section in found.sections if section.kind == 7 for note in found.notes(section)],
         "dynamic": [text for _, text in found.dynamic_strings()],
     }
 
