@@ -12,7 +12,7 @@ from cachectl.layers.base.selection import ALL, Selection
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cachectl import config, findings, listing, removal
+    from cachectl import config, listing, removal
     from cachectl.exchange import trust
     from cachectl.layers.base.environment import Environment
     from cachectl.transfer import Transfer
@@ -64,13 +64,13 @@ class Stack(layer_set.LayerSet):
 
         return listed(self.named(layers), selection, **options)
 
-    def verify(self, *, layers: Iterable[str] = ()) -> findings.Findings:
+    def verify(self, *, layers: Iterable[str] = ()) -> listing.Findings:
         """Check every entry for damage."""
-        from cachectl.findings import damage
+        from cachectl.listing import damage
 
         return damage(self.named(layers))
 
-    def doctor(self, *, layers: Sequence[str] = ()) -> findings.Findings:
+    def doctor(self, *, layers: Sequence[str] = ()) -> listing.Findings:
         """Return the problems of this set-up, each with the command that fixes it."""
         from cachectl.verbs.doctor import doctor
 
@@ -78,19 +78,19 @@ class Stack(layer_set.LayerSet):
 
     def plan_clear(
         self, selection: Selection = ALL, *, layers: Iterable[str] = (), damaged: bool = False
-    ) -> removal.PurgePlan:
+    ) -> removal.Removal:
         """Plan a purge, with ``damaged`` only of damaged entries; touches nothing."""
         from cachectl.verbs.purge import plan_purge
 
         return plan_purge(self.chosen(layers), selection, damaged=damaged)
 
-    def purge(self, selection: Selection = ALL, **options: Any) -> removal.PurgeResult:  # noqa: ANN401
+    def purge(self, selection: Selection = ALL, **options: Any) -> removal.Removal:  # noqa: ANN401
         """Remove the selected entries: :func:`cachectl.verbs.purge.purge`."""
         from cachectl.verbs.purge import purge
 
         return purge(self, selection, **options)
 
-    def prune(self, limits: config.Limits | None = None, **options: Any) -> removal.PurgeResult:  # noqa: ANN401
+    def prune(self, limits: config.Limits | None = None, **options: Any) -> removal.Removal:  # noqa: ANN401
         """Remove what limits require: :func:`cachectl.verbs.prune.prune`."""
         from cachectl.verbs.prune import prune
 

@@ -110,8 +110,6 @@ def _carry_out(words: list[str], environment: Environment | None) -> int:
         result = verb.run(request)
     if isinstance(result, bytes):
         output.show_bytes(result)
-    elif isinstance(result, verbs.Raw):
-        output.show_raw(result)
     elif isinstance(result, int):
         pass
     elif request.form == "json":

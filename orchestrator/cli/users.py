@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -104,14 +104,13 @@ def _show(request: verbs.Request, answers: Sequence[_Answer]) -> None:
         users = [{**answer.document, "user": answer.user, "error": answer.error} for answer in answers]
         output.show_json({"users": users, "total": total, "complete": complete})
         return
-    columns: list[str | verbs.Column] = ["user", *texts]
+    columns: dict[str, Callable[[Any], str]] = dict.fromkeys(("user", *texts), str)
     sums: list[str] = []
     for name, number in total.items():
+        shown = verbs.size if "bytes" in name else verbs.count
         # A dry run has removed nothing.
-        title = "would go" if name == "removed" and request.options.dry_run else name
-        column = verbs.sizes(title) if "bytes" in name else verbs.counts(title)
-        columns.append(column)
-        sums.append(column.shown(number) + ("" if complete else "+"))
+        columns["would go" if name == "removed" and request.options.dry_run else name] = shown
+        sums.append(shown(number) + ("" if complete else "+"))
     rows = []
     for item in found:
         cells = [str(item.get(name) or verbs.DASH)[:_LONGEST] for name in ("user", *texts)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
@@ -316,24 +316,14 @@ UNEXPECTED: Final = value("unexpected", None, argparse.SUPPRESS, nargs=argparse.
 
 #: Stands for what is unknown.
 DASH: Final = "-"
-
-
-class Column(NamedTuple):
-    """A column of numbers, which stand right: how cells that are no texts are shown, and what they are for machines.
-
-    ``name`` is the title for machines. A column of texts is just its title.
-    """
-
-    title: str
-    shown: Callable[[Any], str] = str
-    raw: Callable[[Any], object] | None = None
-    name: str | None = None
+#: How the cells of each column are shown, by its title: as texts (``str``), or as numbers, which stand right.
+Columns = Mapping[str, Callable[[Any], str]]
 
 
 class Table(NamedTuple):
     """Rows, and the columns that show them; ``last`` are the cells of one more row for people."""
 
-    columns: Sequence[str | Column]
+    columns: Columns
     rows: Sequence[Sequence[Any]]
     last: Sequence[Any] = ()
 
@@ -342,31 +332,6 @@ class Whole(str):
     """A line that is never wrapped, such as a command to copy."""
 
     __slots__ = ()
-
-
-class Raw(tuple[str, ...]):
-    """Lines for machines: written byte for byte, except on a terminal."""
-
-    __slots__ = ()
-
-
-def counts(title: str) -> Column:
-    """Return a column of numbers."""
-    return Column(title, count)
-
-
-def sizes(title: str) -> Column:
-    """Return a column of sizes in bytes."""
-    return Column(title, size)
-
-
-def ages(title: str, now: float) -> Column:
-    """Return a column of moments (epoch seconds), shown as the time from each to ``now``; for machines in seconds."""
-    return Column(
-        title,
-        lambda moment: age(moment, now),
-        lambda moment: None if moment is None else max(0, round(now - moment)),
-    )
 
 
 def size(amount: int | None) -> str:
@@ -386,12 +351,16 @@ def count(amount: int | None) -> str:
     return DASH if amount is None else f"{amount:,}"
 
 
-def age(moment: float | None, now: float) -> str:
-    """Format how long ago a moment was, a dash for unknown."""
-    if moment is None:
+def since(moment: float | None, now: float) -> int | None:
+    """Return the seconds from a moment to now; ``None`` for unknown."""
+    return None if moment is None else max(0, round(now - moment))
+
+
+def age(passed: int | None) -> str:
+    """Format how many seconds have passed, a dash for unknown."""
+    if passed is None:
         return DASH
-    passed = max(0.0, now - moment)
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if passed >= length:
             return f"{passed / length:.0f}{unit}"
-    return f"{passed:.0f}s"
+    return f"{passed}s"

@@ -331,19 +331,23 @@ def show(measured: Bench) -> Iterator[str | verbs.Table]:
     for setting in measured.settings:
         numbers = (setting.median, min(setting.seconds), max(setting.seconds))
         rows.append((*(f"{number:.2f}" for number in numbers), setting.setting, setting.how))
-    yield verbs.Table((*map(verbs.Column, ("median s", "fastest", "slowest")), "setting", "how"), rows)
+    yield verbs.Table({**_numbers("median s", "fastest", "slowest"), "setting": str, "how": str}, rows)
     yield ""
     if measured.saved:
         rows = [
             (*map(_difference, (saved.seconds, min(saved.by_round), max(saved.by_round))), saved.layer)
             for saved in measured.saved
         ]
-        yield verbs.Table((*map(verbs.Column, ("saves s", "least", "most")), "layer"), rows)
+        yield verbs.Table({**_numbers("saves s", "least", "most"), "layer": str}, rows)
     else:
         yield "the command fills no cache"
     if measured.unused:
         yield ""
         yield f"not used: {', '.join(measured.unused)}"
+
+
+def _numbers(*titles: str) -> verbs.Columns:
+    return dict.fromkeys(titles, verbs.count)
 
 
 def _difference(seconds: float) -> str:

@@ -55,10 +55,12 @@ def run(request: verbs.Request) -> int:
         report = stack.report(layers=("loopy", "pyopencl-invoker", "pyopencl", "pocl"))
         purged = stack.plan_clear().apply()
         again = measure("after purge --all: cold again", stack.environment)
-    columns = (verbs.Column("kernels s"), verbs.Column("process s"), verbs.counts("entries after"), "run")
-    request.output.say([verbs.Table(columns, rows), "", *lines(report, "/"), "", "cachectl purge --all"])
+    numbers = dict.fromkeys(("kernels s", "process s", "entries after"), verbs.count)
+    request.output.say(
+        [verbs.Table({**numbers, "run": str}, rows), "", *lines(report, "/"), "", "cachectl purge --all"]
+    )
     cleared = [(outcome.layer, outcome.removed, outcome.bytes_freed) for outcome in purged.layers if outcome.removed]
-    request.output.say([verbs.Table(("layer", verbs.counts("removed"), verbs.sizes("size")), cleared)])
+    request.output.say([verbs.Table({"layer": str, "removed": verbs.count, "size": verbs.size}, cleared)])
     for outcome in purged.layers:
         for note in outcome.skipped[:_FEW]:
             request.notice(f"{outcome.layer}: skipped {note.key}: {note.because}")

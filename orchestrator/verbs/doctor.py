@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cachectl import findings, verbs
+from cachectl import listing, verbs
 from cachectl.layers.base import errors, store
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Root, Scope, Severity, Usage
@@ -83,13 +83,13 @@ class _Held(NamedTuple):
         return f'eval "$(cachectl env --root {folder} --layer {self.layer.name} --shell sh)"'
 
 
-def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> findings.Findings:
+def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Findings:
     """Return the problems of the named layers, or of all and of plug-ins, each with the command that fixes it."""
     named = tuple(layers)
     return diagnosis(stack.named(named), () if named else stack.broken)
 
 
-def diagnosis(layers: Iterable[Layer], broken: Iterable[registry.Broken] = ()) -> findings.Findings:
+def diagnosis(layers: Iterable[Layer], broken: Iterable[registry.Broken] = ()) -> listing.Findings:
     """Return the findings: full file systems first, then layer by layer, the worst of each first."""
     roots = {layer: list(_held(layer)) for layer in layers}
     found = list(_of_space([held for of_layer in roots.values() for held in of_layer]))
@@ -105,7 +105,7 @@ def diagnosis(layers: Iterable[Layer], broken: Iterable[registry.Broken] = ()) -
                 new.setdefault((finding.code, place), finding)
         said |= new.keys()
         found += sorted(new.values(), key=lambda finding: _WORST_FIRST.index(finding.severity))
-    return findings.Findings(tuple(found))
+    return listing.Findings(tuple(found))
 
 
 def _held(layer: Layer) -> Iterator[_Held]:
@@ -127,7 +127,7 @@ def _guarded(layer: Layer, path: Path, placed: Iterable[Placed]) -> Iterator[Pla
     try:
         yield from placed
     except errors.FAILURES as error:
-        yield (layer, path), findings.failure(layer, path, error)
+        yield (layer, path), listing.failure(layer, path, error)
 
 
 def _everything(layer: Layer, roots: list[_Held]) -> Iterator[Placed]:
@@ -141,14 +141,14 @@ def _everything(layer: Layer, roots: list[_Held]) -> Iterator[Placed]:
     try:
         layer.roots()
     except errors.FAILURES as error:
-        yield (layer, "*"), findings.failure(layer, Path("*"), error)
+        yield (layer, "*"), listing.failure(layer, None, error)
     try:
         # Layers that share a variable report its problem once.
         yield from (((finding.message, finding.fix), finding) for finding in layer.diagnose())
     except errors.FAILURES as error:
         # The finding of a root that cannot be read names it.
         if not isinstance(error, (errors.LayerError, OSError)) or all(isinstance(held.usage, Usage) for held in roots):
-            yield (layer, "*"), findings.failure(layer, Path("*"), error)
+            yield (layer, "*"), listing.failure(layer, None, error)
 
 
 def _of_root(held: _Held) -> Iterator[Placed]:
@@ -158,7 +158,7 @@ def _of_root(held: _Held) -> Iterator[Placed]:
             if problem.code == "unreadable":
                 yield (layer, problem.path), store.finding_of(layer.store, root, problem)
     else:
-        yield (layer, root.path), findings.failure(layer, root.path, usage)
+        yield (layer, root.path), listing.failure(layer, root.path, usage)
     if held.in_use:
         if hasattr(os, "geteuid"):
             yield from _guarded(layer, root.path, _of_writers(held))
@@ -343,15 +343,15 @@ def _group_name(number: int) -> str:
 # ---------------------------------------------------------------------- the command line
 
 
-def run(request: verbs.Request) -> findings.Findings:
+def run(request: verbs.Request) -> listing.Findings:
     """Carry out ``cachectl doctor``."""
     with request.working("examining"):
         return doctor(request.stack, request.options.layers)
 
 
-table = findings.table
+table = listing.findings_table
 
 
-def show(result: findings.Findings, _request: verbs.Request) -> Iterator[object]:
+def show(result: listing.Findings, _request: verbs.Request) -> Iterator[object]:
     """Yield each finding."""
-    return findings.lines(result, "nothing is wrong with this set-up; cachectl verify checks the entries")
+    return listing.findings_lines(result, "nothing is wrong with this set-up; cachectl verify checks the entries")

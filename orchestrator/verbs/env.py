@@ -91,7 +91,7 @@ def run(request: verbs.Request) -> int:
         request.stack, enable=options.enable, root=options.root, base=options.base, layers=options.layers
     )
     login = PurePath(request.environment.get("SHELL") or "sh").name
-    request.output.say([verbs.Raw(format_changes(changes, options.shell or _LOGIN.get(login, "sh")))])
+    request.output.show_raw(format_changes(changes, options.shell or _LOGIN.get(login, "sh")))
     for note in notes:
         request.notice(note)
     return 0

@@ -58,7 +58,7 @@ def ls(
     return listing.Listing(tuple(islice(entries, most)), tuple(troubles))
 
 
-def run(request: verbs.Request) -> listing.Listing:
+def run(request: verbs.Request) -> listing.Listing | int:
     """Carry out ``cachectl ls``."""
     options, selected = request.options, request.selection()
     with request.working("listing"):
@@ -66,14 +66,17 @@ def run(request: verbs.Request) -> listing.Listing:
     for trouble in listed.problems:
         where = "" if trouble.path is None else f"{trouble.path}: "
         request.notice(f"{trouble.layer}: {where}{trouble.message}")
+    if options.quiet:
+        request.output.show_raw(entry.key for entry in listed.entries)
+        return int(listed.failed)
     return listed
 
 
 def table(listed: listing.Listing, request: verbs.Request) -> verbs.Table:
     """Return the entries."""
-    return listing.entries_table(listed.entries, request.now)
+    return listing.entries_table(listed.entries, request.now, "stale")
 
 
 def show(listed: listing.Listing, request: verbs.Request) -> Iterator[object]:
-    """Yield the table of entries, or with ``-q`` their keys."""
-    yield verbs.Raw(entry.key for entry in listed.entries) if request.options.quiet else table(listed, request)
+    """Yield the table of entries."""
+    yield listing.entries_table(listed.entries, request.now, "")

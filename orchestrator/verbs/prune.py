@@ -32,7 +32,7 @@ def prune(
     layers: Sequence[str] = (),
     dry_run: bool = False,
     notice: Callable[[str], None] = layer_set.warn_user,
-) -> removal.PurgeResult:
+) -> removal.Removal:
     """Remove what is stale or old, then the longest unused until the rest fits, and what killed commands left.
 
     Without ``limits``, those of the config files count; :class:`BadRequest` is raised if there are none.
@@ -45,13 +45,13 @@ def prune(
         limits = config.configured_limits(environment)
     chosen, required = stack.chosen(layers), limits
 
-    def plan() -> removal.PurgePlan:
+    def plan() -> removal.Removal:
         return plan_prune(chosen, required)
 
     return removal.carry_out(stack, chosen, plan, notice, dry_run=dry_run)
 
 
-def plan_prune(layers: Iterable[Layer], limits: config.Limits) -> removal.PurgePlan:
+def plan_prune(layers: Iterable[Layer], limits: config.Limits) -> removal.Removal:
     """Plan the removals that the limits require; changes nothing.
 
     The longest unused goes first, by time of use, else of change, else by a bound on it. Things of unknown age stay.
@@ -114,7 +114,7 @@ def _things(layer: Layer, failed: list[facts.Note], *, contents: bool) -> Iterat
 show, table = removal.show, removal.table
 
 
-def run(request: verbs.Request) -> removal.PurgeResult:
+def run(request: verbs.Request) -> removal.Removal:
     """Carry out ``cachectl prune``."""
     options, stack = request.options, request.stack
     limits = config.Limits(options.stale, request.before, request.max_size)

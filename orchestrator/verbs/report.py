@@ -318,10 +318,8 @@ def _release(python: str) -> str:
     return ".".join(python.split(".")[:3])
 
 
-_COLUMNS: Final[tuple[str | verbs.Column, ...]] = (
-    *("layer", "state", verbs.counts("entries"), verbs.counts("files")),
-    *(verbs.sizes("size"), verbs.sizes("stale")),
-)
+_NUMBERS: Final = {"entries": verbs.count, "files": verbs.count, "size": verbs.size, "stale": verbs.size}
+_COLUMNS: Final[verbs.Columns] = {"layer": str, "state": str, **_NUMBERS}
 
 
 def table(whole: Report, _request: verbs.Request) -> verbs.Table:
@@ -331,7 +329,7 @@ def table(whole: Report, _request: verbs.Request) -> verbs.Table:
         total = layer.total
         numbers = (total.entries, total.files, total.bytes, total.stale_bytes, total.disk_bytes)
         rows.append((layer.layer, layer.state.condition.value, *numbers))
-    return verbs.Table((*_COLUMNS, verbs.sizes("on disk")), rows)
+    return verbs.Table({**_COLUMNS, "on disk": verbs.size}, rows)
 
 
 def show(whole: Report, request: verbs.Request) -> Iterator[object]:
@@ -370,25 +368,25 @@ def _cells(total: Total) -> list[str]:
 def _others(whole: Report, home: str) -> Iterator[object]:
     """Yield what belongs to no layer."""
     for leftover in whole.leftovers:
-        held = f"{verbs.size(leftover.bytes)}, {verbs.age(leftover.modified, whole.generated)} old"
+        held = f"{verbs.size(leftover.bytes)}, {verbs.age(verbs.since(leftover.modified, whole.generated))} old"
         where = _short(leftover.root / leftover.key, home)
         yield ""
         yield f"{where}: {leftover.why} ({held}); the next purge or prune removes it"
     if whole.pythons is not None:
-        columns = ("python", verbs.counts("entries"), verbs.counts("stale"), verbs.sizes("size"), "packages")
+        numbers = {"entries": verbs.count, "stale": verbs.count, "size": verbs.size}
         rows, places = list[tuple[str | int, ...]](), []
         for share in whole.pythons:
             release = _release(share.python)
             packages = " ".join(f"{name} {version}" for name, version in share.packages.items())
             rows.append((release, share.entries, share.stale, share.bytes, packages))
             places += [f"  {_short(path, home)}: Python {release}" for path in share.interpreters]
-        yield from ("", verbs.Table(columns, rows), *places)
+        yield from ("", verbs.Table({"python": str, **numbers, "packages": str}, rows), *places)
     if whole.neighbours is not None:
         caches = [
             (one.name, one.files, one.bytes, f"{_short(one.path, home)} ({one.source})") for one in whole.neighbours
         ]
         yield ""
-        yield verbs.Table(("neighbours", verbs.counts("files"), verbs.sizes("size"), "place"), caches)
+        yield verbs.Table({"neighbours": str, "files": verbs.count, "size": verbs.size, "place": str}, caches)
 
 
 def summary(whole: Report) -> str:

@@ -153,7 +153,7 @@ def _unit_word(text: str) -> str:
 def run(request: verbs.Request) -> int:
     """Carry out ``cachectl schedule``."""
     options = request.options
-    request.output.say([verbs.Raw(schedule(request.stack, options.kind, all_users=options.everybody).splitlines())])
+    request.output.show_raw(schedule(request.stack, options.kind, all_users=options.everybody).splitlines())
     # The settings of other users set their limits.
     own = options.kind != "slurm-epilog" and not options.everybody
     if own and request.config.limits(request.now).none:

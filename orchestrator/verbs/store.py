@@ -337,14 +337,11 @@ def show(result: StoreListing | Collection | StoreCheck, request: verbs.Request)
 
 
 def _listing(listing: StoreListing, now: float) -> verbs.Table:
-    columns = (
-        *("layer", verbs.counts("entries"), verbs.sizes("size"), verbs.counts("parts"), verbs.counts("unsigned")),
-        *(verbs.ages("newest", now), "for"),
-    )
+    numbers = {"entries": verbs.count, "size": verbs.size, "parts": verbs.count, "unsigned": verbs.count}
     rows = []
     for key in listing.keys:
         facts = ", ".join(f"{name} {fact or verbs.DASH}" for name, fact in key.fingerprint.items())
-        rows.append((key.layer, key.entries, key.bytes, key.parts, key.unsigned, key.newest, facts))
+        rows.append((key.layer, key.entries, key.bytes, key.parts, key.unsigned, verbs.since(key.newest, now), facts))
     entries, sizes = sum(key.entries for key in listing.keys), sum(key.bytes for key in listing.keys)
     last = ("total", entries, sizes, sum(key.parts for key in listing.keys), "", "", "")
-    return verbs.Table(columns, rows, last)
+    return verbs.Table({"layer": str, **numbers, "newest": verbs.age, "for": str}, rows, last)

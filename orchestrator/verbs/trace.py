@@ -88,9 +88,9 @@ def show(traced: Trace) -> Iterator[bytes | str | verbs.Table]:
     shown = [layer for layer in traced.layers if layer.was_used]
     stopped = [layer for layer in traced.layers if layer.state is not None]
     if shown:
-        numbers = map(verbs.counts, ("hits", "misses", "stores"))
+        numbers = dict.fromkeys(("hits", "misses", "stores"), verbs.count)
         rows = [(use.layer, use.hits, use.misses, use.stores, use.bytes, use.evidence) for use in shown]
-        yield verbs.Table(("layer", *numbers, verbs.sizes("stored"), "evidence"), rows)
+        yield verbs.Table({"layer": str, **numbers, "stored": verbs.size, "evidence": str}, rows)
     yield from (f"{layer.layer}: {layer.state} ({layer.state_why})" for layer in stopped)
     others = len(traced.layers) - len({layer.layer for layer in (*shown, *stopped)})
     yield f"{errors.plural(others, 'more layer' if shown or stopped else 'layer')}: no use seen"
@@ -115,7 +115,7 @@ def _stages(stages: Iterable[timeline.StageTime]) -> verbs.Table:
     for stage in stages:
         split = [f"{seconds:.3f}" if seconds else verbs.DASH for seconds in (stage.hit, stage.missed)]
         rows.append((stage.stage, f"{stage.seconds:.3f}", *split))
-    return verbs.Table(("stage", *map(verbs.Column, ("seconds", "hit", "missed"))), rows)
+    return verbs.Table({"stage": str, **dict.fromkeys(("seconds", "hit", "missed"), verbs.count)}, rows)
 
 
 def _slowest(kernels: Iterable[timeline.KernelTime]) -> verbs.Table:
@@ -123,7 +123,7 @@ def _slowest(kernels: Iterable[timeline.KernelTime]) -> verbs.Table:
     for kernel in kernels:
         state = {True: "warm", False: "cold", None: verbs.DASH}[kernel.warm]
         rows.append((f"{kernel.seconds:.3f}", kernel.slowest_stage, state, kernel.kernel))
-    return verbs.Table((verbs.Column("seconds"), "most in", "state", "slowest kernels"), rows)
+    return verbs.Table({"seconds": verbs.count, "most in": str, "state": str, "slowest kernels": str}, rows)
 
 
 def _builds(kernels: Iterable[KernelTrace]) -> verbs.Table:
@@ -133,7 +133,7 @@ def _builds(kernels: Iterable[KernelTrace]) -> verbs.Table:
         served_by = kernel.served_by or ("compiled" if kernel.compiled else verbs.DASH)
         groups.setdefault((served_by, " ".join(kernel.kernels) or verbs.DASH), []).append(kernel.seconds)
     rows = [(f"{sum(seconds):.3f}", len(seconds), *names) for names, seconds in groups.items()]
-    return verbs.Table((verbs.Column("seconds"), verbs.counts("builds"), "served by", "kernels"), rows)
+    return verbs.Table({"seconds": verbs.count, "builds": verbs.count, "served by": str, "kernels": str}, rows)
 
 
 def _entries(entries: Iterable[evidence.EntryTrace]) -> verbs.Table:
@@ -142,8 +142,8 @@ def _entries(entries: Iterable[evidence.EntryTrace]) -> verbs.Table:
         kernels = " ".join(entry.kernels or ()) or verbs.DASH
         hits = 0 if entry.broken else entry.hits
         rows.append((entry.layer, hits, entry.stores, entry.bytes, entry.device or verbs.DASH, kernels))
-    numbers = (verbs.counts("hits"), verbs.counts("stores"), verbs.sizes("size"))
-    return verbs.Table(("entries of", *numbers, "device", "kernels"), rows)
+    numbers = {"hits": verbs.count, "stores": verbs.count, "size": verbs.size}
+    return verbs.Table({"entries of": str, **numbers, "device": str, "kernels": str}, rows)
 
 
 def _missed(summary: timeline.Summary, traced: Trace) -> str:
