@@ -102,7 +102,7 @@ def listed(
         for thing in layer.store.scan(root, selection, contents=contents):
             if isinstance(thing, facts.Problem):
                 notice(Trouble(layer.name, thing.path, thing.code, thing.message, failed=thing.hides))
-            elif isinstance(thing, facts.Entry) and selection.matches(thing):
+            elif thing.is_listed and selection.matches(thing):
                 yield thing
 
     def failed(layer: Layer, path: Path | None, error: Exception) -> Iterable[facts.Entry]:
