@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from cachectl import layer_set, verbs
 from cachectl.layers.base import errors, facts
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk import trust
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.layer import Layer
-    from cachectl.layers.base.selection import Selection
 
 T = TypeVar("T")
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from cachectl import verbs
+from cachectl import layer_set, verbs
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.facts import Note, Outcome, Plan
 from cachectl.layers.base.layer import Layer, every_root, require_changeable
-
-if TYPE_CHECKING:
-    from cachectl import layer_set
 
 
 @dataclass(frozen=True, slots=True)

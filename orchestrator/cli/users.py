@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from cachectl import verbs
 from cachectl.cli import output
 from cachectl.layers.base import errors
-from cachectl.layers.base.errors import printable
 
 if TYPE_CHECKING:
     from pwd import struct_passwd
@@ -168,7 +167,7 @@ def _ask(user: struct_passwd, words: Sequence[str]) -> _Answer:
     status, data, said, error = _run(user, words)
     document: dict[str, Any] = {}
     lines = said.decode(errors="replace").splitlines()
-    notes = [printable(re.sub(r"^cachectl(?: \w+)?: ", "", line))[:1000] for line in lines if line.strip()]
+    notes = [errors.printable(re.sub(r"^cachectl(?: \w+)?: ", "", line))[:1000] for line in lines if line.strip()]
     if error is None and status < 0:
         error = f"was ended by signal {-status}"
     elif error is None and not data:
@@ -189,11 +188,11 @@ def _escaped(value: Any, depth: int) -> Any:  # noqa: ANN401 - JSON
     if not depth or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(value)
     if isinstance(value, str):
-        return printable(value)
+        return errors.printable(value)
     if isinstance(value, list):
         return [_escaped(item, depth - 1) for item in value]
     if isinstance(value, dict):
-        return {printable(key): _escaped(item, depth - 1) for key, item in value.items()}
+        return {errors.printable(key): _escaped(item, depth - 1) for key, item in value.items()}
     return value
 
 
@@ -215,7 +214,7 @@ def _run(user: struct_passwd, words: Sequence[str]) -> tuple[int, bytes, bytes, 
             start_new_session=True,
         )
     except OSError as error:
-        return -1, b"", b"", f"cannot start {printable(sys.executable)} as that user: {error.strerror}"
+        return -1, b"", b"", f"cannot start {errors.printable(sys.executable)} as that user: {error.strerror}"
     written: dict[Any, bytearray] = {child.stdout: bytearray(), child.stderr: bytearray()}
     problem, deadline = None, time.monotonic() + _SECONDS
     try:

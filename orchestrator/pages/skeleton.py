@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from base64 import b64encode
+from collections import defaultdict
 from importlib.resources import files
 from typing import Final
 
@@ -31,13 +32,11 @@ _PAGE: Final = """\
 """
 
 
-class Words(dict[str, int]):
-    """Texts that repeat in the data of a page, each with its number: ``words[text]``."""
-
-    def __missing__(self, text: str) -> int:
-        """Give a new text the next number."""
-        self[text] = number = len(self)
-        return number
+def numbered() -> defaultdict[str, int]:
+    """Return the numbers of texts that repeat in the data of a page: a new text gets the next number."""
+    words: defaultdict[str, int] = defaultdict()
+    words.default_factory = words.__len__
+    return words
 
 
 def build_page(name: str, title: str, data: object) -> bytes:

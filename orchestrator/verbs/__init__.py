@@ -81,7 +81,7 @@ class Request:
         if is_configured(self._here):
             wait = self.config.get("wait") if wait is None else wait
             shared = shared or bool(self.config.get("shared"))
-            pythons = pythons or self.config.interpreters
+            pythons = pythons or self.config.get("python")
         if pythons:
             from cachectl.layers.host.pythons import named_pythons
 
@@ -145,24 +145,9 @@ class Request:
         return Selection(self.options.kernel, self.options.key, self.before, self.options.stale)
 
     @property
-    def older_than(self) -> float | None:
-        """The age of ``--older-than`` in seconds; ``None`` without that option."""
-        from cachectl.layers.base.selection import parse_age
-
-        return None if self.options.older_than is None else parse_age(self.options.older_than)
-
-    @property
     def before(self) -> float | None:
         """The moment of ``--older-than`` in epoch seconds; ``None`` without that option."""
-        age = self.older_than
-        return None if age is None else self.now - age
-
-    @property
-    def max_size(self) -> int | None:
-        """The bytes of ``--max-size``; ``None`` without that option."""
-        from cachectl.layers.base.selection import parse_size
-
-        return None if self.options.max_size is None else parse_size(self.options.max_size)
+        return None if self.options.older_than is None else self.now - self.options.older_than
 
     def trust(self) -> Trust | None:
         """Return why a store is trusted; ``None`` if no option says so."""
@@ -263,6 +248,21 @@ def seconds(text: str) -> float:
     return number
 
 
+def _read_by(function: str) -> Callable[[str], Any]:
+    """Return the type of an option that a function of the selection reads, which is imported when it is typed."""
+
+    def read(text: str) -> Any:  # noqa: ANN401 - a number
+        from cachectl.layers.base import selection
+
+        try:
+            return getattr(selection, function)(text)
+        except errors.BadRequest as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return read
+
+
+age_of, size_of = _read_by("parse_age"), _read_by("parse_size")
 # Without a default, argparse calls it required.
 LAYERS: Final = value("layers", "LAYER", "a layer that cachectl layers lists (default: all)", nargs="*", default=[])
 CLEARABLE: Final = LAYERS.having("a layer that cachectl layers lists (default: all but tuning results)")
@@ -296,7 +296,7 @@ CHANGING: Final = (WAIT, SHARED, FORM)
 SELECTION: Final = (
     "selection",
     value("--kernel", "GLOB", "entries of kernels whose name matches"),
-    value("--older-than", "AGE", "not changed or used for 30d, 12h, 2w"),
+    value("--older-than", "AGE", "not changed or used for 30d, 12h, 2w", type=age_of),
     flag("--stale", "entries that no known Python or driver can hit any more"),
     value("--key", "KEY", "the entry of this key"),
 )

@@ -8,17 +8,15 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cachectl import verbs
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import CachectlError
 from cachectl.stack import Stack
 from cachectl.switching import isolated
 from cachectl.switching.run import variables_isolated, variables_off
 from cachectl.verbs.report import lines
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.environment import Environment
 
 OPTIONS: Final = (
     verbs.value("--kernels", "N", "how many kernels to compile (default: 8)", type=verbs.positive, default=8),

@@ -15,20 +15,15 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from cachectl import listing, verbs
-from cachectl.layers.base import errors, store
-from cachectl.layers.base.environment import user_name
+from cachectl import layer_set, listing, verbs
+from cachectl.layers.base import errors, registry, store
+from cachectl.layers.base.environment import Environment, user_name
 from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Root, Scope, Severity, Usage
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.disk import presence, room, trust
 from cachectl.layers.host import launcher, mounts
-
-if TYPE_CHECKING:
-    from cachectl import layer_set
-    from cachectl.layers.base import registry
-    from cachectl.layers.base.environment import Environment
-    from cachectl.layers.base.layer import Layer
 
 OPTIONS: Final = (verbs.LAYERS, verbs.PLACES, verbs.FORM)
 

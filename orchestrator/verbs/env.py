@@ -6,15 +6,12 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from cachectl import verbs
+from cachectl import layer_set, verbs
 from cachectl.layers.base import errors, facts
 from cachectl.switching import isolated
 from cachectl.switching.run import merged
-
-if TYPE_CHECKING:
-    from cachectl import layer_set
 
 #: How each shell sets a variable, and removes one.
 _SYNTAXES: Final = {

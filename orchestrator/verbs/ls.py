@@ -5,20 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from cachectl import listing, verbs
-from cachectl.layers.base import errors
-from cachectl.layers.base.selection import ALL
-
-if TYPE_CHECKING:
-    from cachectl import layer_set
-    from cachectl.layers.base.facts import Entry
-    from cachectl.layers.base.selection import Selection
+from cachectl import layer_set, listing, verbs
+from cachectl.layers.base import errors, facts, selection
 
 _UNKNOWN: Final = float("inf")
 #: The sort key of each order; an unknown time comes last.
-_ORDERS: Final[dict[str, Callable[[Entry], float]]] = {
+_ORDERS: Final[dict[str, Callable[[facts.Entry], float]]] = {
     "size": lambda entry: -entry.bytes,
     "age": lambda entry: _UNKNOWN if entry.modified is None else entry.modified,
     "used": lambda entry: _UNKNOWN if entry.used is None else entry.used,
@@ -38,7 +32,7 @@ EPILOG: Final = "On a terminal the table shortens names and keys to fit; elsewhe
 
 def ls(
     stack: layer_set.LayerSet,
-    selection: Selection = ALL,
+    selected: selection.Selection = selection.ALL,
     *,
     layers: Iterable[str] = (),
     sort: str | None = None,
@@ -51,7 +45,7 @@ def ls(
     if limit is not None and limit < 0:
         raise errors.BadRequest(f"--limit {limit} is negative")
     troubles: list[listing.Trouble] = []
-    entries: Iterable[Entry] = listing.listed(stack.named(layers), selection, troubles.append)
+    entries: Iterable[facts.Entry] = listing.listed(stack.named(layers), selected, troubles.append)
     if sort is not None:
         entries = sorted(entries, key=_ORDERS[sort])
     most = None if limit is None else min(limit, sys.maxsize)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cachectl import config, layer_set, removal, verbs
 from cachectl.layers.base import errors, facts, selection
-from cachectl.layers.base.layer import every_root, plan_removal
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.layer import Layer, every_root, plan_removal
 
 OPTIONS: Final = (
     verbs.CLEARABLE,
     verbs.flag("--stale", "entries that no known Python or driver can hit any more, and orphans"),
-    verbs.value("--older-than", "AGE", "entries not changed or used for 30d, 12h, 2w"),
-    verbs.value("--max-size", "SIZE", "until the layers together hold no more than 500M, 2GiB"),
+    verbs.value("--older-than", "AGE", "entries not changed or used for 30d, 12h, 2w", type=verbs.age_of),
+    verbs.value("--max-size", "SIZE", "until the layers together hold no more than 500M, 2GiB", type=verbs.size_of),
     *verbs.REMOVING,
     verbs.PYTHON,
     *verbs.CHANGING,
@@ -42,7 +39,12 @@ def prune(
         environment = config.with_interpreters(stack.environment)
         if environment is not stack.environment:
             stack = type(stack)(environment)
-        limits = config.configured_limits(environment)
+        settings = config.load(environment)
+        limits = settings.limits(environment.clock())
+        if limits.none:
+            file = errors.printable(settings.files[0][0]) if settings.files else "a config file"
+            message = f"name a limit: --stale, --older-than or --max-size, or write a limit below [prune] in {file}"
+            raise errors.BadRequest(message)
     chosen, required = stack.chosen(layers), limits
 
     def plan() -> removal.Removal:
@@ -115,7 +117,7 @@ show, table = removal.show, removal.table
 def run(request: verbs.Request) -> removal.Removal:
     """Carry out ``cachectl prune``."""
     options, stack = request.options, request.stack
-    limits = config.Limits(options.stale, request.before, request.max_size)
+    limits = config.Limits(options.stale, request.before, options.max_size)
     typed = None if limits.none else limits
     with request.working("pruning"):
         return prune(stack, typed, layers=options.layers, dry_run=options.dry_run, notice=request.notice)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from cachectl import verbs
+from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors, facts, registry, store
 from cachectl.layers.base.layer import Layer, every_root
 from cachectl.layers.disk import temporaries
 
 if TYPE_CHECKING:
-    from cachectl.layer_set import LayerSet
     from cachectl.layers.host.neighbours import Neighbour
     from cachectl.listing import Listing
 
@@ -265,9 +265,9 @@ def run(request: verbs.Request) -> Report | int:
 
 def draw(whole: Report, listing: Listing, findings: Iterable[facts.Finding]) -> bytes:
     """Return a report as an HTML page, with its entries and findings."""
-    from cachectl.pages.skeleton import Words, build_page
+    from cachectl.pages.skeleton import build_page, numbered
 
-    printable, words = errors.printable, Words()
+    printable, words = errors.printable, numbered()
     rows: list[list[object]] = []
     # Entries that only share a folder are in no total.
     for entry in (entry for entry in listing.entries if entry.guest is None):

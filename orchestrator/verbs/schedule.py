@@ -13,15 +13,13 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from zlib import crc32
 
 from cachectl import verbs
+from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import config_paths
 from cachectl.layers.base.errors import FAILURES, BadRequest
-
-if TYPE_CHECKING:
-    from cachectl.layer_set import LayerSet
 
 KINDS: Final = ("systemd", "cron", "slurm-epilog")
 OPTIONS: Final = (
