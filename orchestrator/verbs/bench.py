@@ -147,8 +147,8 @@ class Bench:
 
 
 def bench(
-    command: Sequence[str],
     stack: LayerSet,
+    command: Sequence[str],
     rounds: int = 3,
     *,
     notice: Callable[[str], None] = warn_user,
@@ -310,7 +310,7 @@ def run(request: verbs.Request) -> int:
     output_files.demand_targets(document, picture)
     try:
         with request.output.progress() as show_step:
-            measured = bench(request.command, request.stack, options.rounds, notice=request.notice, show=show_step)
+            measured = bench(request.stack, request.command, options.rounds, notice=request.notice, show=show_step)
     except Ended as ended:
         request.output.say_on_stderr(f"command: {line}" for line in ended.said)
         raise

@@ -8,7 +8,8 @@ from itertools import islice
 from typing import Final
 
 from cachectl import layer_set, listing, verbs
-from cachectl.layers.base import errors, facts, selection
+from cachectl.layers.base import errors, facts
+from cachectl.layers.base.selection import ALL, Selection
 
 _UNKNOWN: Final = float("inf")
 #: The sort key of each order; an unknown time comes last.
@@ -32,7 +33,7 @@ EPILOG: Final = "On a terminal the table shortens names and keys to fit; elsewhe
 
 def ls(
     stack: layer_set.LayerSet,
-    selected: selection.Selection = selection.ALL,
+    selection: Selection = ALL,
     *,
     layers: Iterable[str] = (),
     sort: str | None = None,
@@ -45,7 +46,7 @@ def ls(
     if limit is not None and limit < 0:
         raise errors.BadRequest(f"--limit {limit} is negative")
     troubles: list[listing.Trouble] = []
-    entries: Iterable[facts.Entry] = listing.listed(stack.named(layers), selected, troubles.append)
+    entries: Iterable[facts.Entry] = listing.listed(stack.named(layers), selection, troubles.append)
     if sort is not None:
         entries = sorted(entries, key=_ORDERS[sort])
     most = None if limit is None else min(limit, sys.maxsize)

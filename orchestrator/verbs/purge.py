@@ -20,7 +20,9 @@ OPTIONS: Final = (
 )
 
 
-def plan_purge(layers: Iterable[Layer], selection: Selection = ALL, *, damaged: bool = False) -> removal.Removal:
+def plan_purge(
+    stack: layer_set.LayerSet, selection: Selection = ALL, *, layers: Iterable[str] = (), damaged: bool = False
+) -> removal.Removal:
     """Plan the purge of a selection in each layer, with ``damaged`` only of damaged entries; touches nothing."""
 
     def plan(layer: Layer) -> facts.Plan:
@@ -29,7 +31,7 @@ def plan_purge(layers: Iterable[Layer], selection: Selection = ALL, *, damaged: 
             return facts.Plan(layer.name)
         return layer.plan_clear(selection, damaged=damaged)
 
-    return removal.planned(layers, plan)
+    return removal.planned(stack.chosen(layers), plan)
 
 
 def purge(
@@ -42,12 +44,11 @@ def purge(
     notice: Callable[[str], None] = layer_set.warn_user,
 ) -> removal.Removal:
     """Remove the selected entries, and what killed commands left; or return the plan (``dry_run``)."""
-    chosen = stack.chosen(layers)
 
     def plan() -> removal.Removal:
-        return plan_purge(chosen, selection, damaged=damaged)
+        return plan_purge(stack, selection, layers=layers, damaged=damaged)
 
-    return removal.carry_out(stack, chosen, plan, notice, dry_run=dry_run)
+    return removal.carry_out(stack, stack.chosen(layers), plan, notice, dry_run=dry_run)
 
 
 show, table = removal.show, removal.table

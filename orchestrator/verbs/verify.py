@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-from cachectl import listing, verbs
+from cachectl import layer_set, listing, verbs
 
 OPTIONS: Final = (verbs.LAYERS, verbs.PLACES, verbs.WAIT, verbs.FORM)
+
+
+def verify(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Findings:
+    """Check every entry of the named layers, or of all, for damage."""
+    return listing.damage(stack.named(layers))
 
 
 def run(request: verbs.Request) -> listing.Findings:
     """Carry out ``cachectl verify``."""
     with request.working("verifying"):
-        return listing.damage(request.stack.named(request.options.layers))
+        return verify(request.stack, request.options.layers)
 
 
 table = listing.findings_table

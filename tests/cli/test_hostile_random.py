@@ -21,11 +21,9 @@ from support.hostile import DEAD, HEX32, NAME37, PYTHON, World, changed, hash_tr
 from tiers import amount
 
 from cachectl.config import Limits
-from cachectl.layers.base.selection import ALL
 from cachectl.removal import Removal
 from cachectl.stack import Stack
 from cachectl.verbs.prune import plan_prune
-from cachectl.verbs.purge import plan_purge
 
 NAMES = st.sampled_from(
     [
@@ -181,7 +179,7 @@ def check(world: World, variables: Mapping[str, str], platform: str) -> int:
     plannings: tuple[Callable[[], Removal], ...] = (
         lambda: plan_prune(stack.clearable(), Limits(stale=True)),
         stack.plan_clear,
-        lambda: plan_purge(stack.named(hostile.user_layers(stack)), ALL),
+        lambda: stack.plan_clear(layers=hostile.user_layers(stack)),
     )
     for planning in plannings:
         planned = planning()
