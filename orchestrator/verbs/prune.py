@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from cachectl import config, layer_set, removal, verbs
-from cachectl.layers.base import errors, facts, selection
+from cachectl.layers.base import errors, facts
 from cachectl.layers.base.layer import Layer, every_root, plan_removal
 
 OPTIONS: Final = (
@@ -63,13 +63,17 @@ def plan_prune(layers: Iterable[Layer], limits: config.Limits) -> removal.Remova
     aged: list[tuple[float, int, Layer, facts.Entry]] = []
     total = 0
     for number, layer in enumerate(layers):
-        try:
-            going[layer], kept, fixed, failed[layer] = _look(layer, limits)
-        except errors.FAILURES as error:
-            # Nothing is removed because of an incomplete count.
-            going[layer], kept, fixed, failed[layer] = [], [], 0, [facts.Note("*", errors.reason_of(error))]
-        total += fixed + sum(thing.bytes for thing in kept)
-        aged += ((_UNKNOWN if thing.latest is None else thing.latest, number, layer, thing) for thing in kept)
+        going[layer], failed[layer] = [], []
+        for thing in _things(layer, failed[layer], contents=limits.stale):
+            is_old = limits.before is not None and thing.latest is not None and thing.latest < limits.before
+            if thing.sums is not None:
+                # A file of fixed length does not shrink, so it must not make prune remove entries.
+                total += 0 if thing.fixed else thing.bytes
+            elif is_old or (limits.stale and thing.stale):
+                going[layer].append(thing)
+            else:
+                total += thing.bytes
+                aged.append((_UNKNOWN if thing.latest is None else thing.latest, number, layer, thing))
     for latest, _, layer, thing in sorted(aged, key=lambda item: item[:2]):
         if limits.bytes is None or total <= limits.bytes or latest == _UNKNOWN:
             break
@@ -83,30 +87,21 @@ def plan_prune(layers: Iterable[Layer], limits: config.Limits) -> removal.Remova
     return removal.planned(going, plan)
 
 
-def _look(layer: Layer, limits: config.Limits) -> tuple[list[facts.Entry], list[facts.Entry], int, list[facts.Note]]:
-    """Return what is stale or old, what is not, the bytes that stay whatever is removed, and what could not be read."""
-    going: list[facts.Entry] = []
-    kept: list[facts.Entry] = []
-    fixed, failed = 0, list[facts.Note]()
-    for thing in _things(layer, failed, contents=limits.stale):
-        if isinstance(thing, facts.Problem):
-            failed += [thing.note] if thing.hides else []
-        elif thing.sums is not None:
-            # A file of fixed length does not shrink, so it must not make prune remove entries.
-            fixed += 0 if thing.fixed else thing.bytes
-        elif thing.guest is None:
-            # A guest belongs to another program.
-            stale = limits.stale and thing.stale
-            old = limits.before is not None and selection.Selection(before=limits.before).matches(thing)
-            (going if stale or old else kept).append(thing)
-    return going, kept, fixed, failed
-
-
-def _things(layer: Layer, failed: list[facts.Note], *, contents: bool) -> Iterator[facts.Found]:
-    """Yield what is in the roots of a layer; those that cannot be read are noted, and the others are still pruned."""
-    for root in every_root(layer):
+def _things(layer: Layer, failed: list[facts.Note], *, contents: bool) -> Iterator[facts.Entry]:
+    """Yield what a layer holds, and note what could not be read; a guest belongs to another program."""
+    try:
+        # Nothing is removed if not every root is known.
+        roots = tuple(every_root(layer))
+    except errors.FAILURES as error:
+        failed.append(facts.Note("*", errors.reason_of(error)))
+        return
+    for root in roots:
         try:
-            yield from layer.store.scan(root, contents=contents)
+            for thing in layer.store.scan(root, contents=contents):
+                if isinstance(thing, facts.Problem):
+                    failed += [thing.note] if thing.hides else []
+                elif thing.guest is None:
+                    yield thing
         except errors.FAILURES as error:  # noqa: PERF203 - one must not end the rest
             failed.append(facts.Note(str(root.path), errors.reason_of(error)))
 
