@@ -265,7 +265,7 @@ def run(request: verbs.Request) -> Report | int:
 
 def draw(whole: Report, listing: Listing, findings: Iterable[facts.Finding]) -> bytes:
     """Return a report as an HTML page, with its entries and findings."""
-    from cachectl.pages.skeleton import build_page, numbered
+    from cachectl.pages import build_page, numbered
 
     printable, words = errors.printable, numbered()
     rows: list[list[object]] = []

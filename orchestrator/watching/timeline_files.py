@@ -83,7 +83,7 @@ def _complete(span: Span) -> dict[str, object]:
 
 def page(timeline: Timeline) -> bytes:
     """Return one HTML page with all spans. It requests nothing, so it can be sent and kept as a file."""
-    from cachectl.pages.skeleton import build_page, numbered
+    from cachectl.pages import build_page, numbered
 
     words, spans = numbered(), []
     for span in timeline.spans:
