@@ -98,7 +98,9 @@ def _show(request: verbs.Request, answers: Sequence[_Answer]) -> None:
     found = [{**item, "user": answer.user} for answer in answers for item in answer.document.get(items, ())]
     found = [item for item in found if not numbers or any(_number(item, name) for name in numbers)]
     total = {name: sum(_number(item, name) or 0 for item in found) for name in numbers}
-    complete = all(answer.error is None and _is_complete(answer.document) for answer in answers)
+    totals = [answer.document.get("total") for answer in answers if answer.error is None]
+    counted = [not isinstance(total, dict) or total.get("complete", True) is True for total in totals]
+    complete = len(totals) == len(answers) and all(counted)
     if request.form == "json":
         users = [{**answer.document, "user": answer.user, "error": answer.error} for answer in answers]
         output.show_json({"users": users, "total": total, "complete": complete})
@@ -119,12 +121,6 @@ def _show(request: verbs.Request, answers: Sequence[_Answer]) -> None:
         output.show_csv(table)
     else:
         output.say([table])
-
-
-def _is_complete(document: Mapping[str, Any]) -> bool:
-    """Return whether everything could be counted."""
-    total = document.get("total")
-    return not isinstance(total, dict) or total.get("complete", True) is True
 
 
 def _words(typed: Sequence[str]) -> Iterator[str]:
