@@ -6,9 +6,9 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from cachectl.layers.base import errors, selection
 from cachectl.layers.base.environment import CONFIG_VARIABLE, Environment, config_paths
@@ -19,8 +19,7 @@ _LARGEST: Final = 1 << 16
 _LONGEST: Final = 86400
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """What ``prune`` removes: stale entries, entries last used before a moment, then the excess over a size.
 
     ``before`` is epoch seconds; ``bytes`` bounds what the pruned layers hold together.
@@ -126,7 +125,8 @@ def _read(path: Path, *, needed: bool) -> bytes | None:
         finally:
             os.close(handle)
     except OSError as error:
-        if isinstance(error, (FileNotFoundError, NotADirectoryError)) and not needed:
+        # Also one in a folder that is closed to this user is none.
+        if not needed and not os.path.lexists(path):
             return None
         raise errors.CachectlError(f"{shown}: {error.strerror}; correct it, or ignore it: {ignore}") from error
 

@@ -70,23 +70,18 @@ class Request:
         """The environment, with the options and settings that change how caches are read and changed."""
         from dataclasses import replace
 
-        from cachectl.layers.base.environment import is_configured
-
         here, options = self._here, vars(self.options)
         if (below := options.get("below")) is not None:
             from cachectl.switching.run import environment_below
 
             here = environment_below(here, below)
-        wait, shared, pythons = options.get("wait"), options.get("shared", False), options.get("python", ())
-        if is_configured(self._here):
-            wait = self.config.get("wait") if wait is None else wait
-            shared = shared or bool(self.config.get("shared"))
-            pythons = pythons or self.config.get("python")
-        if pythons:
+        if pythons := options.get("python") or self.config.get("python"):
             from cachectl.layers.host.pythons import named_pythons
 
             here = replace(here, python_paths=named_pythons(here, pythons))
-        return replace(here, lock_timeout=here.lock_timeout if wait is None else wait, shared=shared)
+        waits = (options.get("wait"), self.config.get("wait"), here.lock_timeout)
+        shared = bool(options.get("shared") or self.config.get("shared"))
+        return replace(here, lock_timeout=next(wait for wait in waits if wait is not None), shared=shared)
 
     @cached_property
     def stack(self) -> LayerSet:

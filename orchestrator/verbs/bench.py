@@ -6,10 +6,9 @@ import os
 import platform
 import shlex
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -196,11 +195,12 @@ def _settings(
     for layer, variables in used.items():
         sharing = [other.name for other, others in used.items() if other is not layer and others & variables]
         # A layer that is only emptied stores entries again, so its seconds include that.
-        how = "emptied: " + (
-            f"its switch is that of {', '.join(sharing)} too" if sharing else "no variable switches it"
-        )
-        if isolated.can_switch(layer) and not layer.disable().patches and not sharing:
+        if sharing:
+            how = f"emptied: its switch is that of {', '.join(sharing)} too"
+        elif isolated.can_switch(layer) and not layer.disable().patches:
             how = _SWITCHED
+        else:
+            how = "emptied: no variable switches it"
         if how != _SWITCHED and layer.abilities()[facts.Ability.CLEAR] is not None:
             unused[layer.name] = "no switch, and it cannot be emptied"
             continue
@@ -316,8 +316,8 @@ def run(request: verbs.Request) -> int:
         raise
     if options.json != stream:
         # Standard output may belong to the picture.
-        with redirect_stdout(sys.stderr) if options.plot == stream else nullcontext():
-            request.output.say(show(measured))
+        say = request.output.say_on_stderr if options.plot == stream else request.output.say
+        say(show(measured))
     if document is not None:
         request.write_json(measured, document)
     if picture is not None and form is not None:

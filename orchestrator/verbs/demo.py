@@ -60,8 +60,7 @@ def run(request: verbs.Request) -> int:
     cleared = [(outcome.layer, outcome.removed, outcome.bytes_freed) for outcome in purged.layers if outcome.removed]
     request.output.say([verbs.Table({"layer": str, "removed": verbs.count, "size": verbs.size}, cleared)])
     for outcome in purged.layers:
-        for note in outcome.skipped[:_FEW]:
-            request.notice(f"{outcome.layer}: skipped {note.key}: {note.because}")
+        request.output.warn_notes(f"{outcome.layer}: skipped", outcome.skipped[:_FEW])
     removed = purged.total.removed
     # A purge leaves, and names, what another program may use whose root is unknown.
     if 0 < cold == warm == without == again and 0 <= cold - removed <= purged.total.skipped:

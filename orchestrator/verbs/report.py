@@ -218,19 +218,18 @@ def _by_python(layers: Iterable[Layer], stack: LayerSet) -> tuple[PythonShare, .
     from cachectl.layers.base.selection import ALL
     from cachectl.layers.host.pythons import pythons_of
 
-    groups: dict[tuple[tuple[str, str | None], ...], list[facts.Entry]] = {}
+    groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[facts.Entry]] = {}
     for entry in listing.listed(layers, ALL, lambda _: None, contents=False):
-        if entry.versions.get("python"):
-            groups.setdefault(tuple(sorted(entry.versions.items())), []).append(entry)
+        if python := entry.versions.get("python"):
+            packages = tuple(sorted(item for item in entry.versions.items() if item[0] != "python"))
+            groups.setdefault((python, packages), []).append(entry)
     shares = []
-    for versions, entries in groups.items():
-        packages = dict(versions)
-        python = str(packages.pop("python"))
+    for (python, packages), entries in groups.items():
         pythons = [other for other in pythons_of(stack.environment) if other.version == python]
         known = tuple(other.path for other in pythons if other.present is not False)
         stale = sum(entry.stale is True for entry in entries)
         size = sum(entry.bytes for entry in entries)
-        shares.append(PythonShare(python, packages, len(entries), size, stale, known))
+        shares.append(PythonShare(python, dict(packages), len(entries), size, stale, known))
     return tuple(sorted(shares, key=lambda share: -share.bytes))
 
 
