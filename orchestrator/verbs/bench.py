@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import ClassVar, Final
 
-from cachectl import verbs
+from cachectl import output_files, verbs
 from cachectl.layer_set import LayerSet, warn_user
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment
@@ -291,8 +291,6 @@ class _Work:
 
 def run(request: verbs.Request) -> int:
     """Carry out ``cachectl bench``."""
-    from cachectl import output_files
-
     options, stream = request.options, output_files.STREAM
     request.demand_command()
     document = picture = None
@@ -365,8 +363,6 @@ def _draw(measured: Bench, form: str) -> bytes:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    from cachectl.output_files import MAKER
-
     titles = [f"without {one.layer}" if one.layer else f"all caches {one.setting}" for one in measured.settings]
     # The first setting has all caches, and the last ones have none.
     medians = [setting.median for setting in measured.settings]
@@ -396,5 +392,7 @@ def _draw(measured: Bench, form: str) -> bytes:
         rounds = len(measured.settings[0].seconds)
         axes.set_title(f"{measured.machine.title} · {'once' if rounds == 1 else f'{rounds} times'} each")
         file = io.BytesIO()
-        figure.savefig(file, format=form, dpi=160, metadata={"Software" if form == "png" else "Creator": MAKER})
+        figure.savefig(
+            file, format=form, dpi=160, metadata={"Software" if form == "png" else "Creator": output_files.MAKER}
+        )
     return file.getvalue()

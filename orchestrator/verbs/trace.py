@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from cachectl import layer_set, verbs
+from cachectl import layer_set, output_files, verbs
 from cachectl.layers.base import errors
-
-if TYPE_CHECKING:
-    from cachectl.watching import evidence, timeline
-    from cachectl.watching.trace import KernelTrace, Trace
+from cachectl.switching import isolated
+from cachectl.switching import run as child
+from cachectl.watching import evidence, timeline, timeline_files
+from cachectl.watching.trace import KernelTrace, Trace, Tracer
 
 OPTIONS: Final = (
     verbs.UNEXPECTED,
@@ -41,11 +41,7 @@ def trace(
     ``notice`` gets a line for each thing that went wrong with the temporary folder, and for each library that could not
     be watched. Raises :class:`~cachectl.switching.run.CannotStart`.
     """
-    from cachectl.switching import run as child
-    from cachectl.switching.isolated import isolated_root
-    from cachectl.watching.trace import Tracer
-
-    with child.signals_held() as signals, isolated_root(stack.environment, notice=notice) as folder:
+    with child.signals_held() as signals, isolated.isolated_root(stack.environment, notice=notice) as folder:
         tracer = Tracer(stack, folder, explain=explain)
         with tracer.watching():
             started = time.perf_counter()
@@ -59,16 +55,14 @@ def trace(
 
 def run(request: verbs.Request) -> int:
     """Carry out ``cachectl trace``."""
-    from cachectl.output_files import demand_targets, json_kind
-    from cachectl.watching import timeline_files
-
-    options = request.options
+    options, document, drawn = request.options, None, None
     request.demand_command()
     if options.timeline is not None:
         timeline_files.check(options.timeline)
-    document = None if options.json is None else request.output_file(options.json, json_kind("cachectl/trace"))
-    drawn = None if options.timeline is None else request.output_file(options.timeline, timeline_files.TIMELINE)
-    demand_targets(document, drawn)
+        drawn = request.output_file(options.timeline, timeline_files.TIMELINE)
+    if options.json is not None:
+        document = request.output_file(options.json, output_files.json_kind("cachectl/trace"))
+    output_files.demand_targets(document, drawn)
     traced = trace(request.stack, request.command, explain=options.explain, notice=request.notice)
     if document is not None:
         request.write_json(traced, document)
