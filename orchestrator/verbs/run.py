@@ -15,7 +15,7 @@ from cachectl.layers.base import errors, facts
 if TYPE_CHECKING:
     from cachectl.exchange.around import StoreUse
     from cachectl.layers.base.layer import Layer
-    from cachectl.watching.proof import Proof, Watch
+    from cachectl.watching.proof import Proof
 
 #: How many paths the proof of a layer names.
 _FEW: Final = 3
@@ -130,15 +130,15 @@ def run_with(
                 names = tuple(layer.name for layer in moved)
                 copying.start_from(here, place, root, layers=names, notice=notice)
             link_cache_home(here, moved, root)
-        watch = _watch(stack, chosen, frozenset(staying)) if prove else None
+        proof = _watch(stack, chosen, frozenset(staying)) if prove else None
         status = child.run(command, changes, here, signals)
-        return Ran(status, None if watch is None else watch.end())
+        return Ran(status, None if proof is None else proof.end())
 
 
-def _watch(stack: layer_set.LayerSet, layers: Iterable[Layer], left_out: frozenset[str]) -> Watch:
-    from cachectl.watching.proof import Watch
+def _watch(stack: layer_set.LayerSet, layers: Iterable[Layer], left_out: frozenset[str]) -> Proof:
+    from cachectl.watching.proof import Proof
 
-    return Watch(stack, layers, left_out=left_out)
+    return Proof(stack, layers, left_out=left_out)
 
 
 def _kept_below(stack: layer_set.LayerSet, root: Path | bool) -> layer_set.LayerSet:

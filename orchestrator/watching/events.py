@@ -1,7 +1,7 @@
 """File events while a program runs, as the Linux kernel reports them (inotify), and what they show of caches.
 
 The kernel reports each opening, writing and renaming in watched folders, by whichever process of this machine. It does
-not say which process: :mod:`cachectl.watching.processes` looks for other programs that may have used a cache.
+not say which process: :mod:`cachectl.watching.programs` looks for other programs that may have used a cache.
 
 The library inotify_simple is not used: it searches for the C library with a compiler at each start, which takes longer
 than many commands that are watched, and leaks a descriptor in Python before 3.11.4 if none is free. Source: inotify(7).
@@ -94,12 +94,8 @@ class FileEvents:
             self._library, self._queue = open_queue()
         except OSError as error:
             self.why_not = error.strerror
-            return
-        try:
+        else:
             self._thread.start()
-        except RuntimeError as error:
-            self.why_not = str(error)
-            os.close(self._queue)
 
     def watch(self, path: Path, mask: int) -> str | None:
         """Watch a folder's files, or one file; return why that is not possible, or ``None``."""
@@ -341,7 +337,7 @@ class EntryEvents:
         self._places = [place for place in places if not place.everybodys]
         self._unwatched = [place for place in places if place.everybodys]
         self._histories: dict[Path, History] = {}
-        self._recorded = 0
+        self._left = _MOST
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -400,8 +396,10 @@ class EntryEvents:
             if mask & ARRIVED and self._leads(path):
                 self._descend(path, new=bool(mask & CREATE))
         elif path in self._histories or (mask & _USES and self._is_owned(path)):
-            self._recorded += 1
-            if self._recorded <= _MOST:
+            self._left -= 1
+            if self._left < 0:
+                self._events.lost = True
+            else:
                 self._histories.setdefault(path, History()).record(mask, time.time())
 
     def seen(self) -> dict[str, Seen]:
@@ -418,7 +416,7 @@ class EntryEvents:
 
     def _doubt_places(self) -> None:
         for place in self._places:
-            if self._events.lost or self._recorded > _MOST:
+            if self._events.lost:
                 self._doubt(place, LOST)
             if any(map(place.is_unclear, place.layers)):
                 self._doubt(place, "the layer cannot say which files are its own")

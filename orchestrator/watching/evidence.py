@@ -17,7 +17,7 @@ from typing import ClassVar, Final
 from cachectl.layers.base import errors, facts, parts
 from cachectl.layers.base.layer import Layer
 from cachectl.watching.events import History, Seen, storing_refused
-from cachectl.watching.notes import Event
+from cachectl.watching.programs import Event
 
 EXACT: Final = "exact"
 INFERRED: Final = "inferred"

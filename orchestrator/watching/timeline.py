@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cachectl.layers.base.parts import Lookups
-from cachectl.watching.notes import Event
+from cachectl.watching.programs import Event
 
 #: The stages of a start, in the order in which a kernel passes through them.
 STAGES: Final = (

@@ -1,7 +1,7 @@
 """Which cache served a run: hits, misses and stores of a command and its children, layer by layer.
 
 Programs of the run note events (:mod:`cachectl.layers.inside.observer`), the kernel reports those of files
-(:mod:`cachectl.watching.events`), and processes are looked at from outside (:mod:`cachectl.watching.processes`).
+(:mod:`cachectl.watching.events`), and processes are looked at from outside (:mod:`cachectl.watching.programs`).
 :mod:`cachectl.watching.evidence` makes numbers of all that.
 """
 
@@ -22,7 +22,7 @@ from typing import ClassVar, Final
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base import environment, errors, facts
 from cachectl.layers.inside import observer
-from cachectl.watching import evidence, notes, processes
+from cachectl.watching import evidence, programs
 from cachectl.watching import timeline as timelines
 from cachectl.watching.events import EntryEvents
 
@@ -122,7 +122,7 @@ class Tracer:
         self._parts = {name: layer.part for name, layer in self._layers.items()}
         by_files = [(seen.layer, seen.part.files) for seen in self._layers.values() if seen.part.files is not None]
         self._entry_events = EntryEvents(by_files)
-        self._processes = processes.Processes(self.notes, self._parts)
+        self._processes = programs.Processes(self.notes, self._parts)
         self._began = timelines.clocks()
         (self.site / "cachectl_observer.py").write_bytes(Path(observer.__file__).read_bytes())
         (self.site / "sitecustomize.py").write_text(_SITE)
@@ -168,7 +168,7 @@ class Tracer:
 
     def ended(self, command: Sequence[str], status: int | None, wall: float) -> Trace:
         """Return what the run did."""
-        noted, unread = notes.read_events(self.notes)
+        noted, unread = programs.read_events(self.notes)
         unwatched, seen = self._processes.unwatched(), self._entry_events.seen()
         used = {}
         for name, layer in self._layers.items():
@@ -190,7 +190,7 @@ class Tracer:
         )
         # The process ended in the build, and so did not pass it on itself.
         passed_on = b""
-        for heard in notes.messages_after(self.notes, noted):
+        for heard in programs.messages_after(self.notes, noted):
             other = heard
             for part in self._parts.values():
                 other = part.other_output(other)
@@ -211,7 +211,7 @@ class Tracer:
         )
 
 
-def _kernel(event: notes.Event) -> KernelTrace:
+def _kernel(event: programs.Event) -> KernelTrace:
     is_binary = event.get("binary") == "hit"
     compiled = False if is_binary else event.get("compiled")
     served_by = None

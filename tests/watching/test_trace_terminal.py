@@ -15,7 +15,7 @@ from support.tracing import layer_of, numbers, real, trace
 from tiers import needing
 
 from cachectl.layers.inside.pocl_messages import read_messages
-from cachectl.watching.notes import read_events
+from cachectl.watching.programs import read_events
 
 if TYPE_CHECKING:
     from conftest import Driver
