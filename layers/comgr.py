@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cachectl.layers.base import declarations, facts, lazy, parts, switches
 from cachectl.layers.base.store import Codec, Damage, Store
-from cachectl.layers.host import driver_layers
+from cachectl.layers.host import drivers
 
 if TYPE_CHECKING:
     from cachectl.layers.formats import details
@@ -85,7 +85,7 @@ class ComgrCodec(Codec):
         return Damage(facts.Severity.FAILS, f"holds a program that {wrong}; comgr hands it on as it is")
 
 
-class ComgrCache(driver_layers.DriverLayer):
+class ComgrCache(drivers.DriverLayer):
     """Outputs of single commands of AMD's compiler: bitcode and code objects, one file each."""
 
     name = "comgr"

@@ -31,7 +31,7 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.selection import ALL
-from cachectl.layers.disk import private_folders
+from cachectl.layers.disk import private_folders, temporaries
 from cachectl.layers.disk.handles import probe_room
 from cachectl.layers.host import launcher
 from cachectl.switching import isolated, overlay, run
@@ -136,6 +136,7 @@ class NodeRoot:
     def __init__(self, environment: Environment, scratch: Path) -> None:
         self._environment = environment
         self.root: Path | None = None
+        self._owned: temporaries.Owned | None = None
         self.variables: Mapping[str, str | None] = {}
         self.placed = 0
         self.trusted: tuple[str, ...] = ()
@@ -145,7 +146,8 @@ class NodeRoot:
         try:
             parent = private_folders.private_folder(scratch, make=True)
             isolated.remove_abandoned(environment, (parent,))
-            self.root = isolated.make_isolated_root_in(parent, environment, "cachectl-stage-")
+            self._owned = temporaries.Owned.make(parent, "cachectl-stage-", environment)
+            self.root = self._owned.folder
             probe_room(self.root, _ROOM)
             layers = LayerSet(environment).clearable()
             isolated.link_cache_home(environment, layers, self.root)
@@ -219,9 +221,9 @@ class NodeRoot:
 
     def remove(self) -> None:
         """Remove the folder and everything in it."""
-        if self.root is not None:
-            isolated.remove_isolated_root(self.root)
-            self.root = None
+        if self._owned is not None:
+            self._owned.remove()
+            self.root = self._owned = None
 
 
 class _Parcel(bundle.BundlePlace):

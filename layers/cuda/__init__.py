@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 from cachectl.layers.base import declarations, facts, lazy, parts, switches
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk import plain
-from cachectl.layers.host import driver_layers
+from cachectl.layers.host import drivers
 
 LIBRARIES: Final = ("libcuda.so", "libnvidia-opencl.so")
 _DRIVER: Final = "NVIDIA driver"
@@ -70,7 +70,7 @@ def _parts(root: str | Path, key: str) -> Mapping[str, str]:
     return {} if text is None else entries.parts(text)
 
 
-class CudaComputeCache(driver_layers.DriverLayer):
+class CudaComputeCache(drivers.DriverLayer):
     """Programs compiled by the CUDA driver: a front-end and a back-end entry for each OpenCL program."""
 
     name = "cuda"
@@ -112,7 +112,7 @@ class CudaComputeCache(driver_layers.DriverLayer):
     settings = (
         switches.Setting("CUDA_CACHE_DISABLE", "1", "0", facts.Severity.HARMLESS, "is not 1, so it does nothing"),
     )
-    limit = driver_layers.Limit("CUDA_CACHE_MAXSIZE", highest=1 << 32, zero_is_off=True)
+    limit = drivers.Limit("CUDA_CACHE_MAXSIZE", highest=1 << 32, zero_is_off=True)
     # The driver reads it once, when it starts.
     switch = declarations.EnvSwitch("CUDA_CACHE_DISABLE", off="1", read=declarations.at_load(*LIBRARIES))
     store: Any = lazy.later("cachectl.layers.cuda.entries", "ComputeCache")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -33,35 +33,42 @@ _LARGEST: Final = 16 << 20
 
 
 class Owned(NamedTuple):
-    """A temporary folder of this process, and the open file of its lock."""
+    """A temporary folder, the process that made it, and the open file of its lock."""
 
     folder: Path
     lock: int
+    process: int
 
     @classmethod
     def make(cls, parent: Path, prefix: str, environment: Environment) -> Owned:
         """Make an empty folder with a random name in a private folder, and hold its lock."""
         import json
 
+        me = os.getpid()
         while True:
             folder = parent / (prefix + os.urandom(8).hex())
             # The lock comes first: a folder without one has no owner.
-            owned = cls(folder, atomic.create(os.fspath(_lock_of(folder))))
+            owned = cls(folder, atomic.create(os.fspath(_lock_of(folder))), me)
             if _flock(owned.lock) is not False and locking.is_same_file(_lock_of(folder), owned.lock):
                 break
             # A sweep of another process took the lock first, and removes the file.
             os.close(owned.lock)
-        me = os.getpid()
         record = {"host": node(), "pid": me, "start": processes.start_of(me, processes=environment.processes)}
         try:
             atomic.write_all(owned.lock, (json.dumps(record).encode(),))
             os.mkdir(folder, 0o700)
         except OSError:
-            owned.forget()
+            owned._forget()
             raise
         return owned
 
-    def forget(self) -> None:
+    def remove(self) -> None:
+        """Delete the folder, and release the lock. A forked child leaves both to the process that made them."""
+        if os.getpid() == self.process:
+            atomic.remove_tree(self.folder)
+            self._forget()
+
+    def _forget(self) -> None:
         """Release the lock, and remove its file if the folder has gone."""
         with suppress(OSError):
             if not self.folder.exists():
@@ -71,23 +78,27 @@ class Owned(NamedTuple):
 
 
 @contextmanager
-def temporary_folder(environment: Environment | None = None) -> Iterator[Path]:
+def temporary_folder(
+    environment: Environment | None = None, notice: Callable[[str], None] = lambda _: None
+) -> Iterator[Path]:
     """Yield an empty folder that no other user can enter, and delete it afterwards.
 
     After a kill the next purge or prune deletes it. The environment, by default that of this process, decides where
-    temporary folders are. Raises :class:`CachectlError` if there is no private folder, :class:`OSError` if nothing can
-    be made in it.
+    temporary folders are; ``notice`` gets a line if it is elsewhere. Raises :class:`CachectlError` if there is no
+    private folder, :class:`OSError` if nothing can be made in it.
     """
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.disk.private_folders import temporary_parent
 
     where = environment or Environment.here()
-    owned = Owned.make(temporary_parent(where)[0], TEMPORARY, where)
+    parent, elsewhere = temporary_parent(where)
+    if elsewhere is not None:
+        notice(elsewhere)
+    owned = Owned.make(parent, TEMPORARY, where)
     try:
         yield owned.folder
     finally:
-        atomic.remove_tree(owned.folder)
-        owned.forget()
+        owned.remove()
 
 
 def abandoned_in(parent: Path, environment: Environment, *, look: bool = False) -> Iterator[Path]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from cachectl.layers.base import declarations, facts, lazy, parts, switches
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk import plain
-from cachectl.layers.host import driver_layers
+from cachectl.layers.host import drivers
 
 #: The drivers of OpenCL and Level Zero, and the stand-alone compiler.
 LIBRARIES: Final = ("libigdrcl.so", "libze_intel_gpu.so", "libocloc.so")
@@ -58,7 +58,7 @@ class NeoLookups(parts.Lookups):
         return None
 
 
-class NeoCompilerCache(driver_layers.DriverLayer):
+class NeoCompilerCache(drivers.DriverLayer):
     """Programs compiled by Intel's driver for OpenCL or Level Zero, one file each."""
 
     name = "neo"
@@ -75,7 +75,7 @@ class NeoCompilerCache(driver_layers.DriverLayer):
             disables=True,
         ),
     )
-    limit = driver_layers.Limit("NEO_CACHE_MAX_SIZE")
+    limit = drivers.Limit("NEO_CACHE_MAX_SIZE")
     # The driver reads it once for each device.
     switch = declarations.EnvSwitch("NEO_CACHE_PERSISTENT", off="0", read=declarations.at_load(*LIBRARIES))
     places = _PLACES

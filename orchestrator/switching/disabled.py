@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -114,21 +113,17 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
     library has already opened its cache elsewhere; ``strict=False`` warns instead.
     """
     stack = LayerSet()
-    root = roots.make_isolated_root(stack.environment) if folder is None else Path(folder).absolute()
-    moved = roots.relocations(stack, root)
-    process = os.getpid()
-
-    def remove() -> None:
-        # A forked child leaves the block too, but the root belongs to its parent.
-        if os.getpid() == process:
-            roots.remove_isolated_root(root)
-
-    try:
+    with ExitStack() as block:
+        if folder is None:
+            root = block.enter_context(roots.isolated_root(stack.environment))
+        else:
+            root = Path(folder).absolute()
         late = too_late(stack, root)
         if late and strict:
             raise StillOn(late, "move", _INSTEAD_OF_ISOLATED)
         _warn_of(late)
         root.mkdir(parents=True, exist_ok=True)
+        moved = roots.relocations(stack, root)
         roots.make_folders(moved.values())
         enabled = (stack[name].switched(on=True) for name in moved if roots.can_switch(stack[name]))
         switches = [*moved.values(), *enabled]
@@ -138,14 +133,9 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
             yield root
         finally:
             overlay.pop(hold)
-    finally:
-        if folder is None:
             # A library that keeps a database open goes on using it.
-            opened = any((root / "xdg").glob("*/*.sqlite")) or too_late(stack, root)
-            if opened:
-                atexit.register(remove)
-            else:
-                remove()
+            if any((root / "xdg").glob("*/*.sqlite")) or too_late(stack, root):
+                atexit.register(block.pop_all().close)
 
 
 def too_late(layers: Iterable[Layer], folder: Path) -> dict[str, str]:

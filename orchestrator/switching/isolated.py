@@ -26,8 +26,6 @@ from cachectl.layers.disk import atomic, private_folders, temporaries
 
 #: Variables that move several layers, and caches of other programs.
 _SHARED: Final = frozenset({"XDG_CACHE_HOME", "WIN_PD_OVERRIDE_LOCAL_APPDATA"})
-#: The temporary folders that this process has made and not yet removed.
-_OWNED: Final[dict[Path, temporaries.Owned]] = {}
 
 
 def make_kept_root(folder: Path, mode: int = 0o777) -> None:
@@ -45,21 +43,19 @@ def make_kept_root(folder: Path, mode: int = 0o777) -> None:
 def isolated_root(
     environment: Environment, folder: Path | None = None, notice: Callable[[str], None] = warn_user
 ) -> Iterator[Path]:
-    """Yield ``folder``, created if missing, or a temporary one that is removed when the block ends.
+    """Yield ``folder``, created if missing, or an empty temporary one that is removed when the block ends.
 
-    A forked child does not remove it. ``notice`` gets a line for each problem.
+    What killed commands left beside it is removed first. A forked child removes nothing. ``notice`` gets a line for
+    each problem. Raises :class:`CachectlError` if there is no private folder, :class:`OSError` if nothing can be made
+    in it.
     """
     if folder is not None:
         make_kept_root(folder)
         yield folder.resolve()
         return
-    root = make_isolated_root(environment, notice)
-    owner = os.getpid()
-    try:
+    remove_abandoned(environment)
+    with temporaries.temporary_folder(environment, notice) as root:
         yield root
-    finally:
-        if os.getpid() == owner:
-            remove_isolated_root(root)
 
 
 def copy_isolated_root(source: Path, target: Path) -> None:
@@ -67,37 +63,10 @@ def copy_isolated_root(source: Path, target: Path) -> None:
     shutil.copytree(source, target, symlinks=True, ignore=_special, dirs_exist_ok=True)
 
 
-def make_isolated_root(environment: Environment, notice: Callable[[str], None] = warn_user) -> Path:
-    """Make an empty isolated root in a private folder of this user, and remove those of killed commands there.
-
-    Raises :class:`CachectlError` if there is no private folder, :class:`OSError` if nothing can be made in it.
-    """
-    remove_abandoned(environment)
-    parent, elsewhere = private_folders.temporary_parent(environment)
-    if elsewhere is not None:
-        notice(elsewhere)
-    return make_isolated_root_in(parent, environment)
-
-
-def make_isolated_root_in(parent: Path, environment: Environment, prefix: str = temporaries.TEMPORARY) -> Path:
-    """Make an empty isolated root in ``parent``, a private folder of this user. Raises :class:`OSError`."""
-    owned = temporaries.Owned.make(parent, prefix, environment)
-    _OWNED[owned.folder] = owned
-    return owned.folder
-
-
-def remove_isolated_root(root: Path) -> None:
-    """Delete an isolated root."""
-    atomic.remove_tree(root)
-    owned = _OWNED.pop(root, None)
-    if owned is not None:
-        owned.forget()
-
-
 def remove_abandoned(environment: Environment, parents: Iterable[Path] | None = None) -> int:
     """Remove the temporary folders that killed commands left in ``parents``; return the number removed.
 
-    ``parents`` are private folders of this user, by default those that :func:`make_isolated_root` uses.
+    ``parents`` are private folders of this user, by default those of temporary folders.
     """
     removed = 0
     for parent in private_folders.temporary_parents(environment) if parents is None else parents:

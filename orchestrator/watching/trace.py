@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from cachectl.layer_set import LayerSet
-from cachectl.layers.base import environment, errors, facts
+from cachectl.layers.base import errors, facts
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.inside import observer
+from cachectl.switching import isolated, overlay
 from cachectl.watching import evidence, programs
 from cachectl.watching import timeline as timelines
 from cachectl.watching.events import EntryEvents
@@ -160,7 +162,7 @@ class Tracer:
             self._began = timelines.clocks()
             yield
 
-    def variables(self, here: environment.Environment) -> dict[str, str]:
+    def variables(self, here: Environment) -> dict[str, str]:
         """Return the variables that make a child and its children watched."""
         paths = os.pathsep.join(filter(None, [str(self.site), here.get("PYTHONPATH")]))
         own = {_FOLDER: str(self.notes), "PYTHONPATH": paths}
@@ -234,14 +236,12 @@ def traced() -> Iterator[Trace]:
     The trace is empty until the block has ended, however it ends. Only one block of a process is traced at a time; a
     second one raises :class:`BadRequest`.
     """
-    from cachectl.switching.isolated import isolated_root
-
     if not _ONE.acquire(blocking=False):
         raise errors.BadRequest("another block of this process is being traced")
     try:
         trace = Trace()
         stack = LayerSet()
-        with isolated_root(stack.environment) as folder:
+        with isolated.isolated_root(stack.environment) as folder:
             tracer = Tracer(stack, folder)
             started = time.perf_counter()
             try:
@@ -257,14 +257,11 @@ def traced() -> Iterator[Trace]:
 
 @contextmanager
 def _observed(tracer: Tracer) -> Iterator[None]:
-    changes = tracer.variables(environment.Environment.here())
-    before = {name: environment.process_variable(name) for name in changes}
-    for name, wanted in changes.items():
-        environment.set_process_variable(name, wanted)
+    variables = tracer.variables(Environment.here())
+    hold = overlay.push({overlay.Slot(name): value for name, value in variables.items()}, {})
     recorder = observer.observe(str(tracer.notes), str(tracer.site))
     try:
         yield
     finally:
         recorder.stop()
-        for name, value in before.items():
-            environment.set_process_variable(name, value)
+        overlay.pop(hold)

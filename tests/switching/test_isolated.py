@@ -17,7 +17,7 @@ from homes import CACHECTL, Home
 from cachectl.layers.disk.temporaries import abandoned_temporaries
 from cachectl.stack import Stack
 from cachectl.switching import isolated
-from cachectl.switching.isolated import make_isolated_root, remove_abandoned, remove_isolated_root
+from cachectl.switching.isolated import isolated_root, remove_abandoned
 
 
 @pytest.fixture
@@ -163,24 +163,23 @@ def test_each_command_clears_away_what_is_left_also_if_its_record_cannot_be_read
 
 
 def test_the_folder_of_a_living_process_stays(home: Home, temporary: Path) -> None:
-    root = make_isolated_root(replace(home.environment(), processes=Path("/proc")))
-    (root / "file").touch()
-    home.cachectl("purge --all", TMPDIR=str(temporary))
-    assert (root / "file").exists()
-    # Also where the program has closed what it did not open, and the lock with it.
-    lock = root.with_name(f"{root.name}.lock")
-    descriptors = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
-    (number,) = [int(link.name) for link in descriptors if os.path.realpath(link) == str(lock)]
-    os.close(number)
-    home.cachectl("purge --all", TMPDIR=str(temporary))
-    assert (root / "file").exists()
-    remove_isolated_root(root)
+    with isolated_root(replace(home.environment(), processes=Path("/proc"))) as root:
+        (root / "file").touch()
+        home.cachectl("purge --all", TMPDIR=str(temporary))
+        assert (root / "file").exists()
+        # Also where the program has closed what it did not open, and the lock with it.
+        lock = root.with_name(f"{root.name}.lock")
+        descriptors = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
+        (number,) = [int(link.name) for link in descriptors if os.path.realpath(link) == str(lock)]
+        os.close(number)
+        home.cachectl("purge --all", TMPDIR=str(temporary))
+        assert (root / "file").exists()
     assert os.listdir(temporary) == []
 
 
 def test_a_folder_that_a_program_made_again_goes(home: Home, temporary: Path) -> None:
-    root = make_isolated_root(home.environment())
-    remove_isolated_root(root)
+    with isolated_root(home.environment()) as root:
+        pass
     (root / "xdg/pytools").mkdir(parents=True)
     assert remove_abandoned(home.environment()) == 1
     assert os.listdir(temporary) == []
