@@ -134,11 +134,11 @@ class ComgrCache(drivers.DriverLayer):
 
     def state(self) -> facts.State:
         """Return the state; on a network file system it depends on the release."""
-        from cachectl.layers.host import mounts
+        from cachectl.layers.host import processes
 
         state = super().state()
         for root in self.roots() if state.condition is facts.Condition.ENABLED else ():
-            kind = mounts.network_file_system(root.path, mounts=self.environment.mounts)
+            kind = processes.network_file_system(self.environment, root.path)
             if kind is not None and root.source != self.places.variable:
                 why = f"the default place is on a network file system ({kind}): the newest releases keep no cache there"
                 return facts.State(facts.Condition.UNKNOWN, why, state.drivers)

@@ -145,7 +145,7 @@ class NodeRoot:
         self._known: frozenset[Name] = frozenset()
         try:
             parent = private_folders.private_folder(scratch, make=True)
-            isolated.remove_abandoned(environment, (parent,))
+            temporaries.remove_abandoned(environment, (parent,))
             self._owned = temporaries.Owned.make(parent, "cachectl-stage-", environment)
             self.root = self._owned.folder
             probe_room(self.root, _ROOM)

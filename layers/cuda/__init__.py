@@ -112,7 +112,7 @@ class CudaComputeCache(drivers.DriverLayer):
     settings = (
         switches.Setting("CUDA_CACHE_DISABLE", "1", "0", facts.Severity.HARMLESS, "is not 1, so it does nothing"),
     )
-    limit = drivers.Limit("CUDA_CACHE_MAXSIZE", highest=1 << 32, zero_is_off=True)
+    limit_variable, limit_highest, zero_limit_is_off = "CUDA_CACHE_MAXSIZE", 1 << 32, True
     # The driver reads it once, when it starts.
     switch = declarations.EnvSwitch("CUDA_CACHE_DISABLE", off="1", read=declarations.at_load(*LIBRARIES))
     store: Any = lazy.later("cachectl.layers.cuda.entries", "ComputeCache")

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from cachectl.layers.base import lazy
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Entry, orphan
-from cachectl.layers.disk import atomic, locking, plain, presence
+from cachectl.layers.disk import atomic, locking, plain, presence, private_folders
 from cachectl.layers.disk.locks import node
-from cachectl.layers.host import mounts, processes
-
-if TYPE_CHECKING:
-    from cachectl.layers.base.environment import Environment
+from cachectl.layers.host import processes
 
 #: Prefix of the names of temporary folders.
 TEMPORARY: Final = "cachectl-"
@@ -87,11 +85,8 @@ def temporary_folder(
     temporary folders are; ``notice`` gets a line if it is elsewhere. Raises :class:`CachectlError` if there is no
     private folder, :class:`OSError` if nothing can be made in it.
     """
-    from cachectl.layers.base.environment import Environment
-    from cachectl.layers.disk.private_folders import temporary_parent
-
     where = environment or Environment.here()
-    parent, elsewhere = temporary_parent(where)
+    parent, elsewhere = private_folders.temporary_parent(where)
     if elsewhere is not None:
         notice(elsewhere)
     owned = Owned.make(parent, TEMPORARY, where)
@@ -111,7 +106,7 @@ def abandoned_in(parent: Path, environment: Environment, *, look: bool = False) 
     names: set[str] = set()
     with suppress(OSError):
         names = {own for name in os.listdir(parent) if _NAME.fullmatch(own := name.removesuffix(_LOCK))}
-    is_shared = bool(names) and mounts.network_file_system(parent, mounts=environment.mounts) is not None
+    is_shared = bool(names) and processes.network_file_system(environment, parent) is not None
     for folder in map(parent.joinpath, sorted(names)):
         with _taken(_lock_of(folder)) as is_taken:
             if not is_taken or _may_be_used(folder, environment, is_shared=is_shared):
@@ -139,13 +134,24 @@ def _may_be_used(folder: Path, environment: Environment, *, is_shared: bool) -> 
     return processes.mentioning(folder, processes=environment.processes) is not False
 
 
+def remove_abandoned(environment: Environment, parents: Iterable[Path] | None = None) -> int:
+    """Remove the temporary folders that killed commands left in ``parents``; return the number removed.
+
+    ``parents`` are private folders of this user, by default those of temporary folders.
+    """
+    removed = 0
+    for parent in private_folders.temporary_parents(environment) if parents is None else parents:
+        for folder in abandoned_in(parent, environment):
+            atomic.remove_tree(folder)
+            removed += not folder.exists()
+    return removed
+
+
 def abandoned_temporaries(environment: Environment) -> tuple[Entry, ...]:
     """Return the temporary folders of killed commands, measured. Removes nothing."""
-    from cachectl.layers.disk.private_folders import temporary_parents
-
     return tuple(
         _measured(folder)
-        for parent in temporary_parents(environment)
+        for parent in private_folders.temporary_parents(environment)
         for folder in abandoned_in(parent, environment, look=True)
     )
 

@@ -379,17 +379,6 @@ def _linker_folders() -> tuple[str, ...]:
 # ---------------------------------------------------------------------- layers
 
 
-class Limit(NamedTuple):
-    """A variable with the bytes above which a driver drops entries, and how the driver reads it."""
-
-    variable: str
-    default: int = 1 << 30
-    #: The largest limit that can be set, if there is one.
-    highest: int | None = None
-    #: Whether the driver stores nothing if it is 0, which else is no limit.
-    zero_is_off: bool = False
-
-
 class DriverLayer(layer.Layer):
     """The cache of an OpenCL driver, which exists if the driver is registered, or has left a cache.
 
@@ -401,7 +390,13 @@ class DriverLayer(layer.Layer):
     places: ClassVar[declarations.Rules]
     #: The variables, that of the switch first.
     settings: ClassVar[tuple[switches.Setting, ...]]
-    limit: ClassVar[Limit | None] = None
+    #: The variable with the bytes above which the driver drops entries, if there is one, its default, and the largest
+    #: limit that can be set.
+    limit_variable: ClassVar[str] = ""
+    limit_default: ClassVar[int] = 1 << 30
+    limit_highest: ClassVar[int | None] = None
+    #: Whether the driver stores nothing if the limit is 0, which else is no limit.
+    zero_limit_is_off: ClassVar[bool] = False
     #: The effect of a variable that leaves the driver without a place.
     placeless: ClassVar[facts.Hazard] = facts.Hazard(
         facts.Severity.RECOMPILES, "is not absolute: the driver keeps nothing, and every run compiles"
@@ -433,15 +428,15 @@ class DriverLayer(layer.Layer):
         """Yield the problems, and a cache that is nearly full."""
         here = self.is_here()
         yield from (fault for _, fault in self.faults() if here or fault.code == "off")
-        if here and self.limit is not None:
-            yield from self._nearly_full(self.limit)
+        if here and self.limit_variable:
+            yield from self._nearly_full()
 
     def faults(self) -> Iterator[switches.Fault]:
         """Yield the problems with the variables, each with the condition that follows from it."""
         yield from switches.setting_faults(self, self.settings)
         yield from self._place_faults()
-        if self.limit is not None:
-            yield from self._limit_faults(self.limit)
+        if self.limit_variable:
+            yield from self._limit_faults()
 
     def _place_faults(self) -> Iterator[switches.Fault]:
         environment, decided = self.environment, self.places.deciding(self.environment)
@@ -463,32 +458,32 @@ class DriverLayer(layer.Layer):
             outcome = "is not absolute: each folder that a program is started from gets a cache of its own"
             yield None, switches.misread(self, rule.variable, facts.Severity.RECOMPILES, outcome, fixes)
 
-    def _limit_faults(self, limit: Limit) -> Iterator[switches.Fault]:
-        if (value := self.environment.get(limit.variable)) is None:
+    def _limit_faults(self) -> Iterator[switches.Fault]:
+        if (value := self.environment.get(self.limit_variable)) is None:
             return
         number = _leading_number(value)
-        condition = facts.Condition.DISABLED if limit.zero_is_off and not number else None
+        condition = facts.Condition.DISABLED if self.zero_limit_is_off and not number else None
         if not _PLAIN_NUMBER.fullmatch(value):
             outcome = f"is no number of bytes: the driver takes it for {number}"
             severity = facts.Severity.RECOMPILES if number or condition else facts.Severity.WASTES
-            yield condition, switches.misread(self, limit.variable, severity, outcome)
+            yield condition, switches.misread(self, self.limit_variable, severity, outcome)
         elif condition is not None:
-            yield condition, switches.off(self, limit.variable)
+            yield condition, switches.off(self, self.limit_variable)
 
-    def _nearly_full(self, limit: Limit) -> Iterator[facts.Finding]:
-        value = self.environment.get(limit.variable)
-        number = limit.default if value is None else _leading_number(value)
+    def _nearly_full(self) -> Iterator[facts.Finding]:
+        value = self.environment.get(self.limit_variable)
+        number = self.limit_default if value is None else _leading_number(value)
         if number <= 0 or not (value is None or _PLAIN_NUMBER.fullmatch(value)):
             return
-        most, held = min(number, limit.highest or number), 0
+        most, held = min(number, self.limit_highest or number), 0
         # Report names a root that cannot be read.
         with suppress(errors.LayerError, OSError):
             held = sum(self.store.usage(root).bytes or 0 for root in self.roots())
         wanted = 2 * max(most, held)
-        fix = f"export {limit.variable}={wanted}"
-        if limit.highest is not None and wanted > limit.highest:
+        fix = f"export {self.limit_variable}={wanted}"
+        if self.limit_highest is not None and wanted > self.limit_highest:
             fix = f"cachectl prune --max-size {most // 2}B {self.name}"
-        said = "the default" if value is None else limit.variable
+        said = "the default" if value is None else self.limit_variable
         message = f"holds {held:,} of at most {most:,} bytes ({said}): the driver drops entries to make room"
         yield from self.near_limit(held, most, message, fix, switches.first_place(self))
 

@@ -19,7 +19,7 @@ from cachectl.layers.base.environment import Environment, user_state_folder
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk import atomic, locks
 from cachectl.layers.disk.trust import shared_because
-from cachectl.layers.host import distributions, mounts
+from cachectl.layers.host import distributions, processes
 
 #: The name of the file with the answers, in cachectl's folder for its own state.
 RECORD: Final = "pythons.json"
@@ -273,8 +273,8 @@ def _places(path: Path) -> list[str]:
         folder = next(filter(os.path.exists, place.parents))
         device = folder.stat().st_dev
         # A file system of the network has no major number.
-        kind, source = ("", "") if os.name != "posix" or os.major(device) else mounts.mount_of(folder)
-        places.append(source if kind in mounts.NETWORK else f"{locks.node()}:{device}")
+        kind, source = ("", "") if os.name != "posix" or os.major(device) else processes.mount_of(folder)
+        places.append(source if kind in processes.NETWORK else f"{locks.node()}:{device}")
     return places
 
 

@@ -75,7 +75,7 @@ class NeoCompilerCache(drivers.DriverLayer):
             disables=True,
         ),
     )
-    limit = drivers.Limit("NEO_CACHE_MAX_SIZE")
+    limit_variable = "NEO_CACHE_MAX_SIZE"
     # The driver reads it once for each device.
     switch = declarations.EnvSwitch("NEO_CACHE_PERSISTENT", off="0", read=declarations.at_load(*LIBRARIES))
     places = _PLACES

@@ -4,7 +4,7 @@
 that the real user cache folder holds, except the entries of the moved layers: large caches of other programs are not
 filled again. What programs add to the folder itself, or replace in it, stays in the root: these are caches.
 
-A temporary isolated root lies where no other user can write (:mod:`cachectl.layers.disk.private_folders`), because a
+A temporary isolated root lies where no other user can write (:mod:`cachectl.layers.disk.temporaries`), because a
 program may outlive its command and go on using the path. A killed command leaves its folder; the next one removes it.
 """
 
@@ -22,7 +22,7 @@ from cachectl.layer_set import warn_user
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment, user_cache_folder
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.disk import atomic, private_folders, temporaries
+from cachectl.layers.disk import atomic, temporaries
 
 #: Variables that move several layers, and caches of other programs.
 _SHARED: Final = frozenset({"XDG_CACHE_HOME", "WIN_PD_OVERRIDE_LOCAL_APPDATA"})
@@ -53,7 +53,7 @@ def isolated_root(
         make_kept_root(folder)
         yield folder.resolve()
         return
-    remove_abandoned(environment)
+    temporaries.remove_abandoned(environment)
     with temporaries.temporary_folder(environment, notice) as root:
         yield root
 
@@ -61,19 +61,6 @@ def isolated_root(
 def copy_isolated_root(source: Path, target: Path) -> None:
     """Copy the content of one isolated root into another; links stay links, pipes and sockets are left out."""
     shutil.copytree(source, target, symlinks=True, ignore=_special, dirs_exist_ok=True)
-
-
-def remove_abandoned(environment: Environment, parents: Iterable[Path] | None = None) -> int:
-    """Remove the temporary folders that killed commands left in ``parents``; return the number removed.
-
-    ``parents`` are private folders of this user, by default those of temporary folders.
-    """
-    removed = 0
-    for parent in private_folders.temporary_parents(environment) if parents is None else parents:
-        for folder in temporaries.abandoned_in(parent, environment):
-            atomic.remove_tree(folder)
-            removed += not folder.exists()
-    return removed
 
 
 def can_switch(layer: Layer) -> bool:

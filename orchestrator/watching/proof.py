@@ -22,7 +22,7 @@ from typing import Final
 
 from cachectl import layer_set
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.host.mounts import network_file_system
+from cachectl.layers.host.processes import network_file_system
 from cachectl.watching import events
 
 _OPENED, _READ, _WRITTEN, _TOUCHED = "was opened", "was read", "was written", "was touched"
@@ -197,7 +197,7 @@ class _Folder(events.WatchedPlace):
 
     def notes(self) -> Iterator[str]:
         """Yield the limits of what events show here."""
-        kind = network_file_system(self.path, mounts=self.claims[0][0].environment.mounts)
+        kind = network_file_system(self.claims[0][0].environment, self.path)
         if self.watched and kind is not None:
             yield f"{self.shown} is on {kind}, where only events of this machine are reported"
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from homes import CACHECTL, Home
 
-from cachectl.layers.disk.temporaries import abandoned_temporaries
+from cachectl.layers.disk.temporaries import abandoned_temporaries, remove_abandoned
 from cachectl.stack import Stack
 from cachectl.switching import isolated
-from cachectl.switching.isolated import isolated_root, remove_abandoned
+from cachectl.switching.isolated import isolated_root
 
 
 @pytest.fixture
