@@ -31,7 +31,7 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.selection import ALL
-from cachectl.layers.disk import private_folders, temporaries
+from cachectl.layers.disk import temporaries
 from cachectl.layers.disk.handles import probe_room
 from cachectl.layers.host import launcher
 from cachectl.switching import isolated, overlay, run
@@ -144,7 +144,7 @@ class NodeRoot:
         self.notes: list[str] = []
         self._known: frozenset[Name] = frozenset()
         try:
-            parent = private_folders.private_folder(scratch, make=True)
+            parent = temporaries.private_folder(scratch, make=True)
             temporaries.remove_abandoned(environment, (parent,))
             self._owned = temporaries.Owned.make(parent, "cachectl-stage-", environment)
             self.root = self._owned.folder
@@ -152,7 +152,7 @@ class NodeRoot:
             layers = LayerSet(environment).clearable()
             isolated.link_cache_home(environment, layers, self.root)
             self.variables = run.variables_isolated(layers, self.root)
-        except private_folders.NotPrivate as error:
+        except temporaries.NotPrivate as error:
             self._give_up(str(error))
         except (OSError, errors.CachectlError) as error:
             self._give_up(f"{scratch}: {_reason(error)}")
@@ -408,7 +408,7 @@ class Ranks:
         """Return an environment whose unnamed temporary files lie on the node's own disk, if possible."""
         try:
             scratch = self._job.scratch or self.environment.temporary
-            return replace(self.environment, temporary=private_folders.private_folder(scratch, make=True))
+            return replace(self.environment, temporary=temporaries.private_folder(scratch, make=True))
         except (OSError, errors.CachectlError):
             return self.environment
 
