@@ -36,7 +36,7 @@ class Stack(layer_set.LayerSet):
         Raises :class:`BadRequest` if there is no such folder.
         """
         from cachectl.layers.base.environment import Environment
-        from cachectl.switching.run import environment_below
+        from cachectl.switching.child import environment_below
 
         return cls(environment_below(Environment.here() if environment is None else environment, folder))
 

@@ -34,7 +34,7 @@ from cachectl.layers.base.selection import ALL
 from cachectl.layers.disk import temporaries
 from cachectl.layers.disk.handles import probe_room
 from cachectl.layers.host import launcher
-from cachectl.switching import isolated, overlay, run
+from cachectl.switching import child, overlay
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -150,8 +150,8 @@ class NodeRoot:
             self.root = self._owned.folder
             probe_room(self.root, _ROOM)
             layers = LayerSet(environment).clearable()
-            isolated.link_cache_home(environment, layers, self.root)
-            self.variables = run.variables_isolated(layers, self.root)
+            child.link_cache_home(environment, layers, self.root)
+            self.variables = child.variables_isolated(layers, self.root)
         except temporaries.NotPrivate as error:
             self._give_up(str(error))
         except (OSError, errors.CachectlError) as error:

@@ -19,8 +19,7 @@ from cachectl.layers.base import errors, facts
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.host import processes
 from cachectl.layers.inside import tagged_builds
-from cachectl.switching import isolated as roots
-from cachectl.switching import overlay
+from cachectl.switching import child, overlay
 from cachectl.switching.salt import SALTING
 
 _INSTEAD_OF_DISABLED: Final = (
@@ -71,7 +70,7 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
     without it. Compiled kernels that the program already holds are not compiled again.
     """
     stack = LayerSet()
-    chosen = [layer for layer in stack.named(layers) if roots.can_switch(layer)]
+    chosen = [layer for layer in stack.named(layers) if child.can_switch(layer)]
     maps = processes.read("self", "maps")
     off = {layer.name: layer.switched(on=False) for layer in chosen}
     held = {layer.name: _judge(layer, off[layer.name], maps) for layer in chosen}
@@ -115,7 +114,7 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
     stack = LayerSet()
     with ExitStack() as block:
         if folder is None:
-            root = block.enter_context(roots.isolated_root(stack.environment))
+            root = block.enter_context(child.isolated_root(stack.environment))
         else:
             root = Path(folder).absolute()
         late = too_late(stack, root)
@@ -123,11 +122,11 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
             raise StillOn(late, "move", _INSTEAD_OF_ISOLATED)
         _warn_of(late)
         root.mkdir(parents=True, exist_ok=True)
-        moved = roots.relocations(stack, root)
-        roots.make_folders(moved.values())
-        enabled = (stack[name].switched(on=True) for name in moved if roots.can_switch(stack[name]))
+        moved = child.relocations(stack, root)
+        child.make_folders(moved.values())
+        enabled = (stack[name].switched(on=True) for name in moved if child.can_switch(stack[name]))
         switches = [*moved.values(), *enabled]
-        roots.link_cache_home(stack.environment, stack, root)
+        child.link_cache_home(stack.environment, stack, root)
         hold = overlay.push(_settings(switches), _flags_left_behind(stack))
         try:
             yield root
@@ -141,7 +140,7 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
 def too_late(layers: Iterable[Layer], folder: Path) -> dict[str, str]:
     """Return the layers that cannot be moved in this process any more, each with the reason."""
     maps = processes.read("self", "maps")
-    moved = roots.relocations(layers, folder)
+    moved = child.relocations(layers, folder)
     return {name: why for name, switch in moved.items() if (why := _latched(switch, maps)) is not None}
 
 
@@ -230,7 +229,7 @@ def _switched_along(stack: LayerSet, switches: Iterable[facts.Switch]) -> dict[s
     ours = {name for switch in switches for name in switch.set}
     named = {switch.layer for switch in switches}
     held = Held("off", f"shares the switch of {', '.join(sorted(named))}")
-    others = [layer for layer in stack if layer.name not in named and roots.can_switch(layer)]
+    others = [layer for layer in stack if layer.name not in named and child.can_switch(layer)]
     return {layer.name: held for layer in others if ours & layer.switched(on=False).set.keys()}
 
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final
 from cachectl import verbs
 from cachectl.layers.base.errors import CachectlError
 from cachectl.stack import Stack
-from cachectl.switching import isolated
-from cachectl.switching.run import variables_isolated, variables_off
+from cachectl.switching.child import isolated_root, variables_isolated, variables_off
 from cachectl.verbs.report import lines
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def run(request: verbs.Request) -> int:
         )
     here, number = request.environment, request.options.kernels
     rows: list[tuple[str, str, int, str]] = []
-    with isolated.isolated_root(here, notice=request.notice) as root:
+    with isolated_root(here, notice=request.notice) as root:
         stack = Stack(here.with_variables(variables_isolated(Stack(here), root)))
         off = here.with_variables(variables_off(Stack(here), Stack(here), root / "off"))
 

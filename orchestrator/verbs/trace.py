@@ -39,13 +39,12 @@ def trace(
     """Run a command and return what each layer did; with ``explain`` also why each lookup missed.
 
     ``notice`` gets a line for each thing that went wrong with the temporary folder, and for each library that could not
-    be watched. Raises :class:`~cachectl.switching.run.CannotStart`.
+    be watched. Raises :class:`~cachectl.switching.child.CannotStart`.
     """
-    from cachectl.switching import run as child
-    from cachectl.switching.isolated import isolated_root
+    from cachectl.switching import child
     from cachectl.watching.trace import Tracer
 
-    with child.signals_held() as signals, isolated_root(stack.environment, notice=notice) as folder:
+    with child.signals_held() as signals, child.isolated_root(stack.environment, notice=notice) as folder:
         tracer = Tracer(stack, folder, explain=explain)
         with tracer.watching():
             started = time.perf_counter()

@@ -23,7 +23,7 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.inside import observer
-from cachectl.switching import isolated, overlay
+from cachectl.switching import child, overlay
 from cachectl.watching import evidence, programs
 from cachectl.watching import timeline as timelines
 from cachectl.watching.events import EntryEvents
@@ -241,7 +241,7 @@ def traced() -> Iterator[Trace]:
     try:
         trace = Trace()
         stack = LayerSet()
-        with isolated.isolated_root(stack.environment) as folder:
+        with child.isolated_root(stack.environment) as folder:
             tracer = Tracer(stack, folder)
             started = time.perf_counter()
             try:
