@@ -59,14 +59,14 @@ def trace(
 def run(request: verbs.Request) -> int:
     """Carry out ``cachectl trace``."""
     from cachectl.output_files import demand_targets, json_kind
-    from cachectl.watching import timeline_files
+    from cachectl.watching import timeline
 
     options = request.options
     request.demand_command()
     if options.timeline is not None:
-        timeline_files.check(options.timeline)
+        timeline.check(options.timeline)
     document = None if options.json is None else request.output_file(options.json, json_kind("cachectl/trace"))
-    drawn = None if options.timeline is None else request.output_file(options.timeline, timeline_files.TIMELINE)
+    drawn = None if options.timeline is None else request.output_file(options.timeline, timeline.TIMELINE)
     demand_targets(document, drawn)
     traced = trace(request.stack, request.command, explain=options.explain, notice=request.notice)
     if document is not None:
@@ -77,7 +77,7 @@ def run(request: verbs.Request) -> int:
         request.notice(f"no process of the run could be watched, so {drawn.name} was not written")
         return traced.exit_status or 1
     if drawn is not None and traced.timeline is not None:
-        drawn.write((timeline_files.encode(traced.timeline, drawn.name),))
+        drawn.write((timeline.encode(traced.timeline, drawn.name),))
     return traced.exit_status or 0
 
 

@@ -16,7 +16,7 @@ from support.timelines import make_timeline
 
 from cachectl.pages import BEGINNING
 from cachectl.pages.skeleton import embeddable
-from cachectl.watching.timeline_files import page
+from cachectl.watching.timeline import page
 
 
 def texts(drawn: str, tag: str) -> list[str]:
