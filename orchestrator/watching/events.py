@@ -17,13 +17,13 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from cachectl.layers.base import errors, facts, parts
+from cachectl.layers.base import errors, facts
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.disk.plain import nearest
 
@@ -309,17 +309,8 @@ class History:
         self._creating = self._writing = self._dirty = self._listed = False
 
 
-@dataclass
-class Seen:
-    """What was seen of one layer: the uses of its entries, each with its root and key.
-
-    ``shared`` maps files that hold many entries to their openings; ``doubts`` lists why uses may be missing.
-    """
-
-    files: parts.EntryFiles
-    entries: list[tuple[facts.Root, str, History]] = field(default_factory=list)
-    shared: dict[Path, int] = field(default_factory=dict)
-    doubts: dict[str, None] = field(default_factory=dict)
+#: A file of a layer that was used: the root, the name below it, and its history.
+Use = tuple[facts.Root, str, History]
 
 
 class EntryEvents:
@@ -327,12 +318,12 @@ class EntryEvents:
 
     _events: FileEvents
 
-    def __init__(self, layers: Sequence[tuple[Layer, parts.EntryFiles]]) -> None:
-        places, unknown = places_of(layer for layer, _ in layers)
+    def __init__(self, layers: Iterable[Layer]) -> None:
+        layers = tuple(layers)
+        places, unknown = places_of(layers)
         self.why_not: str | None = None
-        self._seen = {layer.name: Seen(files) for layer, files in layers}
-        for name, why in unknown.items():
-            self._seen[name].doubts[why] = None
+        #: Why uses of each layer may be missing.
+        self._doubts = {layer.name: {unknown[layer.name]: None} if layer.name in unknown else {} for layer in layers}
         # Too much happens in a folder where everybody keeps files.
         self._places = [place for place in places if not place.everybodys]
         self._unwatched = [place for place in places if place.everybodys]
@@ -367,7 +358,7 @@ class EntryEvents:
 
     def _doubt(self, place: WatchedPlace, why: str) -> None:
         for name in place.layers:
-            self._seen[name].doubts[why] = None
+            self._doubts[name][why] = None
 
     def _descend(self, folder: Path, *, new: bool) -> None:
         """Watch a folder and those below it; then list it, because files may have been made before it was watched."""
@@ -402,17 +393,22 @@ class EntryEvents:
             else:
                 self._histories.setdefault(path, History()).record(mask, time.time())
 
-    def seen(self) -> dict[str, Seen]:
-        """Return what was seen of each layer, when the block has ended; nothing if nothing could be watched."""
+    def seen(self) -> dict[str, tuple[list[Use], dict[str, None]]]:
+        """Return the uses of each layer's files and why some may be missing, when the block has ended.
+
+        There is nothing if nothing could be watched.
+        """
         if self.why_not is not None:
             return {}
         self._doubt_places()
+        uses: dict[str, list[Use]] = {name: [] for name in self._doubts}
         for path, history in self._histories.items():
             for place in self._places if history.uses else ():
                 if key := place.relative(path):
                     for layer, root in place.claims:
-                        self._assign(layer, root, key, history)
-        return self._seen
+                        if _owns(layer, root, tuple(key.split("/"))):
+                            uses[layer.name].append((root, key, history))
+        return {name: (of_layer, self._doubts[name]) for name, of_layer in uses.items()}
 
     def _doubt_places(self) -> None:
         for place in self._places:
@@ -428,18 +424,6 @@ class EntryEvents:
             with suppress(OSError):
                 if any(map(place.owners, os.listdir(place.path))):
                     self._doubt(place, f"{place.path}, where others keep files too, is not watched")
-
-    def _assign(self, layer: Layer, root: facts.Root, key: str, history: History) -> None:
-        seen = self._seen[layer.name]
-        if not _owns(layer, root, tuple(key.split("/"))):
-            return
-        if layer.store.is_key(key):
-            seen.entries.append((root, key, history))
-        elif seen.files.shared is not None and seen.files.shared.fullmatch(key.rpartition("/")[2]):
-            seen.shared[root.path / key] = history.openings
-        else:
-            return
-        seen.doubts |= dict.fromkeys(sorted(history.doubts))
 
 
 def storing_refused(place: Path) -> str | None:

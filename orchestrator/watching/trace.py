@@ -122,8 +122,7 @@ class Tracer:
         self.notes.mkdir()
         self._layers = {layer.name: evidence.Evidence(layer, explain=explain) for layer in stack}
         self._parts = {name: layer.part for name, layer in self._layers.items()}
-        by_files = [(seen.layer, seen.part.files) for seen in self._layers.values() if seen.part.files is not None]
-        self._entry_events = EntryEvents(by_files)
+        self._entry_events = EntryEvents(seen.layer for seen in self._layers.values() if seen.part.files is not None)
         self._processes = programs.Processes(self.notes, self._parts)
         self._began = timelines.clocks()
         (self.site / "cachectl_observer.py").write_bytes(Path(observer.__file__).read_bytes())
@@ -174,7 +173,9 @@ class Tracer:
         unwatched, seen = self._processes.unwatched(), self._entry_events.seen()
         used = {}
         for name, layer in self._layers.items():
-            layer.began, layer.unread, layer.seen = self._began[1] / 1e9, unread, seen.get(name)
+            layer.began, layer.unread = self._began[1] / 1e9, unread
+            if name in seen:
+                layer.take(*seen[name])
             layer.commands = [program for program, names in unwatched.items() if name in names]
             layer.strangers = self._processes.strangers.get(name, ())
             used[name] = tuple(layer.used())
