@@ -14,7 +14,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -136,7 +136,7 @@ class NodeRoot:
     def __init__(self, environment: Environment, scratch: Path) -> None:
         self._environment = environment
         self.root: Path | None = None
-        self._owned: temporaries.Owned | None = None
+        self._folders = ExitStack()
         self.variables: Mapping[str, str | None] = {}
         self.placed = 0
         self.trusted: tuple[str, ...] = ()
@@ -146,8 +146,8 @@ class NodeRoot:
         try:
             parent = temporaries.private_folder(scratch, make=True)
             temporaries.remove_abandoned(environment, (parent,))
-            self._owned = temporaries.Owned.make(parent, "cachectl-stage-", environment)
-            self.root = self._owned.folder
+            folder = temporaries.owned_folder(parent, "cachectl-stage-", environment)
+            self.root = self._folders.enter_context(folder)
             probe_room(self.root, _ROOM)
             layers = LayerSet(environment).clearable()
             child.link_cache_home(environment, layers, self.root)
@@ -221,9 +221,8 @@ class NodeRoot:
 
     def remove(self) -> None:
         """Remove the folder and everything in it."""
-        if self._owned is not None:
-            self._owned.remove()
-            self.root = self._owned = None
+        self._folders.close()
+        self.root = None
 
 
 class _Parcel(bundle.BundlePlace):

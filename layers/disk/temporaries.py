@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from cachectl.layers.base import lazy
 from cachectl.layers.base.environment import Environment, user_name, user_state_folder
@@ -31,49 +31,36 @@ _KILLED: Final = "a temporary folder left by a cachectl that was killed"
 _LARGEST: Final = 16 << 20
 
 
-class Owned(NamedTuple):
-    """A temporary folder, the process that made it, and the open file of its lock."""
+@contextmanager
+def owned_folder(parent: Path, prefix: str, environment: Environment) -> Iterator[Path]:
+    """Yield an empty folder with a random name in a private folder, hold its lock, and delete it afterwards.
 
-    folder: Path
-    lock: int
-    process: int
+    A forked child leaves that to the process that made the folder.
+    """
+    import json
 
-    @classmethod
-    def make(cls, parent: Path, prefix: str, environment: Environment) -> Owned:
-        """Make an empty folder with a random name in a private folder, and hold its lock."""
-        import json
-
-        me = os.getpid()
-        while True:
-            folder = parent / (prefix + os.urandom(8).hex())
-            # The lock comes first: a folder without one has no owner.
-            owned = cls(folder, atomic.create(os.fspath(_lock_of(folder))), me)
-            if _flock(owned.lock) is not False and handles.is_same_file(_lock_of(folder), owned.lock):
-                break
-            # A sweep of another process took the lock first, and removes the file.
-            os.close(owned.lock)
-        record = {"host": node(), "pid": me, "start": processes.start_of(me, processes=environment.processes)}
-        try:
-            atomic.write_all(owned.lock, (json.dumps(record).encode(),))
-            os.mkdir(folder, 0o700)
-        except OSError:
-            owned._forget()
-            raise
-        return owned
-
-    def remove(self) -> None:
-        """Delete the folder, and release the lock. A forked child leaves both to the process that made them."""
-        if os.getpid() == self.process:
-            atomic.remove_tree(self.folder)
-            self._forget()
-
-    def _forget(self) -> None:
-        """Release the lock, and remove its file if the folder has gone."""
-        with suppress(OSError):
-            if not self.folder.exists():
-                atomic.remove_file(_lock_of(self.folder))
-        with suppress(OSError):
-            os.close(self.lock)
+    owner = os.getpid()
+    while True:
+        folder = parent / (prefix + os.urandom(8).hex())
+        # The lock comes first: a folder without one has no owner.
+        lock = atomic.create(os.fspath(_lock_of(folder)))
+        if _flock(lock) is not False and handles.is_same_file(_lock_of(folder), lock):
+            break
+        # A sweep of another process took the lock first, and removes the file.
+        os.close(lock)
+    record = {"host": node(), "pid": owner, "start": processes.start_of(owner, processes=environment.processes)}
+    try:
+        atomic.write_all(lock, (json.dumps(record).encode(),))
+        os.mkdir(folder, 0o700)
+        yield folder
+    finally:
+        if os.getpid() == owner:
+            atomic.remove_tree(folder)
+            with suppress(OSError):
+                if not folder.exists():
+                    atomic.remove_file(_lock_of(folder))
+            with suppress(OSError):
+                os.close(lock)
 
 
 @contextmanager
@@ -90,11 +77,8 @@ def temporary_folder(
     parent, elsewhere = temporary_parent(where)
     if elsewhere is not None:
         notice(elsewhere)
-    owned = Owned.make(parent, TEMPORARY, where)
-    try:
-        yield owned.folder
-    finally:
-        owned.remove()
+    with owned_folder(parent, TEMPORARY, where) as folder:
+        yield folder
 
 
 def abandoned_in(parent: Path, environment: Environment, *, look: bool = False) -> Iterator[Path]:
