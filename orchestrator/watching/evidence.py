@@ -16,6 +16,7 @@ from typing import ClassVar, Final
 
 from cachectl.layers.base import errors, facts, parts
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.store import ENTRY
 from cachectl.watching.events import Use, storing_refused
 from cachectl.watching.programs import Event
 
@@ -123,9 +124,9 @@ class Evidence:
         shared = None if self.part.files is None else self.part.files.shared
         self.entries, self.doubts = [], {**doubts}
         for use in uses:
-            _, key, history = use
+            root, key, history = use
             name = key.rpartition("/")[2]
-            if self.layer.store.is_key(key):
+            if self.layer.store.kind_of(root, key) == ENTRY:
                 self.entries.append(use)
             elif shared is not None and shared.fullmatch(name):
                 self._shared[name] = self._shared.get(name, 0) + history.openings
