@@ -513,16 +513,15 @@ def staged(
             ranks.close(wait=True)
 
     atexit.register(close)
-    hold = overlay.push({overlay.Slot(name): value for name, value in variables.items()}, {})
     ok = False
     try:
-        # Only after all ranks have passed: a warning may be an error.
-        while lines:
-            warn(lines.pop(0))
-        yield ranks.root
+        with overlay.applied(overlay.variables(variables)):
+            # Only after all ranks have passed: a warning may be an error.
+            while lines:
+                warn(lines.pop(0))
+            yield ranks.root
         ok = True
     finally:
-        overlay.pop(hold)
         # A forked child leaves the block too, but is no rank.
         if os.getpid() == process:
             ranks.stage_out(ok=ok)

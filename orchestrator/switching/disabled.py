@@ -94,13 +94,10 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
             # Every step runs even if another one fails.
             block.callback(_drop_copies, switch)
             block.callback(_reload_modules, switch)
-        hold = overlay.push(settings, _flags_left_behind(chosen))
-        try:
-            yield held
-        finally:
-            overlay.pop(hold)
+        with overlay.applied(settings, _flags_left_behind(chosen)):
             # Memoised results of the block, programs among them, end with the settings.
-            del settings, hold
+            del settings
+            yield held
 
 
 @contextmanager
@@ -127,11 +124,10 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
         enabled = (stack[name].enable() for name in moved if child.can_switch(stack[name]))
         switches = [*moved.values(), *enabled]
         child.link_cache_home(stack.environment, stack, root)
-        hold = overlay.push(_settings(switches), _flags_left_behind(stack))
         try:
-            yield root
+            with overlay.applied(_settings(switches), _flags_left_behind(stack)):
+                yield root
         finally:
-            overlay.pop(hold)
             # A library that keeps a database open goes on using it.
             if any((root / "xdg").glob("*/*.sqlite")) or too_late(stack, root):
                 atexit.register(block.pop_all().close)
@@ -252,10 +248,8 @@ def _warn_of(still_on: Mapping[str, str]) -> None:
 
 
 def _settings(switches: Sequence[facts.Switch], salts: Iterable[facts.Patch] = ()) -> dict[overlay.Slot, object]:
-    settings: dict[overlay.Slot, object] = {}
+    settings = overlay.variables(child.merged(switches))
     for switch in switches:
-        settings.update({overlay.Slot(name): value for name, value in switch.set.items()})
-        settings.update({overlay.Slot(name): None for name in switch.unset})
         settings.update(_flags(switch))
     patches = [patch for switch in switches for patch in dict.fromkeys((*switch.patches, *switch.memo_patches))]
     for patch in (*patches, *salts):

@@ -258,11 +258,9 @@ def traced() -> Iterator[Trace]:
 
 @contextmanager
 def _observed(tracer: Tracer) -> Iterator[None]:
-    variables = tracer.variables(Environment.here())
-    hold = overlay.push({overlay.Slot(name): value for name, value in variables.items()}, {})
-    recorder = observer.observe(str(tracer.notes), str(tracer.site))
-    try:
-        yield
-    finally:
-        recorder.stop()
-        overlay.pop(hold)
+    with overlay.applied(overlay.variables(tracer.variables(Environment.here()))):
+        recorder = observer.observe(str(tracer.notes), str(tracer.site))
+        try:
+            yield
+        finally:
+            recorder.stop()
