@@ -7,6 +7,7 @@ of an interpreter that was removed, or of a package that was replaced, can be re
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -283,7 +284,6 @@ def _ask(path: Path) -> tuple[str, list[str]]:
 
     Returns its version and its folders of packages; nothing if it does not answer as Python 3.
     """
-    import json
     import signal
     import subprocess
     from threading import Timer
@@ -330,8 +330,6 @@ def _records_of(environment: Environment) -> Iterator[dict[str, PythonRecord]]:
 
     A record that is missing, damaged, or open to other users has none.
     """
-    import json
-
     file = user_state_folder(environment) / RECORD
     records: dict[str, PythonRecord] = {}
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):

@@ -176,11 +176,10 @@ def _misfit(switch: facts.Switch) -> str | None:
         if patch.module not in sys.modules and find_spec(patch.module.partition(".")[0]) is None:
             continue
         try:
-            module = import_module(patch.module)
+            import_module(patch.module)
         except ImportError as error:
             return str(error)
-        owner = module if patch.owner is None else getattr(module, patch.owner, None)
-        if not callable(getattr(owner, patch.method, None)):
+        if not callable(getattr(overlay.Slot(patch.method, patch.module, patch.owner).target(), patch.method, None)):
             return f"{patch.module} has no {'.'.join(filter(None, (patch.owner, patch.method)))}"
     for module_name, attribute in switch.flags:
         if module_name in sys.modules and not hasattr(sys.modules[module_name], attribute):
@@ -254,10 +253,8 @@ def _settings(switches: Sequence[facts.Switch], salts: Iterable[facts.Patch] = (
     patches = [patch for switch in switches for patch in dict.fromkeys((*switch.patches, *switch.memo_patches))]
     for patch in (*patches, *salts):
         # A wrapper goes around the method, or around an earlier wrapper of it. A library that is not loaded gets none.
-        module = sys.modules.get(patch.module)
-        owner = module if patch.owner is None else getattr(module, patch.owner, None)
         slot = overlay.Slot(patch.method, patch.module, patch.owner)
-        method = settings.get(slot, getattr(owner, patch.method, None))
+        method = settings.get(slot, getattr(slot.target(), patch.method, None))
         if callable(method):
             settings[slot] = patch.replacement(method)
     return settings

@@ -34,7 +34,7 @@ class Slot(NamedTuple):
         """Return the value now; :data:`MISSING` if there is no such attribute."""
         if self.module is None:
             return process_variable(self.name)
-        target = self._target()
+        target = self.target()
         return _UNLOADED if target is None else vars(target).get(self.name, MISSING)
 
     def write(self, value: object) -> None:
@@ -42,7 +42,7 @@ class Slot(NamedTuple):
         if self.module is None:
             set_process_variable(self.name, None if value is None else str(value))
             return
-        target = self._target()
+        target = self.target()
         if target is None or value is _UNLOADED:
             return
         if value is not MISSING:
@@ -50,7 +50,8 @@ class Slot(NamedTuple):
         elif self.name in vars(target):
             delattr(target, self.name)
 
-    def _target(self) -> object | None:
+    def target(self) -> object | None:
+        """Return the module or the class that has the attribute; ``None`` if it is not loaded."""
         module = sys.modules.get(self.module or "")
         return module if module is None or self.owner is None else getattr(module, self.owner, None)
 
