@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cachectl.layers.base import declarations, facts, layer, lazy, parts
 from cachectl.layers.base.store import Codec, Damage, Store
-from cachectl.layers.host import driver_layers
+from cachectl.layers.host import drivers
 
 if TYPE_CHECKING:
     from cachectl.layers.formats import details
@@ -85,7 +85,7 @@ class ComgrCodec(Codec):
         return Damage(facts.Severity.FAILS, f"holds a program that {wrong}; comgr hands it on as it is")
 
 
-class ComgrCache(driver_layers.DriverLayer):
+class ComgrCache(drivers.DriverLayer):
     """Outputs of single commands of AMD's compiler: bitcode and code objects, one file each."""
 
     name = "comgr"
@@ -137,11 +137,11 @@ class ComgrCache(driver_layers.DriverLayer):
 
     def state(self) -> facts.State:
         """Return the state; on a network file system it depends on the release."""
-        from cachectl.layers.host import mounts
+        from cachectl.layers.host import processes
 
         state = super().state()
         for root in self.roots() if state.condition is facts.Condition.ENABLED else ():
-            kind = mounts.network_file_system(root.path, mounts=self.environment.mounts)
+            kind = processes.network_file_system(self.environment, root.path)
             if kind is not None and root.source != self.places.variable:
                 why = f"the default place is on a network file system ({kind}): the newest releases keep no cache there"
                 return facts.State(facts.Condition.UNKNOWN, why, state.drivers)

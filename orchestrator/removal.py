@@ -112,7 +112,7 @@ def carry_out(
                     require_changeable(layer, root)
                     layer.store.recover(root)
     result = plan().apply()
-    from cachectl.switching.isolated import remove_abandoned
+    from cachectl.layers.disk.temporaries import remove_abandoned
 
     if left := remove_abandoned(stack.environment):
         notice(f"removed {errors.plural(left, 'temporary folder')} of commands that were killed")

@@ -51,7 +51,7 @@ class Stack(LayerSet):
 
         Raises :class:`BadRequest` if there is no such folder.
         """
-        from cachectl.switching.run import environment_below
+        from cachectl.switching.child import environment_below
 
         return cls(environment_below(environment or Environment.here(), folder))
 

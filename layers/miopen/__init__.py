@@ -163,7 +163,7 @@ class MIOpenKernels(MIOpenLayer):
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch, and a place where anybody can write."""
-        from cachectl.layers.host import mounts
+        from cachectl.layers.host import processes
 
         yield from super().diagnose()
         environment, variable = self.environment, where.KERNELS.variable
@@ -171,7 +171,7 @@ class MIOpenKernels(MIOpenLayer):
             return
         # MIOpen takes kernels from a temporary folder because it cannot use the home folder.
         first, folder = self.roots()[0], where.temporary_folder(environment)
-        kind = mounts.network_file_system(first.path, mounts=environment.mounts)
+        kind = processes.network_file_system(environment, first.path)
         is_open = False
         with suppress(OSError):
             is_open = bool(folder.stat().st_mode & stat.S_IWOTH)

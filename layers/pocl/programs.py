@@ -22,7 +22,7 @@ from typing import Final
 from cachectl.layers.base import errors, facts, store
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.host import mounts, processes
+from cachectl.layers.host import processes
 from cachectl.layers.pocl import users_of
 from cachectl.layers.stores.files import Folders
 from cachectl.layers.stores.tree import Leaf, OrphanRule, Shape, Tree
@@ -237,7 +237,7 @@ class Programs(Folders):
     def _users_of(self, root: Path) -> tuple[int, ...] | None:
         """Return the processes that may use a root; ``None`` if they are unknown, as those of other machines are."""
         users = users_of(root, self.environment)
-        is_shared = users == () and mounts.network_file_system(root, mounts=self.environment.mounts) is not None
+        is_shared = users == () and processes.network_file_system(self.environment, root) is not None
         return None if is_shared else users
 
     # ------------------------------------------------------------------ tagged builds

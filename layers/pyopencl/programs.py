@@ -21,7 +21,7 @@ from cachectl.layers.base.environment import node
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.disk import handles, locks, plain
 from cachectl.layers.formats import opencl_source
-from cachectl.layers.host import drivers, mounts, processes
+from cachectl.layers.host import drivers, processes
 from cachectl.layers.pytools.dictionaries import Staleness, staleness
 from cachectl.layers.stores.files import Folders
 from cachectl.layers.stores.tree import CHANGED, GONE, Guard, Leaf, Shape, Tree
@@ -202,7 +202,7 @@ class ProgramFolders(Folders):
         return (
             age > STALE_LOCK
             and processes.using(_EXTENSION, processes=self.environment.processes) == ()
-            and mounts.network_file_system(base, mounts=self.environment.mounts) is None
+            and processes.network_file_system(self.environment, base) is None
         )
 
     # ------------------------------------------------------------------ tagged builds

@@ -72,7 +72,7 @@ class Request:
 
         here, options = self._here, vars(self.options)
         if (below := options.get("below")) is not None:
-            from cachectl.switching.run import environment_below
+            from cachectl.switching.child import environment_below
 
             here = environment_below(here, below)
         if pythons := options.get("python") or self.config.get("python"):

@@ -21,8 +21,7 @@ from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.host import drivers, hardware
-from cachectl.switching import isolated
-from cachectl.switching import run as child
+from cachectl.switching import child
 
 OPTIONS: Final = (
     verbs.UNEXPECTED,
@@ -159,7 +158,7 @@ def bench(
     neither read nor written. Raises :class:`Ended` if the command fails, and :class:`~.child.CannotStart`.
     """
     layers = tuple(layer for layer in stack if layer.abilities()[facts.Ability.RELOCATE] is None)
-    with child.signals_held() as signals, isolated.isolated_root(stack.environment, notice=notice) as full:
+    with child.signals_held() as signals, child.isolated_root(stack.environment, notice=notice) as full:
         work = _Work(tuple(command), stack, layers, signals, notice, full)
         entries = work.fill(show)
         settings, unused = _settings(stack, layers, entries)
@@ -187,7 +186,7 @@ def _settings(
     used: dict[Layer, set[str]] = {}
     for layer in layers:
         if entries.get(layer.name):
-            switch = layer.disable() if isolated.can_switch(layer) else facts.Switch(layer.name)
+            switch = layer.disable() if child.can_switch(layer) else facts.Switch(layer.name)
             used[layer] = {*switch.unset, *switch.set}
         else:
             unused[layer.name] = "the command stores nothing in it"
@@ -197,7 +196,7 @@ def _settings(
         # A layer that is only emptied stores entries again, so its seconds include that.
         if sharing:
             how = f"emptied: its switch is that of {', '.join(sharing)} too"
-        elif isolated.can_switch(layer) and not layer.disable().patches:
+        elif child.can_switch(layer) and not layer.disable().patches:
             how = _SWITCHED
         else:
             how = "emptied: no variable switches it"
@@ -235,9 +234,9 @@ class _Work:
 
     def measure(self, setting: BenchSetting) -> float:
         """Run the command in a copy of the full root, so that a run does not affect the next; return its seconds."""
-        with isolated.isolated_root(self.stack.environment, notice=self.notice) as root:
+        with child.isolated_root(self.stack.environment, notice=self.notice) as root:
             if setting.setting not in (COLD, OFF):
-                isolated.copy_isolated_root(self.full, root)
+                child.copy_isolated_root(self.full, root)
             if setting.setting == OFF:
                 changes = child.variables_off(self.layers, self.stack, root)
             else:
@@ -260,7 +259,7 @@ class _Work:
     def _seconds(self, setting: str, root: Path, changes: Mapping[str, str | None]) -> float:
         """Run the command once with its output hidden; return its wall seconds, or raise :class:`Ended`."""
         environment = self.stack.environment
-        isolated.link_cache_home(environment, self.layers, root)
+        child.link_cache_home(environment, self.layers, root)
         with TemporaryFile() as said:
             started = time.perf_counter()
             status = child.run(self.command, changes, environment, self.signals, quiet=said)

@@ -14,8 +14,7 @@ from cachectl import verbs
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import CachectlError
 from cachectl.stack import Stack
-from cachectl.switching import isolated
-from cachectl.switching.run import variables_isolated, variables_off
+from cachectl.switching.child import isolated_root, variables_isolated, variables_off
 from cachectl.verbs.report import lines
 
 OPTIONS: Final = (
@@ -33,7 +32,7 @@ def run(request: verbs.Request) -> int:
         )
     here, number = request.environment, request.options.kernels
     rows: list[tuple[str, str, int, str]] = []
-    with isolated.isolated_root(here, notice=request.notice) as root:
+    with isolated_root(here, notice=request.notice) as root:
         stack = Stack(here.with_variables(variables_isolated(Stack(here), root)))
         off = here.with_variables(variables_off(Stack(here), Stack(here), root / "off"))
 

@@ -23,7 +23,7 @@ from cachectl.layers.base.environment import Environment, user_name
 from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Root, Scope, Severity, Usage
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.disk import plain, room, trust
-from cachectl.layers.host import launcher, mounts
+from cachectl.layers.host import launcher, processes
 
 OPTIONS: Final = (verbs.LAYERS, verbs.PLACES, verbs.FORM)
 
@@ -220,7 +220,7 @@ def _of_surroundings(held: _Held) -> Iterator[Placed]:
     is_reachable = held.first and held.error is None
     if is_reachable and root.scope is Scope.USER and layer.about.when_closed is not None:
         yield from _of_use(held, layer.about.when_closed)
-    kind = mounts.network_file_system(root.path, mounts=environment.mounts)
+    kind = processes.network_file_system(environment, root.path)
     if kind is not None and (hazard := layer.about.on_network) is not None:
         message = f"lies on a network file system ({kind}): {hazard.message}"
         yield held.finding(root.path, hazard.severity, "network", message, held.elsewhere(_TEMPORARY))
@@ -253,7 +253,7 @@ def _apart(environment: Environment, path: Path) -> bool:
     The rank within the node counts on a local disk, and elsewhere only if the name has the node too.
     """
     home, node = environment.home_folder, platform.node()
-    local = mounts.network_file_system(path, mounts=environment.mounts) is None
+    local = processes.network_file_system(environment, path) is None
     for part in path.relative_to(home).parts if path.is_relative_to(home) else path.parts:
         end = re.search(r"[0-9]{1,12}$", part)
         within = {*_LOCAL_RANKS} if local or node in part else set()

@@ -10,8 +10,7 @@ from typing import Final
 
 from cachectl import layer_set, verbs
 from cachectl.layers.base import errors, facts
-from cachectl.switching import isolated
-from cachectl.switching.run import merged
+from cachectl.switching import child
 
 #: How each shell sets a variable, and removes one.
 _SYNTAXES: Final = {
@@ -70,10 +69,10 @@ def env(
         if switch.patches:
             notes.append(f"{layer.name}: no variable switches it off; cachectl run --no-cache does")
     try:
-        isolated.make_folders(switches)
+        child.make_folders(switches)
     except OSError as error:
         notes.append(f"{error.filename}: cannot be made ({error.strerror}); a layer that needs it keeps nothing")
-    return merged(switches), notes
+    return child.merged(switches), notes
 
 
 def run(request: verbs.Request) -> int:

@@ -8,9 +8,8 @@ from typing import Final
 
 from cachectl import layer_set, output_files, verbs
 from cachectl.layers.base import errors
-from cachectl.switching import isolated
-from cachectl.switching import run as child
-from cachectl.watching import evidence, timeline, timeline_files
+from cachectl.switching import child
+from cachectl.watching import evidence, timeline
 from cachectl.watching.trace import KernelTrace, Trace, Tracer
 
 OPTIONS: Final = (
@@ -39,9 +38,9 @@ def trace(
     """Run a command and return what each layer did; with ``explain`` also why each lookup missed.
 
     ``notice`` gets a line for each thing that went wrong with the temporary folder, and for each library that could not
-    be watched. Raises :class:`~cachectl.switching.run.CannotStart`.
+    be watched. Raises :class:`~cachectl.switching.child.CannotStart`.
     """
-    with child.signals_held() as signals, isolated.isolated_root(stack.environment, notice=notice) as folder:
+    with child.signals_held() as signals, child.isolated_root(stack.environment, notice=notice) as folder:
         tracer = Tracer(stack, folder, explain=explain)
         with tracer.watching():
             started = time.perf_counter()
@@ -58,8 +57,8 @@ def run(request: verbs.Request) -> int:
     options, document, drawn = request.options, None, None
     request.demand_command()
     if options.timeline is not None:
-        timeline_files.check(options.timeline)
-        drawn = request.output_file(options.timeline, timeline_files.TIMELINE)
+        timeline.check(options.timeline)
+        drawn = request.output_file(options.timeline, timeline.TIMELINE)
     if options.json is not None:
         document = request.output_file(options.json, output_files.json_kind("cachectl/trace"))
     output_files.demand_targets(document, drawn)
@@ -72,7 +71,7 @@ def run(request: verbs.Request) -> int:
         request.notice(f"no process of the run could be watched, so {drawn.name} was not written")
         return traced.exit_status or 1
     if drawn is not None and traced.timeline is not None:
-        drawn.write((timeline_files.encode(traced.timeline, drawn.name),))
+        drawn.write((timeline.encode(traced.timeline, drawn.name),))
     return traced.exit_status or 0
 
 

@@ -115,7 +115,7 @@ def test_cap_of_cuda(
     held = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
     at = held * 100 // 95
     if limit == "default":
-        monkeypatch.setattr(CudaComputeCache, "limit", CudaComputeCache.limit._replace(default=at))
+        monkeypatch.setattr(CudaComputeCache, "limit_default", at)
         environment = home.environment()
     else:
         environment = home.environment(CUDA_CACHE_MAXSIZE=str(at))
@@ -133,7 +133,7 @@ def test_a_cap_at_its_highest(
     home: Home, compute_cache: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compute_cache(home.path / ".nv" / "ComputeCache")
-    monkeypatch.setattr(CudaComputeCache, "limit", CudaComputeCache.limit._replace(highest=200_000))
+    monkeypatch.setattr(CudaComputeCache, "limit_highest", 200_000)
     found = only(examine(home.environment(CUDA_CACHE_MAXSIZE="200000"), "cuda"), "cap")
     assert found.fix == "cachectl prune --max-size 100000B cuda"
     assert after(home.path, found.fix, "cuda") == []

@@ -14,8 +14,7 @@ from support.reports import make_report
 from support.timelines import make_timeline
 
 from cachectl.verbs.report import draw
-from cachectl.watching.timeline import Process, Span, Timeline
-from cachectl.watching.timeline_files import page
+from cachectl.watching.timeline import Process, Span, Timeline, page
 
 ENTER, HOME, END, ESCAPE, RIGHT = "\ue007", "\ue011", "\ue010", "\ue00c", "\ue014"
 BELOW = "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"

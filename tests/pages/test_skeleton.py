@@ -15,7 +15,7 @@ from support.hostile_names import HOSTILE
 from support.timelines import make_timeline
 
 from cachectl.pages import BEGINNING, embeddable
-from cachectl.watching.timeline_files import page
+from cachectl.watching.timeline import page
 
 
 def texts(drawn: str, tag: str) -> list[str]:

@@ -14,24 +14,12 @@ import pytest
 from homes import CACHECTL, Home
 from tiers import thorough
 
-from cachectl.layers.base.conformance import snapshot
 from cachectl.stack import Stack
 
 
 def kernels(count: int = 2) -> list[str]:
     """Return the command of the loopy program."""
     return [sys.executable, str(Path(__file__).parents[1] / "programs/kernels.py"), str(count)]
-
-
-@pytest.mark.real
-@pytest.mark.parametrize("how", ["--no-cache", pytest.param("--isolated", marks=pytest.mark.thorough)])
-def test_a_run_is_cold_every_time_and_leaves_nothing(warm: Home, how: str) -> None:
-    before = snapshot(warm.path, times=True)
-    for _ in range(1 if how == "--no-cache" else 2):
-        done = warm.cachectl("run", how, "--", *kernels(), POCL_DEBUG="general,llvm")
-        assert done.stderr.count("Writing program.bc") == 2
-        assert "Using a cached" not in done.stderr or how == "--isolated"
-    assert snapshot(warm.path, times=True) == before
 
 
 @pytest.mark.thorough

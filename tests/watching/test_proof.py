@@ -17,7 +17,7 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Artifact
 from cachectl.stack import Stack
 from cachectl.watching import events
-from cachectl.watching.proof import FAILS, UNKNOWN, Proof, Watch
+from cachectl.watching.proof import FAILS, UNKNOWN, Proof
 
 #: The layers that a user's programs fill, and a file of each in the home that ``rich`` makes.
 FILES = {
@@ -254,9 +254,9 @@ def test_only_recognised_files_of_a_home_count(home: Home) -> None:
 
 def watched(home: Home, act: Callable[[], object]) -> Proof:
     stack = Stack(home.environment(), plugins=False)
-    watch = Watch(stack, [stack["cuda"]])
+    proof = Proof(stack, [stack["cuda"]])
     act()
-    return watch.end()
+    return proof.end()
 
 
 def test_without_events_no_reading_is_excluded(cuda: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from support.tracing import real, trace
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.parts import Compilation, Lookups
 from cachectl.layers.inside import observer
-from cachectl.watching import timeline_files
+from cachectl.watching import timeline as timelines
 from cachectl.watching.evidence import EntryTrace, with_files
 from cachectl.watching.timeline import STAGES, Span, Timeline, read_timeline, summarize
 
@@ -234,7 +234,7 @@ def test_misses_last_from_the_lookup_to_the_end_of_the_store() -> None:
 
 def test_a_file_is_in_the_chrome_trace_format(tmp_path: Path) -> None:
     timeline = make_timeline(2, 3)
-    data = timeline_files.encode(timeline, "a.json")
+    data = timelines.encode(timeline, "a.json")
     (tmp_path / "a.json").write_bytes(data)
     again = read_timeline_file(tmp_path / "a.json")
     assert (again.command, again.processes) == (timeline.command, timeline.processes)
@@ -253,5 +253,5 @@ def test_a_page_can_be_written_of_a_run_with_a_process(home: Home) -> None:
     home.cachectl("trace --timeline a.html --", sys.executable, "-c", program)
     written = (home.path / "a.html").read_bytes()
     assert b"pytools" in written
-    assert timeline_files.TIMELINE.is_begun_by(written)
-    assert not timeline_files.TIMELINE.is_begun_by(b"mine")
+    assert timelines.TIMELINE.is_begun_by(written)
+    assert not timelines.TIMELINE.is_begun_by(b"mine")

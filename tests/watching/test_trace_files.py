@@ -26,6 +26,7 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import Environment
 from cachectl.watching import events
 from cachectl.watching.events import LOST, EntryEvents
+from cachectl.watching.evidence import Evidence
 
 #: The folder of each kind below the home.
 PLACES = {
@@ -119,18 +120,18 @@ def test_the_database_of_miopen(home: Home, sources: Mapping[str, Path]) -> None
 
 
 @contextmanager
-def watched(home: Home, *, lost: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield what is filled with what was seen when the block has ended."""
+def watched(home: Home, *, lost: bool = False) -> Iterator[dict[str, Evidence]]:
+    """Yield what is completed with what was seen when the block has ended."""
     stack = LayerSet(Environment({"HOME": str(home.path)}, home=home.path, cwd=home.path))
-    watching = EntryEvents(
-        [(layer, layer.about.lookups.files) for layer in stack if layer.about.lookups and layer.about.lookups.files]
-    )
-    seen: dict[str, Any] = {}
+    layers = [layer for layer in stack if layer.about.lookups and layer.about.lookups.files]
+    watching = EntryEvents(layers)
+    seen = {layer.name: Evidence(layer) for layer in layers}
     with watching.watching():
         yield seen
         if lost:
             watching._events.lost = True
-    seen.update(watching.seen())
+    for name, what in watching.seen().items():
+        seen[name].take(*what)
 
 
 WRITING = (events.OPEN, events.MODIFY, events.CLOSE_WRITE)
@@ -170,7 +171,8 @@ def test_openings_at_once_are_doubtful(home: Home, order: str, fewest: int) -> N
                 handles.append(os.open(entry, os.O_RDONLY))
             else:
                 os.close(handles.pop() if step == "c" else os.open(other, os.O_RDONLY))
-    hits = sum(not stored for _, stored in found["comgr"].entries[0][2].uses) if order else 0
+    entries = found["comgr"].entries or []
+    hits = sum(not stored for _, stored in entries[0][2].uses) if order else 0
     assert fewest <= hits <= order.count("o") * 100
     assert [*found["comgr"].doubts] == {"oc": [], "": [LOST]}.get(order, [events._TOGETHER])
 
