@@ -16,7 +16,7 @@ from cachectl.layers.base.errors import BadRequest, CachectlError
 
 
 def write(home: Home, text: str) -> Path:
-    file = home.path / ".config" / "cachectl" / "config.toml"
+    file = home.path / ".config/cachectl/config.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
     return file
@@ -24,7 +24,7 @@ def write(home: Home, text: str) -> Path:
 
 def test_the_users_file_counts_more_than_a_sites(home: Home, tmp_path: Path) -> None:
     user = write(home, 'wait = 3\n\n[prune] # mine\nolder-than = "30d"\n')
-    site = tmp_path / "site" / "cachectl" / "config.toml"
+    site = tmp_path / "site/cachectl/config.toml"
     site.parent.mkdir(parents=True)
     site.write_text('python = ["/usr/bin/python3"]\nwait = 9\nprune = { max-size = "2G", stale = true }\n')
     document = home.json("config", XDG_CONFIG_DIRS=str(tmp_path / "site"))
@@ -77,7 +77,7 @@ def test_a_wait_and_interpreters_are_defaults_of_options(home: Home) -> None:
     known = with_interpreters(home.environment())
     assert known.python_paths == (home.path / "venv/bin/python", Path("/none/python"))
     assert with_interpreters(known) is known
-    assert home.cachectl("report", "--python", sys.executable).returncode == 0
+    assert home.cachectl("report --python", sys.executable).returncode == 0
 
 
 def test_prune_without_limits_takes_the_configured_ones(home: Home) -> None:

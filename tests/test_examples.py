@@ -75,21 +75,19 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     with (folder / "simulated.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        home, done = folder / "simulated" / "home", folder / "simulated" / "done"
+        home, done = folder / "simulated/home", folder / "simulated/done"
         if not done.exists():
             user = reader(home)
-            for program in (DOCS / "examples" / "simulation.py", *(PROGRAMS / name for name in MEASURED)):
+            for program in (DOCS / "examples/simulation.py", *(PROGRAMS / name for name in MEASURED)):
                 shutil.copy(program, home)
             user.run(sys.executable, "simulation.py")
             # Of two hours ago: beside other PoCL programs of the tester, purge leaves alone what may be in use.
             then = time.time() - 7200
-            for path in (home / ".cache" / "pocl").rglob("*"):
+            for path in (home / ".cache/pocl").rglob("*"):
                 os.utime(path, (then, then))
             (home / ".ssh").mkdir(mode=0o700)
             user.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ann@example.org", "-f", ".ssh/id_ed25519")
-            (home / ".ssh" / "allowed_signers").write_text(
-                "ann@example.org " + (home / ".ssh" / "id_ed25519.pub").read_text()
-            )
+            (home / ".ssh/allowed_signers").write_text("ann@example.org " + (home / ".ssh/id_ed25519.pub").read_text())
             done.touch()
     return home
 

@@ -102,7 +102,7 @@ def synthetic(tmp_path: Path) -> Path:
 
 
 def test_the_numbers_of_a_root_that_cannot_be_read_are_unknown(synthetic: Path, held_to_modes: tuple[str, ...]) -> None:
-    root = synthetic / ".cache" / "comgr"
+    root = synthetic / ".cache/comgr"
     with closed(root):
         status, out, _ = cachectl(synthetic, "report", "comgr", "neo", "--json", by=held_to_modes)
         _, table, _ = cachectl(synthetic, "report", "comgr", "neo", by=held_to_modes)
@@ -127,7 +127,7 @@ def test_the_numbers_of_a_root_that_cannot_be_read_are_unknown(synthetic: Path, 
 
 def test_what_lies_in_a_closed_folder_is_unknown_and_not_gone(synthetic: Path, held_to_modes: tuple[str, ...]) -> None:
     """Numbers are lower bounds, ``get`` says that it could not read, and an unreadable entry is no damaged one."""
-    root = synthetic / ".cache" / "neo_compiler_cache"
+    root = synthetic / ".cache/neo_compiler_cache"
     entry = next((root / "9").rglob("*_cache"))
     with closed(root / "9"):
         status, out, _ = cachectl(synthetic, "report", "neo", "--json", by=held_to_modes)
@@ -174,7 +174,7 @@ def test_a_closed_folder_of_own_roots_stops_no_layer(synthetic: Path, held_to_mo
 
 
 def test_a_purge_names_a_cut_database_that_it_cannot_clear(synthetic: Path) -> None:
-    file = synthetic / ".cache" / "miopen" / "3.2.0.x" / "gfx906_60.ukdb"
+    file = synthetic / ".cache/miopen/3.2.0.x/gfx906_60.ukdb"
     os.truncate(file, file.stat().st_size // 2)
     status, out, _ = cachectl(synthetic, "purge", "miopen", "--json")
     (said,) = json.loads(out)["layers"]
@@ -188,7 +188,7 @@ def test_a_purge_names_a_cut_database_that_it_cannot_clear(synthetic: Path) -> N
 def test_verify_and_doctor_find_a_dictionary_folder_that_cannot_be_listed(
     verb: str, tmp_path: Path, held_to_modes: tuple[str, ...]
 ) -> None:
-    folder = tmp_path / ".cache" / "pytools"
+    folder = tmp_path / ".cache/pytools"
     folder.mkdir(parents=True)
     layers = ("loopy", "pytools", "pyopencl-invoker")
     with closed(folder):

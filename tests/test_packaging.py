@@ -66,7 +66,7 @@ def test_a_trace_that_is_cut_is_a_warning(
 ) -> None:
     if content is not None:
         (tmp_path / "trace").write_text(content)
-    main = runpy.run_path(str(REPOSITORY / "packaging" / "github" / "summary.py"))["main"]
+    main = runpy.run_path(str(REPOSITORY / "packaging/github/summary.py"))["main"]
     main(*(str(tmp_path / name) for name in ("trace", "summary", "output")))
     assert capsys.readouterr().out.startswith("::warning::")
     assert not (tmp_path / "output").exists()
@@ -74,7 +74,7 @@ def test_a_trace_that_is_cut_is_a_warning(
 
 def test_the_matrix_has_every_python_that_the_project_names() -> None:
     named = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]
-    workflow = yaml.safe_load((REPOSITORY / ".github" / "workflows" / "checks.yml").read_text())
+    workflow = yaml.safe_load((REPOSITORY / ".github/workflows/checks.yml").read_text())
     assert workflow["jobs"]["tests"]["strategy"]["matrix"]["python"] == named
     assert named[0] == PROJECT["requires-python"].removeprefix(">=")
 

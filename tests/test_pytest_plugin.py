@@ -96,7 +96,7 @@ def test_after():
 @pytest.mark.real
 @pytest.mark.thorough
 def test_isolated_caches_are_on_in_an_empty_root(warm: Home) -> None:
-    before = warm.json("report", "loopy", "pocl")["total"]
+    before = warm.json("report loopy pocl")["total"]
     done = session(
         warm,
         f"""
@@ -116,7 +116,7 @@ def test_again(isolated_caches):
         check=False,
     )
     assert "2 passed, 1 error" in done.stdout
-    assert warm.json("report", "loopy", "pocl")["total"] == before
+    assert warm.json("report loopy pocl")["total"] == before
     root = re.search(r"^root (.*)$", done.stdout, re.MULTILINE)
     assert root is not None
     assert not Path(root[1]).exists()
@@ -150,7 +150,7 @@ def test_nothing_stored():
     )
     assert "2 passed" in done.stdout
     assert "kernel caches (--no-kernel-caches): loopy off, pyopencl-invoker off, pytools off," in done.stdout
-    report = home.json("report", "loopy", "pocl")
+    report = home.json("report loopy pocl")
     assert report["total"]["entries"] == 0
 
 

@@ -36,7 +36,7 @@ def test_looking_returns_the_documents_of_the_command_line(warm: Home) -> None:
             del space["free_bytes"], space["free_files"]
         assert document == printed
     report = validated(to_json(stack.report(layers=["pocl"], neighbours=True)))
-    printed = warm.json("report", "pocl", "--neighbours")
+    printed = warm.json("report pocl --neighbours")
     assert (report["total"], report["layers"]) == (printed["total"], printed["layers"])
     assert {one["name"] for one in report["neighbours"]} >= {"Triton", "CuPy"}
 
@@ -75,8 +75,8 @@ def test_public_names_are_there_and_what_is_shown_of_results_is_short(home: Home
     assert all(getattr(cachectl, name) for name in cachectl.__all__)
     errors = {name for name, thing in vars(errors_of_layers).items() if isinstance(thing, type)}
     assert errors < set(cachectl.__all__)
-    (home.path / ".cache" / "pocl" / "kcache" / "tempfile_aB3dE6").parent.mkdir(parents=True)
-    (home.path / ".cache" / "pocl" / "kcache" / "tempfile_aB3dE6").touch()
+    (home.path / ".cache/pocl/kcache/tempfile_aB3dE6").parent.mkdir(parents=True)
+    (home.path / ".cache/pocl/kcache/tempfile_aB3dE6").touch()
     stack = cachectl.Stack(home.environment(), plugins=False)
     assert repr(stack) == f"Stack({str(home.path)!r})"
     assert repr(stack["pocl"]) == "<layer pocl>"

@@ -64,7 +64,7 @@ def test_every_entry_that_goes_is_named(warm: Home, command: tuple[str, ...]) ->
 @pytest.mark.parametrize("command", [("purge", "pocl"), ("prune", "--stale", "pocl")])
 def test_orphans_are_listed_and_counted_as_they_are_removed(warm: Home, command: tuple[str, ...]) -> None:
     for number in range(3):
-        leaked = warm.path / ".cache" / "pocl" / "kcache" / f"tempfile_abcde{number}"
+        leaked = warm.path / f".cache/pocl/kcache/tempfile_abcde{number}"
         leaked.touch(mode=0o600)
     said = warm.cachectl(*command, "--dry-run").stdout
     planned, done = warm.json(*command, "--dry-run"), warm.json(*command)
@@ -76,20 +76,20 @@ def test_orphans_are_listed_and_counted_as_they_are_removed(warm: Home, command:
 
 
 def test_text_has_sums_and_with_v_the_entries(warm: Home) -> None:
-    sums = warm.cachectl("purge", "--all", "--dry-run").stdout
+    sums = warm.cachectl("purge --all --dry-run").stdout
     assert sums.split()[:3] == ["layer", "would", "go"]
-    entries, summary = warm.cachectl("purge", "--all", "--dry-run", "-v").stdout.split("\n\n")
+    entries, summary = warm.cachectl("purge --all --dry-run -v").stdout.split("\n\n")
     assert summary.split()[:3] == ["layer", "would", "go"]
     assert {line.split()[-1] for line in entries.splitlines()[1:]} >= set.union(*listed(warm, *LAYERS).values())
 
 
 def test_damaged_tuning_is_never_removed(home: Home) -> None:
-    file = home.path / ".config" / "miopen" / "gfx90a68.HIP.3_3_0_a85ca8a54.ufdb.txt"
+    file = home.path / ".config/miopen/gfx90a68.HIP.3_3_0_a85ca8a54.ufdb.txt"
     file.parent.mkdir(parents=True)
     file.write_text("no record at all\none=S:1.5,0,A\n")
     before = file.read_bytes()
-    (finding,) = home.json("verify", "miopen-tuning", check=False)["findings"]
+    (finding,) = home.json("verify miopen-tuning", check=False)["findings"]
     assert "line 1" in finding["message"]
     assert file.name in finding["fix"]
-    home.cachectl("purge", "--damaged", "miopen-tuning")
+    home.cachectl("purge --damaged miopen-tuning")
     assert file.read_bytes() == before

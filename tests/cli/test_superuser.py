@@ -120,10 +120,10 @@ def test_rows_that_others_can_write_go_only_if_they_are_trusted(
     environment = replace(home.environment(), superuser=False)
     if layer == "pytools":
         fill_sumpy(environment)
-        folder = home.path / ".cache" / "pytools"
+        folder = home.path / ".cache/pytools"
     else:
         fill_kernels(home.path)
-        folder = home.path / ".cache" / "miopen"
+        folder = home.path / ".cache/miopen"
     folder.chmod(0o777)
     refused = Stack(environment).purge(layers=[layer])
     assert refused.total.removed == 0
@@ -133,12 +133,12 @@ def test_rows_that_others_can_write_go_only_if_they_are_trusted(
 
 @as_root
 def test_damage_in_an_entry_of_another_user_stays(cuda: Home) -> None:
-    cache = cuda.path / ".nv" / "ComputeCache"
-    mine, theirs, *_ = (cache / entry["key"] for entry in cuda.json("ls", "cuda")["entries"])
+    cache = cuda.path / ".nv/ComputeCache"
+    mine, theirs, *_ = (cache / entry["key"] for entry in cuda.json("ls cuda")["entries"])
     for path in (mine, theirs):
         path.write_bytes(path.read_bytes()[:-1] + b"?")
     os.chown(theirs, 65534, 65534)
-    total = cuda.json("purge", "cuda", "--damaged")["total"]
+    total = cuda.json("purge cuda --damaged")["total"]
     assert (total["removed"], total["skipped"], total["failed"]) == (1, 1, 0)
     assert theirs.exists()
     assert not mine.exists()

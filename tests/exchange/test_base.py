@@ -94,7 +94,7 @@ def test_a_base_warms_a_run_and_stays_as_it_is(home: Home, base: Path) -> None:
     assert done.stdout.count("code generation cache hit") == KNOWN
     assert done.stdout.count("code generation cache miss") == 1
     own = own_root(home.environment(), base)
-    assert home.json("report --root", str(own), "pocl")["layers"][0]["entries"] == FILLED + 1
+    assert home.json(f"report --root {own} pocl")["layers"][0]["entries"] == FILLED + 1
     again = home.cachectl(f"{start} true")
     assert f"base: pocl: {FILLED} there before" in again.stderr
     (pocl,) = home.json("report pocl")["layers"]
@@ -144,7 +144,7 @@ def test_a_temporary_root_is_warm_and_keeps_nothing_and_env_prints_the_same_root
     for _ in range(2):
         assert stores(home.cachectl(*command, POCL_DEBUG="general,llvm")) == 1
     assert not own_root(home.environment(), base).exists()
-    done = home.cachectl("env --base", str(base), "--root", "own", "--shell", "sh")
+    done = home.cachectl(f"env --base {base} --root own --shell sh")
     assert f"base: pocl: {FILLED} copied" in done.stderr
     script = f"{done.stdout}\nexec {sys.executable} {PROGRAMS / 'kernels.py'} {KNOWN}"
     ran = home.run("sh", "-c", script, POCL_DEBUG="general,llvm")
@@ -154,11 +154,11 @@ def test_a_temporary_root_is_warm_and_keeps_nothing_and_env_prints_the_same_root
 
 def warmed_by_binaries(home: Home, base: Path, mount: Mount, *command: str, **variables: Any) -> None:  # noqa: ANN401
     """Run a program that builds some programs, given as its last argument, with PyOpenCL's binary cache."""
-    home.cachectl("run", f"--isolated={base}", "--", *command, "2", **variables)
+    home.cachectl(f"run --isolated={base} --", *command, "2", **variables)
     freeze(mount, base)
     before = state(base)
     for misses in (1, 0):
-        done = home.cachectl("run --base", str(base), "--", *command, "3", **variables)
+        done = home.cachectl(f"run --base {base} --", *command, "3", **variables)
         assert done.stdout.count("binary cache hit") == 3 - misses
         assert done.stdout.count("binary cache miss") == misses
     assert state(base) == before
@@ -187,7 +187,7 @@ def test_a_base_without_entries_and_one_that_others_can_write_say_so(home: Home,
     base = open_folder / "base"
     base.mkdir()
     base.chmod(0o777)
-    done = home.cachectl("run --base", str(base), "--", "true")
+    done = home.cachectl(f"run --base {base} -- true")
     assert f"base: {base} has no entry of any layer" in done.stderr
     assert f"other users can write to {base}" in done.stderr
     for line in ("run --base nowhere -- true", f"run --base {base} --no-cache -- true", f"env --base {base} --disable"):

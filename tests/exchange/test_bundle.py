@@ -47,7 +47,7 @@ def test_the_same_content_is_the_same_bytes(source: Home, packed: Path, home: Ho
         assert done.digest == hashlib.sha256(packed.read_bytes()).hexdigest()
         assert (tmp_path / name).read_bytes() == packed.read_bytes()
         assert one.stack.push(str(tmp_path / name)).moved == 0
-    document = source.json("push", f"{tmp_path}/one.zip", "pocl", "--kernel", "lk1")
+    document = source.json(f"push {tmp_path}/one.zip pocl --kernel lk1")
     assert [(layer["layer"], layer["placed"]) for layer in document["layers"]] == [("pocl", 1)]
     assert "home" in document["layers"][0]["sensitive"]
     assert document["digest"] == hashlib.sha256((tmp_path / "one.zip").read_bytes()).hexdigest()

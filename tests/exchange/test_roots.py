@@ -32,7 +32,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory, new_home: Callable[[Path], H
     """Return a home with ``rank0``, kept by run, and ``rank1``, an XDG_CACHE_HOME: other programs in each."""
     home = new_home(tmp_path_factory.mktemp("ranks") / "home")
     program = f"{home.programs}/thirteen.py"
-    home.cachectl("run", f"--isolated={home.path / 'rank0'}", "--", sys.executable, program, "2", "0")
+    home.cachectl(f"run --isolated={home.path / 'rank0'} --", sys.executable, program, "2", "0")
     home.python("thirteen.py 1 1", XDG_CACHE_HOME=f"{home.path}/rank1")
     return home
 
@@ -54,7 +54,7 @@ def test_all_programs_of_all_ranks_are_warm_in_one_root(ranks: Home, tmp_path: P
     programs = sorted((home.path / "all").rglob("program.bc"))
     trace = (*CACHECTL, "trace", "--json", "trace.json", "--")
     ran = (*trace, sys.executable, f"{home.programs}/thirteen.py", "2", "1")
-    home.cachectl("run", f"--isolated={home.path / 'all'}", "--", *ran)
+    home.cachectl(f"run --isolated={home.path / 'all'} --", *ran)
     traced = {one["layer"]: one for one in json.loads((home.path / "trace.json").read_text())["layers"]}
     assert {name: traced[name]["misses"] for name in ("loopy", "pocl")} == {"loopy": 0, "pocl": 0}
     assert sorted((home.path / "all").rglob("program.bc")) == programs
@@ -62,7 +62,7 @@ def test_all_programs_of_all_ranks_are_warm_in_one_root(ranks: Home, tmp_path: P
 
 def test_only_roots_that_no_other_user_can_write_are_trusted(home: Home, open_folder: Path) -> None:
     root = open_folder / "root"
-    home.cachectl("run", f"--isolated={root}", "--", "true")
+    home.cachectl(f"run --isolated={root} -- true")
     add_kernels(home, range(2))
     stack = home.stack
     Stack.below(str(root), home.environment()).pull(str(home.path))
@@ -134,10 +134,10 @@ def test_a_database_that_a_program_has_open_is_not_replaced(home: Home, tmp_path
         program.execute("delete from kern_db")
         program.commit()
         before = file.read_bytes()
-        done = home.cachectl("push", str(file), "miopen", check=False)
+        done = home.cachectl(f"push {file} miopen", check=False)
         assert (done.returncode, file.read_bytes()) == (1, before)
         assert "end the program, or push to a new FILE" in done.stderr
-    home.cachectl("push", str(file), "miopen")
+    home.cachectl(f"push {file} miopen")
     assert home.stack.pull(str(file), TRUSTED).total.there == 2
 
 
@@ -159,7 +159,7 @@ def test_databases_of_ranks_are_pulled(
     assert (done["total"]["placed"], done["total"]["there"]) == (3, 1)
     assert len(kernels_in(home)) == 4
     files[0].parent.chmod(0o777)
-    assert "another user can write it" in home.cachectl("pull", str(files[0]), check=False).stderr
+    assert "another user can write it" in home.cachectl(f"pull {files[0]}", check=False).stderr
 
 
 def test_results_of_tuning_become_a_file_and_come_back(tmp_path: Path) -> None:

@@ -41,11 +41,11 @@ def test_another_home_compiles_nothing_and_pushes_only_what_is_new(
     source: Home, home: Home, tmp_path: Path, name: str
 ) -> None:
     store = tmp_path / name
-    done = source.json("push", str(store))
+    done = source.json(f"push {store}")
     assert done["total"]["placed"] == len(keys(source))
-    assert source.json("push", str(store))["moved"] == 0
+    assert source.json(f"push {store}")["moved"] == 0
 
-    pulled = home.json("pull", str(store), "--trust")
+    pulled = home.json(f"pull {store} --trust")
     assert pulled["digest"] == done["digest"]
     assert {one["hits"] for layer in pulled["layers"] for one in layer["outlook"]} == {True}
     assert (keys(home), programs(home)) == (keys(source), compiled := programs(source))
@@ -57,9 +57,9 @@ def test_another_home_compiles_nothing_and_pushes_only_what_is_new(
     assert (numbers(traced, "pocl"), numbers(traced, "loopy")[2]) == ((6, 1, 1), 5)
     grown = {layer: number - count(source)[layer] for layer, number in count(home).items()}
     assert grown == {**dict.fromkeys(grown, 1), "loopy": 5}
-    again = home.json("push", str(store))
+    again = home.json(f"push {store}")
     assert again["total"]["placed"] == len(keys(home)) - len(keys(source))
-    assert home.json("store verify", str(store))["findings"] == []
+    assert home.json(f"store verify {store}")["findings"] == []
     if name == "store":
         new = files(store).keys() - before.keys()
         # A pack and an index part for each layer that the kernel goes through.
@@ -105,7 +105,7 @@ def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: 
     pulled = layers.pull(store, TRUSTED)
     assert (pulled.layers, len(pulled.unread)) == ((), 1)
     assert "platform linux, here darwin" in pulled.unread[0].because
-    assert "no store" in other.cachectl("pull", f"{tmp_path}/none", "--trust", check=False).stderr
+    assert "no store" in other.cachectl(f"pull {tmp_path}/none --trust", check=False).stderr
     assert "no entry to push in loopy" in cheap.cachectl("push", store, "loopy").stderr
     assert "no entry to pull" in other.cachectl("pull", store, "loopy", "--trust").stderr
     assert other.cachectl("pull", store, check=False).returncode == 2
@@ -200,7 +200,7 @@ def test_a_part_that_gc_removes_meanwhile_is_no_error(cheap: Home, other: Home, 
 
     def names(place: FolderPlace, folder: str) -> object:
         found = listed(place, folder)
-        for path in (tmp_path / "store" / "index").glob("[0-9]*"):
+        for path in (tmp_path / "store/index").glob("[0-9]*"):
             path.unlink()
         return found
 
@@ -359,7 +359,7 @@ def test_no_file_is_removed_through_a_planted_link(cheap: Home, tmp_path: Path) 
     (kept / f"key-{'1' * 16}").symlink_to(private / "thesis.tex")
     (kept / "notes.txt").touch()
     before = set(os.listdir(kept)) - {f"key-{'0' * 16}"}
-    cheap.cachectl("pull", str(store), "--trust")
+    cheap.cachectl(f"pull {store} --trust")
     assert set(os.listdir(kept)) == before | {"seen.json"}
 
 

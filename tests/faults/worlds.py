@@ -159,13 +159,13 @@ def synthetic_world(folder: Path) -> World:
     products = module("support/products.py").PRODUCTS
     for name in ("neo", "comgr", "mesa multi-file", "miopen", "miopen-tuning"):
         products[name].fill(home)
-    _compute_cache(home / ".nv" / "ComputeCache", 6)
+    _compute_cache(home / ".nv/ComputeCache", 6)
     return settled(World(home))
 
 
 def _compute_cache(folder: Path, entries: int) -> None:
     """Unpack some entries that a CUDA driver wrote, with an index that lists them."""
-    with tarfile.open(TESTS / "data" / "computecache-h200-opencl.tar.gz") as tar:
+    with tarfile.open(TESTS / "data/computecache-h200-opencl.tar.gz") as tar:
         names = sorted(member.name for member in tar if member.isfile() and not member.name.endswith("index"))
         for name in names[:entries]:
             tar.extract(name, folder, set_attrs=False)

@@ -79,8 +79,8 @@ def test_a_value_means_what_the_miopen_that_is_here_makes_of_it(  # noqa: PLR091
 @pytest.mark.parametrize("kind", ["nfs4", "lustre"])
 def test_roots_on_the_network_are_reported_once_with_their_hazards(tmp_path: Path, kind: str) -> None:
     cache = tmp_path / ".cache"
-    make(cache / "pytools", cache / "pyopencl", cache / "pocl" / "kcache", tmp_path / ".nv" / "ComputeCache")
-    make(cache / "miopen", tmp_path / ".config" / "miopen")
+    make(cache / "pytools", cache / "pyopencl", cache / "pocl/kcache", tmp_path / ".nv/ComputeCache")
+    make(cache / "miopen", tmp_path / ".config/miopen")
     environment = on_file_system(environment_of(tmp_path), kind, tmp_path)
     # An AMD driver: PyOpenCL's own cache is used on it.
     variables = {**environment.variables, "OCL_ICD_VENDORS": register_driver(tmp_path, "libamdocl64.so")}
@@ -97,7 +97,7 @@ def test_roots_on_the_network_are_reported_once_with_their_hazards(tmp_path: Pat
 
 
 def test_a_root_on_the_network_is_fixed_by_moving_and_safe_if_it_is_off_or_local(tmp_path: Path) -> None:
-    make(tmp_path / ".cache" / "pocl" / "kcache")
+    make(tmp_path / ".cache/pocl/kcache")
     assert examine(on_file_system(environment_of(tmp_path), "ext4", tmp_path), "pocl") == []
     off = on_file_system(environment_of(tmp_path, POCL_KERNEL_CACHE="0"), "nfs", tmp_path)
     assert [finding.code for finding in examine(off, "pocl")] == ["off"]
@@ -140,7 +140,7 @@ def test_miopen_falls_back_to_everybodys_folder_where_the_home_is_on_the_network
 )
 def test_ranks_share_a_root(tmp_path: Path, variables: Mapping[str, str], ranks: int | None, variable: str) -> None:
     # The first run on a cluster is the one that matters: PoCL's folder is not there yet.
-    make(tmp_path / ".cache" / "pytools", tmp_path / ".nv" / "ComputeCache")
+    make(tmp_path / ".cache/pytools", tmp_path / ".nv/ComputeCache")
     environment = environment_of(tmp_path, OCL_ICD_VENDORS=register_driver(tmp_path, "libpocl.so.2"), **variables)
     assert job_of(environment) == (ranks, variable)
     found = coded(examine(replace(environment, installed=lambda _: "2026.1")), "ranks")
@@ -197,7 +197,7 @@ def test_a_root_that_is_not_a_folder_is_reported_and_fixed(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("how", ["file", "link"])
 def test_a_default_place_that_is_no_folder_is_cleared_or_made(tmp_path: Path, how: str) -> None:
-    place = tmp_path / ".cache" / "pytools"
+    place = tmp_path / ".cache/pytools"
     make(place.parent)
     if how == "file":
         place.write_text("something")
@@ -237,7 +237,7 @@ def asked(home: Path, by: tuple[str, ...], *arguments: str, **variables: str) ->
 
 @pytest.mark.parametrize("made", [True, False])
 def test_a_root_that_is_closed_to_its_owner(tmp_path: Path, held_to_modes: tuple[str, ...], *, made: bool) -> None:
-    root = tmp_path / "above" / "pocl"
+    root = tmp_path / "above/pocl"
     closed = root if made else root.parent
     make(closed)
     variables = {"POCL_CACHE_DIR": str(root), "OCL_ICD_VENDORS": register_driver(tmp_path, "libpocl.so.2")}
@@ -255,7 +255,7 @@ def test_a_root_that_is_closed_to_its_owner(tmp_path: Path, held_to_modes: tuple
 def test_folders_of_a_slip_of_sudo(open_folder: Path, mode: int, code: str, slip: str, nobody: tuple[str, ...]) -> None:
     """Folders of the superuser in the home of a user, who can change no mode of theirs."""
     home, slipped = open_folder / "home", open_folder / "home" / (slip or ".cache")
-    make(home / ".cache" / "pocl" / "kcache" / "AB")
+    make(home / ".cache/pocl/kcache/AB")
     for folder in (home, *(home / part for part in (".cache", ".cache/pocl"))):
         if folder != slipped and slipped.is_relative_to(folder):
             os.chown(folder, NOBODY, NOBODY)
@@ -272,7 +272,7 @@ def test_folders_of_a_slip_of_sudo(open_folder: Path, mode: int, code: str, slip
 
 @as_root
 def test_what_another_user_closes_outside_the_home_is_left_to_him(open_folder: Path, nobody: tuple[str, ...]) -> None:
-    root = open_folder / "theirs" / "pocl"
+    root = open_folder / "theirs/pocl"
     make(root / "AB", open_folder / "mine")
     os.chown(open_folder / "mine", NOBODY, NOBODY)
     (root / "AB").chmod(0o700)
@@ -327,7 +327,7 @@ def test_a_link_inside_a_root_is_reported_and_harmless(tmp_path: Path, layer: st
     ],
 )
 def test_one_rank_shares_with_nobody(tmp_path: Path, variables: Mapping[str, str]) -> None:
-    make(tmp_path / ".cache" / "pocl" / "kcache")
+    make(tmp_path / ".cache/pocl/kcache")
     assert job_of(environment_of(tmp_path, **variables)) is None
     assert examine(environment_of(tmp_path, **variables), "pocl") == []
 
@@ -367,7 +367,7 @@ def test_a_root_that_others_can_write_is_unsafe(open_folder: Path, way: str, mod
 
 
 def test_a_place_of_several_layers_is_named_once(open_folder: Path) -> None:
-    root = open_folder / ".cache" / "pytools"
+    root = open_folder / ".cache/pytools"
     make(root)
     root.chmod(0o777)
     assert only(examine(environment_of(open_folder)), "writable").layer == "loopy"
@@ -379,7 +379,7 @@ def test_a_place_of_several_layers_is_named_once(open_folder: Path) -> None:
     [(-1, 0, "", ""), (-1, 54321, "writable", "the group 54321"), (54321, -1, "owner", "belongs to user 54321")],
 )
 def test_a_root_of_others_is_unsafe(open_folder: Path, user: int, group: int, code: str, words: str) -> None:
-    root = open_folder / ".cache" / "pocl" / "kcache"
+    root = open_folder / ".cache/pocl/kcache"
     make(root)
     root.chmod(0o755 if code == "owner" else 0o775)
     os.chown(root, user, group)

@@ -18,9 +18,9 @@ def blocks(*folders: Path) -> tuple[int, int]:
 
 @pytest.mark.real
 def test_every_file_of_the_real_libraries_is_measured(warm: Home, compute_cache: Callable[[Path], None]) -> None:
-    compute_cache(warm.path / ".nv" / "ComputeCache")
+    compute_cache(warm.path / ".nv/ComputeCache")
     # A hole takes no block.
-    with (warm.path / ".nv" / "ComputeCache" / "index").open("ab") as index:
+    with (warm.path / ".nv/ComputeCache/index").open("ab") as index:
         index.truncate(4 << 20)
     done = warm.json("report")
     report = {layer["layer"]: layer for layer in done["layers"]}

@@ -44,7 +44,7 @@ def test_pages_are_drawn_without_a_word_or_a_request(
 
 
 def test_empty_pages_are_pages_too(browser: Browser, file: Path, home: Home) -> None:
-    home.cachectl("report --html", str(file))
+    home.cachectl(f"report --html {file}")
     browser.open(file.read_bytes(), file)
     browser.press("map", RIGHT, ENTER, ESCAPE)
     assert (browser.messages, browser.requests) == ([], [])

@@ -47,7 +47,7 @@ def pytools_tests() -> Path:
     spec = importlib.util.find_spec("pytools")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("pytools")
-    return Path(spec.origin).parent / "test" / "test_persistent_dict.py"
+    return Path(spec.origin).parent / "test/test_persistent_dict.py"
 
 
 def run_suite(tests: Path, mode: str, scratch: Path, *, only: Sequence[str] = ()) -> dict[str, str]:

@@ -27,7 +27,7 @@ SUPERUSER = ME == "root"
 
 
 def test_other_users_are_for_root(home: Home) -> None:
-    refused = home.cachectl("report", "--user", "nobody of this name", check=False)
+    refused = home.cachectl("report --user", "nobody of this name", check=False)
     assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2 if SUPERUSER else 1, "", 1)
     assert ("unknown user '" in refused.stderr) == SUPERUSER
 
@@ -173,16 +173,16 @@ def _make_hostile(people: People) -> Path:
         (eve / place).mkdir(parents=True, exist_ok=True)
         link(eve / place, outside)
     # Whole roots: one of another user, one of root's, one of the system.
-    (eve / ".cache" / "pocl").symlink_to(people.bob.home / ".cache" / "pocl")
-    (eve / ".cache" / "neo_compiler_cache").symlink_to(outside)
-    (eve / ".cache" / "mesa_shader_cache").symlink_to("/etc")
+    (eve / ".cache/pocl").symlink_to(people.bob.home / ".cache/pocl")
+    (eve / ".cache/neo_compiler_cache").symlink_to(outside)
+    (eve / ".cache/mesa_shader_cache").symlink_to("/etc")
     # Code that a Python of this user would run.
     code = f"import os; os.close(os.open({str(eve / 'ran')!r}, os.O_CREAT | os.O_WRONLY))\n"
     for version in range(10, 16):
-        site = eve / ".local" / "lib" / f"python3.{version}" / "site-packages"
+        site = eve / f".local/lib/python3.{version}/site-packages"
         (site / "evil-1.dist-info").mkdir(parents=True)
-        (site / "evil-1.dist-info" / "METADATA").write_text("Name: evil\nVersion: 1\n")
-        (site / "evil-1.dist-info" / "entry_points.txt").write_text("[cachectl.layers]\nevil = evil:Evil\n")
+        (site / "evil-1.dist-info/METADATA").write_text("Name: evil\nVersion: 1\n")
+        (site / "evil-1.dist-info/entry_points.txt").write_text("[cachectl.layers]\nevil = evil:Evil\n")
         (site / "evil.pth").write_text(code.replace("\n", "") + "\n")
         for module in ("sitecustomize", "usercustomize", "evil", "cachectl", "platformdirs"):
             (site / f"{module}.py").write_text(code)
@@ -204,7 +204,7 @@ def test_all_users_are_counted_and_cleared_each_as_themselves(people: People) ->
     assert totals[0]["entries"] > 20
     before = hash_tree(outside, people.bob.home / ".cache")
 
-    document = people.json("report", "--all-users")
+    document = people.json("report --all-users")
     assert [user["user"] for user in document["users"]] == [person.name for person in everybody]
     assert [user["total"] for user in document["users"]] == totals
     for number in ("entries", "files", "bytes"):
@@ -213,20 +213,20 @@ def test_all_users_are_counted_and_cleared_each_as_themselves(people: People) ->
 
     for verb in ("ls", "verify", "doctor"):
         assert len(people.json(verb, "--all-users")["users"]) == 3
-    assert people.json("prune", "--max-size=0B", "--dry-run", "--all-users")["total"]["removed"] > 40
+    assert people.json("prune --max-size=0B --dry-run --all-users")["total"]["removed"] > 40
     assert hash_tree(outside, people.bob.home / ".cache") == before
 
     # A lock that its owner never gives back holds up nobody else.
     hold = "import sqlite3, sys, time; c = sqlite3.connect(sys.argv[1]); c.execute('create table t (a)');"
     hold += "c.execute('begin exclusive'); print('held', flush=True); time.sleep(600)"
-    held = people.eve.home / ".cache" / "pytools" / f"pdict-v5-held-{PYTHON}.sqlite"
+    held = people.eve.home / f".cache/pytools/pdict-v5-held-{PYTHON}.sqlite"
     holder = people.eve.run(people.ann.cachectl[0], "-c", hold, str(held))
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     try:
-        people.cachectl("purge", "--all", "--user", people.eve.name, "--wait=0.1")
+        people.cachectl("purge --all --user", people.eve.name, "--wait=0.1")
         assert hash_tree(outside, people.bob.home / ".cache") == before
-        document = people.json("purge", "--all", "--all-users", "--wait=0.1")
+        document = people.json("purge --all --all-users --wait=0.1")
     finally:
         holder.kill()
         holder.communicate()
@@ -247,31 +247,31 @@ def test_each_user_has_settings_of_his_own(people: People) -> None:
         people.eve.home: "[prune]\nmax-sise = 0\n",
     }
     for home, text in limits.items():
-        file = home / ".config" / "cachectl" / "config.toml"
+        file = home / ".config/cachectl/config.toml"
         file.parent.mkdir(parents=True)
         file.write_text(text)
-    (people.bob.home / ".config" / "cachectl" / "config.toml").mkdir(parents=True)
+    (people.bob.home / ".config/cachectl/config.toml").mkdir(parents=True)
     for person in (people.ann, people.bob, people.eve):
         person.own()
-    found = {one["user"]: one for one in people.json("prune", "--all-users", "--dry-run")["users"]}
+    found = {one["user"]: one for one in people.json("prune --all-users --dry-run")["users"]}
     ann = found[people.ann.name]["layers"]
     assert "pocl" in {layer["layer"] for layer in ann if layer["removed"]}
     assert "config.toml: not a file" in found[people.bob.name]["error"]
     assert "config.toml: prune.max-sise: unknown key" in found[people.eve.name]["error"]
-    shutil.rmtree(people.base / "root" / ".config")
+    shutil.rmtree(people.base / "root/.config")
 
 
 @pytest.mark.real
 @pytest.mark.environment
 def test_one_table_names_the_users(people: People) -> None:
     ann, bob = people.ann.name, people.bob.name
-    table = people.cachectl("report", "--user", ann, "--user", bob).stdout.splitlines()
+    table = people.cachectl("report --user", ann, "--user", bob).stdout.splitlines()
     assert table[0].split() == ["user", "layer", "entries", "files", "bytes", "stale_bytes"]
     assert {line.split()[0] for line in table[1:-1]} == {ann, bob}
     assert table[-1].startswith("total ")
-    plan = people.cachectl("purge", "--all", "--dry-run", "--user", ann).stdout.splitlines()
+    plan = people.cachectl("purge --all --dry-run --user", ann).stdout.splitlines()
     assert plan[0].split() == ["user", "layer", "would", "go", "orphans_removed", "bytes_freed", "skipped", "failed"]
-    listed = people.cachectl("ls", "--user", ann, "--limit=2", "--csv")
+    listed = people.cachectl("ls --user", ann, "--limit=2", "--csv")
     assert [line.split(",")[0] for line in listed.stdout.splitlines()] == ["user", ann, ann]
 
 
@@ -286,7 +286,7 @@ def test_a_child_that_its_user_has_taken_over_fails_alone(flood: Sequence[str], 
     assert captor.stdout.readline() == "waiting\n"
     try:
         started = time.monotonic()
-        done = people.cachectl("report", "--all-users")
+        done = people.cachectl("report --all-users")
         assert time.monotonic() - started < 100
     finally:
         captor.kill()

@@ -81,7 +81,7 @@ def test_rounds_begin_with_another_setting_each(home: Home, tmp_path: Path) -> N
 def test_a_failing_command_ends_it_with_its_own_status(home: Home, tmp_path: Path) -> None:
     target = tmp_path / "bench.json"
     script = "echo of no use; echo what went wrong >&2; exit 7"
-    done = home.cachectl("bench --json", str(target), "--", "sh", "-c", script, check=False)
+    done = home.cachectl(f"bench --json {target} -- sh -c", script, check=False)
     assert (done.returncode, done.stdout) == (7, "")
     assert done.stderr.splitlines() == [
         "command: what went wrong",
@@ -112,10 +112,10 @@ def test_plots_name_the_command_and_every_setting(home: Home, tmp_path: Path) ->
     pytest.importorskip("matplotlib")
     png, svg = tmp_path / "bars.png", tmp_path / "bars.svg"
     command = ("--", "sh", "-c", ": $x_1$ 10%")
-    home.cachectl("bench -n 1 --plot", str(png), *command)
-    home.cachectl("bench -n 2 --plot", str(svg), *command)
+    home.cachectl(f"bench -n 1 --plot {png}", *command)
+    home.cachectl(f"bench -n 2 --plot {svg}", *command)
     # A picture that bench drew may be replaced.
-    home.cachectl("bench -n 2 --plot", str(svg), *command)
+    home.cachectl(f"bench -n 2 --plot {svg}", *command)
     assert png.read_bytes().startswith(b"\x89PNG\r\n")
     words = [element.text for element in ET.parse(svg).iter() if element.tag.endswith("}text")]  # noqa: S314 - our own
     assert "sh -c ': $x_1$ 10%'" in words

@@ -29,7 +29,7 @@ SECOND = 1_000_000_000
 
 def timed(home: Home, *command: str) -> Timeline:
     file = home.path / "timeline.json"
-    home.cachectl("trace --timeline", str(file), "--", *command)
+    home.cachectl(f"trace --timeline {file} --", *command)
     return read_timeline_file(file)
 
 
@@ -94,7 +94,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_threads_forks_and_what_a_killed_program_did(home: Home) -> None:
     file = home.path / "timeline.json"
-    done = home.cachectl("trace --timeline", str(file), "--", sys.executable, "-c", CHILDREN, check=False)
+    done = home.cachectl(f"trace --timeline {file} --", sys.executable, "-c", CHILDREN, check=False)
     assert done.returncode == 128 + signal.SIGKILL
     spans = {span.name: span for span in read_timeline_file(file).spans if span.stage == "lookup"}
     in_thread, in_fork, last = (spans[name] for name in ("in-a-thread", "in-a-fork", "before-the-kill"))
