@@ -192,28 +192,20 @@ class Home:
         return self.run(*CACHECTL, *line.split(), *words, check=check, **changes)
 
     def terminal(
-        self, *command: str, columns: int = 80, only_output: bool = False, check: bool = True, **changes: str
+        self, *command: str, columns: int = 80, errors: int | None = None, check: bool = True, **changes: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a program on a terminal of some columns; ``stdout`` is what the screen was sent.
 
-        With ``only_output`` the terminal is standard output alone, so that no sign of progress is shown.
+        Its standard error goes to ``errors``, and its input is empty then; else both are the terminal too.
         """
         # A variable would count more than the terminal's own size.
         variables = {name: value for name, value in self.variables.items() if name != "COLUMNS"}
-        own = Home(self.path, variables | {"TERM": "xterm", **changes})
-        status, shown = own.on_terminal(*command, columns=columns, errors=subprocess.DEVNULL if only_output else None)
-        return _checked(subprocess.CompletedProcess(command, status, shown, ""), check=check)
-
-    def on_terminal(self, *command: str, columns: int, errors: int | None = None) -> tuple[int, str]:
-        """Run a program whose standard output is a terminal; return its status and what the screen was sent.
-
-        Its standard error goes to ``errors``, and its input is empty then; else both are the terminal too.
-        """
+        variables |= {"TERM": "xterm", **changes}
         ours, theirs = os.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         stdin, stderr = (theirs, theirs) if errors is None else (subprocess.DEVNULL, errors)
         with subprocess.Popen(
-            command, env=self.variables, cwd=self.path, stdin=stdin, stdout=theirs, stderr=stderr
+            command, env=variables, cwd=self.path, stdin=stdin, stdout=theirs, stderr=stderr
         ) as child:
             os.close(theirs)
             screen = b""
@@ -222,7 +214,8 @@ class Home:
                 while piece := os.read(ours, 65536):
                     screen += piece
             os.close(ours)
-        return child.returncode, screen.decode(errors="replace").replace("\r\n", "\n")
+        shown = screen.decode(errors="replace").replace("\r\n", "\n")
+        return _checked(subprocess.CompletedProcess(command, child.returncode, shown, ""), check=check)
 
     @contextmanager
     def _processes(self) -> Iterator[Path | None]:
