@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import tiers
-from homes import Home, make_home
+from homes import Home, make_home, unpack_compute_cache
 from hypothesis import HealthCheck, settings
 from tiers import ELSEWHERE, TIERS, absent
 
@@ -304,21 +303,13 @@ def _copy(home: Home, environment: Environment) -> None:
 
 @pytest.fixture(scope="session")
 def compute_cache() -> Callable[[Path], None]:
-    """Return a way to unpack the ComputeCache that a real driver wrote on an H200."""
-
-    def unpack(folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(HERE / "data/computecache-h200-opencl.tar.gz") as tar:
-            for member in tar:
-                tar.extract(member, folder, set_attrs=False)
-
-    return unpack
+    return unpack_compute_cache
 
 
 @pytest.fixture
-def cuda(home: Home, compute_cache: Callable[[Path], None]) -> Home:
+def cuda(home: Home) -> Home:
     """Return a home with nothing but that ComputeCache."""
-    compute_cache(home.path / ".nv/ComputeCache")
+    unpack_compute_cache(home.path / ".nv/ComputeCache")
     return home
 
 

@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import tarfile
 import tempfile
 import termios
 import threading
@@ -290,6 +291,14 @@ def make_home(path: Path) -> Home:
     kept = {name: value for name, value in tester.items() if not name.startswith(SWITCHES)}
     # Older releases of Mesa go by the account, whatever HOME says: without its variable they would use the tester's.
     return Home(path, {**wheel_driver(), **kept, "HOME": str(path), "MESA_SHADER_CACHE_DIR": str(path / ".cache")})
+
+
+def unpack_compute_cache(folder: Path) -> None:
+    """Unpack the ComputeCache that a real driver wrote on an H200."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(PROGRAMS.with_name("data") / "computecache-h200-opencl.tar.gz") as tar:
+        for member in tar:
+            tar.extract(member, folder, set_attrs=False)
 
 
 def wheel_driver() -> dict[str, str]:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from homes import Home, make_home
 
-from cachectl import Stack
 from cachectl.config import load, with_interpreters
 from cachectl.layers.base.environment import Environment, config_paths
 from cachectl.layers.base.errors import BadRequest, CachectlError
@@ -78,15 +77,6 @@ def test_a_wait_and_interpreters_are_defaults_of_options(home: Home) -> None:
     assert known.python_paths == (home.path / "venv/bin/python", Path("/none/python"))
     assert with_interpreters(known) is known
     assert home.cachectl("report --python", sys.executable).returncode == 0
-
-
-def test_prune_without_limits_takes_the_configured_ones(home: Home) -> None:
-    write(home, "[prune]\nolder-than = '1d'\n")
-    limits = load(home.environment()).limits(100_000)
-    assert (limits.before, limits.bytes, limits.stale) == (13_600, None, False)
-    write(home, "wait = 1\n")
-    with pytest.raises(BadRequest, match="name a limit"):
-        Stack(home.environment()).prune()
 
 
 def test_a_variable_names_another_file(home: Home) -> None:

@@ -23,6 +23,7 @@ import pytest
 from homes import run_as
 from injector import KILL, READS, WRITES, Fault, Injector
 from sweep import CASES, FAULTS, Sweep, put_cases
+from tiers import thorough_only
 from worlds import WORLDS, World, filled_world
 
 from cachectl.layers.base.environment import Environment, own_roots_folder
@@ -199,8 +200,8 @@ def test_verify_and_doctor_find_a_dictionary_folder_that_cannot_be_listed(
     assert {one["root"] for one in found} == {str(folder)}
 
 
-@pytest.mark.parametrize("sticky", [False, pytest.param(True, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("layer", ["pytools", pytest.param("miopen", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("sticky", [False, pytest.param(True, marks=thorough_only)])
+@pytest.mark.parametrize("layer", ["pytools", pytest.param("miopen", marks=thorough_only)])
 def test_no_read_error_removes_a_good_database(layer: str, sticky: bool, injector: Injector, synthetic: Path) -> None:
     """Sqlite calls a page that it could not read damage. EIO meets one read, or every read from one on."""
     root = synthetic / ".cache" / layer

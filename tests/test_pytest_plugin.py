@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from homes import PROGRAMS, Home
+from tiers import real, thorough_only
 
 #: Where cachectl is installed, pytest has it already; from a checkout it is named.
 INSTALLED = any(one.value == "cachectl.pytest_plugin" for one in entry_points(group="pytest11"))
@@ -71,8 +72,8 @@ def test_after():
     )
 
 
-@pytest.mark.thorough
-@pytest.mark.real
+@thorough_only
+@real
 def test_tests_that_compile_after_a_driver_has_started_are_cold_too(home: Home) -> None:
     """Not by their switches, which the driver read when it started: the cache holds what it held before."""
     session(
@@ -93,8 +94,8 @@ def test_after():
     )
 
 
-@pytest.mark.real
-@pytest.mark.thorough
+@real
+@thorough_only
 def test_isolated_caches_are_on_in_an_empty_root(warm: Home) -> None:
     before = warm.json("report loopy pocl")["total"]
     done = session(
@@ -134,7 +135,7 @@ def only_line_of_the_error(output: str, test: str) -> str:
     return line
 
 
-@pytest.mark.real
+@real
 def test_no_kernel_caches_is_the_whole_session(home: Home) -> None:
     done = session(
         home,
@@ -166,7 +167,7 @@ def test_other_peoples_sessions_import_nothing_of_it(home: Home) -> None:
 
 
 @pytest.mark.skipif(find_spec("xdist") is None, reason="needs pytest-xdist, which is not installed")
-@pytest.mark.thorough
+@thorough_only
 def test_workers_of_xdist_are_off_too(home: Home) -> None:
     tests = f"import pytest\n@pytest.mark.parametrize('n', range(4))\ndef test_off(n): assert seen() == {OFF!r}\n"
     done = session(home, tests, "--no-kernel-caches", "-n", "2")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from homes import Home
+from homes import Home, unpack_compute_cache
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from support import hostile
@@ -221,12 +221,12 @@ def test_nothing_unrecognised_changes_whatever_lies_wherever(
 @settings(parent=FIXED, max_examples=15)
 @given(case=CASES)
 def test_a_real_home_damaged_at_random_is_cleared_as_planned(
-    tmp_path_factory: pytest.TempPathFactory, filled: Home, compute_cache: Callable[[Path], None], case: Case
+    tmp_path_factory: pytest.TempPathFactory, filled: Home, case: Case
 ) -> None:
     """The same promises hold for real entries that are cut short, flipped, or replaced by links and pipes."""
     world = World(tmp_path_factory.mktemp("real"))
     shutil.copytree(filled.path, world.home, symlinks=True, dirs_exist_ok=True)
-    compute_cache(world.home / ".nv/ComputeCache")
+    unpack_compute_cache(world.home / ".nv/ComputeCache")
     hostile.write(world.home / ".cache/pytools/thesis.tex")
     check_damaged([world.home], replace(case, variables={**case.variables, "HOME": "home"}), world)
 

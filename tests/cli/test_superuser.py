@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import Home
+from homes import Home, make_home, unpack_compute_cache
 from support import mesa
 from support.products import fill_kernels, fill_tuning
 
@@ -26,12 +26,12 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can g
 @as_root
 @pytest.mark.parametrize("what", ["cuda", "pytools", "miopen-tuning", *mesa.STORES])
 def test_the_superuser_leaves_other_peoples_caches_alone(
-    home: Home, compute_cache: Callable[[Path], None], fill_sumpy: Callable[[Environment], None], what: str
+    home: Home, fill_sumpy: Callable[[Environment], None], what: str
 ) -> None:
     layer = "mesa" if what in mesa.STORES else what
     changes: dict[str, Any] = {**mesa.STORES.get(what, {})}
     if layer == "cuda":
-        compute_cache(home.path / ".nv/ComputeCache")
+        unpack_compute_cache(home.path / ".nv/ComputeCache")
     elif layer == "pytools":
         fill_sumpy(home.environment())
     elif layer == "mesa":
@@ -77,13 +77,11 @@ def test_the_superuser_leaves_single_entries_of_others_in_a_root_of_its_own(cuda
 
 
 @pytest.mark.parametrize("way", ["root", "above", "link"])
-def test_a_cache_that_others_can_write_is_read_and_changed_only_if_shared(
-    new_home: Callable[[Path], Home], compute_cache: Callable[[Path], None], open_folder: Path, way: str
-) -> None:
+def test_a_cache_that_others_can_write_is_read_and_changed_only_if_shared(open_folder: Path, way: str) -> None:
     """Whoever can write to a folder on the way decides which folder is changed."""
-    home = new_home(open_folder / "home")
+    home = make_home(open_folder / "home")
     cache = home.path / ".nv/ComputeCache"
-    compute_cache(cache)
+    unpack_compute_cache(cache)
     home.cachectl(f"get cuda {KEY} -o entry")
     home.cachectl(f"purge cuda --key {KEY}")
     if way == "link":
@@ -108,9 +106,9 @@ def test_a_cache_that_others_can_write_is_read_and_changed_only_if_shared(
 
 @pytest.mark.parametrize("layer", ["pytools", "miopen"])
 def test_rows_that_others_can_write_go_only_if_they_are_trusted(
-    new_home: Callable[[Path], Home], open_folder: Path, layer: str, fill_sumpy: Callable[[Environment], None]
+    open_folder: Path, layer: str, fill_sumpy: Callable[[Environment], None]
 ) -> None:
-    home = new_home(open_folder / "home")
+    home = make_home(open_folder / "home")
     environment = replace(home.environment(), superuser=False)
     if layer == "pytools":
         fill_sumpy(environment)

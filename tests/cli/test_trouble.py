@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import Home, run_as
+from homes import Home, run_as, unpack_compute_cache
 from support.databases import FILE, dictionary
 from support.hostile import put_binary, put_dictionary, put_object, put_program
 from support.trouble import environment
-from tiers import thorough
+from tiers import real, thorough
 
 from cachectl.findings import damage
 from cachectl.layers.base.conformance import snapshot
@@ -32,12 +32,12 @@ CLEARING = [PURGE, PRUNE] = [("purge", "--all"), ("prune", "--max-size", "1B")]
 
 
 @pytest.fixture
-def settle(filled: Home, compute_cache: Callable[[Path], None]) -> Callable[[Path], None]:
+def settle(filled: Home) -> Callable[[Path], None]:
     """Return a way to give a home what loopy, PyOpenCL, PoCL and CUDA left in others."""
 
     def fill(home: Path) -> None:
         shutil.copytree(filled.path / ".cache", home / ".cache", symlinks=True)
-        compute_cache(home / ".nv/ComputeCache")
+        unpack_compute_cache(home / ".nv/ComputeCache")
         # No program of the tester's can be busy with what is old.
         then = time.time() - 7200
         for path in (*home.rglob("*"), home):
@@ -77,7 +77,7 @@ def assert_no_leftovers(home: Path) -> None:
     ] == []
 
 
-@pytest.mark.real
+@real
 @pytest.mark.parametrize("verb", CLEARING)
 def test_a_full_disk_is_cleared(
     disk: Path, settle: Callable[[Path], None], tmp_path: Path, verb: tuple[str, ...]
@@ -107,7 +107,7 @@ def mode(folder: Path, bits: int) -> Iterator[None]:
         folder.chmod(before)
 
 
-@pytest.mark.real
+@real
 @pytest.mark.parametrize("verb", [PURGE, *thorough((PRUNE,))])
 @pytest.mark.parametrize(
     ("trouble", "layer", "pattern", "words"),

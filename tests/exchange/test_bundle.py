@@ -21,9 +21,10 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from homes import CACHECTL, Home
+from homes import CACHECTL, Home, make_home
 from support.bundles import TRUSTED, count, listed, programs, refused
 from support.kernels import add_kernels
+from tiers import real
 
 from cachectl.exchange.bundle import BundlePlace, unnamed_file
 from cachectl.exchange.format import Item
@@ -39,7 +40,7 @@ from cachectl.stack import Stack
 # ---------------------------------------------------------------------- warm elsewhere
 
 
-@pytest.mark.real
+@real
 def test_the_same_content_is_the_same_bytes(source: Home, packed: Path, home: Home, tmp_path: Path) -> None:
     home.stack.pull(str(packed), TRUSTED)
     for name, one in (("again.zip", source), ("elsewhere.zip", home)):
@@ -55,7 +56,7 @@ def test_the_same_content_is_the_same_bytes(source: Home, packed: Path, home: Ho
 # ---------------------------------------------------------------------- what is foreseen
 
 
-@pytest.mark.real
+@real
 def test_entries_that_cannot_be_hit_are_foreseen_and_left_out(packed: Path, home: Home) -> None:
     environment = replace(home.environment(), python="3.9.1.final.0")
     done = Stack(environment).pull(str(packed), TRUSTED)
@@ -78,7 +79,7 @@ def another_venv(path: Path) -> str:
 
 
 @pytest.mark.thorough
-@pytest.mark.real
+@real
 def test_misses_in_another_virtual_environment_are_those_foreseen(packed: Path, home: Home, tmp_path: Path) -> None:
     python = another_venv(tmp_path / "venv")
     document = json.loads(home.run(python, "-m", "cachectl", "pull", str(packed), "--trust", "-n", "--json").stdout)
@@ -117,9 +118,9 @@ def test_another_driver_decides_and_an_unknown_one_does_not(home: Home) -> None:
 
 
 @pytest.fixture
-def small(tmp_path: Path, new_home: Callable[[Path], Home]) -> Path:
+def small(tmp_path: Path) -> Path:
     """Return a bundle of three kernels, of which one has a pack of its own."""
-    home = new_home(tmp_path / "packing")
+    home = make_home(tmp_path / "packing")
     add_kernels(home, range(2))
     add_kernels(home, [2], size=300 << 10)
     home.stack.push(f"{tmp_path}/small.zip")

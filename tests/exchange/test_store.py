@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import CACHECTL, Home
+from homes import CACHECTL, Home, make_home
 from support.bundles import TRUSTED, count, files, keys, programs
 from support.kernels import add_kernels
 from support.tracing import numbers, trace
+from tiers import thorough_only
 
 from cachectl.exchange.around import StoreUse
 from cachectl.exchange.folder import FolderPlace
@@ -106,7 +107,7 @@ def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: 
     assert other.cachectl(f"store ls {store} --max-size=1G", check=False).returncode == 2
 
 
-@pytest.mark.thorough
+@thorough_only
 def test_a_signed_push_does_not_count_on_what_others_have_pushed(
     cheap: Home, other: Home, tmp_path: Path, keygen: Callable[[str], str]
 ) -> None:
@@ -156,7 +157,7 @@ def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: 
     assert other.stack.pull(store, TRUSTED).total.there == 0
 
 
-@pytest.mark.thorough
+@thorough_only
 def test_entries_with_many_kernels_are_listed_in_parts_that_a_reader_takes(tmp_path: Path) -> None:
     here, key = Environment.here(), StoreKey("pocl", {})
     names = tuple(f"kernel_{number:090}" for number in range(600))
@@ -167,7 +168,7 @@ def test_entries_with_many_kernels_are_listed_in_parts_that_a_reader_takes(tmp_p
     assert sum(len(index.part(name).entries) for name in index.parts) == 700
 
 
-@pytest.mark.thorough
+@thorough_only
 def test_a_part_that_gc_removes_meanwhile_is_no_error(cheap: Home, other: Home, tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     Stack(cheap.environment()).push(tmp_path / "store", layers=["miopen"])
@@ -184,11 +185,9 @@ def test_a_part_that_gc_removes_meanwhile_is_no_error(cheap: Home, other: Home, 
         assert pulling.pull(store, TRUSTED).total.placed == 0
 
 
-def test_a_part_that_is_pushed_meanwhile_is_not_taken_for_removed(
-    cheap: Home, other: Home, tmp_path: Path, new_home: Callable[[Path], Home]
-) -> None:
+def test_a_part_that_is_pushed_meanwhile_is_not_taken_for_removed(cheap: Home, other: Home, tmp_path: Path) -> None:
     """Two processes of one user push at once, and a third one pulls."""
-    store, own = str(tmp_path / "store"), new_home(tmp_path / "own").environment()
+    store, own = str(tmp_path / "store"), make_home(tmp_path / "own").environment()
     add_kernels(other, range(100, 103))
     first, second = Stack(cheap.environment()), Stack(other.environment())
     listed, waiting = FolderPlace.names, [second]
@@ -202,7 +201,7 @@ def test_a_part_that_is_pushed_meanwhile_is_not_taken_for_removed(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FolderPlace, "names", names)
         placed = push(first, store, layers=["miopen"], own=own).total.placed
-    done = pull(Stack(new_home(tmp_path / "third").environment()), store, TRUSTED, layers=["miopen"], own=own)
+    done = pull(Stack(make_home(tmp_path / "third").environment()), store, TRUSTED, layers=["miopen"], own=own)
     assert (done.total.placed, done.left_out) == (placed + 3, ())
 
 

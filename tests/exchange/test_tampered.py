@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import Home
+from homes import Home, make_home
 from support.bundles import TRUSTED, refused
 from support.kernels import add_kernels
 from tiers import amount, thorough
@@ -36,10 +36,10 @@ def key(keygen: Callable[[str], str]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def good(key: Path, tmp_path_factory: pytest.TempPathFactory, new_home: Callable[[Path], Home]) -> Path:
+def good(key: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a signed ``store`` of two pushes; beside it lies ``older``, the same after the first one."""
     folder = tmp_path_factory.mktemp("good")
-    home = new_home(folder / "home")
+    home = make_home(folder / "home")
     stack = home.stack
     add_kernels(home, range(5))
     add_kernels(home, range(5, 7), size=400 << 10)

@@ -85,23 +85,6 @@ def test_hostile_names_are_only_shown(browser: Browser, file: Path) -> None:
         assert (browser.messages, browser.requests) == ([], [])
 
 
-def test_large_pages_are_drawn_smoothly(browser: Browser, file: Path) -> None:
-    """In seconds of a processor: the machine may be doing other things."""
-    drawn = draw(*make_report(100_000))
-    before = browser.processor_seconds()
-    browser.open(drawn, file)
-    assert browser.processor_seconds() - before < 2
-    timeline = make_timeline(ranks=16, kernels=165)
-    assert len(timeline.spans) > 20_000
-    browser.open(page(timeline), file)
-    before, frames = browser.processor_seconds(), 60
-    browser.evaluate(
-        f"(() => {{ for (let n = 0; n < {frames}; n += 1) {{ showPart(0, whole * (1 - n / 100)); drawNow(); }} }})()"
-    )
-    # Sixteen milliseconds are a frame at 60 Hz.
-    assert (browser.processor_seconds() - before) / frames < 0.016
-
-
 # ---------------------------------------------------------------------- the report
 
 

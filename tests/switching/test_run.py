@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from homes import CACHECTL, Home
-from tiers import thorough
+from tiers import real, thorough, thorough_only
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.stack import Stack
@@ -23,8 +23,8 @@ def kernels(count: int = 2) -> list[str]:
     return [sys.executable, str(Path(__file__).parents[1] / "programs/kernels.py"), str(count)]
 
 
-@pytest.mark.real
-@pytest.mark.parametrize("how", ["--no-cache", pytest.param("--isolated", marks=pytest.mark.thorough)])
+@real
+@pytest.mark.parametrize("how", ["--no-cache", pytest.param("--isolated", marks=thorough_only)])
 def test_a_run_is_cold_every_time_and_leaves_nothing(warm: Home, how: str) -> None:
     before = snapshot(warm.path, times=True)
     for _ in range(1 if how == "--no-cache" else 2):
@@ -34,8 +34,8 @@ def test_a_run_is_cold_every_time_and_leaves_nothing(warm: Home, how: str) -> No
     assert snapshot(warm.path, times=True) == before
 
 
-@pytest.mark.thorough
-@pytest.mark.real
+@thorough_only
+@real
 def test_no_cache_of_one_layer_leaves_the_others_on(warm: Home) -> None:
     for layer, compiled in (("pocl", 2), ("loopy", 0)):
         done = warm.cachectl("run --no-cache --layer", layer, "--", *kernels(), POCL_DEBUG="general,llvm")
@@ -43,7 +43,7 @@ def test_no_cache_of_one_layer_leaves_the_others_on(warm: Home) -> None:
         assert ("code generation cache hit" in done.stdout) == (layer == "pocl")
 
 
-@pytest.mark.real
+@real
 def test_isolated_in_a_named_folder_is_kept_and_warm(home: Home) -> None:
     cold = home.cachectl("run --isolated=kept --", *kernels(), POCL_DEBUG="general,llvm")
     warm = home.cachectl("run --isolated=kept --", *kernels(), POCL_DEBUG="general,llvm")
@@ -74,7 +74,7 @@ def test_the_status_is_the_childs_and_a_double_dash_may_be(home: Home) -> None:
     assert done.stdout == "-- --json\n"
 
 
-@pytest.mark.real
+@real
 def test_a_layer_without_a_switch_is_not_silently_left_on(home: Home) -> None:
     command = [sys.executable, f"{home.programs}/dictionary.py", "3"]
     done = home.cachectl("run --no-cache --layer pytools --", *command, check=False)
@@ -85,8 +85,8 @@ def test_a_layer_without_a_switch_is_not_silently_left_on(home: Home) -> None:
     assert not (home.path / ".cache/pytools").exists()
 
 
-@pytest.mark.thorough
-@pytest.mark.real
+@thorough_only
+@real
 def test_isolating_one_layer_leaves_the_others_in_use(home: Home) -> None:
     (home.path / ".cache/pocl").mkdir(parents=True)
     done = home.cachectl("run --isolated --layer loopy --", *kernels())

@@ -19,6 +19,7 @@ import pytest
 from homes import PROGRAMS, Home
 from support.accounts import account, install_for_all
 from support.hostile import PYTHON, database, hash_tree, link
+from tiers import real
 
 from cachectl.cli import users
 
@@ -194,7 +195,7 @@ def _make_hostile(people: People) -> Path:
     return outside
 
 
-@pytest.mark.real
+@real
 @pytest.mark.environment
 def test_all_users_are_counted_and_cleared_each_as_themselves(people: People) -> None:
     outside = _make_hostile(people)
@@ -238,7 +239,7 @@ def test_all_users_are_counted_and_cleared_each_as_themselves(people: People) ->
     assert not list((people.base / "root").glob("**/*"))
 
 
-@pytest.mark.real
+@real
 @pytest.mark.environment
 def test_each_user_has_settings_of_his_own(people: People) -> None:
     limits = {
@@ -261,7 +262,7 @@ def test_each_user_has_settings_of_his_own(people: People) -> None:
     shutil.rmtree(people.base / "root/.config")
 
 
-@pytest.mark.real
+@real
 @pytest.mark.environment
 def test_one_table_names_the_users(people: People) -> None:
     ann, bob = people.ann.name, people.bob.name
@@ -275,7 +276,7 @@ def test_one_table_names_the_users(people: People) -> None:
     assert [line.split(",")[0] for line in listed.stdout.splitlines()] == ["user", ann, ann]
 
 
-@pytest.mark.real
+@real
 @pytest.mark.environment
 @pytest.mark.parametrize(("flood", "because"), [((), "took longer than 60 s"), (("80",), "wrote more than 32 MiB")])
 def test_a_child_that_its_user_has_taken_over_fails_alone(flood: Sequence[str], because: str, people: People) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from homes import CACHECTL, PROGRAMS, Home
+from tiers import real, thorough_only
 
 from cachectl.layers.base.conformance import snapshot
 
@@ -26,8 +27,8 @@ def program(name: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, str(PROGRAMS / name), *arguments)
 
 
-@pytest.mark.thorough
-@pytest.mark.real
+@thorough_only
+@real
 def test_seconds_saved_are_differences_of_medians_and_a_warm_home_is_neither_read_nor_written(warm: Home) -> None:
     # The first command in a home records the Pythons.
     warm.cachectl("report")
@@ -48,8 +49,8 @@ def test_seconds_saved_are_differences_of_medians_and_a_warm_home_is_neither_rea
     assert "PoCL" in measured["machine"]["drivers"]
 
 
-@pytest.mark.thorough
-@pytest.mark.real
+@thorough_only
+@real
 def test_layers_of_one_switch_are_emptied_one_at_a_time(home: Home, tmp_path: Path) -> None:
     """PyOpenCL has one switch for both of its caches, so off is off for both: each is emptied for its turn."""
     log = tmp_path / "log"
@@ -107,7 +108,7 @@ def test_a_signal_ends_all_of_it_and_the_scratch_goes(home: Home, tmp_path: Path
     assert not Path(root).parent.exists()
 
 
-@pytest.mark.thorough
+@thorough_only
 def test_plots_name_the_command_and_every_setting(home: Home, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     png, svg = tmp_path / "bars.png", tmp_path / "bars.svg"

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from homes import CACHECTL, PROGRAMS, Home
-from tiers import amount, thorough
+from homes import CACHECTL, PROGRAMS, Home, unpack_compute_cache
+from tiers import amount, real, thorough, thorough_only
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.environment import Environment
@@ -29,10 +29,6 @@ FILES = {
     "pocl": ".cache/pocl/kcache/*/*/program.bc",
     "miopen": ".cache/miopen/*/*.ukdb",
     "miopen-tuning": ".config/miopen/*.ufdb.txt",
-}
-UPSTREAM = {
-    **dict.fromkeys(("LOOPY_NO_CACHE", "CG_NO_CACHE", "PYOPENCL_NO_CACHE", "CUDA_CACHE_DISABLE"), "1"),
-    "POCL_KERNEL_CACHE": "0",
 }
 READ = "open({file!r}, 'rb').read(1)"
 LIST = "import os; [os.lstat(os.path.join(f, n)) for f, _, names in os.walk({folder!r}) for n in names]"
@@ -61,9 +57,9 @@ def said_of(layer: str, lines: list[str]) -> str:
 
 
 @pytest.fixture
-def rich(warm: Home, compute_cache: Callable[[Path], None], fill_sumpy: Callable[[Environment], None]) -> Home:
+def rich(warm: Home, fill_sumpy: Callable[[Environment], None]) -> Home:
     fill_sumpy(warm.environment())
-    compute_cache(warm.path / ".nv/ComputeCache")
+    unpack_compute_cache(warm.path / ".nv/ComputeCache")
     key = "3.3.0.a85ca8a54/gfx90a6e.ukdb::MIOpenConvUni.cl.o:: -mcpu=gfx90a"
     kernel = Artifact("miopen", key, "miopen-kernel/1", b"\x7fELF" + bytes(range(256)) * 9)
     warm.stack["miopen"].put(key, kernel)
@@ -76,7 +72,7 @@ def rich(warm: Home, compute_cache: Callable[[Path], None], fill_sumpy: Callable
 # ---------------------------------------------------------------------- the real thing
 
 
-@pytest.mark.real
+@real
 def test_a_cold_run_compiles_everything_leaves_everything_and_is_proved(rich: Home, tmp_path: Path) -> None:
     kernels, plain = amount(1, 3), amount(1, 2)
     rich.run(*program(kernels, plain))
@@ -96,22 +92,8 @@ def test_a_cold_run_compiles_everything_leaves_everything_and_is_proved(rich: Ho
         assert [path.name for path in temporary.rglob("*")] == [f"cachectl-{os.getuid()}"]
 
 
-@pytest.mark.thorough
-@pytest.mark.real
-def test_the_upstream_switches_alone_leave_no_proof(warm: Home) -> None:
-    warm.run(*program(2, 1))
-    done = warm.cachectl("run --prove --", *program(2, 1), check=False, **UPSTREAM, POCL_DEBUG="general,llvm")
-    lines = done.stderr.splitlines()
-    # Everything is compiled, as it should be; but loopy opens its dictionaries, and PoCL makes a folder.
-    assert done.stderr.count("Writing program.bc") == 3
-    assert (done.returncode, lines[-1]) == (1, "cachectl: proof fails for loopy, pocl")
-    assert ".sqlite was read" in said_of("loopy", lines)
-    assert ".cache/pocl/uncached appeared" in said_of("pocl", lines)
-    assert "not read" in said_of("pyopencl-invoker", lines)
-
-
-@pytest.mark.thorough
-@pytest.mark.real
+@thorough_only
+@real
 def test_runs_that_are_isolated_or_have_no_home_are_proved_too(warm: Home) -> None:
     before = snapshot(warm.path, times=True)
     done = warm.cachectl("run --isolated=../kept --prove --", *program(2, 1))
@@ -127,7 +109,7 @@ def test_runs_that_are_isolated_or_have_no_home_are_proved_too(warm: Home) -> No
     assert snapshot(warm.path, times=True) == before
 
 
-@pytest.mark.real
+@real
 def test_the_proof_holds_for_nvidias_opencl(home: Home) -> None:
     nvidia = [sys.executable, f"{PROGRAMS}/nvidia.py", "4"]
     if home.python("nvidia.py 4")["seconds"] is None:
@@ -145,7 +127,7 @@ def test_the_proof_holds_for_nvidias_opencl(home: Home) -> None:
 # ---------------------------------------------------------------------- cheats
 
 
-@pytest.mark.real
+@real
 @pytest.mark.parametrize("layer", [*[*FILES][:2], *thorough(*[*FILES][2:])])
 def test_every_read_and_write_is_found(rich: Home, layer: str) -> None:
     file = min(rich.path.glob(FILES[layer]))

@@ -12,15 +12,15 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import CACHECTL, Home
+from homes import CACHECTL, Home, unpack_compute_cache
 from support.tracing import layer_of, numbers, trace
-from tiers import thorough
+from tiers import thorough, thorough_only
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import Environment
@@ -37,10 +37,10 @@ PLACES = {
 
 
 @pytest.fixture(scope="session")
-def sources(tmp_path_factory: pytest.TempPathFactory, compute_cache: Callable[[Path], None]) -> Mapping[str, Path]:
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     top = tmp_path_factory.mktemp("sources")
     cuda = top / "cuda"
-    compute_cache(cuda)
+    unpack_compute_cache(cuda)
     (cuda / "index").unlink()
     with tarfile.open(Path(__file__).parents[1] / "data/neo-ocloc-22.43.tar.gz") as archive:
         archive.extractall(top / "ocloc")  # noqa: S202 - our own
@@ -104,7 +104,7 @@ def test_cold_warm_one_missing_and_one_damaged(home: Home, sources: Mapping[str,
         assert miss["because"] == "its entry was there before, and was damaged or removed"
 
 
-@pytest.mark.thorough
+@thorough_only
 def test_the_database_of_miopen(home: Home, sources: Mapping[str, Path]) -> None:
     """Its openings count the lookups, which is an inference; if it is not opened, nothing was asked."""
     cold = traced(home, sources, "miopen")
@@ -175,21 +175,6 @@ def test_openings_at_once_are_doubtful(home: Home, order: str, fewest: int) -> N
     assert [*found["comgr"].doubts] == {"oc": [], "": [LOST]}.get(order, [events._TOGETHER])
 
 
-@pytest.mark.thorough
-def test_a_program_that_never_stops_opening_an_entry(home: Home, sources: Mapping[str, Path]) -> None:
-    """The trace ends, and its numbers are doubtful if events were lost."""
-    traced(home, sources, "comgr")
-    entry = home.path / PLACES["comgr"] / f"llvmcache-{0:064x}"
-    script = f"import os\nwhile True:\n    os.close(os.open({str(entry)!r}, os.O_RDONLY))"
-    with subprocess.Popen((sys.executable, "-c", script)) as stranger:
-        try:
-            read = layer_of(traced(home, sources, "comgr"), "comgr")
-        finally:
-            stranger.kill()
-    assert read["evidence"] == "inferred"
-    assert (read["misses"], read["stores"]) == (0, 0)
-
-
 MAPS = """
 import mmap, os, sys, time
 with open(sys.argv[1], "rb") as file:
@@ -227,7 +212,7 @@ def test_another_process_that_has_the_driver_loaded_is_doubtful(
     assert numbers(read, "cuda") == (0, 40, 40)
 
 
-@pytest.mark.thorough
+@thorough_only
 @pytest.mark.real
 def test_rusticl(home: Home) -> None:
     """Mesa's own hits and stores, kernel by kernel: its machine code bears no name."""
@@ -259,7 +244,7 @@ def test_rusticl(home: Home) -> None:
     assert "Mesa keeps it open" in layer_of(single, "mesa")["why"]
 
 
-@pytest.mark.thorough
+@thorough_only
 @pytest.mark.parametrize("options", ["ro", "size=1m"])
 def test_a_miss_that_stores_nothing_is_unknown(home: Home, sources: Mapping[str, Path], options: str) -> None:
     """In a folder that cannot be written, and on a full file system, the numbers are a lower bound."""
