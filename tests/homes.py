@@ -16,7 +16,7 @@ import termios
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -146,6 +146,12 @@ class Home:
     @property
     def stack(self) -> Stack:
         return Stack(self.environment())
+
+    def configure(self, text: str) -> Path:
+        file = self.path / ".config/cachectl/config.toml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
 
     def run(self, *command: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
@@ -291,6 +297,29 @@ def make_home(path: Path) -> Home:
     kept = {name: value for name, value in tester.items() if not name.startswith(SWITCHES)}
     # Older releases of Mesa go by the account, whatever HOME says: without its variable they would use the tester's.
     return Home(path, {**wheel_driver(), **kept, "HOME": str(path), "MESA_SHADER_CACHE_DIR": str(path / ".cache")})
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, fill: Callable[[Path], object]) -> Path:
+    """Return a home that the first worker of pytest-xdist fills, while the others wait, and that no test changes."""
+    folder = factory.getbasetemp()
+    # Workers share one, next to their own folders.
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / name
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            fill(folder / "home")
+            # Beside other PoCL programs of the tester, purge leaves alone what may be in use.
+            age(folder / "home/.cache/pocl")
+            (folder / "done").touch()
+    return folder / "home"
+
+
+def age(folder: Path) -> None:
+    """Make everything in a folder two hours old."""
+    then = time.time() - 7200
+    for path in (*folder.rglob("*"), folder):
+        os.utime(path, (then, then), follow_symlinks=False)
 
 
 def unpack_compute_cache(folder: Path) -> None:

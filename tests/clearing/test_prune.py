@@ -63,22 +63,16 @@ def test_dead_dictionaries_and_orphans_are_stale(home: Home) -> None:
     }
 
 
-def configure(home: Home, text: str) -> None:
-    file = home.path / ".config/cachectl/config.toml"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-
-
 def test_configured_limits_apply_without_an_option(home: Home, cuda: Path) -> None:
     total = sum(path.stat().st_size for path in cuda.rglob("*") if path.is_file())
-    configure(home, "[prune]\nmax-size = '50K'\n")
+    home.configure("[prune]\nmax-size = '50K'\n")
     removed = home.json("prune --dry-run")["total"]["removed"]
     assert 0 < removed < 40
     assert home.json(f"prune --dry-run --max-size {total}B")["total"]["removed"] == 0
     assert home.json("prune pocl")["total"]["removed"] == 0
     assert home.json("prune cuda")["total"]["removed"] == removed
     assert sum(path.stat().st_size for path in cuda.rglob("*") if path.is_file()) <= 50 << 10
-    configure(home, '[prune]\nolder-than = "30d"\n')
+    home.configure('[prune]\nolder-than = "30d"\n')
     assert home.json("prune")["total"]["removed"] == 40 - removed
 
 
@@ -92,7 +86,7 @@ def tuned(home: Home) -> Path:
 
 
 def test_tuning_is_pruned_only_by_name(home: Home, tuned: Path) -> None:
-    configure(home, '[prune]\nolder-than = "1d"\n')
+    home.configure('[prune]\nolder-than = "1d"\n')
     home.cachectl("prune")
     home.cachectl("prune --max-size 0B")
     assert tuned.exists()

@@ -7,7 +7,6 @@ import re
 import shutil
 import sqlite3
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import Home, run_as, unpack_compute_cache
+from homes import Home, age, run_as, unpack_compute_cache
 from support.databases import FILE, dictionary
 from support.hostile import put_binary, put_dictionary, put_object, put_program
 from support.trouble import environment
@@ -36,9 +35,7 @@ def settle(filled: Home, home: Path) -> None:
     shutil.copytree(filled.path / ".cache", home / ".cache", symlinks=True)
     unpack_compute_cache(home / ".nv/ComputeCache")
     # No program of the tester's can be busy with what is old.
-    then = time.time() - 7200
-    for path in (*home.rglob("*"), home):
-        os.utime(path, (then, then), follow_symlinks=False)
+    age(home)
 
 
 def run(home: Path, *arguments: str, by: Sequence[str] = ()) -> tuple[int, Counter[str], str]:

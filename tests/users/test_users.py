@@ -245,9 +245,7 @@ def test_each_user_has_settings_of_his_own(people: People) -> None:
         people.eve.home: "[prune]\nmax-sise = 0\n",
     }
     for home, text in limits.items():
-        file = home / ".config/cachectl/config.toml"
-        file.parent.mkdir(parents=True)
-        file.write_text(text)
+        Home(home, {}).configure(text)
     (people.bob.home / ".config/cachectl/config.toml").mkdir(parents=True)
     for person in (people.ann, people.bob, people.eve):
         person.own()
