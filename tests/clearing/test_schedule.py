@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from homes import CACHECTL, Home
@@ -50,7 +50,7 @@ def leak(home: Home) -> Path:
     return leaked
 
 
-def moved(home: Home) -> dict[str, str]:
+def moved(home: Home) -> dict[str, Any]:
     """Return a variable of a user's shell that moves PoCL's cache."""
     return {"POCL_CACHE_DIR": str(home.path / "odd % folder" / "kcache")}
 

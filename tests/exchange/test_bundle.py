@@ -24,7 +24,7 @@ import pytest
 from homes import CACHECTL, Home, make_home
 from support.bundles import TRUSTED, count, listed, programs, refused
 from support.kernels import add_kernels
-from tiers import real
+from tiers import real, thorough
 
 from cachectl.exchange.bundle import BundlePlace, unnamed_file
 from cachectl.exchange.format import Item
@@ -211,7 +211,7 @@ def test_a_registry_that_answers_nonsense_is_no_empty_one(home: Home, tmp_path: 
     assert (said.count("\n"), "is not a bundle of cachectl" in said) == (1, True)
 
 
-@pytest.mark.parametrize("name", ["bundle.zip", "gfx90a6e.kdb"])
+@pytest.mark.parametrize("name", ["bundle.zip", *thorough("gfx90a6e.kdb")])
 def test_pushes_into_one_file_at_once_lose_nothing(home: Home, tmp_path: Path, name: str) -> None:
     add_kernels(home, range(8))
     file, stack = str(tmp_path / name), home.stack

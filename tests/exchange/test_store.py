@@ -18,7 +18,7 @@ from homes import CACHECTL, Home, make_home
 from support.bundles import TRUSTED, count, files, keys, programs
 from support.kernels import add_kernels
 from support.tracing import numbers, trace
-from tiers import thorough_only
+from tiers import thorough, thorough_only
 
 from cachectl.exchange.around import StoreUse
 from cachectl.exchange.folder import FolderPlace
@@ -35,7 +35,7 @@ from cachectl.transfer import Moved
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("name", ["store", "store.zip"])
+@pytest.mark.parametrize("name", ["store", *thorough("store.zip")])
 def test_another_home_compiles_nothing_and_pushes_only_what_is_new(
     source: Home, home: Home, tmp_path: Path, name: str
 ) -> None:

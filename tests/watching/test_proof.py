@@ -123,7 +123,7 @@ def test_the_proof_holds_for_nvidias_opencl(home: Home) -> None:
 
 
 @real
-@pytest.mark.parametrize("layer", [*[*FILES][:2], *thorough(*[*FILES][2:])])
+@pytest.mark.parametrize("layer", ["loopy", *thorough(*[*FILES][1:])])
 def test_every_read_and_write_is_found(rich: Home, layer: str) -> None:
     file = min(rich.path.glob(FILES[layer]))
     cheats = {
@@ -249,7 +249,7 @@ def test_lost_events_are_admitted(cuda: Home, monkeypatch: pytest.MonkeyPatch) -
     neighbour = min(cuda.path.glob(FILES["cuda"])).with_name("neighbour")
 
     def storm() -> None:
-        for _ in range(20_000):
+        for _ in range(8_000):
             neighbour.touch()
             neighbour.unlink()
 

@@ -36,8 +36,11 @@ PLACES = {
 }
 
 
+Sources = Mapping[str, Path]
+
+
 @pytest.fixture(scope="session")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
     top = tmp_path_factory.mktemp("sources")
     cuda = top / "cuda"
     unpack_compute_cache(cuda)
@@ -57,11 +60,11 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     return {"cuda": cuda, "neo": top / "neo", "comgr": comgr, "miopen": comgr}
 
 
-def arguments(home: Home, sources: Mapping[str, Path], kind: str) -> tuple[str, ...]:
+def arguments(home: Home, sources: Sources, kind: str) -> tuple[str, ...]:
     return "entry_stores.py", kind, str(home.path / PLACES[kind]), str(sources[kind])
 
 
-def traced(home: Home, sources: Mapping[str, Path], kind: str, **options: Any) -> dict[str, Any]:  # noqa: ANN401 - of trace
+def traced(home: Home, sources: Sources, kind: str, **options: Any) -> dict[str, Any]:  # noqa: ANN401 - of trace
     return trace(home, *arguments(home, sources, kind), **options)
 
 
@@ -70,7 +73,7 @@ def used(document: Mapping[str, Any], kind: str, what: str) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", ["cuda", *thorough("neo", "comgr")])
-def test_cold_warm_one_missing_and_one_damaged(home: Home, sources: Mapping[str, Path], kind: str) -> None:
+def test_cold_warm_one_missing_and_one_damaged(home: Home, sources: Sources, kind: str) -> None:
     """Each entry is a miss and a store, then a hit; of a purged one, the entry itself is named."""
     (home.path / ".cache/neo_compiler_cache").mkdir(parents=True)
     keys = {str(path.relative_to(sources[kind])) for path in sources[kind].rglob("*") if path.is_file()}
@@ -105,7 +108,7 @@ def test_cold_warm_one_missing_and_one_damaged(home: Home, sources: Mapping[str,
 
 
 @thorough_only
-def test_the_database_of_miopen(home: Home, sources: Mapping[str, Path]) -> None:
+def test_the_database_of_miopen(home: Home, sources: Sources) -> None:
     """Its openings count the lookups, which is an inference; if it is not opened, nothing was asked."""
     cold = traced(home, sources, "miopen")
     assert numbers(cold, "miopen") == (0, 5, 5)
@@ -183,9 +186,7 @@ time.sleep(float(sys.argv[2]))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux shows what a process has loaded")
-def test_another_process_that_has_the_driver_loaded_is_doubtful(
-    home: Home, sources: Mapping[str, Path], tmp_path: Path
-) -> None:
+def test_another_process_that_has_the_driver_loaded_is_doubtful(home: Home, sources: Sources, tmp_path: Path) -> None:
     """It may have used the cache. A process of the run counts, whatever its parent does."""
     driver = tmp_path / "libcuda.so.1"
     driver.write_bytes(b"driver")
@@ -235,7 +236,7 @@ def test_rusticl(home: Home) -> None:
 @thorough_only
 @pytest.mark.parametrize("options", ["ro", "size=1m"])
 def test_a_miss_that_stores_nothing_is_unknown(
-    home: Home, sources: Mapping[str, Path], mount: Callable[..., Path], options: str
+    home: Home, sources: Sources, mount: Callable[..., Path], options: str
 ) -> None:
     """In a folder that cannot be written, and on a full file system, the numbers are a lower bound."""
     mount("-t", "tmpfs", "-o", options, "none", on=home.path / PLACES["cuda"])
@@ -246,7 +247,7 @@ def test_a_miss_that_stores_nothing_is_unknown(
     assert numbers(read, "cuda") == ((0, 0, 0) if options == "ro" else (0, 40, 40))
 
 
-def test_a_cache_that_is_off_shows_no_lookup(home: Home, sources: Mapping[str, Path]) -> None:
+def test_a_cache_that_is_off_shows_no_lookup(home: Home, sources: Sources) -> None:
     """A driver that is told not to use it compiles in silence."""
     traced(home, sources, "comgr")
     read = traced(home, sources, "comgr", CUDA_CACHE_DISABLE="1")
