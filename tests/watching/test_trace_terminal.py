@@ -229,5 +229,5 @@ def test_whatever_lies_in_the_folder_the_status_is_the_commands(home: Home) -> N
     document = json.loads((home.path / "trace.json").read_text())
     # A process may have noted there what was not read.
     loopy = layer_of(document, "loopy")
-    names = ("1.events: a pipe, no plain file", "2.events", "3.events", "999999999999.events: over the limit")
+    names = ("1.events: no plain file", "2.events", "3.events", "999999999999.events: over the limit")
     assert (loopy["evidence"], [name for name in names if name not in loopy["why"]]) == ("inferred", [])
