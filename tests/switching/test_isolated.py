@@ -103,9 +103,9 @@ def temporary(home: Home) -> Path:
     return folder
 
 
-def killed(home: Home, temporary: Path, *verb: str) -> list[str]:
+def killed(home: Home, temporary: Path, verb: str) -> list[str]:
     """Kill a command of cachectl while the program that it runs waits; return what that one has printed."""
-    command = [*CACHECTL, *verb, "--", "sh", "-c", WAITS]
+    command = [*CACHECTL, *verb.split(), "--", "sh", "-c", WAITS]
     variables = {"XDG_CACHE_HOME": f"{home.path}/.cache", **home.variables, "TMPDIR": str(temporary)}
     with subprocess.Popen(
         command, env=variables, stdout=subprocess.PIPE, text=True, cwd=home.path, start_new_session=True
@@ -132,7 +132,7 @@ def end(pid: str) -> None:
 
 @pytest.mark.parametrize("verb", ["run --isolated", "run --no-cache", "trace"])
 def test_a_killed_command_is_cleared_away_once_its_program_has_ended(home: Home, temporary: Path, verb: str) -> None:
-    pid, caches = killed(home, temporary, *verb.split())
+    pid, caches = killed(home, temporary, verb)
     kept = set(os.listdir(temporary))
     assert len(kept) == 2
     # Never under a program that runs.
@@ -142,8 +142,7 @@ def test_a_killed_command_is_cleared_away_once_its_program_has_ended(home: Home,
     end(pid)
     home.cachectl("purge --all --dry-run", TMPDIR=str(temporary))
     assert set(os.listdir(temporary)) == kept
-    done = home.cachectl("run --isolated -- true", TMPDIR=str(temporary))
-    assert done.stderr == ""
+    assert home.cachectl("run --isolated -- true", TMPDIR=str(temporary)).stderr == ""
     assert os.listdir(temporary) == []
 
 
@@ -151,9 +150,10 @@ def test_a_killed_command_is_cleared_away_once_its_program_has_ended(home: Home,
 def test_each_command_clears_away_what_is_left_also_if_its_record_cannot_be_read(
     home: Home, temporary: Path, next_one: str
 ) -> None:
-    (temporary / "cachectl-0123456789abcdef/deep/deeper").mkdir(parents=True)
-    (temporary / "cachectl-0123456789abcdef/deep/deeper/file").write_bytes(b"12345")
-    (temporary / "cachectl-0123456789abcdef.lock").write_text('{"host": [], "pid": "x", "start": [1]}')
+    folder = temporary / "cachectl-0123456789abcdef"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep/file").write_bytes(b"12345")
+    folder.with_name(f"{folder.name}.lock").write_text('{"host": [], "pid": "x", "start": [1]}')
     (found,) = abandoned_temporaries(home.environment())
     assert (found.files, found.bytes) == (1, 5)
     done = home.cachectl(next_one, TMPDIR=str(temporary))
@@ -180,8 +180,7 @@ def test_a_folder_that_a_program_made_again_goes(home: Home, temporary: Path) ->
     with child.isolated_root(home.environment()) as root:
         pass
     (root / "xdg/pytools").mkdir(parents=True)
-    assert remove_abandoned(home.environment()) == 1
-    assert os.listdir(temporary) == []
+    assert (remove_abandoned(home.environment()), os.listdir(temporary)) == (1, [])
 
 
 def test_other_things_in_the_folder_are_left(home: Home, temporary: Path) -> None:

