@@ -32,13 +32,9 @@ _OPEN_TO_ALL: Final = 0o777
 # Record locks exclude processes, not threads.
 _THREADS: Final = Lock()
 #: What MIOpen, or cachectl, writes before it renames it over a database.
-_LEFTOVERS: Final = tree.Shape(
-    (lazy.regex("(?!)"),),
-    folders=True,
-    orphans=(
-        tree.OrphanRule(lazy.regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"), "left by an interrupted rewrite of MIOpen"),
-        tree.OrphanRule(tree.OWN_TEMPORARY, "left by an interrupted cachectl"),
-    ),
+_LEFTOVERS: Final = (
+    tree.Shape((lazy.regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"),), because="left by an interrupted rewrite of MIOpen"),
+    tree.Shape((tree.OWN_TEMPORARY,), because="left by an interrupted cachectl"),
 )
 #: The effect of each fault of a record. The finding of a line that hides another says what that costs.
 _FAULTS: Final = {
@@ -99,10 +95,10 @@ class TuningDatabases(databases.MIOpenDatabases):
         """Yield what interrupted rewrites have left, by MIOpen or cachectl; nothing rewrites a package's files."""
         del latest
         for leaf in () if self.asked_first else self._leftovers(root).scan():
-            yield leaf if isinstance(leaf, facts.Problem) else leaf.orphan(self.name, root.path)
+            yield leaf if isinstance(leaf, facts.Problem) else leaf.entry
 
     def _leftovers(self, root: facts.Root) -> tree.Tree:
-        return tree.Tree(self.name, root.path, _LEFTOVERS)
+        return tree.Tree(self.name, root.path, *_LEFTOVERS)
 
     # ------------------------------------------------------------------ get and put
 

@@ -79,7 +79,7 @@ class NeoCompilerCache(driver_layers.DriverLayer):
     # The driver reads it once for each device.
     switch = declarations.EnvSwitch("NEO_CACHE_PERSISTENT", off="0", read=declarations.at_load(*LIBRARIES))
     places = _PLACES
-    store: Any = lazy.later("cachectl.layers.neo.entries", "programs")
+    store: Any = lazy.later("cachectl.layers.neo.entries", "NeoPrograms")
     about = parts.About(lookups=NeoLookups())
 
     def faults(self) -> Iterator[switches.Fault]:

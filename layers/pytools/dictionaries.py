@@ -121,10 +121,10 @@ class Dictionaries(row_store.Rows):
         for leaf in self._folders(root):
             if isinstance(leaf, facts.Problem):
                 yield leaf
-            elif (dictionary := self.named(leaf.key)) is None:
-                yield leaf.orphan(self.name, root.path)
+            elif (dictionary := self.named(leaf.entry.key)) is None:
+                yield leaf.entry
             else:
-                yield self._named(leaf.entry(self.name, root.path), dictionary)
+                yield self._named(leaf.entry, dictionary)
 
     def _scan_file(self, root: facts.Root, name: pdict.DictionaryName, rows_of: _RowsOf) -> Iterator[facts.Found]:
         """Yield the rows of a dictionary, one by one or together, then the rest of its files."""
@@ -164,7 +164,7 @@ class Dictionaries(row_store.Rows):
                 if leaf.path == root.path or self.owns(root, leaf.path.relative_to(root.path).parts):
                     yield leaf
             # What an interrupted cachectl left belongs to the layer that takes all other dictionaries.
-            elif self.owns_identifier("") if leaf.orphan_rule is not None else self.named(leaf.key) is not None:
+            elif self.owns_identifier("") if leaf.entry.is_orphan else self.named(leaf.entry.key) is not None:
                 yield leaf
 
     # ------------------------------------------------------------------ get and put
@@ -223,8 +223,6 @@ class Dictionaries(row_store.Rows):
             members = archive.unpack(artifact.data)
         except ValueError as error:
             raise errors.Damaged(self.name, str(error), artifact.key) from error
-        if tree.is_same(artifact.key, members, replace=replace):
-            return False
         return tree.write({artifact.key: members}, replace=replace)[artifact.key]
 
     def write_rows(

@@ -30,6 +30,11 @@ def pack(members: Mapping[str, bytes]) -> bytes:
     return b"".join([*parts, bytes(2 * tarfile.BLOCKSIZE + -length % tarfile.RECORDSIZE)])
 
 
+def entry_bytes(files: Mapping[str, bytes]) -> bytes:
+    """Return the bytes of an entry: those of its file, if that has an empty path, or a tar of its files."""
+    return files[""] if "" in files else pack(files)
+
+
 def unpack(data: bytes) -> dict[str, bytes]:
     """Read back what :func:`pack` wrote.
 
