@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.switches import forgetting
-from cachectl.layers.pytools import DictionaryLookups, PytoolsDictionaries, dictionary_store
+from cachectl.layers.pytools import DictionaryLookups, PytoolsDictionaries, dictionary_store, forgetting
 
 _VARIABLES = ("LOOPY_NO_CACHE", "CG_NO_CACHE")
 #: Executors remember what they have compiled.

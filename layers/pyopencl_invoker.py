@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import release_of
-from cachectl.layers.base.switches import forgetting
-from cachectl.layers.pytools import DictionaryLookups, PytoolsDictionaries, dictionary_store
+from cachectl.layers.pytools import DictionaryLookups, PytoolsDictionaries, dictionary_store, forgetting
 
 VARIABLE: Final = "PYOPENCL_NO_CACHE"
 #: The first release that stores no invokers while it is switched off.

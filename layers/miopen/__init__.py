@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from cachectl.layers.base import declarations, errors, facts, layer, lazy, parts, switches
+from cachectl.layers.base import declarations, errors, facts, layer, lazy, parts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Condition, Hazard, Scope, Severity
 from cachectl.layers.miopen import places as where
@@ -104,12 +104,12 @@ class MIOpenLayer(layer.Layer):
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
         verdict = False if value is None else read_flag(value)
         if verdict is None:
-            yield switches.misread(self, variable, Severity.FAILS, _NO_FLAG)
+            yield layer.misread(self, variable, Severity.FAILS, _NO_FLAG)
         elif verdict:
             if value not in _ALWAYS_KNOWN:
                 outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
-                yield switches.misread(self, variable, Severity.HARMLESS, outcome, f"export {variable}=1")
-            yield switches.off(self, variable, self.switched_part)
+                yield layer.misread(self, variable, Severity.HARMLESS, outcome, f"export {variable}=1")
+            yield layer.off(self, variable, self.switched_part)
 
     def place_of_file(self, file: Path) -> Path | None:
         """Return the place of a database by its name: that of the newest file of the user for the same device.
@@ -256,10 +256,10 @@ class MIOpenTuning(MIOpenLayer):
         effects = {_ENFORCE: _ENFORCED[action]} if action in _ENFORCED else {}
         if not effects and action != "1":
             outcome = "is no action that MIOpen knows: it throws, or ignores it"
-            yield switches.misread(self, _ENFORCE, Severity.FAILS, outcome)
+            yield layer.misread(self, _ENFORCE, Severity.FAILS, outcome)
         for variable, (severity, effect) in {**effects, **_LEFT_SET}.items():
             if value := self.environment.get(variable):
-                message, place = f"{variable}={value} is set: {effect}", switches.first_place(self)
+                message, place = f"{variable}={value} is set: {effect}", layer.first_place(self)
                 yield facts.Finding(self.name, place, None, severity, "tuning", message, f"unset {variable}")
 
 

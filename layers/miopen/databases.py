@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 
 from cachectl.layers.base import errors, facts, store
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.disk.presence import means_absent, status_at
+from cachectl.layers.disk.plain import means_absent, status_at
 from cachectl.layers.miopen import places
 from cachectl.layers.miopen.places import DatabaseFile
 from cachectl.layers.stores import database, row_store, tree

@@ -19,7 +19,7 @@ from threading import Lock
 from typing import Final
 
 from cachectl.layers.base import errors, facts, lazy, store
-from cachectl.layers.disk import atomic, handles, locks, presence
+from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.host import processes
 from cachectl.layers.miopen import databases, places
 from cachectl.layers.stores import database, rows, tree
@@ -87,7 +87,7 @@ class TuningDatabases(databases.MIOpenDatabases):
             elif found.code not in ("item", "duplicate-id"):
                 yield facts.Problem(file.path, found.code, f"line {found.number}: {found.message}")
         marks = file.path.with_name(file.path.name + _TIME)
-        if (status := presence.status_at(marks)) is not None:
+        if (status := plain.status_at(marks)) is not None:
             key, size, disk = file.relative + _TIME, status.st_size, handles.blocks_of(status)
             yield changed(template, key=key, bytes=size, files=1, disk=disk, sums=0)
 
@@ -146,7 +146,7 @@ class TuningDatabases(databases.MIOpenDatabases):
                 with suppress(PermissionError):
                     os.fchmod(handle, _OPEN_TO_ALL)
             yield
-            if presence.status_at(file.path) is not None:
+            if plain.status_at(file.path) is not None:
                 atomic.replace_file(marks, [str(time.monotonic_ns()).encode()])
             elif databases.is_own_file(file.root, marks):
                 atomic.remove_file(marks)

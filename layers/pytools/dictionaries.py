@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from cachectl.layers.base import errors, facts, store
 from cachectl.layers.base.environment import Environment, release_of
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.disk import presence
+from cachectl.layers.disk import plain
 from cachectl.layers.formats import pdict, pickles
 from cachectl.layers.stores import archive, database, row_store
 from cachectl.layers.stores.rows import RowFile, Schema
@@ -74,7 +74,7 @@ class Dictionaries(row_store.Rows):
         try:
             files = sorted(os.listdir(root.path))
         except OSError as error:
-            if presence.means_absent(error):
+            if plain.means_absent(error):
                 return
             raise errors.Unreachable(self.name, f"cannot be read: {error.strerror}", root.path) from error
         yield from filter(None, map(self.named, files))
@@ -131,7 +131,7 @@ class Dictionaries(row_store.Rows):
         path = root.path / name.file
         payload = 0
         try:
-            if not presence.is_plain_file(path):
+            if not plain.is_plain_file(path):
                 yield facts.Problem(path, "link", "a link, or no file, under a dictionary's name is not followed")
                 return
             modified = path.stat().st_mtime
