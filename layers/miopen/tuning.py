@@ -194,7 +194,7 @@ class TuningDatabases(databases.MIOpenDatabases):
         if file is None:
             gone = tuple(facts.Note(target.key, tree.GONE) for target in planned.values())
             return facts.Outcome(self.name, skipped=gone)
-        before, records = database.disk_usage(file.path).bytes, self.records(file)
+        before, records = database.bytes_of(file.path), self.records(file)
         failed: tuple[facts.Note, ...] = ()
         try:
             removed = records.delete({key: target.stamp[0] for key, target in planned.items()})
@@ -204,7 +204,7 @@ class TuningDatabases(databases.MIOpenDatabases):
             removed = set(planned.keys() - records.read_many(planned).keys())
         left = [target.key for key, target in planned.items() if key not in removed and not failed]
         skipped = tuple(facts.Note(key, rows.CHANGED) for key in left)
-        freed = max(0, before - database.disk_usage(file.path).bytes)
+        freed = max(0, before - database.bytes_of(file.path))
         return facts.Outcome(self.name, len(removed), freed, skipped, failed)
 
     def verify_file(self, file: places.DatabaseFile) -> Iterator[facts.Finding]:

@@ -17,8 +17,8 @@ from cachectl.layers.base.environment import Environment, release_of
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.disk import plain
 from cachectl.layers.formats import pdict, pickles
-from cachectl.layers.stores import archive, database, row_store
-from cachectl.layers.stores.rows import RowFile, Schema
+from cachectl.layers.stores import archive, database
+from cachectl.layers.stores.rows import RowFile, Rows, Schema
 from cachectl.layers.stores.tree import Leaf, Shape, Tree
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ Staleness = tuple[bool | None, str | None]
 _RowsOf = Callable[[RowFile, facts.Entry], Iterator[facts.Entry]]
 
 
-class Dictionaries(row_store.Rows):
+class Dictionaries(Rows):
     """Rows of sqlite files, one file for each dictionary, and folders of older generations.
 
     ``owns_identifier`` returns whether a dictionary of an identifier belongs to the layer.
@@ -140,14 +140,13 @@ class Dictionaries(row_store.Rows):
             for found in rows_of(self.opened(path, SCHEMA), template):
                 payload += found.bytes
                 yield found
-            files, total, disk = database.disk_usage(path)
+            rest = database.rest_of(path, template, payload)
         except FileNotFoundError:
             yield facts.Problem(path, "vanished", "vanished meanwhile")
         except (errors.LayerError, OSError) as error:
             yield self.unread(path, error)
         else:
-            rest = max(0, total - payload)
-            yield replace(template, bytes=rest, files=files, disk=disk, sums=0)
+            yield rest
 
     def _named(self, entry: facts.Entry, name: pdict.DictionaryName) -> facts.Entry:
         """Add what a dictionary's name says of its entries."""
