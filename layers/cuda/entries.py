@@ -18,12 +18,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from cachectl.layers import cuda
 from cachectl.layers.base import errors, facts, lazy
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.base.store import Codec, Damage, counting, finding_of, unreadable
+from cachectl.layers.base.store import Damage, counting, finding_of, unreadable
 from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.formats import details, opencl_source
 from cachectl.layers.host import processes
@@ -56,35 +56,15 @@ _BUILD: Final = lazy.regex(
 )
 
 
-class ComputeCodec(Codec):
-    """A header, the key, and what the driver compiled."""
-
-    form = "cuda-entry/65"
-
-    def describe(self, data: bytes) -> details.Details:
-        """Return what the key says."""
-        key = key_of(data)
-        if key is None:
-            return details.Details()
-        return details.Details(None, kernels(key), device(key), driver(key))
-
-    def check(self, data: bytes) -> Damage | None:
-        """Check version and lengths. Only the whole check compares the name and the checksum."""
-        wrong = form_complaint(data)
-        return None if wrong is None else Damage(facts.Severity.HARMLESS, wrong)
-
-
 class ComputeCache(files.Files):
     """One file for each entry, two levels deep, recognised by its name and its header, and the driver's index.
 
     The index lists entries and their sizes. Where it is missing or empty, the driver drops every entry.
     """
 
+    shapes = (_SHAPE, _INDEX)
+    forms = ("cuda-entry/65",)
     unread = Damage(facts.Severity.HARMLESS, _REWRITES)
-
-    def __init__(self) -> None:
-        # The driver rewrites a damaged entry in place.
-        super().__init__(_SHAPE, _INDEX, codec=ComputeCodec())
 
     # ------------------------------------------------------------------ entries
 
@@ -100,49 +80,48 @@ class ComputeCache(files.Files):
                 yield facts.Problem(root.path / INDEX, "index", "is not whole")
 
     def leaves(self, root: facts.Root) -> Iterator[Leaf | facts.Problem]:
-        """Leave alone what has the name of an entry, but not its format; add the headers of entries."""
+        """Leave alone what has the name of an entry, but not its format; add the heads of entries."""
         index = b""
         # A scan reports it.
         with suppress(OSError):
             index = _read_index(root) or b""
         listed = dict(read_index(index) or ())
-        tree = self.tree_of(root)
-        for leaf in tree.scan():
-            if isinstance(leaf, facts.Problem) or leaf.shape is not _SHAPE:
-                yield leaf
-                continue
-            key = leaf.entry.key
-            try:
-                head = tree.read_file(key, limit=HEADER.size) or b""
-            except errors.LayerError as error:
-                yield unreadable(root.path / key, error)
-                continue
+        for leaf in self.tree_of(root).scan(head=HEADER.size):
             # Without a header that is known, only the index shows that a file belongs to the cache.
-            header = read_header(head)
-            if (header is not None and header.known) or identifier_of(key) in listed or has_version_of(index, head):
-                yield leaf._replace(head=head)
+            if (
+                isinstance(leaf, facts.Problem)
+                or leaf.shape is not _SHAPE
+                or stated_size(leaf.head) is not None
+                or identifier_of(leaf.entry.key) in listed
+                or has_version_of(index, leaf.head)
+            ):
+                yield leaf
             else:
                 message = "has the name of an entry but not its format; left alone"
-                yield facts.Problem(root.path / key, "unrecognised", message)
+                yield facts.Problem(root.path / leaf.entry.key, "unrecognised", message)
 
     def described(self, tree: Tree, leaf: Leaf, selection: Selection, *, contents: bool) -> Iterator[facts.Found]:
         """Describe an entry by its key; one of another format version is opaque."""
         del selection
-        entry, header = leaf.entry, read_header(leaf.head)
-        if not contents or (header is not None and not header.known):
+        entry, size = leaf.entry, stated_size(leaf.head)
+        if not contents or (size is None and len(leaf.head) == HEADER.size):
             yield replace(entry, detail={"format": "unknown"}) if contents else entry
             return
-        data = b""
-        if header is None or header.file_size != entry.bytes:
+        key = None
+        if size != entry.bytes:
             message = f"is {entry.bytes} bytes long, which its header does not say"
             yield facts.Problem(tree.root / entry.key, "damaged", message)
         else:
-            data = tree.read_file(entry.key, limit=HEADER.size + header.key_length) or b""
-        key = key_of(data)
+            key = key_of(tree.read_file(entry.key, limit=HEADER.size + HEADER.unpack(leaf.head)[1]) or b"")
         if key is not None:
             detail = {"half": half(key)}
             entry = replace(entry, kernels=kernels(key), device=device(key), versions=driver(key), detail=detail)
         yield entry
+
+    def describe(self, data: bytes) -> details.Details:
+        """Return what the key says."""
+        key = key_of(data)
+        return details.Details() if key is None else details.Details(None, kernels(key), device(key), driver(key))
 
     def require_whole(self, key: str, files: Mapping[str, bytes], path: Path) -> None:
         """Check version and lengths; the checksum takes longer than reading, and is checked before a put."""
@@ -157,8 +136,9 @@ class ComputeCache(files.Files):
 
     def foreign(self, files: Mapping[str, bytes]) -> str | None:
         """Return that an entry is of another version."""
-        header = read_header(files[""])
-        return f"{form_complaint(files[''])}; left alone" if header is not None and header.foreign else None
+        version = int.from_bytes(files[""][:4], "little")
+        is_other = len(files[""]) >= HEADER.size and version != VERSION and 0 < version < _PLAUSIBLE
+        return f"{form_complaint(files[''])}; left alone" if is_other else None
 
     def tagged_text(self, tree: Tree, key: str) -> bytes | None:
         """Return the key of an entry."""
@@ -212,10 +192,8 @@ class ComputeCache(files.Files):
         for leaf in Tree(self.name, root.path, _SHAPE, handle=folder).scan(head=HEADER.size):
             if isinstance(leaf, facts.Problem):
                 unread += [leaf.path] if leaf.hides else []
-            elif leaf.entry.is_listed:
-                header = read_header(leaf.head)
-                if header is not None and header.known and header.file_size == leaf.entry.bytes:
-                    whole[identifier_of(leaf.entry.key)] = leaf.entry
+            elif leaf.entry.is_listed and stated_size(leaf.head) == leaf.entry.bytes:
+                whole[identifier_of(leaf.entry.key)] = leaf.entry
         return whole, unread
 
     def check_index(self, root: facts.Root) -> Iterator[facts.Finding]:
@@ -274,30 +252,6 @@ def _records(
 # ---------------------------------------------------------------------- the format
 
 
-class EntryHeader(NamedTuple):
-    """The fixed part of an entry; lengths are bytes."""
-
-    version: int
-    key_length: int
-    payload_length: int
-    checksum: int
-
-    @property
-    def known(self) -> bool:
-        """Whether this is the format described here."""
-        return self.version == VERSION
-
-    @property
-    def foreign(self) -> bool:
-        """Whether this is of another version of the format."""
-        return not self.known and 0 < self.version < _PLAUSIBLE
-
-    @property
-    def file_size(self) -> int:
-        """The length of the whole file in bytes."""
-        return HEADER.size + self.key_length + self.payload_length
-
-
 def fnv1a(data: bytes) -> int:
     """Return the standard 64-bit FNV-1a hash."""
     value = _OFFSET_BASIS
@@ -306,9 +260,12 @@ def fnv1a(data: bytes) -> int:
     return value
 
 
-def read_header(data: bytes) -> EntryHeader | None:
-    """Read the first 28 bytes; ``None`` where there are fewer."""
-    return EntryHeader(*HEADER.unpack_from(data)) if len(data) >= HEADER.size else None
+def stated_size(data: bytes) -> int | None:
+    """Return the length of an entry by its first 28 bytes; ``None`` where there are fewer, or of another version."""
+    if len(data) < HEADER.size:
+        return None
+    version, key_length, payload_length, _ = HEADER.unpack_from(data)
+    return HEADER.size + int(key_length) + int(payload_length) if version == VERSION else None
 
 
 def identifier_of(name: str) -> int:
@@ -324,33 +281,30 @@ def key_from(identifier: int) -> str:
 
 def form_complaint(data: bytes) -> str | None:
     """Return what is wrong with the version or the lengths of an entry, ``None`` where nothing is."""
-    header = read_header(data)
-    if header is None:
+    if len(data) < HEADER.size:
         return str(details.Cut(data))
-    if not header.known:
-        return f"has format version {header.version:#x}, not {VERSION:#x}"
-    if len(data) != header.file_size:
-        return f"is {len(data)} bytes long, its header says {header.file_size}"
-    return None
+    if (size := stated_size(data)) is None:
+        return f"has format version {HEADER.unpack_from(data)[0]:#x}, not {VERSION:#x}"
+    return None if len(data) == size else f"is {len(data)} bytes long, its header says {size}"
 
 
 def entry_complaint(name: str, data: bytes) -> str | None:
     """Return what is wrong with an entry: version, lengths, name or checksum; ``None`` where nothing is."""
     if (wrong := form_complaint(data)) is not None:
         return wrong
-    header = EntryHeader(*HEADER.unpack_from(data))
-    begin = HEADER.size + header.key_length
+    _, key_length, _, checksum = HEADER.unpack_from(data)
+    begin = HEADER.size + key_length
     if fnv1a(data[HEADER.size : begin]) != identifier_of(name):
         return "its name is not the hash of its key"
-    return None if fnv1a(data[begin:]) == header.checksum else "its payload does not match its checksum"
+    return None if fnv1a(data[begin:]) == checksum else "its payload does not match its checksum"
 
 
 def key_of(data: bytes) -> bytes | None:
     """Return the key of an entry of the known version; ``None`` where it is cut short, or of another version."""
-    header = read_header(data)
-    if header is None or not header.known or len(data) < HEADER.size + header.key_length:
+    if stated_size(data) is None:
         return None
-    return data[HEADER.size : HEADER.size + header.key_length]
+    end = HEADER.size + HEADER.unpack_from(data)[1]
+    return data[HEADER.size : end] if len(data) >= end else None
 
 
 def device(key: bytes) -> str | None:

@@ -268,8 +268,8 @@ class Pair:
         notes = [facts.Note(entries.key_of(name), stay[name]) for name in stamps if name in stay]
         return replaced(outcome, skipped=tuple(notes))
 
-    def put(self, name: str, content: bytes, *, replace: bool) -> None:
-        """Add an entry. Raises :class:`EntryExists` if a different one has the name and ``replace`` is not set."""
+    def put(self, name: str, content: bytes, *, replace: bool) -> bool:
+        """Add an entry; return whether it was not there. Raises :class:`EntryExists` if a different one is there."""
         with self._changing(make=True) as files:
             if files is None:
                 raise errors.Unreachable(self.layer, "cannot be made", self.path)
@@ -281,14 +281,14 @@ class Pair:
             standing = next((blob for blob in listed if blob.name == name), None)
             if standing is None:
                 self._append(files, name, content)
-                return
+                return True
             if _content(files.data, standing, -1) == content:
-                return
+                return False
             if not replace:
                 raise errors.EntryExists(self.layer, self.path)
             self._keep(files, [blob for blob in listed if blob is not standing])
         # Other files may have replaced these meanwhile.
-        self.put(name, content, replace=False)
+        return self.put(name, content, replace=False)
 
     def _append(self, files: _Open, name: str, content: bytes) -> None:
         """Add an entry whole, or leave both files as they were."""

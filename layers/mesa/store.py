@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,13 +16,13 @@ from typing import Final
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.base.store import Damage, EntryError, counting, each_part, finding_of, unreadable, write_each
+from cachectl.layers.base.store import Damage, EntryError, attempt, counting, each_part, finding_of, unreadable
 from cachectl.layers.disk import plain
 from cachectl.layers.host import processes
 from cachectl.layers.mesa import cache, entries
 from cachectl.layers.mesa.pairs import Blob, Database, Format, Fossilize, Pair
 from cachectl.layers.stores import files
-from cachectl.layers.stores.tree import GONE, Shape, always
+from cachectl.layers.stores.tree import GONE, Shape
 
 _ENTRIES: Final = Shape((regex("[0-9a-f]{2}"), regex("[0-9a-f]{38}")), mode=0o644)
 _TEMPORARIES: Final = Shape(
@@ -128,16 +128,13 @@ class ShaderCache(files.Files):
 
     # ------------------------------------------------------------------ get and put
 
-    def read_entry(self, root: facts.Root, key: str) -> facts.Artifact | None:
-        """Read an entry with its header, which has the same bytes in all forms."""
+    def members(self, root: facts.Root, key: str) -> Mapping[str, bytes] | None:
+        """Read an entry, which has the same bytes in all forms."""
         if root.role == cache.MULTI_FILE:
-            return super().read_entry(root, key)
+            return super().members(root, key)
         found = self._located(root, key)
         data = None if found is None else found[0].read(found[1])
-        if data is None:
-            return None
-        self.require_whole(key, {"": data}, root.path / key)
-        return facts.Artifact(self.name, key, self.forms[0], data, self.detail(key, {"": data}))
+        return None if data is None else {"": data}
 
     def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[Damage]:
         """Check the checksum. Nothing can check the name."""
@@ -158,21 +155,27 @@ class ShaderCache(files.Files):
         with counting(self.name, root.path / "index", partial(self._recount, root)):
             yield processes.using(cache.OPENED, processes=self.environment.processes) == ()
 
-    def write(
-        self, root: facts.Root, artifacts: Sequence[facts.Artifact], *, replace: bool = False
-    ) -> Mapping[str, bool | EntryError]:
+    def files_of(self, root: facts.Root, artifact: facts.Artifact) -> dict[str, bytes]:
+        """Check the artifact, whatever the form in use."""
+        return super().files_of(facts.Root(root.path, root.scope, root.source, cache.MULTI_FILE), artifact)
+
+    def place(
+        self,
+        root: facts.Root,
+        whole: Mapping[str, Mapping[str, bytes]],
+        results: dict[str, bool | EntryError],
+        *,
+        replace: bool,
+    ) -> None:
         """Place entries into the form in use."""
         if root.role == cache.MULTI_FILE:
-            return super().write(root, artifacts, replace=replace)
+            super().place(root, whole, results, replace=replace)
+            return
+        for key, members in whole.items():
+            results[key] = attempt(partial(self._put, root, key, members[""], replace=replace))
 
-        def check(artifact: facts.Artifact) -> None:
-            self.require_whole(artifact.key, {"": artifact.data}, root.path / artifact.key)
-
-        def put(artifact: facts.Artifact) -> None:
-            pair = self._pair_for(root, artifact.key, artifact.data)
-            pair.put(entries.name_of(artifact.key), artifact.data, replace=replace)
-
-        return write_each(self, root, artifacts, put, check=check, replace=replace)
+    def _put(self, root: facts.Root, key: str, data: bytes, *, replace: bool) -> bool:
+        return self._pair_for(root, key, data).put(entries.name_of(key), data, replace=replace)
 
     def _pair_for(self, root: facts.Root, key: str, data: bytes) -> Pair:
         """Return the pair of files that has an entry, else that in which Mesa would look for it."""
@@ -202,15 +205,22 @@ class ShaderCache(files.Files):
                     reason = f"may be open in {processes.process_names(users)}"
             yield target, reason
 
-    def remove(self, root: facts.Root, targets: tuple[facts.Entry, ...]) -> facts.Outcome:
-        """Unlink entries and count the size again; in larger files, remove them under the lock of their file."""
+    def remove_files(
+        self, root: facts.Root, targets: Iterable[facts.Entry], *, tidy: Callable[[], bool] | None
+    ) -> facts.Outcome:
+        """Unlink the files of entries; in larger files, remove entries under the lock of their file."""
         if root.role == cache.MULTI_FILE:
             # Kernels are small. Without one, nothing shows that the machine code of a driver is OpenCL's.
-            return super().remove(root, tuple(sorted(targets, key=lambda target: target.bytes, reverse=True)))
-        wanted = {entries.name_of(target.key): target.stamp for target in targets if _ENTRIES.accepts(target.key)}
-        tidy = always if processes.using(cache.OPENED, processes=self.environment.processes) == () else None
-        others = (target for target in targets if not _ENTRIES.accepts(target.key))
-        outcome = self.remove_files(root, others, tidy=tidy)
+            largest_first = sorted(targets, key=lambda target: target.bytes, reverse=True)
+            return super().remove_files(root, largest_first, tidy=tidy)
+        wanted: dict[str, tuple[int, ...]] = {}
+        others = []
+        for target in targets:
+            if _ENTRIES.accepts(target.key):
+                wanted[entries.name_of(target.key)] = target.stamp
+            else:
+                others.append(target)
+        outcome = super().remove_files(root, others, tidy=tidy)
         left = set(wanted)
         parts = []
         # List all files before changing one, so that no failure to list hides what was removed.

@@ -17,7 +17,7 @@ from typing import Final
 
 from cachectl.layers import neo
 from cachectl.layers.base import errors, facts, lazy
-from cachectl.layers.base.store import Codec, Damage, counting, finding_of, unreadable
+from cachectl.layers.base.store import Damage, counting, finding_of, unreadable
 from cachectl.layers.disk import atomic, locks, plain
 from cachectl.layers.formats import device_binaries, elf
 from cachectl.layers.formats.details import Cut, Details, fields, names_or_none, part, require
@@ -60,10 +60,16 @@ _KERNEL: Final = struct.Struct("<IQ7I")
 _TOTAL: Final = struct.Struct("=Q")
 
 
-class NeoCodec(Codec):
-    """A program: zebin, SPIR-V, or the driver's wrapper around a device binary."""
+class NeoPrograms(files.Files):
+    """Programs, flat as older releases keep them and below two digits as newer ones do, and the driver's account.
 
-    form = "neo-entry/1"
+    The account is the sum of the entries' bytes, which the driver keeps under a lock.
+    """
+
+    shapes = _SHAPES
+    forms = ("neo-entry/1",)
+    writers = neo.LIBRARIES
+    unread = Damage(facts.Severity.RECOMPILES, f"; {_NEVER}")
 
     def describe(self, data: bytes) -> Details:
         """Return kernels, device and versions of a program of any kind."""
@@ -98,18 +104,6 @@ class NeoCodec(Codec):
             return Damage(facts.Severity.RECOMPILES, f"{wrong}; {_NEVER}")
         message = f"{wrong}; the driver takes it for a program, and the build fails"
         return Damage(facts.Severity.FAILS, message)
-
-
-class NeoPrograms(files.Files):
-    """Programs, flat as older releases keep them and below two digits as newer ones do, and the driver's account.
-
-    The account is the sum of the entries' bytes, which the driver keeps under a lock.
-    """
-
-    unread = Damage(facts.Severity.RECOMPILES, f"; {_NEVER}")
-
-    def __init__(self) -> None:
-        super().__init__(*_SHAPES, codec=NeoCodec(), writers=neo.LIBRARIES)
 
     def is_known(self, leaf: tree.Leaf) -> bool:
         """Compare the length with that of the driver's files."""

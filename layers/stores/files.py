@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from cachectl.layers.base import errors, facts, lazy, store
 from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers.formats.details import Details
 from cachectl.layers.host import processes
 from cachectl.layers.stores import archive
 from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree, always
@@ -30,6 +31,7 @@ class Files(store.Store):
 
     shapes: tuple[Shape, ...]
     codec: store.Codec
+    writers: tuple[str, ...] = ()
     #: Files that a folder may have without being an entry.
     beside: ClassVar[frozenset[str]] = frozenset()
     #: The effect of an entry that is too large to be read, added to the reason.
@@ -39,8 +41,7 @@ class Files(store.Store):
         if codec is not None:
             self.shapes = tuple(Shape((lazy.regex(one),)) if isinstance(one, str) else one for one in patterns)
             self.codec = codec
-            self.forms = (codec.form,)
-        self.writers = writers
+            self.forms, self.writers = (codec.form,), writers
 
     def refusals(self) -> Mapping[facts.Ability, str]:
         """Return the abilities that need directory handles, if the platform has none."""
@@ -83,17 +84,25 @@ class Files(store.Store):
             return
         if files is not None:
             data = archive.entry_bytes(files)
-            if (damage := self.codec.check(data)) is not None:
+            if (damage := self.check(data)) is not None:
                 yield facts.Problem(path, "damaged", damage.message)
-            about = self.codec.describe(data)
+            about = self.describe(data)
             yield dataclasses.replace(
                 leaf.entry, kernels=about.kernels, device=about.device, versions=about.versions, detail=about.words
             )
 
+    def describe(self, data: bytes) -> Details:
+        """Return the details in the bytes of an entry, as the codec does."""
+        return self.codec.describe(data)
+
+    def check(self, data: bytes) -> store.Damage | None:
+        """Return the damage of an entry's bytes, as the codec does."""
+        return self.codec.check(data)
+
     def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[store.Damage]:
         """Yield what is wrong with an entry, by its checked files."""
         del key
-        if (damage := self.codec.check(archive.entry_bytes(files))) is not None:
+        if (damage := self.check(archive.entry_bytes(files))) is not None:
             yield damage
 
     def foreign(self, files: Mapping[str, bytes]) -> str | None:
@@ -104,7 +113,7 @@ class Files(store.Store):
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return what an artifact says of itself."""
         del key
-        about = self.codec.describe(archive.entry_bytes(files))
+        about = self.describe(archive.entry_bytes(files))
         return {**about.words, "kernels": " ".join(about.kernels or ()), "device": about.device or "", **about.versions}
 
     def changing(self, root: facts.Root) -> AbstractContextManager[bool]:
@@ -114,7 +123,8 @@ class Files(store.Store):
 
     def guarded(self, root: facts.Root, keys: Iterable[str]) -> Iterator[tuple[str, Guard, list[str]]]:
         """Yield groups of keys that change together: a name for failures, and what makes the context of the renames."""
-        yield str(root.path), nullcontext, list(keys)
+        if listed := list(keys):
+            yield str(root.path), nullcontext, listed
 
     def require_replaceable(self, root: facts.Root, key: str, files: Mapping[str, bytes]) -> None:
         """Raise :class:`LayerError` if an entry must not be replaced by these files now."""
@@ -180,9 +190,13 @@ class Files(store.Store):
         """Read entries one by one."""
         return store.read_each(partial(self.read_entry, root), keys)
 
+    def members(self, root: facts.Root, key: str) -> Mapping[str, bytes] | None:
+        """Return the files of an entry that are of use elsewhere, by their paths in it; ``None`` is a miss."""
+        return self.tree_of(root).read_members(key, self.is_carried)
+
     def read_entry(self, root: facts.Root, key: str) -> facts.Artifact | None:
         """Read one entry. Raises :class:`Damaged` if it is not whole, as while a program writes it."""
-        files = self.tree_of(root).read_members(key, self.is_carried)
+        files = self.members(root, key)
         if files is None or files.keys() <= self.beside:
             return None
         self.require_whole(key, files, root.path / key)
@@ -228,19 +242,30 @@ class Files(store.Store):
                 results[artifact.key] = error
             else:
                 whole[artifact.key] = files
-        tree = self.tree_of(root)
         try:
             # Also if all of them are there: that repairs the index.
             with self.changing(root) if whole else nullcontext():
-                for _, guard, keys in self.guarded(root, whole) if whole else ():
-                    group = {key: whole[key] for key in keys}
-                    results.update(tree.write(group, guard=guard, replace=replace, wanted=self.is_carried))
+                self.place(root, whole, results, replace=replace)
         except (errors.LayerError, OSError) as error:
             # What was placed is unsettled.
             for key in whole:
                 if results.get(key, True) is True:
                     results[key] = error
         return results
+
+    def place(
+        self,
+        root: facts.Root,
+        whole: Mapping[str, Mapping[str, bytes]],
+        results: dict[str, bool | store.EntryError],
+        *,
+        replace: bool,
+    ) -> None:
+        """Place whole entries, given file by file, and add the result of each."""
+        tree = self.tree_of(root)
+        for _, guard, keys in self.guarded(root, whole):
+            group = {key: whole[key] for key in keys}
+            results |= tree.write(group, guard=guard, replace=replace, wanted=self.is_carried)
 
     # ------------------------------------------------------------------ clear
 

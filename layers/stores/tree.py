@@ -140,7 +140,8 @@ class Leaf(NamedTuple):
     """A thing on the disk: an entry, an orphan or a file of the whole cache, as its shape says.
 
     ``members`` are its files by their paths in it; the path is empty if the thing is a file. ``head`` is the beginning
-    of a file, if requested. The last number of the entry's stamp is the newest change (ns), that of folders included.
+    of such an entry, if requested. The last number of the entry's stamp is the newest change (ns), that of folders
+    included.
     """
 
     entry: facts.Entry
@@ -168,7 +169,7 @@ class Tree:
     # ------------------------------------------------------------------ listing
 
     def scan(self, *, head: int = 0) -> Iterator[Leaf | facts.Problem]:
-        """Yield what is there (files with their first ``head`` bytes), and a problem for what cannot be read."""
+        """Yield what is there (of entries the first ``head`` bytes too), and a problem for what cannot be read."""
         with self._opened() as handle:
             if handle is not None:
                 yield from self._scan(handle, (), self.shapes, head)
@@ -260,7 +261,8 @@ class Tree:
             newest = max(found.st_mtime_ns for found in members.values())
         elif (strange := shape.strange(name, members)) is not None:
             return self._problem(parts, "unrecognised", f"holds {strange!r}, which does not belong there; left alone")
-        beginning = plain.read_plain(name, dir_fd=folder, limit=head) if head and not shape.folders else b""
+        is_read = head and shape.is_entry and not shape.folders
+        beginning = plain.read_plain(name, dir_fd=folder, limit=head) if is_read else b""
         return Leaf(self._entry("/".join(parts), members, newest, shape), members, shape, beginning)
 
     def _entry(self, key: str, members: Mapping[str, os.stat_result], newest: int, shape: Shape) -> facts.Entry:
