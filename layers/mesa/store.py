@@ -155,10 +155,6 @@ class ShaderCache(files.Files):
         with counting(self.name, root.path / "index", partial(self._recount, root)):
             yield processes.using(cache.OPENED, processes=self.environment.processes) == ()
 
-    def files_of(self, root: facts.Root, artifact: facts.Artifact) -> dict[str, bytes]:
-        """Check the artifact, whatever the form in use."""
-        return super().files_of(facts.Root(root.path, root.scope, root.source, cache.MULTI_FILE), artifact)
-
     def place(
         self,
         root: facts.Root,

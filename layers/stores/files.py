@@ -170,7 +170,10 @@ class Files(store.Store):
 
     def is_key(self, key: str) -> bool:
         """Compare with the patterns of entries."""
-        return any(shape.is_entry and shape.accepts(key) for shape in self.shapes)
+        return self._shape_of(key) is not None
+
+    def _shape_of(self, key: str) -> Shape | None:
+        return next((shape for shape in self.shapes if shape.is_entry and shape.accepts(key)), None)
 
     def find_tagged(
         self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
@@ -207,9 +210,9 @@ class Files(store.Store):
         for damage in self.damages(key, files):
             raise errors.Damaged(self.name, damage.message, path)
 
-    def files_of(self, root: facts.Root, artifact: facts.Artifact) -> dict[str, bytes]:
+    def files_of(self, artifact: facts.Artifact) -> dict[str, bytes]:
         """Return the files of an artifact. Raises :class:`LayerError` unless they are those of a whole entry."""
-        key, shape = artifact.key, self.tree_of(root).shape_of(artifact.key)
+        key, shape = artifact.key, self._shape_of(artifact.key)
         if shape is None:
             raise errors.not_a_key(self.name, key)
         try:
@@ -235,7 +238,7 @@ class Files(store.Store):
         whole: dict[str, Mapping[str, bytes]] = {}
         for artifact in artifacts:
             try:
-                files = self.files_of(root, artifact)
+                files = self.files_of(artifact)
                 if replace:
                     self.require_replaceable(root, artifact.key, files)
             except (errors.LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
