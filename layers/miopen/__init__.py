@@ -69,6 +69,30 @@ class KernelLookups(parts.Lookups):
         return openings - 2 * stores, stores
 
 
+def place_of_file(layer: Any, file: Path) -> Path | None:  # noqa: ANN401 - a layer that is defined below
+    """Return the place of a database by its name: that of the newest file of the user for the same device.
+
+    Without one, kernels belong to the version of MIOpen that the file's folder names, or to the newest known one.
+    """
+    named, roots, store = where.parse_name(file.name), layer.roots(), layer.store
+    if named is None or not roots:
+        return None
+    if named.kind in store.kinds and not store.folders:
+        return Path(file.name)
+    installed = where.installed_names(named)[0]
+    has_version = where.VERSION_FOLDER.fullmatch(file.parent.name) is not None
+    alike = [found for found in store.present(roots[0]) if installed in where.installed_names(found)]
+    if alike and not has_version:
+        return Path(max(alike, key=lambda found: where.version_numbers(found.version or "0")).relative)
+    if not store.folders or not installed.endswith(".kdb"):
+        return None
+    version = file.parent.name if has_version else store.newest(roots[0])
+    if version is None:
+        why = "name the version of MIOpen by the file's folder, such as 3.3.0.a85ca8a54"
+        raise errors.BadRequest(f"{errors.printable(file)}: no MIOpen has kept kernels here; {why}")
+    return Path(version, f"{installed.removesuffix('kdb')}ukdb")
+
+
 class MIOpenLayer(layer.Layer):
     """A layer of MIOpen's databases: its place and its variable are declared.
 
@@ -80,7 +104,7 @@ class MIOpenLayer(layer.Layer):
     switch: ClassVar[declarations.EnvSwitch]
     #: What the switch turns off, if it is not the whole layer.
     switched_part: ClassVar[str | None] = None
-    about = parts.About(lookups=parts.Lookups(files=_FILES))
+    about = parts.About(lookups=parts.Lookups(files=_FILES), place_of_file=place_of_file)
 
     def state(self) -> facts.State:
         """Read the switch. In a temporary folder only a database shows that MIOpen was there."""
@@ -110,29 +134,6 @@ class MIOpenLayer(layer.Layer):
                 outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
                 yield layer.misread(self, variable, Severity.HARMLESS, outcome, f"export {variable}=1")
             yield layer.off(self, variable, self.switched_part)
-
-    def place_of_file(self, file: Path) -> Path | None:
-        """Return the place of a database by its name: that of the newest file of the user for the same device.
-
-        Without one, kernels belong to the version of MIOpen that the file's folder names, or to the newest known one.
-        """
-        named, roots, store = where.parse_name(file.name), self.roots(), self.store
-        if named is None or not roots:
-            return None
-        if named.kind in store.kinds and not store.folders:
-            return Path(file.name)
-        installed = where.installed_names(named)[0]
-        has_version = where.VERSION_FOLDER.fullmatch(file.parent.name) is not None
-        alike = [found for found in store.present(roots[0]) if installed in where.installed_names(found)]
-        if alike and not has_version:
-            return Path(max(alike, key=lambda found: where.version_numbers(found.version or "0")).relative)
-        if not store.folders or not installed.endswith(".kdb"):
-            return None
-        version = file.parent.name if has_version else store.newest(roots[0])
-        if version is None:
-            why = "name the version of MIOpen by the file's folder, such as 3.3.0.a85ca8a54"
-            raise errors.BadRequest(f"{errors.printable(file)}: no MIOpen has kept kernels here; {why}")
-        return Path(version, f"{installed.removesuffix('kdb')}ukdb")
 
 
 _PACKAGED: Final = MIOpenLayer.about._replace(scope=Scope.SYSTEM, on_network=None, among_ranks=None, when_closed=None)

@@ -162,9 +162,13 @@ class PyOpenCLBinaries(layer.Layer):
         files = dict.fromkeys(driver.file for driver in found if driver.maker in used)
         return State(Condition.ENABLED, why, tuple(files))
 
-    def switched(self, *, on: bool) -> facts.Switch:
+    def disable(self) -> facts.Switch:
         """Return the switch that PyOpenCL reads at every build."""
-        return pyopencl_invoker.no_cache_switch(self.name, on=on)
+        return pyopencl_invoker.no_cache_switch(self.name, on=False)
+
+    def enable(self) -> facts.Switch:
+        """Return the same switch."""
+        return pyopencl_invoker.no_cache_switch(self.name, on=True)
 
     def relocate(self, folder: Path) -> facts.Switch:
         """Return the user cache folder, which PyOpenCL resolves at every build."""

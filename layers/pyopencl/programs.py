@@ -114,10 +114,12 @@ class ProgramFolders(Files):
         is_stale, because = stale
         yield replace(leaf.entry, kernels=kernels, versions={"python": python}, stale=is_stale, stale_because=because)
 
-    def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
+    def kind_of(self, root: facts.Root, path: str) -> str:
         """Compare with the name of the folders of each Python."""
         del root
-        return _BASE.fullmatch(parts[0]) is not None
+        if self._shape_of(path) is not None:
+            return store.ENTRY
+        return store.OWN if _BASE.fullmatch(path.partition("/")[0]) else store.FOREIGN
 
     # ------------------------------------------------------------------ contents
 

@@ -162,10 +162,12 @@ class PytoolsDictionaries(Layer):
             yield from (finding for _, finding in faults_of(self, _SETTINGS[:known]))
         yield from relative_cache_home(self)
 
-    def switched(self, *, on: bool) -> facts.Switch:
+    def enable(self) -> facts.Switch:
+        """Return sumpy's variable."""
+        return facts.Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=facts.When.NEXT_IMPORT)
+
+    def disable(self) -> facts.Switch:
         """Return sumpy's variable, and patches that replace the switch that pytools lacks in this process."""
-        if on:
-            return facts.Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=facts.When.NEXT_IMPORT)
         patches = tuple(
             facts.Patch("pytools.persistent_dict", owner, name, partial(_without, self.store.owns_identifier, name))
             for owner in ("PersistentDict", "WriteOncePersistentDict")

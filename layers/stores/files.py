@@ -32,6 +32,7 @@ class Files(store.Store):
     shapes: tuple[Shape, ...]
     codec: store.Codec
     writers: tuple[str, ...] = ()
+    refusals = REFUSALS
     #: Files that a folder may have without being an entry.
     beside: ClassVar[frozenset[str]] = frozenset()
     #: The effect of an entry that is too large to be read, added to the reason.
@@ -42,10 +43,6 @@ class Files(store.Store):
             self.shapes = tuple(Shape((lazy.regex(one),)) if isinstance(one, str) else one for one in patterns)
             self.codec = codec
             self.forms, self.writers = (codec.form,), writers
-
-    def refusals(self) -> Mapping[facts.Ability, str]:
-        """Return the abilities that need directory handles, if the platform has none."""
-        return REFUSALS
 
     # ------------------------------------------------------------------ what a subclass overrides
 
@@ -164,13 +161,12 @@ class Files(store.Store):
             else:
                 yield from self.described(tree, leaf, selection, contents=contents)
 
-    def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
+    def kind_of(self, root: facts.Root, path: str) -> str:
         """Compare with the names of entries, temporaries, and files beside them."""
-        return any(shape.owns(parts) for shape in self.shapes_of(root))
-
-    def is_key(self, key: str) -> bool:
-        """Compare with the patterns of entries."""
-        return self._shape_of(key) is not None
+        if self._shape_of(path) is not None:
+            return store.ENTRY
+        parts = path.split("/")
+        return store.OWN if any(shape.owns(parts) for shape in self.shapes_of(root)) else store.FOREIGN
 
     def _shape_of(self, key: str) -> Shape | None:
         return next((shape for shape in self.shapes if shape.is_entry and shape.accepts(key)), None)
