@@ -287,14 +287,6 @@ class RowFile:
                 remove_file(database.companion(self.path, "-journal"))
                 connection.execute("rollback")
 
-    def orphan(self, root: Path, key: str, why: str) -> facts.Entry | None:
-        """Return the whole file as an orphan; ``None`` if it has gone, or is no plain file."""
-        with suppress(OSError):
-            stamp = database.file_stamp(self.path)
-            entry = facts.Entry(self.layer, key, root, stamp[1], 1, modified=stamp[2] / 1e9, stamp=stamp)
-            return facts.orphan(entry, why)
-        return None
-
     def remove_damaged(self, stamp: tuple[int, ...], in_use: Callable[[Path], str | None]) -> str | None:
         """Remove the whole file if its library cannot use it; return why it stays, or ``None``.
 
@@ -556,7 +548,11 @@ class Rows(store.Store):
         """Return the finding of a file that could not be read; its ``thing`` is the file only if it is damaged."""
         key = os.path.relpath(rows.path, root.path)
         if isinstance(error, errors.Damaged):
-            thing = rows.orphan(root.path, key, error.message)
+            thing = None
+            with suppress(OSError):
+                stamp = database.file_stamp(rows.path)
+                entry = facts.Entry(self.name, key, root.path, stamp[1], 1, modified=stamp[2] / 1e9, stamp=stamp)
+                thing = facts.orphan(entry, error.message)
             fix = f"end every program that has it open, then: cachectl purge --damaged {self.name}"
             return facts.Finding(self.name, root.path, key, facts.Severity.FAILS, "sqlite", error.message, fix, thing)
         code, fix = "unreadable", "nothing: try again when no program is writing"

@@ -60,9 +60,9 @@ class Shape(NamedTuple):
     them: it is placed last and removed first.
 
     Things with a ``because`` are orphans, such as leaked temporaries; ``idle_only`` is that of
-    :class:`~cachectl.layers.base.facts.Entry`. ``empty`` accepts only files of 0 bytes, or folders with nothing in
-    them, and ``private`` only what no other user may read, as ``mkstemp`` makes it. ``sums`` is set for files that
-    belong to the cache as a whole.
+    :class:`~cachectl.layers.base.facts.Entry`. ``sizes`` accepts only files of so many bytes, or folders with so
+    many names, and ``private`` only what no other user may read, as ``mkstemp`` makes it. ``sums`` is set for files
+    that belong to the cache as a whole.
     """
 
     levels: tuple[re.Pattern[str], ...]
@@ -72,7 +72,7 @@ class Shape(NamedTuple):
     companions: re.Pattern[str] | None = None
     because: str | None = None
     idle_only: bool = True
-    empty: bool = False
+    sizes: tuple[int, ...] = ()
     private: bool = False
     sums: bool = False
     #: The mode of the files of an entry.
@@ -132,7 +132,7 @@ class Shape(NamedTuple):
         is_kind = stat.S_ISDIR if self.folders else stat.S_ISREG
         if not is_kind(status.st_mode) or (self.private and status.st_mode & 0o077):
             return False
-        if self.empty and (_children(folder, name) if self.folders else status.st_size):
+        if self.sizes and (_names_in(folder, name) if self.folders else status.st_size) not in self.sizes:
             return False
         return self is not _OWN or handles.is_left_own(folder, name, status)
 
@@ -632,7 +632,7 @@ class Tree:
         if not isinstance(leaf, Leaf) or leaf.entry.stamp != entry.stamp:
             return CHANGED
         shape = leaf.shape
-        if shape.folders and shape.empty:
+        if shape.folders and shape.sizes:
             if tidy is None or not tidy():
                 return IN_USE
             try:
@@ -657,9 +657,9 @@ def always() -> bool:
     return True
 
 
-def _children(folder: int, name: str) -> list[str]:
+def _names_in(folder: int, name: str) -> int:
     with handles.opened(name, folder) as opened:
-        return os.listdir(opened)
+        return len(os.listdir(opened))
 
 
 def _measured(folder: int, name: str, status: os.stat_result) -> tuple[dict[str, os.stat_result], int]:
