@@ -29,8 +29,7 @@ from typing import Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from cachectl.layers.base import environment, errors, facts, store
-from cachectl.layers.disk import handles, plain, trust
-from cachectl.layers.disk.atomic import create, remove_file
+from cachectl.layers.disk import atomic, handles, plain, trust
 from cachectl.layers.host import processes
 from cachectl.layers.stores import database
 
@@ -284,7 +283,7 @@ class RowFile:
             if database.has_journal(self.path):
                 connection.execute("begin exclusive")
                 # Sqlite leaves a journal that has no content yet. The lock ensures that nobody else uses it.
-                remove_file(database.companion(self.path, "-journal"))
+                atomic.remove_file(database.companion(self.path, "-journal"))
                 connection.execute("rollback")
 
     def remove_damaged(self, stamp: tuple[int, ...], in_use: Callable[[Path], str | None]) -> str | None:
@@ -312,7 +311,7 @@ class RowFile:
                     return CHANGED
                 # The file goes first: sqlite ignores a log without a database, and would apply one to the next.
                 for suffix in ("", *database.COMPANIONS):
-                    remove_file(database.companion(self.path, suffix))
+                    atomic.remove_file(database.companion(self.path, suffix))
             finally:
                 plain.release(handle)
         return None
@@ -377,7 +376,7 @@ class RowFile:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 # Sqlite takes an empty file for a new database.
                 with suppress(FileExistsError):
-                    os.close(create(str(self.path), mode=0o644))
+                    os.close(atomic.create(str(self.path), mode=0o644))
             with self._connected("mode=rw") as connection:
                 connection.execute("pragma secure_delete = off")
                 yield connection

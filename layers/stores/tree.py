@@ -19,9 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachectl.layers.base import errors, facts
-from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.store import ENTRY, FOREIGN, OWN
+from cachectl.layers.base import errors, facts, lazy, store
 from cachectl.layers.disk import atomic, handles, plain
 from cachectl.layers.stores import archive
 
@@ -31,7 +29,7 @@ REFUSALS: Final[Mapping[facts.Ability, str]] = (
     {} if os.unlink in os.supports_dir_fd else dict.fromkeys((facts.Ability.PUT, facts.Ability.CLEAR), _WITHOUT)
 )
 #: cachectl's own staging and trash folders in a root. A killed command leaves them; clearing them is always safe.
-OWN_TEMPORARY: Final = regex(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
+OWN_TEMPORARY: Final = lazy.regex(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
 GONE: Final = "already gone"
 CHANGED: Final = "changed since it was planned"
 #: Why an empty folder above entries is left.
@@ -125,7 +123,7 @@ class Shape(NamedTuple):
 
     def kind_of(self, path: str) -> str:
         """Return what a path is by name alone, as :meth:`Store.kind_of`."""
-        return ENTRY if self.accepts(path) else OWN if self.owns(path.split("/")) else FOREIGN
+        return store.ENTRY if self.accepts(path) else store.OWN if self.owns(path.split("/")) else store.FOREIGN
 
     def takes(self, folder: int, name: str, status: os.stat_result) -> bool:
         """Return whether a thing in an open folder has this shape, whose name has."""
