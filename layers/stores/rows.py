@@ -608,15 +608,17 @@ class Rows(store.Store):
             with suppress(errors.LayerError):
                 rows.recover()
                 removed = len(planned.keys() - frozenset(rows.rows()))
-        freed = 0
         try:
             if removed:
                 skipped.append((file, rows.vacuum()))
-            # Another process may have removed rows; they count here only if this one has removed some.
-            if removed or whole is not None:
-                freed = max(0, before - database.bytes_of(rows.path))
-        except (errors.LayerError, OSError) as error:
+        except errors.LayerError as error:
             failed.append((file, f"its rows are gone, but: {self.explain(error)}"))
+        freed = 0
+        try:
+            # Another process may have removed rows; they count here only if this one has removed some.
+            freed = max(0, before - database.bytes_of(rows.path)) if removed or whole is not None else 0
+        except OSError as error:
+            failed.append((file, f"its rows are gone, but their bytes are not counted: {errors.reason_of(error)}"))
         return facts.Outcome(self.name, removed, freed, _notes(skipped), _notes(failed))
 
     def _planned(self, target: facts.Entry) -> Row:
