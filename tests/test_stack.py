@@ -81,5 +81,5 @@ def test_public_names_are_there_and_what_is_shown_of_results_is_short(home: Home
     assert repr(stack) == f"Stack({str(home.path)!r})"
     assert repr(stack["pocl"]) == "<layer pocl>"
     plan = stack.plan_clear()
-    for result in (stack.report(), plan, plan.plans[4], plan.result, plan.apply()):
+    for result in (stack.report(), plan, plan.plans[4], plan.apply()):
         assert len(repr(result)) < 200

@@ -361,8 +361,8 @@ def _linker_folders() -> tuple[str, ...]:
 
     elf = read_elf(read_installed(sys.executable))
     linker = None if elf is None else elf.interpreter
-    texts = () if linker is None else read_installed(linker).split(b"\0")
-    folders = [os.fsdecode(text) for text in texts if text.startswith(b"/") and text.endswith(b"/")]
+    texts = () if linker is None else re.findall(rb"\0(/(?:[^\0]*/)?)(?=\0)", read_installed(linker))
+    folders = [os.fsdecode(text) for text in texts]
     if not folders:
         raise OSError(errno.ENOENT, "the folders of the dynamic linker are not known", sys.executable)
     return tuple(dict.fromkeys(folders))

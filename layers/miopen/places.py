@@ -77,7 +77,7 @@ class UserPlace(declarations.Places):
         why = "HOME is not set, empty or /" if home == "/" else "where the home is on a network file system"
         fallbacks = (
             Root(temporary / self.home, Scope.USER, f"MIOpen 3.5's fallback ({why})", TEMPORARY),
-            Root(temporary, Scope.USER, f"the fallback of MIOpen up to 3.3 ({why})", TEMPORARY),
+            Root(temporary, Scope.USER, f"the fallback of MIOpen up to 3.3 ({why})", TEMPORARY, mark="gfx"),
         )
         if home == "/":
             return fallbacks

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cachectl import layer_set, verbs
 from cachectl.layers.base import errors, facts
+from cachectl.switching import run as child
+from cachectl.switching.isolated import companions, isolated_root, link_cache_home, make_kept_root
 
 if TYPE_CHECKING:
     from cachectl.exchange.around import StoreUse
@@ -91,9 +93,6 @@ def run_with(
     the base are not pulled and not pushed. ``notice`` gets a line for each layer that stays as it is. Raises
     :class:`Refused` if such a layer was named, and :class:`~cachectl.switching.run.CannotStart`.
     """
-    from cachectl.switching import run as child
-    from cachectl.switching.isolated import companions, isolated_root, link_cache_home
-
     here, chosen = stack.environment, stack.named(layers)
     with ExitStack() as block:
         place = None
@@ -152,11 +151,8 @@ def _kept_below(stack: layer_set.LayerSet, root: Path | bool) -> layer_set.Layer
         raise errors.BadRequest(
             "an isolated root that is not kept has no use for a store; name a folder: --isolated=DIR"
         )
-    from cachectl.switching.isolated import make_kept_root
-    from cachectl.switching.run import environment_below
-
     make_kept_root(root, mode=0o700)
-    return type(stack)(environment_below(stack.environment, str(root)))
+    return type(stack)(child.environment_below(stack.environment, str(root)))
 
 
 def run(request: verbs.Request) -> int:

@@ -83,9 +83,9 @@ def _complete(span: Span) -> dict[str, object]:
 
 def page(timeline: Timeline) -> bytes:
     """Return one HTML page with all spans. It requests nothing, so it can be sent and kept as a file."""
-    from cachectl.pages.skeleton import Words, build_page
+    from cachectl.pages import build_page, numbered
 
-    words, spans = Words(), []
+    words, spans = numbered(), []
     for span in timeline.spans:
         # Texts are written once, and spans have their numbers; seconds are rounded to nanoseconds.
         texts = (span.stage, span.name, span.layer, span.kernel, span.outcome)

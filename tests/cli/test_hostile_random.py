@@ -21,11 +21,9 @@ from support.hostile import DEAD, HEX32, NAME37, PYTHON, World, changed, hash_tr
 from tiers import amount
 
 from cachectl.config import Limits
-from cachectl.layers.base.selection import ALL
-from cachectl.removal import PurgePlan
+from cachectl.removal import Removal
 from cachectl.stack import Stack
 from cachectl.verbs.prune import plan_prune
-from cachectl.verbs.purge import plan_purge
 
 NAMES = st.sampled_from(
     [
@@ -133,7 +131,7 @@ def reaches_out(stack: Stack, world: World) -> bool:
     return False
 
 
-def planned_paths(planned: PurgePlan, world: World) -> list[bytes]:
+def planned_paths(planned: Removal, world: World) -> list[bytes]:
     """Return where a plan may change something: its targets, files of rows whole, and what counts or locks them."""
     places = []
     for part in planned.plans:
@@ -178,10 +176,10 @@ def check(world: World, variables: Mapping[str, str], platform: str) -> int:
         return 0
     innocent = strangers(world)
     removed = 0
-    plannings: tuple[Callable[[], PurgePlan], ...] = (
+    plannings: tuple[Callable[[], Removal], ...] = (
         lambda: plan_prune(stack.clearable(), Limits(stale=True)),
         stack.plan_clear,
-        lambda: plan_purge(stack.named(hostile.user_layers(stack)), ALL),
+        lambda: stack.plan_clear(layers=hostile.user_layers(stack)),
     )
     for planning in plannings:
         planned = planning()

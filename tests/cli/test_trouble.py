@@ -21,9 +21,9 @@ from support.hostile import put_binary, put_dictionary, put_object, put_program
 from support.trouble import environment
 from tiers import thorough
 
-from cachectl.findings import damage
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.selection import ALL
+from cachectl.listing import damage
 from cachectl.stack import Stack
 
 #: Layers that the filled home has entries of.

@@ -30,10 +30,10 @@ from support.doctor import (
 from support.drivers import register_driver
 from tiers import thorough
 
-from cachectl.findings import damage
 from cachectl.layers import cuda as cuda_compute_cache
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.facts import Severity
+from cachectl.listing import damage
 from cachectl.stack import Stack
 from cachectl.verbs.doctor import job_of
 

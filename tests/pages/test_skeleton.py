@@ -14,8 +14,7 @@ from homes import Home
 from support.hostile_names import HOSTILE
 from support.timelines import make_timeline
 
-from cachectl.pages import BEGINNING
-from cachectl.pages.skeleton import embeddable
+from cachectl.pages import BEGINNING, embeddable
 from cachectl.watching.timeline_files import page
 
 
