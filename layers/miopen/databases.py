@@ -18,14 +18,14 @@ from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.disk.plain import means_absent, status_at
 from cachectl.layers.miopen import places
 from cachectl.layers.miopen.places import DatabaseFile
-from cachectl.layers.stores import database, row_store, tree
-from cachectl.layers.stores.rows import RowFile
+from cachectl.layers.stores import database, tree
+from cachectl.layers.stores.rows import RowFile, Rows
 
 #: Separates the parts of a key: file, kernel name and arguments; or file and record.
 SEPARATOR: Final = "::"
 
 
-class MIOpenDatabases(row_store.Rows):
+class MIOpenDatabases(Rows):
     """Entries of database files, whose names say for which device and which MIOpen they are.
 
     No link is followed, and in a temporary folder only the user's own files count. ``asked_first`` is set for the files
@@ -187,9 +187,7 @@ class MIOpenDatabases(row_store.Rows):
         except (errors.LayerError, OSError) as error:
             yield self.unread(file.path, error)
         with suppress(OSError):
-            files, total, disk = database.disk_usage(file.path)
-            rest = max(0, total - payload)
-            yield replace(template, bytes=rest, files=files, disk=disk, sums=0)
+            yield database.rest_of(file.path, template, payload)
 
     def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
         """Check every entry as MIOpen does when it loads it."""

@@ -24,9 +24,7 @@ from cachectl.layers.stores.rows import Row, RowFile, Schema, Values
 _LEAST: Final = 512
 _ROW, _OBJECT = "miopen-kernel/1", "miopen-object/1"
 #: Kernels of old versions, each in a folder named by the md5 of device and options.
-_OBJECTS: Final = tree.Shape(
-    (places.VERSION_FOLDER, lazy.regex("[0-9a-f]{32}"), lazy.regex(r".+\.o(?:bj)?")), folders=False
-)
+_OBJECTS: Final = tree.Shape((places.VERSION_FOLDER, lazy.regex("[0-9a-f]{32}"), lazy.regex(r".+\.o(?:bj)?")))
 SCHEMA: Final = Schema(
     table="kern_db",
     create=(
@@ -212,14 +210,14 @@ class UserKernelDatabases(KernelDatabases):
         for leaf in () if root.role == places.TEMPORARY else self._objects(root).scan(head=32):
             if isinstance(leaf, facts.Problem):
                 yield leaf
-            elif leaf.orphan_rule is not None:
-                yield leaf.orphan(self.name, root.path)
+            elif leaf.entry.is_orphan:
+                yield leaf.entry
             elif not leaf.head.startswith(CODE):
                 message = "has the name of a kernel, but is no code; left alone"
-                yield facts.Problem(root.path / leaf.key, "unrecognised", message)
+                yield facts.Problem(root.path / leaf.entry.key, "unrecognised", message)
             else:
-                version, _, name = leaf.key.split("/")
-                entry = databases.with_version(leaf.entry(self.name, root.path), version, latest)
+                version, _, name = leaf.entry.key.split("/")
+                entry = databases.with_version(leaf.entry, version, latest)
                 yield replace(entry, kernels=places.program_names(name))
 
     def read(self, root: facts.Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | store.EntryError]:
@@ -247,10 +245,7 @@ class UserKernelDatabases(KernelDatabases):
             if artifact.form != _OBJECT:
                 return errors.not_a_key(self.name, artifact.key)
             self._require_code(artifact.data, root, artifact.key)
-            objects, members = self._objects(root), {"": artifact.data}
-            if objects.is_same(artifact.key, members, replace=replace):
-                return False
-            return objects.write({artifact.key: members}, replace=replace)[artifact.key]
+            return self._objects(root).write({artifact.key: {"": artifact.data}}, replace=replace)[artifact.key]
 
         others = [artifact for artifact in artifacts if databases.SEPARATOR not in artifact.key]
         rows = [artifact for artifact in artifacts if databases.SEPARATOR in artifact.key]

@@ -32,13 +32,9 @@ _OPEN_TO_ALL: Final = 0o777
 # Record locks exclude processes, not threads.
 _THREADS: Final = Lock()
 #: What MIOpen, or cachectl, writes before it renames it over a database.
-_LEFTOVERS: Final = tree.Shape(
-    (lazy.regex("(?!)"),),
-    folders=True,
-    orphans=(
-        tree.OrphanRule(lazy.regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"), "left by an interrupted rewrite of MIOpen"),
-        tree.OrphanRule(tree.OWN_TEMPORARY, "left by an interrupted cachectl"),
-    ),
+_LEFTOVERS: Final = (
+    tree.Shape((lazy.regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"),), because="left by an interrupted rewrite of MIOpen"),
+    tree.Shape((tree.OWN_TEMPORARY,), because="left by an interrupted cachectl"),
 )
 #: The effect of each fault of a record. The finding of a line that hides another says what that costs.
 _FAULTS: Final = {
@@ -96,10 +92,10 @@ class TuningDatabases(databases.MIOpenDatabases):
         """Yield what interrupted rewrites have left, by MIOpen or cachectl; nothing rewrites a package's files."""
         del latest
         for leaf in () if self.asked_first else self._leftovers(root).scan():
-            yield leaf if isinstance(leaf, facts.Problem) else leaf.orphan(self.name, root.path)
+            yield leaf if isinstance(leaf, facts.Problem) else leaf.entry
 
     def _leftovers(self, root: facts.Root) -> tree.Tree:
-        return tree.Tree(self.name, root.path, _LEFTOVERS)
+        return tree.Tree(self.name, root.path, *_LEFTOVERS)
 
     # ------------------------------------------------------------------ get and put
 
@@ -195,7 +191,7 @@ class TuningDatabases(databases.MIOpenDatabases):
         if file is None:
             gone = tuple(facts.Note(target.key, tree.GONE) for target in planned.values())
             return facts.Outcome(self.name, skipped=gone)
-        before, records = database.disk_usage(file.path).bytes, self.records(file)
+        before, records = database.bytes_of(file.path), self.records(file)
         failed: tuple[facts.Note, ...] = ()
         try:
             removed = records.delete({key: target.stamp[0] for key, target in planned.items()})
@@ -205,7 +201,7 @@ class TuningDatabases(databases.MIOpenDatabases):
             removed = set(planned.keys() - records.read_many(planned).keys())
         left = [target.key for key, target in planned.items() if key not in removed and not failed]
         skipped = tuple(facts.Note(key, rows.CHANGED) for key in left)
-        freed = max(0, before - database.disk_usage(file.path).bytes)
+        freed = max(0, before - database.bytes_of(file.path))
         return facts.Outcome(self.name, len(removed), freed, skipped, failed)
 
     def verify_file(self, file: places.DatabaseFile) -> Iterator[facts.Finding]:

@@ -17,8 +17,8 @@ from cachectl.layers.base.environment import Environment, release_of
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.disk import plain
 from cachectl.layers.formats import pdict, pickles
-from cachectl.layers.stores import archive, database, row_store
-from cachectl.layers.stores.rows import RowFile, Schema
+from cachectl.layers.stores import archive, database
+from cachectl.layers.stores.rows import RowFile, Rows, Schema
 from cachectl.layers.stores.tree import Leaf, Shape, Tree
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ Staleness = tuple[bool | None, str | None]
 _RowsOf = Callable[[RowFile, facts.Entry], Iterator[facts.Entry]]
 
 
-class Dictionaries(row_store.Rows):
+class Dictionaries(Rows):
     """Rows of sqlite files, one file for each dictionary, and folders of older generations.
 
     ``owns_identifier`` returns whether a dictionary of an identifier belongs to the layer.
@@ -120,10 +120,10 @@ class Dictionaries(row_store.Rows):
         for leaf in self._folders(root):
             if isinstance(leaf, facts.Problem):
                 yield leaf
-            elif (dictionary := self.named(leaf.key)) is None:
-                yield leaf.orphan(self.name, root.path)
+            elif (dictionary := self.named(leaf.entry.key)) is None:
+                yield leaf.entry
             else:
-                yield self._named(leaf.entry(self.name, root.path), dictionary)
+                yield self._named(leaf.entry, dictionary)
 
     def _scan_file(self, root: facts.Root, name: pdict.DictionaryName, rows_of: _RowsOf) -> Iterator[facts.Found]:
         """Yield the rows of a dictionary, one by one or together, then the rest of its files."""
@@ -139,14 +139,13 @@ class Dictionaries(row_store.Rows):
             for found in rows_of(self.opened(path, SCHEMA), template):
                 payload += found.bytes
                 yield found
-            files, total, disk = database.disk_usage(path)
+            rest = database.rest_of(path, template, payload)
         except FileNotFoundError:
             yield facts.Problem(path, "vanished", "vanished meanwhile")
         except (errors.LayerError, OSError) as error:
             yield self.unread(path, error)
         else:
-            rest = max(0, total - payload)
-            yield replace(template, bytes=rest, files=files, disk=disk, sums=0)
+            yield rest
 
     def _named(self, entry: facts.Entry, name: pdict.DictionaryName) -> facts.Entry:
         """Add what a dictionary's name says of its entries."""
@@ -164,7 +163,7 @@ class Dictionaries(row_store.Rows):
                 if path == "." or self.kind_of(root, path) != store.FOREIGN:
                     yield leaf
             # What an interrupted cachectl left belongs to the layer that takes all other dictionaries.
-            elif self.owns_identifier("") if leaf.orphan_rule is not None else self.named(leaf.key) is not None:
+            elif self.owns_identifier("") if leaf.entry.is_orphan else self.named(leaf.entry.key) is not None:
                 yield leaf
 
     # ------------------------------------------------------------------ get and put
@@ -223,8 +222,6 @@ class Dictionaries(row_store.Rows):
             members = archive.unpack(artifact.data)
         except ValueError as error:
             raise errors.Damaged(self.name, str(error), artifact.key) from error
-        if tree.is_same(artifact.key, members, replace=replace):
-            return False
         return tree.write({artifact.key: members}, replace=replace)[artifact.key]
 
     def write_rows(
