@@ -1,8 +1,9 @@
-"""The layer ``pytools``: persistent dictionaries of sumpy, pytato and user code.
+"""The layers of pytools' persistent dictionaries: ``loopy``, and ``pytools`` for those of sumpy, pytato and user code.
 
-It is the base of ``loopy`` and ``pyopencl-invoker``, whose dictionaries have identifiers that begin with their names.
+:class:`PytoolsDictionaries` is also the base of ``pyopencl-invoker``. A dictionary belongs to one of the three by the
+beginning of its identifier.
 
-Source: ``pytools/persistent_dict.py``.
+Sources: ``pytools/persistent_dict.py``, ``loopy/__init__.py`` (switches), ``loopy/tools.py`` (loopy's dictionaries).
 """
 
 from __future__ import annotations
@@ -14,18 +15,24 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from cachectl.layers.base import facts, lazy, parts, switches
+from cachectl.layers.base import facts, layer, lazy, parts, switches
 from cachectl.layers.base.environment import Environment, is_common_cache_home, user_cache_folder
-from cachectl.layers.base.facts import Condition, Severity, State
-from cachectl.layers.base.layer import Layer
 
+#: The beginnings of identifiers, and the layers of their dictionaries; others belong to ``pytools``.
+_PREFIXES: Final = {"loopy-": "loopy", "pyopencl-": "pyopencl-invoker"}
+_INSIDE: Final = Path(__file__).parents[1] / "inside"
+#: Loopy's executors remember what they have compiled.
+_EXECUTORS: Final = (
+    ("loopy.target.pyopencl_execution", "PyOpenCLExecutor"),
+    ("loopy.target.c.c_execution", "CExecutor"),
+)
 #: Sumpy asks only whether its variables are set.
 _SETTINGS: Final = tuple(
     switches.Setting(
         variable,
         "y|yes|t|true|on|1",
         "(?!)",
-        Severity.RECOMPILES,
+        facts.Severity.RECOMPILES,
         "switches sumpy's dictionaries off all the same: sumpy asks only whether it is set",
         what="sumpy's dictionaries",
     )
@@ -33,9 +40,14 @@ _SETTINGS: Final = tuple(
 )
 
 
-def dictionary_store(layer: str, owns_identifier: Callable[[str], bool]) -> Any:  # noqa: ANN401 - loaded when it is used
-    """Return the store of the dictionaries that belong to a layer by their identifiers."""
-    return lazy.later("cachectl.layers.pytools.dictionaries", "Dictionaries", f"{layer}-pdict", owns_identifier)
+def layer_of(identifier: str) -> str:
+    """Return the name of the layer to which the dictionaries of an identifier belong."""
+    return next((name for prefix, name in _PREFIXES.items() if identifier.startswith(prefix)), "pytools")
+
+
+def dictionary_store(layer: str) -> Any:  # noqa: ANN401 - loaded when it is used
+    """Return the store of a layer's dictionaries."""
+    return lazy.later("cachectl.layers.pytools.dictionaries", "Dictionaries", layer)
 
 
 class DictionaryPortability(parts.Portability):
@@ -63,22 +75,26 @@ class DictionaryPortability(parts.Portability):
 
 
 class DictionaryLookups(parts.Lookups):
-    """Dictionaries are watched by the methods of pytools; the identifier says to which layer each belongs."""
+    """Dictionaries are watched by the methods of pytools; the identifier says to which layer each belongs.
+
+    ``stages`` are modules of loopy whose stages are timed.
+    """
 
     by = "pytools"
     modules = ("pytools.persistent_dict",)
-    watchers: Mapping[str, Path] = dict.fromkeys(modules, Path(__file__).parents[1] / "inside" / "dictionaries.py")
     family = "pytools"
-    imports: tuple[str, ...] = ("pytools",)
     opened = ("/pdict-v5-",)
 
-    def __init__(self, owns_identifier: Callable[[str], bool]) -> None:
+    def __init__(self, layer: str, imports: tuple[str, ...] = ("pytools",), stages: tuple[str, ...] = ()) -> None:
         super().__init__()
-        self._owns = owns_identifier
+        self.layer = layer
+        self.imports = imports
+        watched = dict.fromkeys(self.modules, _INSIDE / "dictionaries.py")
+        self.watchers = {**watched, **dict.fromkeys(stages, _INSIDE / "loopy_stages.py")}
 
     def owns(self, event: Mapping[str, Any]) -> bool:
         """Return whether the dictionary of an event is the layer's."""
-        return self._owns(str(event.get("dictionary") or ""))
+        return layer_of(str(event.get("dictionary") or "")) == self.layer
 
     def is_alike(self, entry: facts.Entry, event: Mapping[str, Any]) -> bool:
         """Return whether an entry lies in the dictionary of the event, whatever versions its name bears."""
@@ -106,28 +122,27 @@ def _without_versions(identifier: object) -> str:
     return re.sub(r"-v\d.*", "", str(identifier))
 
 
-def _owns(identifier: str) -> bool:
-    # Dictionaries of loopy and PyOpenCL belong to other layers.
-    return not identifier.startswith(("loopy-", "pyopencl-"))
-
-
-class PytoolsDictionaries(Layer):
+class PytoolsDictionaries(layer.Layer):
     """Persistent dictionaries that belong to neither loopy nor PyOpenCL."""
 
     name = "pytools"
     title = "other pytools persistent dictionaries"
     about = parts.About(
         on_network=facts.Hazard(
-            Severity.RISKS,
+            facts.Severity.RISKS,
             "the locks of sqlite may not hold there, so programs of several nodes may stall, or damage a dictionary",
         ),
-        among_ranks=facts.Hazard(Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait"),
-        when_closed=facts.Hazard(Severity.FAILS, "no dictionary can be made or extended, and programs that try fail"),
+        among_ranks=facts.Hazard(
+            facts.Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait"
+        ),
+        when_closed=facts.Hazard(
+            facts.Severity.FAILS, "no dictionary can be made or extended, and programs that try fail"
+        ),
         reveals="whatever the programs keep in their dictionaries",
         portability=DictionaryPortability(),
-        lookups=DictionaryLookups(_owns),
+        lookups=DictionaryLookups("pytools"),
     )
-    store: Any = dictionary_store("pytools", _owns)
+    store: Any = dictionary_store("pytools")
     #: Modules that open the layer's dictionaries when they are imported.
     opened_by: ClassVar[tuple[str, ...]] = ()
     #: The distribution that opens them.
@@ -139,17 +154,21 @@ class PytoolsDictionaries(Layer):
         """Return the pytools folder; pytools reads the environment whenever it opens a dictionary."""
         return user_cache_roots(self.environment, "pytools")
 
-    def state(self) -> State:
+    def state(self) -> facts.State:
         """Read the variables as the library does when it is imported; pytools has none, but sumpy has one."""
         library, root = self.library, self.roots()[0]
         for finding in switches.diagnosed(self, library, self.variables):
-            return State(Condition.DISABLED, finding.message)
+            return facts.State(facts.Condition.DISABLED, finding.message)
+        why = f"not switched off by {' or '.join(self.variables)}" if self.variables else "pytools has no switch"
         if not self.variables and self.environment.get("SUMPY_NO_CACHE") is not None:
-            return State(Condition.ENABLED, "off for sumpy alone (SUMPY_NO_CACHE is set, its value is not read)")
-        if self.environment.installed(library) is None and next(self.store.dictionaries(root), None) is None:
-            return State(Condition.ABSENT, f"{library} is not installed here and has left no dictionary")
-        named = " or ".join(self.variables)
-        return State(Condition.ENABLED, f"not switched off by {named}" if named else "pytools has no switch")
+            why = "off for sumpy alone (SUMPY_NO_CACHE is set, its value is not read)"
+        elif self.environment.installed(library) is None and not (
+            # The store of a missing root is not loaded.
+            root.may_exist and any(self.store.dictionaries(root))
+        ):
+            why = f"{library} is not installed here and has left no dictionary"
+            return facts.State(facts.Condition.ABSENT, why)
+        return facts.State(facts.Condition.ENABLED, why)
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables, those of sumpy for pytools."""
@@ -164,7 +183,7 @@ class PytoolsDictionaries(Layer):
         if on:
             return facts.Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=facts.When.NEXT_IMPORT)
         patches = tuple(
-            facts.Patch("pytools.persistent_dict", owner, name, partial(_without, self.store.owns_identifier, name))
+            facts.Patch("pytools.persistent_dict", owner, name, partial(_without, self.name, name))
             for owner in ("PersistentDict", "WriteOncePersistentDict")
             for name in ("fetch", "store", "store_if_not_present")
         )
@@ -173,6 +192,37 @@ class PytoolsDictionaries(Layer):
     def relocate(self, folder: Path) -> facts.Switch:
         """Return the user cache folder; open dictionaries stay where they are."""
         return relocate_user_cache(self, folder, self.opened_by)
+
+
+class LoopyDictionaries(PytoolsDictionaries):
+    """Schedules, generated code and wrappers of loopy's kernels."""
+
+    name = "loopy"
+    title = "loopy code generation"
+    store: Any = dictionary_store("loopy")
+    about = PytoolsDictionaries.about._replace(
+        reveals="source text of your kernels",
+        lookups=DictionaryLookups(
+            "loopy", ("loopy", "islpy", "pymbolic"), stages=("loopy", "loopy.target.pyopencl_execution")
+        ),
+    )
+    library = "loopy"
+    variables = ("LOOPY_NO_CACHE", "CG_NO_CACHE")
+    opened_by = ("loopy",)
+
+    def switched(self, *, on: bool) -> facts.Switch:
+        """Return the variable for the next import, and the flag that loopy reads at each call in a running process."""
+        return facts.Switch(
+            self.name,
+            set={} if on else {"LOOPY_NO_CACHE": "1"},
+            unset=frozenset(self.variables) if on else frozenset(),
+            flags=(facts.Flag("loopy", "CACHING_ENABLED", on),),
+            memo_patches=tuple(
+                facts.Patch(module, owner, "translation_unit_info", switches.forgetting) for module, owner in _EXECUTORS
+            ),
+            clear_functions=(("loopy", "clear_in_mem_caches"),),
+            takes_effect=facts.When.NOW,
+        )
 
 
 def user_cache_roots(environment: Environment, application: str) -> tuple[facts.Root, ...]:
@@ -192,7 +242,7 @@ def user_cache_roots(environment: Environment, application: str) -> tuple[facts.
     return tuple(roots.values())
 
 
-def relocate_user_cache(layer: Layer, folder: Path, opened_by: tuple[str, ...] = ()) -> facts.Switch:
+def relocate_user_cache(layer: layer.Layer, folder: Path, opened_by: tuple[str, ...] = ()) -> facts.Switch:
     """Return the variable that moves the user cache folder, which pytools and PyOpenCL follow."""
     variable = "WIN_PD_OVERRIDE_LOCAL_APPDATA" if layer.environment.platform == "win32" else "XDG_CACHE_HOME"
     return facts.Switch(
@@ -200,12 +250,12 @@ def relocate_user_cache(layer: Layer, folder: Path, opened_by: tuple[str, ...] =
     )
 
 
-def _without(owns_identifier: Callable[[str], bool], name: str, method: Callable[..., object]) -> Callable[..., object]:
-    """Return a ``fetch`` that misses, or a ``store`` that does nothing, in the dictionaries that a layer owns."""
+def _without(layer: str, name: str, method: Callable[..., object]) -> Callable[..., object]:
+    """Return a ``fetch`` that misses, or a ``store`` that does nothing, in the dictionaries of a layer."""
 
     @wraps(method)
     def elsewhere(dictionary: Any, *arguments: object, **options: object) -> object:  # noqa: ANN401 - pytools'
-        if not owns_identifier(dictionary.identifier):
+        if layer_of(dictionary.identifier) != layer:
             return method(dictionary, *arguments, **options)
         if name == "fetch":
             from pytools.persistent_dict import NoSuchEntryError

@@ -17,6 +17,7 @@ from cachectl.layers.base.environment import Environment, release_of
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.disk import presence
 from cachectl.layers.formats import pdict, pickles
+from cachectl.layers.pytools import layer_of
 from cachectl.layers.stores import archive, database, row_store
 from cachectl.layers.stores.rows import RowFile, Schema
 from cachectl.layers.stores.tree import Leaf, Shape, Tree
@@ -45,29 +46,25 @@ _RowsOf = Callable[[RowFile, facts.Entry], Iterator["facts.Entry | facts.Houseke
 
 
 class Dictionaries(row_store.Rows):
-    """Rows of sqlite files, one file for each dictionary, and folders of older generations.
-
-    ``owns_identifier`` returns whether a dictionary of an identifier belongs to the layer.
-    """
+    """Rows of sqlite files, one file for each dictionary, and folders of older generations."""
 
     separator = "/"
 
-    def __init__(self, form: str, owns_identifier: Callable[[str], bool]) -> None:
-        self.owns_identifier = owns_identifier
-        self.forms = (f"{form}/5", f"{form}/4")
+    def __init__(self, layer: str) -> None:
+        self.forms = (f"{layer}-pdict/5", f"{layer}-pdict/4")
 
     # ------------------------------------------------------------------ names
 
     def named(self, key: str) -> pdict.DictionaryName | None:
         """Return the dictionary of a key, or of a path below the root; ``None`` if it is not the layer's."""
         name = pdict.parse_name(key.partition("/")[0], self.environment.python)
-        return name if name is not None and self.owns_identifier(name.identifier) else None
+        return name if name is not None and layer_of(name.identifier) == self.name else None
 
     def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
         """Compare the identifier; other names belong to the layer that takes all other dictionaries."""
         del root
         name = pdict.parse_name(database.without_companion(parts[0]), self.environment.python)
-        return self.owns_identifier("" if name is None else name.identifier)
+        return layer_of("" if name is None else name.identifier) == self.name
 
     def dictionaries(self, root: facts.Root) -> Iterator[pdict.DictionaryName]:
         """Yield the names of the layer's dictionaries. Raises :class:`Unreachable`."""
@@ -164,7 +161,7 @@ class Dictionaries(row_store.Rows):
                 if leaf.path == root.path or self.owns(root, leaf.path.relative_to(root.path).parts):
                     yield leaf
             # What an interrupted cachectl left belongs to the layer that takes all other dictionaries.
-            elif self.owns_identifier("") if leaf.orphan_rule is not None else self.named(leaf.key) is not None:
+            elif self.name == layer_of("") if leaf.orphan_rule is not None else self.named(leaf.key) is not None:
                 yield leaf
 
     # ------------------------------------------------------------------ get and put

@@ -23,9 +23,8 @@ from cachectl.layers.base.layer import get_many, put_many
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.formats import pdict
 from cachectl.layers.formats.pickles import walk
-from cachectl.layers.loopy import LoopyDictionaries
-from cachectl.layers.pyopencl_invoker import PyOpenCLInvoker
-from cachectl.layers.pytools import PytoolsDictionaries
+from cachectl.layers.pyopencl import PyOpenCLInvoker
+from cachectl.layers.pytools import LoopyDictionaries, PytoolsDictionaries
 
 PYTHON = "3.11.7.final.0"
 LAYERS = (LoopyDictionaries, PyOpenCLInvoker, PytoolsDictionaries)
