@@ -150,7 +150,7 @@ class ComputeIndex(files.Index):
             # It was cut, or begins with zeros.
             if data[:4] in (bytes(4), VERSION.to_bytes(4, "little")):
                 fix, leaf = (f"cachectl purge --damaged {store.name}", store.tree_of(root, INDEX).find(INDEX))
-                thing = None if leaf is None else leaf.orphan(root.path, complaint)
+                thing = None if leaf is None else leaf.orphan(store.name, root.path, complaint)
         yield facts.Finding(store.name, root.path, INDEX, facts.Severity.WASTES, "index", complaint, fix, thing)
 
 
@@ -227,7 +227,7 @@ class ComputeCache(files.Files):
 
     def find_tagged(
         self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[facts.Removable, str]]:
+    ) -> Iterator[tuple[facts.Entry, str]]:
         """Look for the tag in the keys."""
         del known
         tree = self.tree_of(root, "")

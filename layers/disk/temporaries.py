@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cachectl.layers.base import lazy
-from cachectl.layers.base.facts import Orphan
+from cachectl.layers.base.facts import Entry, orphan
 from cachectl.layers.disk import atomic, locking, plain, presence
 from cachectl.layers.disk.locks import node
 from cachectl.layers.host import mounts, processes
@@ -128,7 +128,7 @@ def _may_be_used(folder: Path, environment: Environment, *, is_shared: bool) -> 
     return processes.mentioning(folder, processes=environment.processes) is not False
 
 
-def abandoned_temporaries(environment: Environment) -> tuple[Orphan, ...]:
+def abandoned_temporaries(environment: Environment) -> tuple[Entry, ...]:
     """Return the temporary folders of killed commands, measured. Removes nothing."""
     from cachectl.layers.disk.private_folders import temporary_parents
 
@@ -139,11 +139,12 @@ def abandoned_temporaries(environment: Environment) -> tuple[Orphan, ...]:
     )
 
 
-def _measured(folder: Path) -> Orphan:
+def _measured(folder: Path) -> Entry:
     steps = [status for path in (folder, *folder.rglob("*")) if (status := presence.status_at(path)) is not None]
     files = [status.st_size for status in steps if stat.S_ISREG(status.st_mode)]
     newest = max((status.st_mtime for status in steps), default=0.0)
-    return Orphan(folder.name, folder.parent, sum(files), len(files), newest, _KILLED, idle_only=False)
+    entry = Entry("cachectl", folder.name, folder.parent, sum(files), len(files), modified=newest)
+    return orphan(entry, _KILLED)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ Staleness = tuple[bool | None, str | None]
 
 
 #: Takes a dictionary, and what its entries have in common; yields its rows, one by one or together.
-_RowsOf = Callable[[RowFile, facts.Entry], Iterator["facts.Entry | facts.Housekeeping"]]
+_RowsOf = Callable[[RowFile, facts.Entry], Iterator[facts.Entry]]
 
 
 class Dictionaries(row_store.Rows):
@@ -119,7 +119,7 @@ class Dictionaries(row_store.Rows):
             if isinstance(leaf, facts.Problem):
                 yield leaf
             elif (dictionary := self.named(leaf.key)) is None:
-                yield leaf.orphan(root.path)
+                yield leaf.orphan(self.name, root.path)
             else:
                 yield self._named(leaf.entry(self.name, root.path), dictionary)
 
@@ -144,7 +144,7 @@ class Dictionaries(row_store.Rows):
             yield self.unread(path, error)
         else:
             rest = max(0, total - payload)
-            yield facts.Housekeeping(name.file, root.path, rest, files, modified, template.stale, disk=disk)
+            yield replace(template, bytes=rest, files=files, disk=disk, sums=0)
 
     def _named(self, entry: facts.Entry, name: pdict.DictionaryName) -> facts.Entry:
         """Add what a dictionary's name says of its entries."""
@@ -237,7 +237,7 @@ class Dictionaries(row_store.Rows):
 
     # ------------------------------------------------------------------ remove and verify
 
-    def remove_others(self, root: facts.Root, targets: Sequence[facts.Removable]) -> Iterator[store.Part]:
+    def remove_others(self, root: facts.Root, targets: Sequence[facts.Entry]) -> Iterator[store.Part]:
         """Remove folders of old dictionaries, and what an interrupted cachectl left."""
         if targets:
             yield str(root.path), partial(self._tree(root).remove, targets)
@@ -276,11 +276,10 @@ def _list(rows: RowFile, template: facts.Entry, *, contents: bool, part: bytes) 
         yield replace(template, key=key, bytes=row.bytes, kernels=kernels, stamp=stamp)
 
 
-def _sum(rows: RowFile, template: facts.Entry) -> Iterator[facts.Housekeeping]:
+def _sum(rows: RowFile, template: facts.Entry) -> Iterator[facts.Entry]:
     count, size = rows.sum()
     if count:
-        moment, stale = template.written_before, template.stale
-        yield facts.Housekeeping(template.key, template.root, size, 0, moment, stale, entries=count)
+        yield replace(template, bytes=size, sums=count)
 
 
 def staleness(

@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from cachectl.layers.base import environment, errors
-from cachectl.layers.base.facts import Orphan
+from cachectl.layers.base.facts import Entry, orphan
 from cachectl.layers.disk import handles, locking, plain, presence, trust
 from cachectl.layers.disk.atomic import create, remove_file
 from cachectl.layers.stores import database
@@ -291,11 +291,12 @@ class RowFile:
                 remove_file(database.companion(self.path, "-journal"))
                 connection.execute("rollback")
 
-    def orphan(self, root: Path, key: str, why: str) -> Orphan | None:
+    def orphan(self, root: Path, key: str, why: str) -> Entry | None:
         """Return the whole file as an orphan; ``None`` if it has gone, or is no plain file."""
         with suppress(OSError):
             stamp = database.file_stamp(self.path)
-            return Orphan(key, root, stamp[1], 1, stamp[2] / 1e9, why, stamp=stamp)
+            entry = Entry(self.layer, key, root, stamp[1], 1, modified=stamp[2] / 1e9, stamp=stamp)
+            return orphan(entry, why)
         return None
 
     def remove_damaged(self, stamp: tuple[int, ...], in_use: Callable[[Path], str | None]) -> str | None:
