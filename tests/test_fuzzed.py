@@ -28,8 +28,8 @@ from cachectl.layers.formats import (
 )
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.pairs import Database, Fossilize
+from cachectl.layers.miopen import databases as miopen_names
 from cachectl.layers.miopen import kernels as kernel_db
-from cachectl.layers.miopen import places as miopen_names
 from cachectl.layers.neo.entries import NeoCodec
 from cachectl.layers.stores.archive import artifact_from_bytes, unpack
 from cachectl.layers.stores.records import Record, RecordFile

@@ -7,16 +7,30 @@ Nothing turns the user's perf-db off before MIOpen 3.5 (``MIOPEN_DEBUG_DISABLE_U
 
 from __future__ import annotations
 
+import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from cachectl.layers.base import declarations, errors, facts, layer, lazy, parts, switches
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Condition, Hazard, Scope, Severity
-from cachectl.layers.miopen import places as where
+from cachectl.layers.base.facts import Condition, Hazard, Root, Scope, Severity
+from cachectl.layers.disk import plain
+from cachectl.layers.host import distributions
+
+#: MIOpen reads each variable once, when it first needs it.
+LIBRARIES: Final = ("libMIOpen",)
+PACKAGED: Final = "these files belong to the package that MIOpen came with"
+#: The role of roots in a temporary folder, which other users write to as well.
+TEMPORARY: Final = "temporary"
+
+#: Folders with databases below the prefix of a library; up to ROCm 5.1 each library had a folder.
+_DATABASES: Final = ("share/miopen/db", "miopen/share/miopen/db")
+_LINKER_FOLDERS: Final = "/etc/ld.so.conf.d"
+_LIBRARY_FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
 
 #: Boolean values in lower case, since ROCm 6.1; MIOpen throws for any other, also for the empty text.
 _VALUES: Final = {
@@ -42,6 +56,138 @@ _LEFT_SET: Final = {
 }
 
 
+# ---------------------------------------------------------------------- places
+
+
+class TemporaryFolder(Root):
+    """A folder of temporary files as a root, which is read only if something in it may be MIOpen's."""
+
+    @property
+    def may_exist(self) -> bool:
+        """Return whether a name there is like that of a database, of a version's folder, or of cachectl's own."""
+        names = distributions.names_in(os.fspath(self.path), "gfx", "batchnorm_gfx", ".cachectl-", *"0123456789")
+        return bool(names) or not os.access(self.path, os.R_OK)
+
+
+@dataclass(frozen=True)
+class UserPlace(declarations.Places):
+    """A folder of the user: the variable that names it, its default below the home, and the folder of a moved one."""
+
+    variable: str
+    default: str
+    windows: str
+    below: str
+
+    def roots(self, environment: Environment) -> tuple[Root, ...]:
+        """Return the folder, and those that MIOpen uses instead of a network home, or without a home."""
+        if named := environment.get(self.variable):
+            return (Root(expand(environment, named), Scope.USER, self.variable),)
+        if environment.platform == "win32":
+            home = environment.get("USERPROFILE") or environment.home
+            return (Root(Path(home, self.windows), Scope.USER, "default (USERPROFILE)"),)
+        temporary = temporary_folder(environment)
+        home = environment.get("HOME") or "/"
+        why = "HOME is not set, empty or /" if home == "/" else "where the home is on a network file system"
+        fallbacks = (
+            Root(temporary / self.default, Scope.USER, f"MIOpen 3.5's fallback ({why})", TEMPORARY),
+            TemporaryFolder(temporary, Scope.USER, f"the fallback of MIOpen up to 3.3 ({why})", TEMPORARY),
+        )
+        if home == "/":
+            return fallbacks
+        first = Root(environment.absolute(home) / self.default, Scope.USER, "default")
+        return (first, *(root for root in fallbacks if root.path != first.path))
+
+    def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
+        """Return MIOpen's own variable; MIOpen makes the folder."""
+        del layer
+        return {self.variable: str(folder / self.below)}
+
+
+@dataclass(frozen=True)
+class SystemPlace(declarations.Places):
+    """The databases that came with MIOpen; ``expands`` says whether every ``~`` in the variable means the home."""
+
+    expands: bool
+    variable: str = "MIOPEN_SYSTEM_DB_PATH"
+    #: Why the databases are not moved.
+    reason: ClassVar[str] = f"{PACKAGED}; MIOpen finds them beside its library, or through MIOPEN_SYSTEM_DB_PATH"
+
+    def roots(self, environment: Environment) -> tuple[Root, ...]:
+        """Return the named folder, or one relative to each library that is found."""
+        if named := environment.get(self.variable):
+            path = expand(environment, named) if self.expands else environment.absolute(named)
+            literal = "" if "~" not in named or self.expands else " (its ~ is taken as it stands)"
+            return (Root(path, Scope.SYSTEM, self.variable + literal),)
+        sources: dict[str, str] = {}
+        for library in libraries(environment):
+            sources.setdefault(os.path.realpath(library.parent.parent / _DATABASES[0]), f"beside {library}")
+        for folder in (Path(prefix, below) for prefix in (*_prefixes(environment), "/usr") for below in _DATABASES):
+            if folder.is_dir():
+                sources.setdefault(os.path.realpath(folder), "a usual place, without a library beside it")
+        return tuple(Root(Path(path), Scope.SYSTEM, source) for path, source in sources.items())
+
+    def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
+        """Refuse to move a package's files."""
+        raise errors.Refused(layer, f"cannot relocate: {self.reason}", folder)
+
+
+#: Up to MIOpen 3.3 the variable names the folder itself; MIOpen 3.5 makes its version folder in it.
+KERNELS: Final = UserPlace("MIOPEN_CUSTOM_CACHE_DIR", ".cache/miopen", ".miopen/cache", "miopen")
+TUNING: Final = UserPlace("MIOPEN_USER_DB_PATH", ".config/miopen", ".miopen/db", "miopen-db")
+SYSTEM_KERNELS: Final = SystemPlace(expands=True)
+SYSTEM_TUNING: Final = SystemPlace(expands=False)
+
+
+def expand(environment: Environment, text: str) -> Path:
+    """Expand a path as MIOpen does: every ``~`` in it means the home folder, except on Windows."""
+    if environment.platform == "win32":
+        return environment.absolute(text)
+    home = environment.get("HOME") or "/"
+    return environment.absolute(text.replace("~", str(temporary_folder(environment)) if home == "/" else home))
+
+
+def temporary_folder(environment: Environment) -> Path:
+    """Return C++'s ``temp_directory_path``."""
+    named = (environment.get(variable) for variable in ("TMPDIR", "TMP", "TEMP", "TEMPDIR"))
+    return environment.absolute(next(filter(None, named), environment.temporary))
+
+
+def libraries(environment: Environment) -> tuple[Path, ...]:
+    """Return every libMIOpen that a program could load, once, with links resolved."""
+    found = (
+        os.path.realpath(os.path.join(folder, name))
+        for folder in dict.fromkeys(_library_folders(environment))
+        for name in distributions.names_in(folder, "libMIOpen.so", "MIOpen.dll")
+    )
+    return tuple(Path(path) for path in dict.fromkeys(found))
+
+
+def _prefixes(environment: Environment) -> Iterator[str]:
+    for site in map(os.fspath, environment.site):
+        yield f"{site}/torch"
+        yield from (f"{site}/{name}" for name in distributions.names_in(site, "_rocm_sdk_"))
+    rocm = environment.get("ROCM_PATH")
+    if rocm:
+        yield os.fspath(environment.absolute(rocm))
+    yield "/opt/rocm"
+    yield from (f"/opt/{name}" for name in distributions.names_in("/opt", "rocm-"))
+
+
+def _library_folders(environment: Environment) -> Iterator[str]:
+    for named in (environment.get("LD_LIBRARY_PATH") or "").split(":"):
+        if named:
+            yield os.fspath(environment.absolute(named))
+    yield from (f"{prefix}/lib" for prefix in _prefixes(environment))
+    for name in distributions.names_in(_LINKER_FOLDERS):
+        if name.endswith(".conf"):
+            with suppress(OSError):
+                lines = plain.read_installed(f"{_LINKER_FOLDERS}/{name}").decode(errors="replace").splitlines()
+                yield from (line.strip() for line in lines if line.startswith("/"))
+    yield from _LIBRARY_FOLDERS
+
+
+# ---------------------------------------------------------------------- layers
+
 #: Databases hold many entries; old versions have a file for each kernel.
 _FILES: Final = parts.EntryFiles(
     lazy.regex(r".*\.(?:u?kdb|u?db|txt)"), "no event says which records are read, or whether a lookup found one"
@@ -63,7 +209,7 @@ class KernelLookups(parts.Lookups):
 
     def by_openings(self, openings: int, stores: int, environment: Environment) -> tuple[int, int] | None:
         """Take each store for a miss, and the openings beyond these lookups and stores for hits."""
-        packaged = (file for root in where.SYSTEM_KERNELS.roots(environment) for file in root.path.glob("*.kdb"))
+        packaged = (file for root in SYSTEM_KERNELS.roots(environment) for file in root.path.glob("*.kdb"))
         if openings < 2 * stores or any(True for _ in packaged):
             return None
         return openings - 2 * stores, stores
@@ -76,7 +222,7 @@ class MIOpenLayer(layer.Layer):
     """
 
     store: Any
-    places: ClassVar[where.UserPlace | where.SystemPlace]
+    places: ClassVar[UserPlace | SystemPlace]
     switch: ClassVar[declarations.EnvSwitch]
     #: What the switch turns off, if it is not the whole layer.
     switched_part: ClassVar[str | None] = None
@@ -92,10 +238,10 @@ class MIOpenLayer(layer.Layer):
             hint = "" if value in _ALWAYS_KNOWN else " (MIOpen before ROCm 6.1 ignores this value; use 1)"
             return facts.State(Condition.DISABLED, f"{variable}={value}{hint}")
         used = (
-            root.exists and (root.role != where.TEMPORARY or any(True for _ in self.store.files(root)))
+            root.exists and (root.role != TEMPORARY or (root.may_exist and any(self.store.databases(root))))
             for root in self.roots()
         )
-        if not where.libraries(self.environment) and not any(used):
+        if not libraries(self.environment) and not any(used):
             return facts.State(Condition.ABSENT, "no libMIOpen is found here, and none has left a file")
         return facts.State(Condition.ENABLED, "on by default" if value is None else f"{variable}={value}")
 
@@ -112,27 +258,9 @@ class MIOpenLayer(layer.Layer):
             yield switches.off(self, variable, self.switched_part)
 
     def place_of_file(self, file: Path) -> Path | None:
-        """Return the place of a database by its name: that of the newest file of the user for the same device.
-
-        Without one, kernels belong to the version of MIOpen that the file's folder names, or to the newest known one.
-        """
-        named, roots, store = where.parse_name(file.name), self.roots(), self.store
-        if named is None or not roots:
-            return None
-        if named.kind in store.kinds and not store.folders:
-            return Path(file.name)
-        installed = where.installed_names(named)[0]
-        has_version = where.VERSION_FOLDER.fullmatch(file.parent.name) is not None
-        alike = [found for found in store.present(roots[0]) if installed in where.installed_names(found)]
-        if alike and not has_version:
-            return Path(max(alike, key=lambda found: where.version_numbers(found.version or "0")).relative)
-        if not store.folders or not installed.endswith(".kdb"):
-            return None
-        version = file.parent.name if has_version else store.newest(roots[0])
-        if version is None:
-            why = "name the version of MIOpen by the file's folder, such as 3.3.0.a85ca8a54"
-            raise errors.BadRequest(f"{errors.printable(file)}: no MIOpen has kept kernels here; {why}")
-        return Path(version, f"{installed.removesuffix('kdb')}ukdb")
+        """Return the place of a database by its name."""
+        root = next(iter(self.roots()), None)
+        return None if root is None else self.store.place_of(root, file)
 
 
 _PACKAGED: Final = MIOpenLayer.about._replace(scope=Scope.SYSTEM, on_network=None, among_ranks=None, when_closed=None)
@@ -143,9 +271,9 @@ class MIOpenKernels(MIOpenLayer):
 
     name = "miopen"
     title = "MIOpen user kernels"
-    places = where.KERNELS
+    places = KERNELS
     # It hides user and system kernels alike.
-    switch = declarations.EnvSwitch("MIOPEN_DISABLE_CACHE", off="1", read=declarations.at_load(*where.LIBRARIES))
+    switch = declarations.EnvSwitch("MIOPEN_DISABLE_CACHE", off="1", read=declarations.at_load(*LIBRARIES))
     about = MIOpenLayer.about._replace(
         on_network=Hazard(
             Severity.RISKS,
@@ -165,16 +293,16 @@ class MIOpenKernels(MIOpenLayer):
         from cachectl.layers.host import mounts
 
         yield from super().diagnose()
-        environment, variable = self.environment, where.KERNELS.variable
-        if environment.get(variable) or environment.platform == "win32" or not where.libraries(environment):
+        environment, variable = self.environment, KERNELS.variable
+        if environment.get(variable) or environment.platform == "win32" or not libraries(environment):
             return
         # MIOpen takes kernels from a temporary folder because it cannot use the home folder.
-        first, folder = self.roots()[0], where.temporary_folder(environment)
+        first, folder = self.roots()[0], temporary_folder(environment)
         kind = mounts.network_file_system(first.path, mounts=environment.mounts)
         is_open = False
         with suppress(OSError):
             is_open = bool(folder.stat().st_mode & stat.S_IWOTH)
-        if is_open and (first.role == where.TEMPORARY or kind is not None):
+        if is_open and (first.role == TEMPORARY or kind is not None):
             why = "HOME names no folder" if kind is None else f"the home is on {kind}"
             message = f"as {why}, MIOpen up to 3.3 takes kernels from {folder} itself, where anybody may have put them"
             fix = f'export {variable}="$(mktemp -d)"'
@@ -186,7 +314,7 @@ class MIOpenSystemKernels(MIOpenLayer):
 
     name = "miopen-system"
     title = "MIOpen system kernels"
-    places = where.SYSTEM_KERNELS
+    places = SYSTEM_KERNELS
     switch = MIOpenKernels.switch
     about = _PACKAGED
     store: Any = lazy.later("cachectl.layers.miopen.kernels", "KernelDatabases", "miopen")
@@ -214,10 +342,8 @@ class MIOpenTuning(MIOpenLayer):
 
     name = "miopen-tuning"
     title = "MIOpen user tuning results"
-    places: ClassVar[where.UserPlace | where.SystemPlace] = where.TUNING
-    switch = declarations.EnvSwitch(
-        "MIOPEN_DEBUG_DISABLE_FIND_DB", off="1", read=declarations.at_load(*where.LIBRARIES)
-    )
+    places: ClassVar[UserPlace | SystemPlace] = TUNING
+    switch = declarations.EnvSwitch("MIOPEN_DEBUG_DISABLE_FIND_DB", off="1", read=declarations.at_load(*LIBRARIES))
     # The perf-db stays on.
     switched_part = "MIOpen's find-db"
     about = MIOpenLayer.about._replace(
@@ -268,6 +394,6 @@ class MIOpenSystemTuning(MIOpenTuning):
 
     name = "miopen-system-tuning"
     title = "MIOpen system tuning results"
-    places = where.SYSTEM_TUNING
+    places = SYSTEM_TUNING
     about = _PACKAGED
     store: Any = lazy.later("cachectl.layers.miopen.tuning", "TuningDatabases", "miopen-tuning")

@@ -164,7 +164,7 @@ class PytoolsDictionaries(layer.Layer):
             why = "off for sumpy alone (SUMPY_NO_CACHE is set, its value is not read)"
         elif self.environment.installed(library) is None and not (
             # The store of a missing root is not loaded.
-            root.may_exist and any(self.store.dictionaries(root))
+            root.exists and self.store.has_any(root)
         ):
             why = f"{library} is not installed here and has left no dictionary"
             return facts.State(facts.Condition.ABSENT, why)

@@ -144,7 +144,7 @@ class RowFile:
             if presence.status_at(self.path) is None:
                 return [None for _ in keys]
         with self._reading() as connection:
-            found = self._rows_in(connection, list(filter(_spellable, keys)))
+            found = {} if _is_new(connection) else self._rows_in(connection, list(filter(_spellable, keys)))
             return [found.get(tuple(key)) for key in keys]
 
     def columns(self) -> frozenset[str]:

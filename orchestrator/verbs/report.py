@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,8 +204,7 @@ def _layer_report(layer: Layer) -> LayerReport:
 def _root_report(layer: Layer, root: facts.Root) -> RootReport:
     try:
         # The store of a missing root is not loaded.
-        exists = root.exists or os.path.lexists(root.path)
-        return RootReport(root, root.exists, layer.store.usage(root) if exists else store.sum_usage(()))
+        return RootReport(root, root.exists, layer.store.usage(root) if root.may_exist else store.sum_usage(()))
     except errors.FAILURES as error:
         # An unreadable root exists.
         usage = store.unknown_usage(facts.Problem(root.path, "unreadable", errors.reason_of(error)))

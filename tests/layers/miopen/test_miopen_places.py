@@ -14,9 +14,10 @@ from cachectl.layers.miopen import (
     MIOpenSystemKernels,
     MIOpenSystemTuning,
     MIOpenTuning,
+    libraries,
     read_flag,
 )
-from cachectl.layers.miopen.places import libraries, newest, parse_name, program_names
+from cachectl.layers.miopen.databases import newest, parse_name, program_names
 
 LAYERS = (MIOpenKernels, MIOpenSystemKernels, MIOpenTuning, MIOpenSystemTuning)
 HOME = Path("/home/u")
