@@ -69,7 +69,8 @@ def test_every_row_of_loopy_names_its_kernel(filled: Home) -> None:
     for path in folder_of(filled).glob("pdict-v5-loopy-*.sqlite"):
         with closing(sqlite3.connect(path)) as connection:
             for (data,) in connection.execute("select key_value from dict"):
-                assert (names := pdict._names_at_known_places(data))
+                names = pdict._names_at_known_places(data)
+                assert names
                 seen.setdefault(path.name, set()).update(names)
     assert len(seen) >= 5
     assert set.union(*seen.values()) == {f"lk{number}" for number in range(8)}
