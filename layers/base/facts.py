@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
-from cachectl.layers.disk import presence
+from cachectl.layers.disk import plain
 
 T = TypeVar("T")
 #: Results of :func:`json_keys`, by class.
@@ -90,7 +90,7 @@ class Root:
     def exists(self) -> bool:
         """Return whether something exists there now. Raises :class:`OSError` if that is unknown."""
         try:
-            return presence.status_at(self.path, follow=True) is not None
+            return plain.status_at(self.path, follow=True) is not None
         except OSError as error:
             if error.errno == errno.ELOOP:
                 return False

@@ -62,7 +62,10 @@ class Layer:
         """Return whether a program started in this environment would use the cache, and why."""
         if self.switch is None:
             return facts.State(facts.Condition.ENABLED, "has no switch")
-        return self.switch.state(self.environment)
+        variable, value = self.switch.variable, self.environment.get(self.switch.variable)
+        if self.switch.is_off(value):
+            return facts.State(facts.Condition.DISABLED, f"{variable}={value}")
+        return facts.State(facts.Condition.ENABLED, f"on unless {variable}={self.switch.off}")
 
     def switched(self, *, on: bool) -> facts.Switch:
         """Return how to turn the layer on or off; changes nothing. Raises :class:`Refused` if that is impossible."""
@@ -373,3 +376,41 @@ def _plan_root(layer: Layer, root: Root, selection: Selection) -> Plan:
     # Entries hidden by such a problem may match the selection.
     failed = tuple(problem.note for problem in problems if problem.hides)
     return replace(plan, skipped=tuple(skipped), failed=failed)
+
+
+# ---------------------------------------------------------------------- variables
+
+
+def off(layer: Layer, variable: str, what: str | None = None) -> facts.Finding:
+    """Return the finding that a variable switches a layer off, or ``what`` of it, on purpose."""
+    message = f"{variable}={layer.environment.get(variable)} switches {what or layer.title} off"
+    where, severity = first_place(layer), facts.Severity.RECOMPILES
+    return facts.Finding(layer.name, where, None, severity, "off", message, f"unset {variable}")
+
+
+def misread(
+    layer: Layer, variable: str, severity: facts.Severity, outcome: str, fix: str | None = None
+) -> facts.Finding:
+    """Return the finding that a library does not understand a value, or not as it is probably meant."""
+    message, fix = f"{variable}={layer.environment.get(variable)!r} {outcome}", fix or f"unset {variable}"
+    return facts.Finding(layer.name, first_place(layer), None, severity, "variable", message, fix)
+
+
+def first_place(layer: Layer) -> Path:
+    """Return the root to name in a finding about a layer as a whole."""
+    return next((root.path for root in layer.roots()), Path("*"))
+
+
+#: A problem, and the condition of the cache that follows from it, if any.
+Fault = tuple[facts.Condition | None, facts.Finding]
+
+
+def faults_of(layer: Layer, switches: Iterable[declarations.EnvSwitch]) -> Iterator[Fault]:
+    """Yield what is wrong with variables that are set."""
+    for switch in switches:
+        value = layer.environment.get(switch.variable)
+        if switch.is_off(value):
+            yield facts.Condition.DISABLED, off(layer, switch.variable, switch.what)
+        elif value is not None and not switch.is_fine(value):
+            found = misread(layer, switch.variable, switch.severity, switch.outcome, switch.fix)
+            yield facts.Condition.DISABLED if switch.disables else None, found

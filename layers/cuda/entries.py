@@ -24,7 +24,7 @@ from cachectl.layers import cuda
 from cachectl.layers.base import errors, facts, lazy
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import Codec, Damage, counting, finding_of, unreadable
-from cachectl.layers.disk import atomic, handles, locks, plain, presence
+from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.formats import details, opencl_source
 from cachectl.layers.host import processes
 from cachectl.layers.stores import files
@@ -83,7 +83,7 @@ class ComputeIndex(files.Index):
         try:
             return plain.read_locked(root.path / INDEX, limit=_LARGEST_INDEX)
         except OSError as error:
-            if presence.means_no_file(error):
+            if plain.means_no_file(error):
                 return None
             raise
 

@@ -25,7 +25,7 @@ from cachectl.layers.base.store import (
     unreadable,
     write_each,
 )
-from cachectl.layers.disk import plain, presence
+from cachectl.layers.disk import plain
 from cachectl.layers.host import processes
 from cachectl.layers.mesa import cache, entries
 from cachectl.layers.mesa.pairs import Blob, Database, Format, Fossilize, Pair
@@ -269,7 +269,7 @@ class ShaderCache(files.TreeStore):
         try:
             handle = plain.open_plain(root.path / "index", flags=os.O_RDWR)
         except OSError as error:
-            if presence.means_no_file(error):
+            if plain.means_no_file(error):
                 return
             raise
         try:
@@ -326,7 +326,7 @@ class ShaderCache(files.TreeStore):
         try:
             data = plain.read_plain(root.path / "index", limit=_INDEX.size)
         except OSError as error:
-            if presence.means_no_file(error):
+            if plain.means_no_file(error):
                 return None
             raise
         return _INDEX.unpack(data)[0] if len(data) == _INDEX.size else None

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from cachectl.layers.base import declarations, errors, facts, layer, lazy, parts, switches
+from cachectl.layers.base import declarations, errors, facts, layer, lazy, parts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Condition, Hazard, Root, Scope, Severity
 from cachectl.layers.disk import plain
@@ -73,10 +73,9 @@ class TemporaryFolder(Root):
 class UserPlace(declarations.Places):
     """A folder of the user: the variable that names it, its default below the home, and the folder of a moved one."""
 
-    variable: str
-    default: str
-    windows: str
-    below: str
+    home: str = ""
+    profile: str = ""
+    below: str = ""
 
     def roots(self, environment: Environment) -> tuple[Root, ...]:
         """Return the folder, and those that MIOpen uses instead of a network home, or without a home."""
@@ -84,17 +83,17 @@ class UserPlace(declarations.Places):
             return (Root(expand(environment, named), Scope.USER, self.variable),)
         if environment.platform == "win32":
             home = environment.get("USERPROFILE") or environment.home
-            return (Root(Path(home, self.windows), Scope.USER, "default (USERPROFILE)"),)
+            return (Root(Path(home, self.profile), Scope.USER, "default (USERPROFILE)"),)
         temporary = temporary_folder(environment)
         home = environment.get("HOME") or "/"
         why = "HOME is not set, empty or /" if home == "/" else "where the home is on a network file system"
         fallbacks = (
-            Root(temporary / self.default, Scope.USER, f"MIOpen 3.5's fallback ({why})", TEMPORARY),
+            Root(temporary / self.home, Scope.USER, f"MIOpen 3.5's fallback ({why})", TEMPORARY),
             TemporaryFolder(temporary, Scope.USER, f"the fallback of MIOpen up to 3.3 ({why})", TEMPORARY),
         )
         if home == "/":
             return fallbacks
-        first = Root(environment.absolute(home) / self.default, Scope.USER, "default")
+        first = Root(environment.absolute(home) / self.home, Scope.USER, "default")
         return (first, *(root for root in fallbacks if root.path != first.path))
 
     def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
@@ -107,8 +106,8 @@ class UserPlace(declarations.Places):
 class SystemPlace(declarations.Places):
     """The databases that came with MIOpen; ``expands`` says whether every ``~`` in the variable means the home."""
 
-    expands: bool
     variable: str = "MIOPEN_SYSTEM_DB_PATH"
+    expands: bool = False
     #: Why the databases are not moved.
     reason: ClassVar[str] = f"{PACKAGED}; MIOpen finds them beside its library, or through MIOPEN_SYSTEM_DB_PATH"
 
@@ -132,8 +131,8 @@ class SystemPlace(declarations.Places):
 
 
 #: Up to MIOpen 3.3 the variable names the folder itself; MIOpen 3.5 makes its version folder in it.
-KERNELS: Final = UserPlace("MIOPEN_CUSTOM_CACHE_DIR", ".cache/miopen", ".miopen/cache", "miopen")
-TUNING: Final = UserPlace("MIOPEN_USER_DB_PATH", ".config/miopen", ".miopen/db", "miopen-db")
+KERNELS: Final = UserPlace("MIOPEN_CUSTOM_CACHE_DIR", home=".cache/miopen", profile=".miopen/cache", below="miopen")
+TUNING: Final = UserPlace("MIOPEN_USER_DB_PATH", home=".config/miopen", profile=".miopen/db", below="miopen-db")
 SYSTEM_KERNELS: Final = SystemPlace(expands=True)
 SYSTEM_TUNING: Final = SystemPlace(expands=False)
 
@@ -250,12 +249,12 @@ class MIOpenLayer(layer.Layer):
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
         verdict = False if value is None else read_flag(value)
         if verdict is None:
-            yield switches.misread(self, variable, Severity.FAILS, _NO_FLAG)
+            yield layer.misread(self, variable, Severity.FAILS, _NO_FLAG)
         elif verdict:
             if value not in _ALWAYS_KNOWN:
                 outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
-                yield switches.misread(self, variable, Severity.HARMLESS, outcome, f"export {variable}=1")
-            yield switches.off(self, variable, self.switched_part)
+                yield layer.misread(self, variable, Severity.HARMLESS, outcome, f"export {variable}=1")
+            yield layer.off(self, variable, self.switched_part)
 
     def place_of_file(self, file: Path) -> Path | None:
         """Return the place of a database by its name."""
@@ -382,10 +381,10 @@ class MIOpenTuning(MIOpenLayer):
         effects = {_ENFORCE: _ENFORCED[action]} if action in _ENFORCED else {}
         if not effects and action != "1":
             outcome = "is no action that MIOpen knows: it throws, or ignores it"
-            yield switches.misread(self, _ENFORCE, Severity.FAILS, outcome)
+            yield layer.misread(self, _ENFORCE, Severity.FAILS, outcome)
         for variable, (severity, effect) in {**effects, **_LEFT_SET}.items():
             if value := self.environment.get(variable):
-                message, place = f"{variable}={value} is set: {effect}", switches.first_place(self)
+                message, place = f"{variable}={value} is set: {effect}", layer.first_place(self)
                 yield facts.Finding(self.name, place, None, severity, "tuning", message, f"unset {variable}")
 
 

@@ -18,7 +18,7 @@ from typing import ClassVar, Final, NamedTuple
 from cachectl.layers import miopen
 from cachectl.layers.base import errors, facts, lazy, store
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.disk import presence
+from cachectl.layers.disk import plain
 from cachectl.layers.stores import database, row_store, tree
 
 #: Separates the parts of a key: file, kernel name and arguments; or file and record.
@@ -94,10 +94,10 @@ class DatabaseFile(NamedTuple):
         file = self.relative.rpartition("/")[2]
         if self.kind not in INSTALLED:
             return (file,)
-        plain = _VERSION.sub("", file).removesuffix(self.kind)
+        stripped = _VERSION.sub("", file).removesuffix(self.kind)
         if self.kind in ("udb.txt", "cd.updb.txt"):
-            plain = _BACKEND.sub("", plain)
-        installed = plain + INSTALLED[self.kind]
+            stripped = _BACKEND.sub("", stripped)
+        installed = stripped + INSTALLED[self.kind]
         return tuple(dict.fromkeys((installed, installed.replace(self.base, self.device or self.base, 1))))
 
 
@@ -212,7 +212,7 @@ class MIOpenDatabases(row_store.Rows):
     def is_usable(self, root: facts.Root, relative: str) -> bool:
         """Return whether a file exists and may be used. Raises :class:`OSError` where that cannot be determined."""
         path = root.path / relative
-        status = None if path.parent != root.path and _is_link(path.parent) else presence.status_at(path)
+        status = None if path.parent != root.path and _is_link(path.parent) else plain.status_at(path)
         return status is not None and stat.S_ISREG(status.st_mode) and self.counts(root, status)
 
     def newest(self, root: facts.Root) -> str | None:
@@ -227,7 +227,7 @@ class MIOpenDatabases(row_store.Rows):
     def folders(self, root: facts.Root) -> Sequence[str]:
         """Return the root and the folders of MIOpen's versions. Raises :class:`OSError`."""
         names = sorted(filter(VERSION_FOLDER.fullmatch, os.listdir(root.path) if self.versioned else ()))
-        statuses = ((name, presence.status_at(root.path / name)) for name in names)
+        statuses = ((name, plain.status_at(root.path / name)) for name in names)
         return "", *(name for name, status in statuses if status is not None and stat.S_ISDIR(status.st_mode))
 
     def place_of(self, root: facts.Root, file: Path) -> Path | None:
@@ -304,7 +304,7 @@ class MIOpenDatabases(row_store.Rows):
         """Check and insert entries of one database, if nothing else stands in its place."""
         path = root.path / file
         is_in_link = path.parent != root.path and _is_link(path.parent)
-        if not self.is_usable(root, file) and (is_in_link or presence.status_at(path) is not None):
+        if not self.is_usable(root, file) and (is_in_link or plain.status_at(path) is not None):
             message = "cannot put: a link, a folder, or somebody else's file stands there"
             raise errors.Refused(self.name, message, path)
         return super().write_rows(root, file, artifacts, replace=replace)
@@ -319,5 +319,5 @@ def _aged(entry: facts.Entry, latest: str | None) -> facts.Entry:
 
 
 def _is_link(path: Path) -> bool:
-    status = presence.status_at(path)
+    status = plain.status_at(path)
     return status is not None and stat.S_ISLNK(status.st_mode)

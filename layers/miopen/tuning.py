@@ -21,7 +21,7 @@ from typing import Final
 from cachectl.layers import miopen
 from cachectl.layers.base import errors, facts, lazy, store
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.disk import atomic, handles, locks, presence
+from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.host import processes
 from cachectl.layers.miopen import databases
 from cachectl.layers.stores import database, records, rows, tree
@@ -99,7 +99,7 @@ class TuningDatabases(databases.MIOpenDatabases):
             # These have a record, which MIOpen reads and which is listed; only verify reports the fault.
             elif found.code not in ("item", "duplicate-id"):
                 yield facts.Problem(path, found.code, f"line {found.number}: {found.message}")
-        if (status := presence.status_at(path.with_name(path.name + _TIME))) is not None:
+        if (status := plain.status_at(path.with_name(path.name + _TIME))) is not None:
             disk = handles.blocks_of(status)
             yield changed(template, key=file + _TIME, bytes=status.st_size, files=1, disk=disk, sums=0)
 
@@ -173,7 +173,7 @@ class TuningDatabases(databases.MIOpenDatabases):
                 with suppress(PermissionError):
                     os.fchmod(handle, _OPEN_TO_ALL)
             yield
-            if presence.status_at(path) is not None:
+            if plain.status_at(path) is not None:
                 atomic.replace_file(marks, [str(time.monotonic_ns()).encode()])
             elif self.is_usable(root, file + _TIME):
                 atomic.remove_file(marks)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from cachectl.layers import pytools
-from cachectl.layers.base import facts, layer, lazy, parts, switches
+from cachectl.layers.base import facts, layer, lazy, parts
 from cachectl.layers.base.environment import Environment, release_of
 from cachectl.layers.base.facts import Condition, Severity, State
 from cachectl.layers.disk import plain
@@ -160,7 +160,7 @@ class PyOpenCLBinaries(layer.Layer):
 
     def state(self) -> State:
         """Read the variable, then the drivers: PyOpenCL does not use this cache on PoCL and NVIDIA."""
-        for finding in switches.diagnosed(self, "pyopencl", _VARIABLES):
+        for finding in pytools.diagnosed(self, "pyopencl", _VARIABLES):
             return State(Condition.DISABLED, finding.message)
         if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
             return State(Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
@@ -186,8 +186,8 @@ class PyOpenCLBinaries(layer.Layer):
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables, and locks that have lost their holders."""
-        yield from switches.diagnosed(self, "pyopencl", _VARIABLES)
-        yield from switches.relative_cache_home(self)
+        yield from pytools.diagnosed(self, "pyopencl", _VARIABLES)
+        yield from pytools.relative_cache_home(self)
         consulted = self.state().condition in (Condition.ENABLED, Condition.UNKNOWN)
         for root in self.roots():
             yield from self.store.stale_locks(root, consulted=consulted)
@@ -227,7 +227,7 @@ def _no_cache_switch(layer: str, *, on: bool) -> facts.Switch:
         unset=frozenset(_VARIABLES) if on else frozenset(),
         flags=(facts.Flag("pyopencl", "_PYOPENCL_NO_CACHE", not on),),
         memo_patches=tuple(
-            facts.Patch(f"pyopencl.{module}", owner, method, switches.forgetting) for module, owner, method in _MEMOS
+            facts.Patch(f"pyopencl.{module}", owner, method, pytools.forgetting) for module, owner, method in _MEMOS
         ),
         clear_functions=(("pyopencl.tools", "clear_first_arg_caches"),),
         reloads=(("pyopencl.invoker", "invoker_cache"), ("pyopencl.scan", "generic_scan_kernel_cache")),

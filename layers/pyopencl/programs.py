@@ -18,7 +18,7 @@ from typing import Final
 from cachectl.layers import pyopencl
 from cachectl.layers.base import errors, facts, lazy, store
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.disk import handles, locks, plain, presence
+from cachectl.layers.disk import handles, locks, plain
 from cachectl.layers.formats import opencl_source
 from cachectl.layers.host import drivers, mounts, processes
 from cachectl.layers.pytools.dictionaries import Staleness, staleness
@@ -231,7 +231,7 @@ def staleness_by_headers(info: bytes) -> Staleness | None:
                 continue
             data = plain.read_plain(os.path.realpath(path), limit=_HEADER)
         except (OSError, ValueError) as error:
-            if isinstance(error, ValueError) or presence.means_no_file(error):
+            if isinstance(error, ValueError) or plain.means_no_file(error):
                 return True, f"includes {path}, which is gone"
             return None, f"unknown: {path}, which it includes, cannot be read"
         # PyOpenCL reads it as text, with universal newlines.

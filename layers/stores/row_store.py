@@ -15,7 +15,7 @@ from typing import ClassVar, TypeVar
 
 from cachectl.layers.base import errors, facts, lazy, store
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.disk import presence
+from cachectl.layers.disk import plain
 from cachectl.layers.host import processes
 from cachectl.layers.stores import archive, database, rows, tree
 
@@ -119,7 +119,7 @@ class Rows(store.Store):
                 paths = (os.path.join(folder, name) for name in sorted(os.listdir(place)))
                 for file in filter(self.is_database, paths):
                     place = root.path / file
-                    status = presence.status_at(place)
+                    status = plain.status_at(place)
                     if status is None or not self.counts(root, status):
                         continue
                     if stat.S_ISREG(status.st_mode):
@@ -130,7 +130,7 @@ class Rows(store.Store):
                         message = "a folder, or something else that is no file, has a database's name"
                         yield facts.Problem(place, "no-file", message)
         except OSError as error:
-            if not presence.means_absent(error):
+            if not plain.means_absent(error):
                 yield facts.Problem(place, "unreadable", f"cannot be read: {error.strerror}")
 
     def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
@@ -152,7 +152,7 @@ class Rows(store.Store):
 
     def _list_file(self, root: facts.Root, file: str, lister: Lister) -> Iterator[facts.Found]:
         path, payload = root.path / file, 0
-        modified = (presence.status_at(path), presence.status_at(database.companion(path, "-wal")))
+        modified = (plain.status_at(path), plain.status_at(database.companion(path, "-wal")))
         written = max((status.st_mtime for status in modified if status is not None), default=None)
         template = replace(self.template(root, file), written_before=written)
         try:

@@ -25,7 +25,7 @@ from cachectl.exchange import place
 from cachectl.exchange.format import is_name
 from cachectl.layers.base import errors
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.disk import atomic, locking
+from cachectl.layers.disk import atomic, handles
 from cachectl.layers.disk.plain import own_name
 
 #: Bytes of the directory of a bundle, and members in it.
@@ -197,7 +197,7 @@ class BundlePlace(place.StorePlace):
         """Open the new bundle in an unnamed file; other pushes to the old one wait until it is in its place."""
         if self._old is None or self._path is None:
             return zipfile.ZipFile(self._unnamed(), "w")
-        locking.take_flock(self._old.fileno(), wait=True)
+        handles.take_flock(self._old.fileno(), wait=True)
         self._require_same()
         file = self._unnamed()
         os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(self._old.fileno()).st_mode))
@@ -215,7 +215,7 @@ class BundlePlace(place.StorePlace):
         """Raise :class:`Changed` if another command has replaced or made the bundle meanwhile."""
         if self._path is None:
             return
-        same = not self._path.exists() if self._old is None else locking.is_same_file(self._path, self._old.fileno())
+        same = not self._path.exists() if self._old is None else handles.is_same_file(self._path, self._old.fileno())
         if not same:
             raise place.Changed(self.shown)
 
