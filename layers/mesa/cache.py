@@ -135,10 +135,9 @@ class MesaShaderCache(driver_layers.DriverLayer):
             return state
         return replace(state, why=f"{state.why}; RUSTICL_ENABLE names no device, so there may be none")
 
-    def switched(self, *, on: bool) -> facts.Switch:
-        """Return the variable, and unset its old name."""
-        switch = super().switched(on=on)
-        return replace(switch, unset=frozenset(_SWITCHES)) if on else switch
+    def enable(self) -> facts.Switch:
+        """Unset the old name of the variable, too."""
+        return replace(super().enable(), unset=frozenset(_SWITCHES))
 
     def relocate(self, folder: Path) -> facts.Switch:
         """Return the place itself: older releases append their folder to it, and make only that one."""

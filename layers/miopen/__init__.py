@@ -214,6 +214,11 @@ class KernelLookups(parts.Lookups):
         return openings - 2 * stores, stores
 
 
+def _place_of_file(layer: Any, file: Path) -> Path | None:  # noqa: ANN401 - a layer that is defined below
+    root = next(iter(layer.roots()), None)
+    return None if root is None else layer.store.place_of(root, file)
+
+
 class MIOpenLayer(layer.Layer):
     """A layer of MIOpen's databases: its place and its variable are declared.
 
@@ -225,7 +230,7 @@ class MIOpenLayer(layer.Layer):
     switch: ClassVar[declarations.EnvSwitch]
     #: What the switch turns off, if it is not the whole layer.
     switched_part: ClassVar[str | None] = None
-    about = parts.About(lookups=parts.Lookups(files=_FILES))
+    about = parts.About(lookups=parts.Lookups(files=_FILES), place_of_file=_place_of_file)
 
     def state(self) -> facts.State:
         """Read the switch. In a temporary folder only a database shows that MIOpen was there."""
@@ -255,11 +260,6 @@ class MIOpenLayer(layer.Layer):
                 outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
                 yield layer.misread(self, variable, Severity.HARMLESS, outcome, f"export {variable}=1")
             yield layer.off(self, variable, self.switched_part)
-
-    def place_of_file(self, file: Path) -> Path | None:
-        """Return the place of a database by its name."""
-        root = next(iter(self.roots()), None)
-        return None if root is None else self.store.place_of(root, file)
 
 
 _PACKAGED: Final = MIOpenLayer.about._replace(scope=Scope.SYSTEM, on_network=None, among_ranks=None, when_closed=None)

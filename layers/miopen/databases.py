@@ -156,17 +156,12 @@ class MIOpenDatabases(row_store.Rows):
 
     def __init__(self, asked_first: str = "") -> None:
         self.asked_first = asked_first
+        self.refusals = tree.REFUSALS
         if asked_first:
             self.kinds = tuple(INSTALLED[kind] for kind in self.kinds)
-
-    def refusals(self) -> Mapping[facts.Ability, str]:
-        """Refuse every change of a package's files, and on platforms without directory handles."""
-        if not self.asked_first:
-            return tree.REFUSALS
-        packaged = miopen.PACKAGED
-        into = f"{packaged}; put into the layer {self.asked_first}, which MIOpen asks first"
-        clear = f"{packaged}; its package manager removes them"
-        return {**tree.REFUSALS, facts.Ability.PUT: into, facts.Ability.CLEAR: clear}
+            into = f"{miopen.PACKAGED}; put into the layer {asked_first}, which MIOpen asks first"
+            clear = f"{miopen.PACKAGED}; its package manager removes them"
+            self.refusals = {**tree.REFUSALS, facts.Ability.PUT: into, facts.Ability.CLEAR: clear}
 
     # ------------------------------------------------------------------ files
 
@@ -187,18 +182,16 @@ class MIOpenDatabases(row_store.Rows):
         """Compare with the names of databases, those included that are only counted."""
         return self.named(file) is not None
 
-    def is_key(self, key: str) -> bool:
-        """Check the name of the database, and that the parts of an entry follow."""
-        relative, *parts = key.split(SEPARATOR, self.parts)
-        file = self.named(relative)
-        return len(parts) == self.parts and any(parts) and file is not None and file.kind in self.kinds
-
-    def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
-        """Compare with the names of databases, of sqlite's files beside one, and of version folders."""
+    def kind_of(self, root: facts.Root, path: str) -> str:
+        """Compare with the names of databases, which the parts of an entry follow, of files beside, and of folders."""
         del root
-        if self.versioned and len(parts) == 1 and VERSION_FOLDER.fullmatch(parts[0]):
-            return True
-        return self.is_database("/".join((*parts[:-1], database.without_companion(parts[-1]))))
+        relative, *parts = path.split(SEPARATOR, self.parts)
+        if parts:
+            file = self.named(relative)
+            is_entry = len(parts) == self.parts and any(parts) and file is not None and file.kind in self.kinds
+            return store.ENTRY if is_entry else store.FOREIGN
+        is_folder = self.versioned and VERSION_FOLDER.fullmatch(path) is not None
+        return store.OWN if is_folder or self.is_database(database.without_companion(path)) else store.FOREIGN
 
     def counts(self, root: facts.Root, status: os.stat_result) -> bool:
         """Return whether a file counts: in a temporary folder other users have theirs, and links lead anywhere."""
@@ -295,8 +288,8 @@ class MIOpenDatabases(row_store.Rows):
         self, root: facts.Root, file: str, keys: Sequence[str]
     ) -> Mapping[str, facts.Artifact | store.EntryError]:
         """Read entries of one database; what stands in the place of one is a miss."""
-        asked = list(filter(self.is_key, keys)) if self.is_usable(root, file) else []
-        return super().read_rows(root, file, asked) if asked else {}
+        asked = [key for key in keys if self.kind_of(root, key) == store.ENTRY]
+        return super().read_rows(root, file, asked) if asked and self.is_usable(root, file) else {}
 
     def write_rows(
         self, root: facts.Root, file: str, artifacts: Sequence[facts.Artifact], *, replace: bool

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from cachectl.layers import miopen
-from cachectl.layers.base import errors, facts, lazy
+from cachectl.layers.base import errors, facts, lazy, store
 from cachectl.layers.disk import plain
 from cachectl.layers.miopen import databases
 from cachectl.layers.stores import database, rows, tree
@@ -162,13 +162,10 @@ class UserKernelDatabases(KernelDatabases):
     tidies = True
     head = 32
 
-    def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
+    def kind_of(self, root: facts.Root, path: str) -> str:
         """Compare with the names of databases, version folders and object files."""
-        return super().owns(root, parts) or self.beside.owns(parts)
-
-    def is_key(self, key: str) -> bool:
-        """Check the name of the database and the parts after it, or compare with the pattern of object files."""
-        return super().is_key(key) if databases.SEPARATOR in key else self.beside.accepts(key)
+        kind = super().kind_of(root, path)
+        return kind if databases.SEPARATOR in path or kind == store.OWN else self.beside.kind_of(path)
 
     def leaves(self, root: facts.Root) -> Iterator[tree.Leaf | facts.Problem]:
         """Yield object files; in a temporary folder such files may belong to other programs."""

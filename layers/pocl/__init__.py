@@ -189,6 +189,7 @@ class PoclKernels(driver_layers.DriverLayer):
         "export POCL_KERNEL_CACHE=1",
         disables=True,
         read=declarations.at_load(*LIBRARIES),
+        value="0",
     )
     store: Any = lazy.later("cachectl.layers.pocl.programs", "Programs")
 
@@ -201,9 +202,9 @@ class PoclKernels(driver_layers.DriverLayer):
         yield from drivers.several_drivers(self, "PoCL")
         yield from super().diagnose()
 
-    def switched(self, *, on: bool) -> facts.Switch:
-        """Return the variable, with a value that also overrides the default."""
-        return facts.Switch(self.name, {"POCL_KERNEL_CACHE": "1" if on else "0"}, read_at_load=LIBRARIES)
+    def enable(self) -> facts.Switch:
+        """Return the variable with a value that means on, whatever the default."""
+        return replace(self.switch.read, layer=self.name, set={self.switch.variable: "1"})
 
 
 # ---------------------------------------------------------------------- running programs

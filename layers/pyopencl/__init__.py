@@ -176,9 +176,13 @@ class PyOpenCLBinaries(layer.Layer):
         files = dict.fromkeys(driver.file for driver in found if driver.maker in used)
         return State(Condition.ENABLED, why, tuple(files))
 
-    def switched(self, *, on: bool) -> facts.Switch:
+    def disable(self) -> facts.Switch:
         """Return the switch that PyOpenCL reads at every build."""
-        return _no_cache_switch(self.name, on=on)
+        return _no_cache_switch(self.name, on=False)
+
+    def enable(self) -> facts.Switch:
+        """Return the same switch."""
+        return _no_cache_switch(self.name, on=True)
 
     def relocate(self, folder: Path) -> facts.Switch:
         """Return the user cache folder, which PyOpenCL resolves at every build."""
@@ -206,13 +210,16 @@ class PyOpenCLInvoker(pytools.PytoolsDictionaries):
     variables = _VARIABLES
     opened_by = ("pyopencl.invoker", "pyopencl.scan")
 
-    def switched(self, *, on: bool) -> facts.Switch:
+    def disable(self) -> facts.Switch:
         """Return PyOpenCL's one switch; until 2024.1 it stores invokers all the same, which patches prevent here."""
-        switch = _no_cache_switch(self.name, on=on)
         release = release_of(self.environment.installed("pyopencl"))
-        if on or release is None or release >= _STORES_NOTHING_SINCE:
-            return switch
-        return replace(switch, patches=super().switched(on=False).patches)
+        stores_nothing = release is None or release >= _STORES_NOTHING_SINCE
+        patches = () if stores_nothing else super().disable().patches
+        return replace(_no_cache_switch(self.name, on=False), patches=patches)
+
+    def enable(self) -> facts.Switch:
+        """Return PyOpenCL's one switch."""
+        return _no_cache_switch(self.name, on=True)
 
 
 def _no_cache_switch(layer: str, *, on: bool) -> facts.Switch:
@@ -225,7 +232,7 @@ def _no_cache_switch(layer: str, *, on: bool) -> facts.Switch:
         layer,
         set={} if on else dict.fromkeys(_VARIABLES, "1"),
         unset=frozenset(_VARIABLES) if on else frozenset(),
-        flags=(facts.Flag("pyopencl", "_PYOPENCL_NO_CACHE", not on),),
+        flags={("pyopencl", "_PYOPENCL_NO_CACHE"): not on},
         memo_patches=tuple(
             facts.Patch(f"pyopencl.{module}", owner, method, pytools.forgetting) for module, owner, method in _MEMOS
         ),

@@ -23,6 +23,7 @@ from cachectl.layers.base.layer import Layer, faults_of, misread
 #: The beginnings of identifiers, and the layers of their dictionaries; others belong to ``pytools``.
 _PREFIXES: Final = {"loopy-": "loopy", "pyopencl-": "pyopencl-invoker"}
 _INSIDE: Final = Path(__file__).parents[1] / "inside"
+_LOOPY_FLAG: Final = ("loopy", "CACHING_ENABLED")
 #: Loopy's executors remember what they have compiled.
 _EXECUTORS: Final = (
     ("loopy.target.pyopencl_execution", "PyOpenCLExecutor"),
@@ -182,10 +183,12 @@ class PytoolsDictionaries(Layer):
             yield from (finding for _, finding in faults_of(self, _SETTINGS[:known]))
         yield from relative_cache_home(self)
 
-    def switched(self, *, on: bool) -> facts.Switch:
+    def enable(self) -> facts.Switch:
+        """Return sumpy's variable."""
+        return facts.Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=facts.When.NEXT_IMPORT)
+
+    def disable(self) -> facts.Switch:
         """Return sumpy's variable, and patches that replace the switch that pytools lacks in this process."""
-        if on:
-            return facts.Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=facts.When.NEXT_IMPORT)
         patches = tuple(
             facts.Patch("pytools.persistent_dict", owner, name, partial(_without, self.name, name))
             for owner in ("PersistentDict", "WriteOncePersistentDict")
@@ -214,19 +217,22 @@ class LoopyDictionaries(PytoolsDictionaries):
     variables = ("LOOPY_NO_CACHE", "CG_NO_CACHE")
     opened_by = ("loopy",)
 
-    def switched(self, *, on: bool) -> facts.Switch:
+    def disable(self) -> facts.Switch:
         """Return the variable for the next import, and the flag that loopy reads at each call in a running process."""
         return facts.Switch(
             self.name,
-            set={} if on else {"LOOPY_NO_CACHE": "1"},
-            unset=frozenset(self.variables) if on else frozenset(),
-            flags=(facts.Flag("loopy", "CACHING_ENABLED", on),),
+            set={"LOOPY_NO_CACHE": "1"},
+            flags={_LOOPY_FLAG: False},
             memo_patches=tuple(
                 facts.Patch(module, owner, "translation_unit_info", forgetting) for module, owner in _EXECUTORS
             ),
             clear_functions=(("loopy", "clear_in_mem_caches"),),
             takes_effect=facts.When.NOW,
         )
+
+    def enable(self) -> facts.Switch:
+        """Return the same, the other way round."""
+        return replace(self.disable(), set={}, unset=frozenset(self.variables), flags={_LOOPY_FLAG: True})
 
 
 def diagnosed(layer: Layer, distribution: str, variables: tuple[str, ...]) -> Iterator[facts.Finding]:

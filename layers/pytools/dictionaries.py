@@ -36,7 +36,6 @@ Staleness = tuple[bool | None, str | None]
 class Dictionaries(row_store.Rows):
     """Rows of sqlite files, one file for each dictionary, and folders of older generations."""
 
-    separator = "/"
     schema = SCHEMA
     # Entries of v3 and v4: a folder for each, below that of the dictionary, which stays: programs lock files in it.
     beside = tree.Shape(pdict.V4_LEVELS, folders=True, members=pdict.V4_MEMBERS)
@@ -60,18 +59,16 @@ class Dictionaries(row_store.Rows):
         """Return whether there is a dictionary of any generation. Raises :class:`OSError`."""
         return any(map(self.named, os.listdir(root.path)))
 
-    def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
+    def kind_of(self, root: facts.Root, path: str) -> str:
         """Compare the identifier; other names belong to the layer that takes all other dictionaries."""
         del root
-        name = pdict.parse_name(database.without_companion(parts[0]), self.environment.python)
-        return layer_of("" if name is None else name.identifier) == self.name
-
-    def is_key(self, key: str) -> bool:
-        """Check the name of the dictionary and the form of the rest, which is any one word for a row."""
-        file, _, digest = key.partition("/")
-        if self.is_database(file):
-            return bool(digest) and "/" not in digest
-        return self.named(file) is not None and self.beside.accepts(key)
+        file, _, digest = path.partition("/")
+        # The key of a row is any one word.
+        is_row = self.is_database(file) and bool(digest) and "/" not in digest
+        if is_row or (self.named(file) is not None and self.beside.accepts(path)):
+            return store.ENTRY
+        name = pdict.parse_name(database.without_companion(file), self.environment.python)
+        return store.OWN if layer_of("" if name is None else name.identifier) == self.name else store.FOREIGN
 
     # ------------------------------------------------------------------ listing
 
@@ -119,7 +116,8 @@ class Dictionaries(row_store.Rows):
         """Yield the folders of older dictionaries, this layer's orphans, and problems of either."""
         for leaf in super().leaves(root):
             if isinstance(leaf, facts.Problem):
-                if leaf.path == root.path or self.owns(root, leaf.path.relative_to(root.path).parts):
+                path = os.path.relpath(leaf.path, root.path)
+                if path == "." or self.kind_of(root, path) != store.FOREIGN:
                     yield leaf
             # What an interrupted cachectl left belongs to the layer that takes all other dictionaries.
             elif self.name == layer_of("") if leaf.orphan_rule is not None else self.named(leaf.key) is not None:

@@ -31,7 +31,6 @@ class Rows(store.Store):
     is its path. An error of a database is that of each of its rows.
     """
 
-    separator: ClassVar[str]
     schema: ClassVar[rows.Schema]
     row_kind: ClassVar[type[rows.RowFile]] = rows.RowFile
     #: The shape of what lies next to the databases, and whether empty folders above it go with it.
@@ -104,11 +103,6 @@ class Rows(store.Store):
 
     def _tree(self, root: facts.Root) -> tree.Tree:
         return tree.Tree(self.name, root.path, self.beside)
-
-    def file_of(self, root: Path, key: str) -> str:
-        """Return the database of a row; the parts of a key need not be names of files."""
-        file = key.partition(self.separator)[0]
-        return file if os.path.isfile(root / file) else key
 
     def databases(self, root: facts.Root) -> Iterator[str | facts.Problem]:
         """Yield the path of each database below a root, and a problem for each link and each unreadable thing."""
@@ -301,7 +295,7 @@ class Rows(store.Store):
 
     def read(self, root: facts.Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | store.EntryError]:
         """Read the rows of each file at once, and what lies next to the databases one by one."""
-        others = [key for key in keys if self.beside.accepts(key) and self.is_key(key)]
+        others = [key for key in keys if self.beside.accepts(key) and self.kind_of(root, key) == store.ENTRY]
         results = store.read_each(partial(self._read_beside, root), others)
         for file, listed in self._by_file((key, key) for key in keys if key not in others).items():
             read = store.attempt(partial(self.read_rows, root, file, listed)) if self.is_database(file) else {}

@@ -95,7 +95,7 @@ class Talking(Notes):
     def state(self) -> State:
         raise TypeError("no state")
 
-    def switched(self, *, on: bool) -> Switch:
+    def disable(self) -> Switch:
         raise KeyError("switch")
 
     def relocate(self, folder: Path) -> Switch:
