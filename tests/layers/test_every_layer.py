@@ -227,6 +227,7 @@ STRANGERS = {
         ("llvmcache-" + "a" * 40, "Thin-abc", "llvmcache-" + "A" * 64, "llvmcache-" + "a" * 65),
         comgr_key("link"),
     ),
+    "miopen": (("notes.ukdb", "3.3.0.x/notes.txt", "x/gfx90a6e.ukdb"), "3.3.0.x/gfx906_60.ukdb"),
     "miopen-tuning": (("notes.temp", "notes.txt"), FIND.replace("gfx90a6e", "gfx906_60")),
 }
 
