@@ -32,14 +32,19 @@ _DATABASES: Final = ("share/miopen/db", "miopen/share/miopen/db")
 _LINKER_FOLDERS: Final = "/etc/ld.so.conf.d"
 _LIBRARY_FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
 
-#: Boolean values in lower case, since ROCm 6.1; MIOpen throws for any other, also for the empty text.
-_VALUES: Final = {
-    **dict.fromkeys(("1", "enable", "enabled", "yes", "on", "true"), True),
-    **dict.fromkeys(("0", "disable", "disabled", "no", "off", "false"), False),
-}
-_NO_FLAG: Final = "is not a boolean: MIOpen throws (ignores it before ROCm 6.1)"
-#: Those that earlier versions know, in lower case only; they ignore any other value.
-_ALWAYS_KNOWN: Final = _VALUES.keys() - {"on", "off"}
+#: It hides user and system kernels alike. A boolean since ROCm 6.1; for any other value, also an empty one, MIOpen throws.
+_DISABLES: Final = declarations.EnvSwitch(
+    "MIOPEN_DISABLE_CACHE",
+    "1|enable|enabled|yes|on|true",
+    "0|disable|disabled|no|off|false",
+    Severity.FAILS,
+    "is not a boolean: MIOpen throws (ignores it before ROCm 6.1)",
+    disables=True,
+    read=declarations.at_load(*LIBRARIES),
+    value="1",
+)
+#: What earlier versions know; they ignore any other value.
+_ALWAYS_KNOWN: Final = frozenset({"1", "enable", "enabled", "yes", "true"})
 _ENFORCE: Final = "MIOPEN_FIND_ENFORCE"
 #: Its values, and the effects of some on every run.
 _ACTIONS: Final = {"NONE": "1", "DB_UPDATE": "2", "SEARCH": "3", "SEARCH_DB_UPDATE": "4", "DB_CLEAN": "5"}
@@ -193,11 +198,6 @@ _FILES: Final = parts.EntryFiles(
 )
 
 
-def read_flag(value: str) -> bool | None:
-    """Read a boolean as MIOpen does since ROCm 6.1; ``None`` where that throws (also for the empty string)."""
-    return _VALUES.get(value.lower())
-
-
 class KernelLookups(parts.Lookups):
     """The database is opened for each lookup and each store, ``src/binary_cache.cpp`` (``LoadBinary``, ``SaveBinary``).
 
@@ -227,18 +227,15 @@ class MIOpenLayer(layer.Layer):
 
     store: Any
     places: ClassVar[UserPlace | SystemPlace]
-    switch: ClassVar[declarations.EnvSwitch]
-    #: What the switch turns off, if it is not the whole layer.
-    switched_part: ClassVar[str | None] = None
+    switch: ClassVar[declarations.EnvSwitch] = _DISABLES
     about = parts.About(lookups=parts.Lookups(files=_FILES), place_of_file=_place_of_file)
 
     def state(self) -> facts.State:
         """Read the switch. In a temporary folder only a database shows that MIOpen was there."""
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
-        verdict = False if value is None else read_flag(value)
-        if verdict is None:
-            return facts.State(Condition.DISABLED, f"{variable}={value!r} {_NO_FLAG}; use 1, or unset it")
-        if verdict:
+        if value is not None and not (self.switch.is_off(value) or self.switch.is_fine(value)):
+            return facts.State(Condition.DISABLED, f"{variable}={value!r} {self.switch.outcome}; use 1, or unset it")
+        if self.switch.is_off(value):
             hint = "" if value in _ALWAYS_KNOWN else " (MIOpen before ROCm 6.1 ignores this value; use 1)"
             return facts.State(Condition.DISABLED, f"{variable}={value}{hint}")
         used = (
@@ -252,14 +249,10 @@ class MIOpenLayer(layer.Layer):
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch."""
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
-        verdict = False if value is None else read_flag(value)
-        if verdict is None:
-            yield layer.misread(self, variable, Severity.FAILS, _NO_FLAG)
-        elif verdict:
-            if value not in _ALWAYS_KNOWN:
-                outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
-                yield layer.misread(self, variable, Severity.HARMLESS, outcome, f"export {variable}=1")
-            yield layer.off(self, variable, self.switched_part)
+        if self.switch.is_off(value) and value not in _ALWAYS_KNOWN:
+            outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
+            yield layer.misread(self, variable, Severity.HARMLESS, outcome, f"export {variable}=1")
+        yield from (finding for _, finding in layer.faults_of(self, (self.switch,)))
 
 
 _PACKAGED: Final = MIOpenLayer.about._replace(scope=Scope.SYSTEM, on_network=None, among_ranks=None, when_closed=None)
@@ -271,8 +264,6 @@ class MIOpenKernels(MIOpenLayer):
     name = "miopen"
     title = "MIOpen user kernels"
     places = KERNELS
-    # It hides user and system kernels alike.
-    switch = declarations.EnvSwitch("MIOPEN_DISABLE_CACHE", off="1", read=declarations.at_load(*LIBRARIES))
     about = MIOpenLayer.about._replace(
         on_network=Hazard(
             Severity.RISKS,
@@ -314,7 +305,6 @@ class MIOpenSystemKernels(MIOpenLayer):
     name = "miopen-system"
     title = "MIOpen system kernels"
     places = SYSTEM_KERNELS
-    switch = MIOpenKernels.switch
     about = _PACKAGED
     store: Any = lazy.later("cachectl.layers.miopen.kernels", "KernelDatabases", "miopen")
 
@@ -342,9 +332,8 @@ class MIOpenTuning(MIOpenLayer):
     name = "miopen-tuning"
     title = "MIOpen user tuning results"
     places: ClassVar[UserPlace | SystemPlace] = TUNING
-    switch = declarations.EnvSwitch("MIOPEN_DEBUG_DISABLE_FIND_DB", off="1", read=declarations.at_load(*LIBRARIES))
     # The perf-db stays on.
-    switched_part = "MIOpen's find-db"
+    switch = _DISABLES._replace(variable="MIOPEN_DEBUG_DISABLE_FIND_DB", what="MIOpen's find-db")
     about = MIOpenLayer.about._replace(
         precious=True,
         on_network=Hazard(
@@ -362,7 +351,7 @@ class MIOpenTuning(MIOpenLayer):
         """Read the switch of the find-db; the perf-db stays on."""
         state = super().state()
         why = [state.why]
-        if read_flag(self.environment.get(self.switch.variable) or ""):
+        if self.switch.is_off(self.environment.get(self.switch.variable)):
             why.append("the find-db is off, the perf-db stays on")
         if self._enforced() == "5":
             why.append(f"{_ENFORCE}={self.environment.get(_ENFORCE)} erases the user's results: unset it")
