@@ -32,7 +32,7 @@ _DATABASES: Final = ("share/miopen/db", "miopen/share/miopen/db")
 _LINKER_FOLDERS: Final = "/etc/ld.so.conf.d"
 _LIBRARY_FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
 
-#: It hides user and system kernels alike. A boolean since ROCm 6.1; for any other value, also an empty one, MIOpen throws.
+#: It hides user and system kernels alike. Since ROCm 6.1 MIOpen throws unless it is a boolean.
 _DISABLES: Final = declarations.EnvSwitch(
     "MIOPEN_DISABLE_CACHE",
     "1|enable|enabled|yes|on|true",
@@ -226,7 +226,6 @@ class MIOpenLayer(layer.Layer):
     """
 
     store: Any
-    places: ClassVar[UserPlace | SystemPlace]
     switch: ClassVar[declarations.EnvSwitch] = _DISABLES
     about = parts.About(lookups=parts.Lookups(files=_FILES), place_of_file=_place_of_file)
 
@@ -331,7 +330,7 @@ class MIOpenTuning(MIOpenLayer):
 
     name = "miopen-tuning"
     title = "MIOpen user tuning results"
-    places: ClassVar[UserPlace | SystemPlace] = TUNING
+    places = TUNING
     # The perf-db stays on.
     switch = _DISABLES._replace(variable="MIOPEN_DEBUG_DISABLE_FIND_DB", what="MIOpen's find-db")
     about = MIOpenLayer.about._replace(
