@@ -137,7 +137,9 @@ class SystemPlace(declarations.Places):
 
 #: Up to MIOpen 3.3 the variable names the folder itself; MIOpen 3.5 makes its version folder in it.
 KERNELS: Final = UserPlace("MIOPEN_CUSTOM_CACHE_DIR", home=".cache/miopen", profile=".miopen/cache", below="miopen")
-TUNING: Final = UserPlace("MIOPEN_USER_DB_PATH", home=".config/miopen", profile=".miopen/db", below="miopen-db")
+TUNING: Final[declarations.Places] = UserPlace(
+    "MIOPEN_USER_DB_PATH", home=".config/miopen", profile=".miopen/db", below="miopen-db"
+)
 SYSTEM_KERNELS: Final = SystemPlace(expands=True)
 SYSTEM_TUNING: Final = SystemPlace(expands=False)
 
