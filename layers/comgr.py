@@ -166,15 +166,13 @@ class ComgrCache(driver_layers.DriverLayer):
 
 def outputs() -> Store:
     """Return the store of the entries, and of the file that records when some were last dropped."""
-    from cachectl.layers.stores.files import Files, Index
-    from cachectl.layers.stores.tree import OrphanRule, Shape
+    from cachectl.layers.stores.files import Files
+    from cachectl.layers.stores.tree import Shape
 
     temporary = lazy.regex(r"amdgpu-compiler-[0-9a-f]{6}\.tmp\.o")
-    left = OrphanRule(temporary, "left by a program that was killed", private=True)
-    shape = Shape((lazy.regex("llvmcache-[0-9a-f]{64}"),), folders=False, orphans=(left,))
-    index = Index()
-    index.shapes = (Shape((lazy.regex(re.escape(TIMESTAMP)),), folders=False),)
-    return Files(shape, codec=ComgrCodec(), index=index, writers=LIBRARIES)
+    left = Shape((temporary,), because="left by a program that was killed", private=True)
+    timestamp = Shape((lazy.regex(re.escape(TIMESTAMP)),), sums=True)
+    return Files("llvmcache-[0-9a-f]{64}", left, timestamp, codec=ComgrCodec(), writers=LIBRARIES)
 
 
 def output_of(data: bytes) -> bytes | None:

@@ -30,7 +30,7 @@ from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.pairs import Database, Fossilize
 from cachectl.layers.miopen import databases as miopen_names
 from cachectl.layers.miopen import kernels as kernel_db
-from cachectl.layers.neo.entries import NeoCodec
+from cachectl.layers.neo.entries import NeoPrograms
 from cachectl.layers.stores.archive import artifact_from_bytes, unpack
 from cachectl.layers.stores.records import Record, RecordFile
 
@@ -141,7 +141,7 @@ PARSERS: Final[tuple[tuple[Callable[[bytes], object], ...], ...]] = (
     (_archive,),
     (device_binaries.complaint, _objects),
     (opencl_source.kernel_names,),
-    (NeoCodec().check, NeoCodec().describe),
+    (NeoPrograms().check, NeoPrograms().describe),
     (_bitcode,),
     (lambda data: comgr.policy_complaint(_text(data)), _comgr),
     (_mesa_entry,),

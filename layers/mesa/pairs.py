@@ -250,14 +250,13 @@ class Pair:
                 kept = [blob for blob in listed if stamps.get(blob.name) != blob.stamp]
                 left = {blob.name for blob in listed}
                 if files is not None and len(kept) < len(listed):
-                    # After an error more may be gone than was planned.
-                    for left, rest in self._keep(files, kept):  # noqa: B007 - the last ones count
-                        pass
+                    self._keep(files, kept)
+                    left, rest = {blob.name for blob in kept}, self._bytes(files)
         except errors.LayerError as error:
             if not listed:
                 raise
             failed = error
-            # A step may have been half done.
+            # Fewer entries may be left than were to stay.
             with suppress(errors.LayerError), self._opened() as files:
                 left, rest = {blob.name for blob in self._listed(files)}, self._bytes(files)
         outcome = facts.Outcome(self.layer, sum(blob.name not in left for blob in listed), max(0, size - rest))
@@ -269,8 +268,8 @@ class Pair:
         notes = [facts.Note(entries.key_of(name), stay[name]) for name in stamps if name in stay]
         return replaced(outcome, skipped=tuple(notes))
 
-    def put(self, name: str, content: bytes, *, replace: bool) -> None:
-        """Add an entry. Raises :class:`EntryExists` if a different one has the name and ``replace`` is not set."""
+    def put(self, name: str, content: bytes, *, replace: bool) -> bool:
+        """Add an entry; return whether it was not there. Raises :class:`EntryExists` if a different one is there."""
         with self._changing(make=True) as files:
             if files is None:
                 raise errors.Unreachable(self.layer, "cannot be made", self.path)
@@ -282,15 +281,14 @@ class Pair:
             standing = next((blob for blob in listed if blob.name == name), None)
             if standing is None:
                 self._append(files, name, content)
-                return
+                return True
             if _content(files.data, standing, -1) == content:
-                return
+                return False
             if not replace:
                 raise errors.EntryExists(self.layer, self.path)
-            for _ in self._keep(files, [blob for blob in listed if blob is not standing]):
-                pass
+            self._keep(files, [blob for blob in listed if blob is not standing])
         # Other files may have replaced these meanwhile.
-        self.put(name, content, replace=False)
+        return self.put(name, content, replace=False)
 
     def _append(self, files: _Open, name: str, content: bytes) -> None:
         """Add an entry whole, or leave both files as they were."""
@@ -311,30 +309,20 @@ class Pair:
                     atomic.cut(handle, end)
             raise
 
-    def _keep(self, files: _Open, kept: list[Blob]) -> Iterator[tuple[set[str], int]]:
-        """Reduce both files to some entries; yield after each step which are listed, and the bytes of the files."""
-        names = {blob.name for blob in kept}
-        old, data = self._bytes(files), self.form.head + sum(blob.end - blob.begin for blob in kept)
-        index = self.form.head + sum(len(self.form.record(blob)) for blob in kept)
+    def _keep(self, files: _Open, kept: list[Blob]) -> None:
+        """Reduce both files to some entries."""
         if self.form.in_place:
             # After an interruption the number is zero, and Mesa empties both files.
             _write_heads(files, self.form.new_head()[:-8] + bytes(8))
-            yield set(), old
             self._copy(files.data, kept, files.data, files.places)
-            yield set(), data + index
             os.fsync(files.data)
             os.fsync(files.places)
             _write_heads(files, self.form.new_head())
-            yield names, data + index
             return
         with ExitStack() as stack:
             stage = stack.enter_context(atomic.own_folder(files.root, plain.STAGE))
             # Between the steps programs find nothing, instead of wrong bytes.
-            steps = {
-                "empty": (self.form.index_name, set(), os.fstat(files.data).st_size + self.form.head),
-                "data": (self.form.data_name, set(), data + self.form.head),
-                "index": (self.form.index_name, names, data + index),
-            }
+            steps = {"empty": self.form.index_name, "data": self.form.data_name, "index": self.form.index_name}
             handles = {}
             for staged in steps:
                 handles[staged] = atomic.create(staged, stage, os.fstat(files.data).st_mode & 0o777)
@@ -343,9 +331,8 @@ class Pair:
             self._copy(files.data, kept, handles["data"], handles["index"])
             for handle in handles.values():
                 os.fsync(handle)
-            for staged, (name, listed, rest) in steps.items():
+            for staged, name in steps.items():
                 atomic.move_in(staged, stage, name, files.folder)
-                yield listed, rest
             os.fsync(files.folder)
 
     def _copy(self, source: int, kept: list[Blob], data: int, index: int) -> None:

@@ -7,20 +7,22 @@ The latter is that of old versions, and of builds without sqlite. Sources: ``src
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 from cachectl.layers import miopen
 from cachectl.layers.base import errors, facts, lazy, store
+from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk import plain
 from cachectl.layers.miopen import databases
-from cachectl.layers.stores import database, rows, tree
+from cachectl.layers.stores import database, files, rows, tree
 
 #: MIOpen ignores smaller files of a package: empty ones, and pointers of git-lfs.
 _LEAST: Final = 512
 _ROW, _OBJECT = "miopen-kernel/1", "miopen-object/1"
+_NO_CODE: Final = "has the name of a kernel, but is no code; left alone"
 SCHEMA: Final = rows.Schema(
     table="kern_db",
     create=(
@@ -156,46 +158,44 @@ class UserKernelDatabases(KernelDatabases):
     versioned = True
     forms = (_ROW, _OBJECT)
     # Each is in a folder named by the md5 of device and options; MIOpen makes the folders again that it needs.
-    beside = tree.Shape(
-        (databases.VERSION_FOLDER, lazy.regex("[0-9a-f]{32}"), lazy.regex(r".+\.o(?:bj)?")), folders=False
-    )
+    shapes = (tree.Shape((databases.VERSION_FOLDER, lazy.regex("[0-9a-f]{32}"), lazy.regex(r".+\.o(?:bj)?"))),)
     tidies = True
-    head = 32
 
     def kind_of(self, root: facts.Root, path: str) -> str:
         """Compare with the names of databases, version folders and object files."""
         kind = super().kind_of(root, path)
-        return kind if databases.SEPARATOR in path or kind == store.OWN else self.beside.kind_of(path)
+        return kind if databases.SEPARATOR in path or kind == store.OWN else files.Files.kind_of(self, root, path)
 
     def leaves(self, root: facts.Root) -> Iterator[tree.Leaf | facts.Problem]:
         """Yield object files; in a temporary folder such files may belong to other programs."""
-        return iter(()) if root.role == miopen.TEMPORARY else super().leaves(root)
+        return iter(()) if root.role == miopen.TEMPORARY else self.tree_of(root).scan(head=32)
 
-    def describe(self, root: facts.Root, leaf: tree.Leaf) -> facts.Found:
-        """Return the entry of an object file."""
+    def described(
+        self, tree: tree.Tree, leaf: tree.Leaf, selection: Selection, *, contents: bool
+    ) -> Iterator[facts.Found]:
+        """Yield the entry of an object file."""
+        del selection, contents
         if not leaf.head.startswith(CODE):
-            return facts.Problem(
-                root.path / leaf.key, "unrecognised", "has the name of a kernel, but is no code; left alone"
-            )
-        version, _, name = leaf.key.split("/")
-        entry = leaf.entry(self.name, root.path)
-        return replace(entry, versions={"miopen": version}, kernels=databases.program_names(name))
+            yield facts.Problem(tree.root / leaf.entry.key, "unrecognised", _NO_CODE)
+            return
+        version, _, name = leaf.entry.key.split("/")
+        yield replace(leaf.entry, versions={"miopen": version}, kernels=databases.program_names(name))
 
-    def artifact_of(self, root: facts.Root, key: str, values: rows.Values) -> facts.Artifact:
-        """Return a kernel of a row, or an object file as it stands."""
-        if not self.beside.accepts(key):
-            return super().artifact_of(root, key, values)
-        artifact = facts.Artifact(self.name, key, _OBJECT, _as_bytes(values[0]), {"kernels": "", "device": ""})
-        self.values_of(artifact)
-        return artifact
+    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[store.Damage]:
+        """Yield that an object file is no code."""
+        del key
+        if not files[""].startswith(CODE):
+            yield store.Damage(facts.Severity.HARMLESS, "is no code object")
 
-    def values_of(self, artifact: facts.Artifact) -> rows.Values:
-        """Pack a kernel, or require that an object file holds code."""
-        if not self.beside.accepts(artifact.key):
-            return super().values_of(artifact)
-        if not artifact.data.startswith(CODE):
-            raise errors.Damaged(self.name, "is no code object", artifact.key)
-        return (artifact.data,)
+    def foreign(self, files: Mapping[str, bytes]) -> str | None:
+        """Return that a file without code may be of another program."""
+        del files
+        return _NO_CODE
+
+    def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
+        """Return that nothing more is known of an object file."""
+        del key, files
+        return {"kernels": "", "device": ""}
 
 
 def _entry(template: facts.Entry, row: rows.Row) -> facts.Entry:

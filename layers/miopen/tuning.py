@@ -10,7 +10,7 @@ import errno
 import os
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace as changed
 from functools import partial
@@ -22,7 +22,6 @@ from cachectl.layers import miopen
 from cachectl.layers.base import errors, facts, lazy, store
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk import atomic, handles, locks, plain
-from cachectl.layers.host import processes
 from cachectl.layers.miopen import databases
 from cachectl.layers.stores import database, records, rows, tree
 
@@ -47,14 +46,13 @@ class TuningDatabases(databases.MIOpenDatabases):
     kinds = ("ufdb.txt", "udb.txt", "cd.updb.txt")
     parts = 1
     # What MIOpen, or cachectl, writes before it renames it over a database.
-    beside = tree.Shape(
-        (lazy.regex("(?!)"),),
-        folders=True,
-        orphans=(
-            tree.OrphanRule(lazy.regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"), "left by an interrupted rewrite of MIOpen"),
-            tree.OrphanRule(tree.OWN_TEMPORARY, "left by an interrupted cachectl"),
+    shapes = (
+        tree.Shape(
+            (lazy.regex(r"(?:batchnorm_)?gfx.*\.txt\.temp"),), because="left by an interrupted rewrite of MIOpen"
         ),
+        tree.Shape((tree.OWN_TEMPORARY,), because="left by an interrupted cachectl"),
     )
+    writers = miopen.LIBRARIES
     # If MIOpen cannot open its database, it tunes again in every run.
     when_blocked = facts.Severity.RECOMPILES
 
@@ -193,13 +191,6 @@ class TuningDatabases(databases.MIOpenDatabases):
 
     # ------------------------------------------------------------------ remove
 
-    def in_use(self, targets: Iterable[facts.Entry]) -> Iterator[tuple[facts.Entry, str | None]]:
-        """Skip leftovers while a program has MIOpen loaded."""
-        users = processes.using(miopen.LIBRARIES, processes=self.environment.processes)
-        reason = None if users == () else f"MIOpen is loaded in {processes.process_names(users)}"
-        for target in targets:
-            yield target, reason if target.is_orphan else None
-
     def remove_rows(self, root: facts.Root, file: str, targets: Sequence[facts.Entry]) -> facts.Outcome:
         """Delete lines. Running programs keep the records that they have read."""
         planned = {self.key_of(target.key)[0]: target for target in targets}
@@ -207,7 +198,7 @@ class TuningDatabases(databases.MIOpenDatabases):
             gone = tuple(facts.Note(target.key, tree.GONE) for target in targets)
             return facts.Outcome(self.name, skipped=gone)
         path, lines = root.path / file, self._records(root, file)
-        before = database.disk_usage(path).bytes
+        before = database.bytes_of(path)
         failed: tuple[facts.Note, ...] = ()
         try:
             removed = lines.delete({key: target.stamp[0] for key, target in planned.items()})
@@ -217,7 +208,7 @@ class TuningDatabases(databases.MIOpenDatabases):
             removed = set(planned.keys() - lines.read_many(planned).keys())
         left = [target.key for key, target in planned.items() if key not in removed and not failed]
         skipped = tuple(facts.Note(key, rows.CHANGED) for key in left)
-        freed = max(0, before - database.disk_usage(path).bytes)
+        freed = max(0, before - database.bytes_of(path))
         return facts.Outcome(self.name, len(removed), freed, skipped, failed)
 
 

@@ -78,7 +78,7 @@ class NeoCompilerCache(driver_layers.DriverLayer):
     )
     limit = driver_layers.Limit("NEO_CACHE_MAX_SIZE")
     places = _PLACES
-    store: Any = lazy.later("cachectl.layers.neo.entries", "programs")
+    store: Any = lazy.later("cachectl.layers.neo.entries", "NeoPrograms")
     about = parts.About(lookups=NeoLookups())
 
     def faults(self) -> Iterator[layer.Fault]:

@@ -6,17 +6,18 @@ Source: ``pytools/persistent_dict.py``.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import starmap
+from itertools import chain, starmap
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base import errors, facts, store
 from cachectl.layers.base.environment import Environment, release_of
+from cachectl.layers.base.selection import Selection
 from cachectl.layers.formats import pdict, pickles
 from cachectl.layers.pytools import layer_of
-from cachectl.layers.stores import database, row_store, rows, tree
+from cachectl.layers.stores import database, files, row_store, rows, tree
 
 if TYPE_CHECKING:
     from cachectl.layers.host.pythons import Python
@@ -38,7 +39,7 @@ class Dictionaries(row_store.Rows):
 
     schema = SCHEMA
     # Entries of v3 and v4: a folder for each, below that of the dictionary, which stays: programs lock files in it.
-    beside = tree.Shape(pdict.V4_LEVELS, folders=True, members=pdict.V4_MEMBERS)
+    shapes = (tree.Shape(pdict.V4_LEVELS, folders=True, members=pdict.V4_MEMBERS),)
 
     def __init__(self, layer: str) -> None:
         self.forms = (f"{layer}-pdict/5", f"{layer}-pdict/4")
@@ -65,7 +66,7 @@ class Dictionaries(row_store.Rows):
         file, _, digest = path.partition("/")
         # The key of a row is any one word.
         is_row = self.is_database(file) and bool(digest) and "/" not in digest
-        if is_row or (self.named(file) is not None and self.beside.accepts(path)):
+        if is_row or (self.named(file) is not None and self.shape_of(path) is not None):
             return store.ENTRY
         name = pdict.parse_name(database.without_companion(file), self.environment.python)
         return store.OWN if layer_of("" if name is None else name.identifier) == self.name else store.FOREIGN
@@ -76,9 +77,12 @@ class Dictionaries(row_store.Rows):
         """Return what the name of a dictionary says of its rows."""
         return self._with_name(facts.Entry(self.name, file, root.path, 0, 0))
 
-    def describe(self, root: facts.Root, leaf: tree.Leaf) -> facts.Entry:
-        """Return an entry of an older dictionary."""
-        return self._with_name(leaf.entry(self.name, root.path))
+    def described(
+        self, tree: tree.Tree, leaf: tree.Leaf, selection: Selection, *, contents: bool
+    ) -> Iterator[facts.Found]:
+        """Yield an entry of an older dictionary."""
+        del tree, selection, contents
+        yield self._with_name(leaf.entry)
 
     def _with_name(self, entry: facts.Entry) -> facts.Entry:
         """Add what a dictionary's name says of its entries."""
@@ -110,7 +114,7 @@ class Dictionaries(row_store.Rows):
             if count:
                 yield replace(template, bytes=size, sums=count)
 
-        return store.sum_usage(self.listed(root, summed))
+        return store.sum_usage(chain(self.listed(root, summed), files.Files.scan(self, root)))
 
     def leaves(self, root: facts.Root) -> Iterator[tree.Leaf | facts.Problem]:
         """Yield the folders of older dictionaries, this layer's orphans, and problems of either."""
@@ -120,23 +124,31 @@ class Dictionaries(row_store.Rows):
                 if path == "." or self.kind_of(root, path) != store.FOREIGN:
                     yield leaf
             # What an interrupted cachectl left belongs to the layer that takes all other dictionaries.
-            elif self.name == layer_of("") if leaf.orphan_rule is not None else self.named(leaf.key) is not None:
+            elif self.name == layer_of("") if leaf.entry.is_orphan else self.named(leaf.entry.key) is not None:
                 yield leaf
 
     # ------------------------------------------------------------------ contents
 
     def artifact_of(self, root: facts.Root, key: str, values: rows.Values) -> facts.Artifact:
-        """Return a row as its raw pickle, or a folder of an old dictionary as a tar."""
+        """Return a row as its raw pickle."""
         del root
-        name, form = self.named(key), self.forms[self.beside.accepts(key)]
-        detail = {} if name is None else {"dictionary": name.identifier, "python": name.python}
-        return facts.Artifact(self.name, key, form, _as_bytes(values[0]), detail)
+        return facts.Artifact(self.name, key, self.forms[0], _as_bytes(values[0]), self.detail(key, {}))
+
+    def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
+        """Return the name of the dictionary, and the version of Python in it."""
+        del files
+        name = self.named(key)
+        return {} if name is None else {"dictionary": name.identifier, "python": name.python}
+
+    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[store.Damage]:
+        """Yield nothing: the folders of older dictionaries are not checked."""
+        del key, files
+        yield from ()
 
     def values_of(self, artifact: facts.Artifact) -> rows.Values:
         """Return the pickle of a row, which must be whole."""
-        is_row = self.is_database(artifact.key.partition("/")[0])
         # Whole frames show that nothing was cut off; verify looks closer.
-        if is_row and not pickles.is_framed(artifact.data) and (reason := pickles.complaint(artifact.data)):
+        if not pickles.is_framed(artifact.data) and (reason := pickles.complaint(artifact.data)):
             raise errors.Damaged(self.name, reason, artifact.key)
         return (artifact.data,)
 

@@ -23,10 +23,12 @@ import struct
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk import atomic, handles
 from cachectl.layers.disk.plain import borrow, plain_status, release
@@ -67,23 +69,26 @@ def without_companion(name: str) -> str:
     return next((name.removesuffix(ending) for ending in COMPANIONS if name.endswith(ending)), name)
 
 
-class DiskUsage(NamedTuple):
-    """Files of a database, their bytes, and their disk blocks in bytes, ``None`` if the system does not say."""
-
-    files: int
-    bytes: int
-    disk: int | None
-
-
-def disk_usage(path: Path) -> DiskUsage:
-    """Count a database and the files that sqlite keeps next to it."""
+def _files_of(path: Path) -> list[os.stat_result]:
     found = []
     for suffix in ("", *COMPANIONS):
         with suppress(FileNotFoundError):
             found.append(companion(path, suffix).stat())
-    blocks = [size for size in map(handles.blocks_of, found) if size is not None]
-    disk = sum(blocks) if len(blocks) == len(found) else None
-    return DiskUsage(len(found), sum(status.st_size for status in found), disk)
+    return found
+
+
+def bytes_of(path: Path) -> int:
+    """Return the bytes of a database and of the files that sqlite keeps next to it."""
+    return sum(status.st_size for status in _files_of(path))
+
+
+def rest_of(path: Path, template: facts.Entry, payload: int) -> facts.Entry:
+    """Return what a database and the files next to it hold beside the payload of its rows."""
+    files = _files_of(path)
+    blocks = [size for size in map(handles.blocks_of, files) if size is not None]
+    disk = sum(blocks) if len(blocks) == len(files) else None
+    rest = max(0, sum(status.st_size for status in files) - payload)
+    return replace(template, bytes=rest, files=len(files), disk=disk, sums=0)
 
 
 def file_stamp(path: Path) -> tuple[int, ...]:

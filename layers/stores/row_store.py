@@ -13,31 +13,30 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from cachectl.layers.base import errors, facts, lazy, store
+from cachectl.layers.base import errors, facts, store
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.disk import plain
 from cachectl.layers.host import processes
-from cachectl.layers.stores import archive, database, rows, tree
+from cachectl.layers.stores import database, files, rows, tree
 
 T = TypeVar("T")
 #: Takes a database by its path below the root, and what its entries have in common; yields its rows.
 Lister = Callable[[facts.Root, str, facts.Entry], Iterator[facts.Found]]
 
 
-class Rows(store.Store):
-    """Rows of database files in a folder, with entries of older releases, or leftovers, next to the databases.
+class Rows(files.Files):
+    """Rows of database files in a folder, next to which may lie other files: entries of older releases, or leftovers.
 
     The key of a row begins with the path of its database below the root and a separator. The key of a damaged database
-    is its path. An error of a database is that of each of its rows.
+    is its path. An error of a database is that of each of its rows. The first form is that of rows, the last that of
+    other files.
     """
 
     schema: ClassVar[rows.Schema]
     row_kind: ClassVar[type[rows.RowFile]] = rows.RowFile
-    #: The shape of what lies next to the databases, and whether empty folders above it go with it.
-    beside: ClassVar[tree.Shape] = tree.Shape((lazy.regex("(?!)"),), folders=False)
+    shapes: tuple[tree.Shape, ...] = ()
+    #: Whether empty folders above other files go with them.
     tidies: ClassVar[bool] = False
-    #: How much of a file next to the databases :meth:`describe` needs, in bytes.
-    head: ClassVar[int] = 0
     #: True because sqlite writes a journal before it deletes rows.
     clearing_needs_room = True
 
@@ -66,15 +65,11 @@ class Rows(store.Store):
 
     @abstractmethod
     def artifact_of(self, root: facts.Root, key: str, values: rows.Values) -> facts.Artifact:
-        """Return an entry from the values of its row, or the bytes of its file; :class:`Damaged` if it is not whole."""
+        """Return an entry from the values of its row. Raises :class:`Damaged` if it is not whole."""
 
     @abstractmethod
     def values_of(self, artifact: facts.Artifact) -> rows.Values:
-        """Return the values of an entry's row; :class:`Damaged` if its library could not use the entry."""
-
-    def describe(self, root: facts.Root, leaf: tree.Leaf) -> facts.Found:
-        """Return an entry next to the databases, or the problem that it is none."""
-        return leaf.entry(self.name, root.path)
+        """Return the values of an entry's row. Raises :class:`Damaged` if its library could not use the entry."""
 
     def counts(self, root: facts.Root, status: os.stat_result) -> bool:
         """Return whether a file of a root may be the user's."""
@@ -86,10 +81,6 @@ class Rows(store.Store):
         del root
         return ("",)
 
-    def leaves(self, root: facts.Root) -> Iterator[tree.Leaf | facts.Problem]:
-        """Yield what lies next to the databases."""
-        return self._tree(root).scan(head=self.head)
-
     def key_of(self, key: str) -> tuple[str, ...]:
         """Return the key columns of a row."""
         return (key.partition(self.separator)[2],)
@@ -100,9 +91,6 @@ class Rows(store.Store):
         """Return a database as this environment may use it."""
         waits, trusts = self.environment.lock_timeout, self.environment.trusts_writers
         return self.row_kind(self.name, root.path / file, self.schema, waits, shared=trusts)
-
-    def _tree(self, root: facts.Root) -> tree.Tree:
-        return tree.Tree(self.name, root.path, self.beside)
 
     def databases(self, root: facts.Root) -> Iterator[str | facts.Problem]:
         """Yield the path of each database below a root, and a problem for each link and each unreadable thing."""
@@ -131,18 +119,22 @@ class Rows(store.Store):
         """Yield the rows of each database, then the rest of its files; then what lies next to the databases."""
         # Text that cannot be encoded is in no row; the selection reports that.
         part = selection.kernel_part.encode() if selection.kernel_part.isprintable() else b""
-        return self.listed(root, partial(self.list_rows, part=part, contents=contents))
+        problems = set()
+        for thing in self.listed(root, partial(self.list_rows, part=part, contents=contents)):
+            if isinstance(thing, facts.Problem):
+                problems.add(thing.path)
+            yield thing
+        for thing in () if root.path in problems else super().scan(root, selection, contents=contents):
+            if isinstance(thing, facts.Entry) or thing.path not in problems:
+                yield thing
 
     def listed(self, root: facts.Root, lister: Lister) -> Iterator[facts.Found]:
-        """Yield what a lister yields of each database, the rest of its files, and what lies next to the databases."""
-        problems = set()
+        """Yield what a lister yields of each database, and the rest of its files."""
         for file in self.databases(root):
             if isinstance(file, facts.Problem):
-                problems.add(file.path)
                 yield file
             else:
                 yield from self._list_file(root, file, lister)
-        yield from self._described(root, problems)
 
     def _list_file(self, root: facts.Root, file: str, lister: Lister) -> Iterator[facts.Found]:
         path, payload = root.path / file, 0
@@ -154,23 +146,13 @@ class Rows(store.Store):
                 payload += thing.bytes if isinstance(thing, facts.Entry) and thing.files == 0 else 0
                 yield thing
         except (errors.LayerError, OSError) as error:
-            yield self.unread(path, error)
+            yield self.problem_of(path, error)
         with suppress(OSError):
-            files, total, disk = database.disk_usage(path)
-            yield replace(template, bytes=max(0, total - payload), files=files, disk=disk, sums=0)
-
-    def _described(self, root: facts.Root, problems: set[Path]) -> Iterator[facts.Found]:
-        """Yield what lies next to the databases, without the problems of these paths."""
-        for leaf in () if root.path in problems else self.leaves(root):
-            if isinstance(leaf, tree.Leaf):
-                is_entry = leaf.orphan_rule is None
-                yield self.describe(root, leaf) if is_entry else leaf.orphan(self.name, root.path)
-            elif leaf.path not in problems:
-                yield leaf
+            yield database.rest_of(path, template, payload)
 
     # ------------------------------------------------------------------ problems and damage
 
-    def unread(self, path: Path, error: store.EntryError) -> facts.Problem:
+    def problem_of(self, path: Path, error: store.EntryError) -> facts.Problem:
         """Return the problem of a file with unlisted rows, because of a lock, an error or damage."""
         kinds = {errors.Busy: "busy", errors.Damaged: "sqlite"}
         code = next((code for kind, code in kinds.items() if isinstance(error, kind)), "unreadable")
@@ -184,7 +166,7 @@ class Rows(store.Store):
         return error.message + cure
 
     def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
-        """Check every database, and find what is in the way of one, or of the entries next to them."""
+        """Check every database, and find what is in the way of one; then check what lies next to the databases."""
         problems = set()
         for file in list(self.databases(root)):
             if isinstance(file, facts.Problem):
@@ -196,9 +178,9 @@ class Rows(store.Store):
             if any(finding.code in ("sqlite", "damaged") for finding in found):
                 found = list(self._verify_file(root, file))
             yield from found
-        for thing in self._described(root, problems):
-            if isinstance(thing, facts.Problem):
-                yield store.finding_of(self, root, thing)
+        for finding in () if root.path in problems else super().verify(root):
+            if root.path / (finding.key or "") not in problems:
+                yield finding
 
     def _verify_file(self, root: facts.Root, file: str) -> Iterator[facts.Finding]:
         try:
@@ -237,17 +219,15 @@ class Rows(store.Store):
                 parts.append((file, partial(self.remove_rows, root, file, planned)))
             else:
                 others += planned
-        if others:
-            tidy = tree.always if self.tidies else None
-            parts.append((str(root.path), partial(self._tree(root).remove, others, tidy=tidy)))
-        return store.each_part(self.name, parts)
+        outcome, tidy = store.each_part(self.name, parts), tree.always if self.tidies else None
+        return outcome.plus(self.remove_files(root, others, tidy=tidy)) if others else outcome
 
     def remove_rows(self, root: facts.Root, file: str, targets: Sequence[facts.Entry]) -> facts.Outcome:
         """Delete the planned rows of one database, or the whole file."""
         opened = self.opened(root, file)
         if not os.path.lexists(opened.path):
             return facts.Outcome(self.name, skipped=tuple(facts.Note(target.key, tree.GONE) for target in targets))
-        before = database.disk_usage(opened.path).bytes
+        before = database.bytes_of(opened.path)
         whole = next((target for target in targets if target.key == file), None)
         planned = {self._planned(target): target.key for target in targets if target.key != file}
         skipped: list[tuple[str, str | None]] = []
@@ -275,7 +255,7 @@ class Rows(store.Store):
         freed = 0
         try:
             # Another process may have removed rows; they count here only if this one has removed some.
-            freed = max(0, before - database.disk_usage(opened.path).bytes) if removed or whole is not None else 0
+            freed = max(0, before - database.bytes_of(opened.path)) if removed or whole is not None else 0
         except OSError as error:
             failed.append((file, f"its rows are gone, but their bytes are not counted: {errors.reason_of(error)}"))
         return facts.Outcome(self.name, removed, freed, _notes(skipped), _notes(failed))
@@ -295,16 +275,15 @@ class Rows(store.Store):
 
     def read(self, root: facts.Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | store.EntryError]:
         """Read the rows of each file at once, and what lies next to the databases one by one."""
-        others = [key for key in keys if self.beside.accepts(key) and self.kind_of(root, key) == store.ENTRY]
-        results = store.read_each(partial(self._read_beside, root), others)
-        for file, listed in self._by_file((key, key) for key in keys if key not in others).items():
-            read = store.attempt(partial(self.read_rows, root, file, listed)) if self.is_database(file) else {}
-            results.update(dict.fromkeys(listed, read) if isinstance(read, store.EntryError) else read)
-        return results
-
-    def _read_beside(self, root: facts.Root, key: str) -> facts.Artifact | None:
-        data = self._tree(root).read(key)
-        return None if data is None else self.artifact_of(root, key, (data,))
+        results: dict[str, facts.Artifact | store.EntryError] = {}
+        others: list[str] = []
+        for file, listed in self._by_file((key, key) for key in keys).items():
+            if self.is_database(file):
+                read = store.attempt(partial(self.read_rows, root, file, listed))
+                results.update(dict.fromkeys(listed, read) if isinstance(read, store.EntryError) else read)
+            else:
+                others += [key for key in listed if self.kind_of(root, key) == store.ENTRY]
+        return {**results, **super().read(root, others)}
 
     def read_rows(
         self, root: facts.Root, file: str, keys: Sequence[str]
@@ -319,33 +298,23 @@ class Rows(store.Store):
     ) -> Mapping[str, bool | store.EntryError]:
         """Insert the rows of each file in one transaction, and place what lies next to the databases."""
         results: dict[str, bool | store.EntryError] = {}
-        listed: list[tuple[str, facts.Artifact]] = []
-        for artifact in artifacts:
-            key, is_row = artifact.key, not self.beside.accepts(artifact.key)
-            if artifact.form != self.forms[0 if is_row else 1]:
-                message = f"an entry of the form {artifact.form} does not have such a key"
-                results[key] = errors.Damaged(self.name, message, key)
-            elif is_row:
-                listed.append((key, artifact))
-            else:
-                results[key] = store.attempt(partial(self._place, root, artifact, replace=replace))
-        for file, group in self._by_file(listed).items():
-            written = store.attempt(partial(self.write_rows, root, file, group, replace=replace))
+        others: list[facts.Artifact] = []
+        for file, group in self._by_file((artifact.key, artifact) for artifact in artifacts).items():
+            is_row = self.is_database(file)
+            form = self.forms[0 if is_row else -1]
+            fit = [artifact for artifact in group if artifact.form == form]
+            for artifact in group:
+                if artifact.form != form:
+                    message = f"an entry of the form {artifact.form} does not have such a key"
+                    results[artifact.key] = errors.Damaged(self.name, message, artifact.key)
+            if not is_row:
+                others += fit
+                continue
+            written = store.attempt(partial(self.write_rows, root, file, fit, replace=replace))
             if isinstance(written, store.EntryError):
-                written = {artifact.key: written for artifact in group}
+                written = {artifact.key: written for artifact in fit}
             results.update(written)
-        return results
-
-    def _place(self, root: facts.Root, artifact: facts.Artifact, *, replace: bool) -> bool | errors.LayerError:
-        self.values_of(artifact)
-        try:
-            members = archive.unpack(artifact.data) if self.beside.is_packed else {"": artifact.data}
-        except ValueError as error:
-            raise errors.Damaged(self.name, str(error), artifact.key) from error
-        place = self._tree(root)
-        if place.is_same(artifact.key, members, replace=replace):
-            return False
-        return place.write({artifact.key: members}, replace=replace)[artifact.key]
+        return {**results, **super().write(root, others, replace=replace)}
 
     def write_rows(
         self, root: facts.Root, file: str, artifacts: Sequence[facts.Artifact], *, replace: bool

@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from cachectl.layers.base import environment, errors
-from cachectl.layers.base.facts import Entry, orphan
+from cachectl.layers.base import environment, errors, facts
 from cachectl.layers.disk import handles, plain, trust
 from cachectl.layers.disk.atomic import create, remove_file
 from cachectl.layers.stores import database
@@ -80,13 +79,6 @@ class Row(NamedTuple):
     bytes: int
 
 
-class Weight(NamedTuple):
-    """Row count and summed bytes of a table."""
-
-    rows: int
-    bytes: int
-
-
 class RowFile:
     """One sqlite file holding rows of one schema.
 
@@ -112,11 +104,12 @@ class RowFile:
 
     # ------------------------------------------------------------------ reading
 
-    def sum(self) -> Weight:
-        """Sum the rows."""
+    def sum(self) -> tuple[int, int]:
+        """Return the number of rows and their bytes."""
         query = f"select count(*), coalesce(sum({self.schema.size}), 0) from {self.schema.table}"
         with self._reading() as connection:
-            return Weight(0, 0) if _is_new(connection) else Weight(*connection.execute(query).fetchone())
+            count, size = (0, 0) if _is_new(connection) else connection.execute(query).fetchone()
+            return count, size
 
     def rows(self) -> list[Row]:
         """Return every row's key and size, in the order of insertion."""
@@ -291,12 +284,12 @@ class RowFile:
                 remove_file(database.companion(self.path, "-journal"))
                 connection.execute("rollback")
 
-    def orphan(self, root: Path, key: str, why: str) -> Entry | None:
+    def orphan(self, root: Path, key: str, why: str) -> facts.Entry | None:
         """Return the whole file as an orphan; ``None`` if it has gone, or is no plain file."""
         with suppress(OSError):
             stamp = database.file_stamp(self.path)
-            entry = Entry(self.layer, key, root, stamp[1], 1, modified=stamp[2] / 1e9, stamp=stamp)
-            return orphan(entry, why)
+            entry = facts.Entry(self.layer, key, root, stamp[1], 1, modified=stamp[2] / 1e9, stamp=stamp)
+            return facts.orphan(entry, why)
         return None
 
     def remove_damaged(self, stamp: tuple[int, ...], in_use: Callable[[Path], str | None]) -> str | None:
