@@ -210,18 +210,16 @@ class MIOpenDatabases(row_store.Rows):
 
     def newest(self, root: facts.Root) -> str | None:
         """Return the newest version with a folder, or files, in the root."""
-        # An unreadable root has a problem of its own; which version is the newest is then unknown.
-        with suppress(OSError):
-            if self.versioned:
-                return newest(filter(None, self.folders(root)))
-            return newest(file.version for file in self.present(root) if file.version is not None)
-        return None
+        if self.versioned:
+            return newest(self.folders(root))
+        return newest(file.version for file in self.present(root) if file.version is not None)
 
     def folders(self, root: facts.Root) -> Sequence[str]:
-        """Return the root and the folders of MIOpen's versions. Raises :class:`OSError`."""
-        names = sorted(filter(VERSION_FOLDER.fullmatch, os.listdir(root.path) if self.versioned else ()))
-        statuses = ((name, plain.status_at(root.path / name)) for name in names)
-        return "", *(name for name, status in statuses if status is not None and stat.S_ISDIR(status.st_mode))
+        """Return the folders of MIOpen's versions."""
+        with suppress(OSError), os.scandir(root.path) as items:
+            versions = (item for item in items if self.versioned and VERSION_FOLDER.fullmatch(item.name))
+            return sorted(item.name for item in versions if item.is_dir(follow_symlinks=False))
+        return ()
 
     def place_of(self, root: facts.Root, file: Path) -> Path | None:
         """Return the place in a root of a database by its name: that of the newest file there for the same device.

@@ -77,9 +77,9 @@ class Rows(files.Files):
         return True
 
     def folders(self, root: facts.Root) -> Sequence[str]:
-        """Return the paths of the folders with databases below a root. Raises :class:`OSError`."""
+        """Return the names of the folders in a root that have databases too, as far as they can be listed."""
         del root
-        return ("",)
+        return ()
 
     def key_of(self, key: str) -> tuple[str, ...]:
         """Return the key columns of a row."""
@@ -94,10 +94,9 @@ class Rows(files.Files):
 
     def databases(self, root: facts.Root) -> Iterator[str | facts.Problem]:
         """Yield the path of each database below a root, and a problem for each link and each unreadable thing."""
-        place = root.path
-        try:
-            for folder in self.folders(root):
-                place = root.path / folder
+        for folder in ("", *self.folders(root)):
+            place = root.path / folder
+            try:
                 paths = (os.path.join(folder, name) for name in sorted(os.listdir(place)))
                 for file in filter(self.is_database, paths):
                     place = root.path / file
@@ -111,9 +110,9 @@ class Rows(files.Files):
                     else:
                         message = "a folder, or something else that is no file, has a database's name"
                         yield facts.Problem(place, "no-file", message)
-        except OSError as error:
-            if not plain.means_absent(error):
-                yield facts.Problem(place, "unreadable", f"cannot be read: {error.strerror}")
+            except OSError as error:
+                if not plain.means_absent(error):
+                    yield facts.Problem(place, "unreadable", f"cannot be read: {error.strerror}")
 
     def scan(self, root: facts.Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[facts.Found]:
         """Yield the rows of each database, then the rest of its files; then what lies next to the databases."""
