@@ -27,7 +27,6 @@ from cachectl.layers.formats import (
     pickles,
 )
 from cachectl.layers.mesa import entries as mesa_entries
-from cachectl.layers.mesa.pairs import Database, Fossilize
 from cachectl.layers.miopen import databases as miopen_names
 from cachectl.layers.miopen import kernels as kernel_db
 from cachectl.layers.neo.entries import NeoPrograms
@@ -117,7 +116,7 @@ def _mesa_index(data: bytes) -> None:
     def read(at: int, length: int) -> bytes | None:
         return data[at : at + length] if 0 <= at <= len(data) - length else None
 
-    for form in (Fossilize(), Database()):
+    for form in (mesa_entries.Fossilize(), mesa_entries.Database()):
         form.complaint(data[: form.head], data[: form.head])
         for name, blob in form.blobs(data, read):
             assert blob is None or (blob.name.startswith(name) and len(form.record(blob)) <= len(data))

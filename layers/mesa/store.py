@@ -1,38 +1,45 @@
 """The store of Mesa's shader cache, in one of three forms: a file for each entry, one file with an index, a database.
 
-Source: ``src/util/disk_cache.c`` and ``disk_cache_os.c``.
+The latter two are pairs of files, data and index, with many entries. They are changed under the locks of Mesa's
+writers. A program that has a single file open remembers where entries lie, so a new pair of files is renamed over the
+old one, which the program continues to use. A database is changed in place, as Mesa does: its number is zero meanwhile
+and new afterwards, so every program reads the index again.
+
+Source: ``src/util/disk_cache.c`` and ``disk_cache_os.c``; see also :mod:`cachectl.layers.mesa.entries`.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace as changed
 from functools import partial
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
-from cachectl.layers.base import errors, facts
-from cachectl.layers.base.lazy import regex
+from cachectl.layers.base import environment, errors, facts, lazy, store
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.base.store import Damage, EntryError, attempt, counting, each_part, finding_of, unreadable
-from cachectl.layers.disk import plain
+from cachectl.layers.disk import atomic, handles, plain, trust
 from cachectl.layers.host import processes
 from cachectl.layers.mesa import cache, entries
-from cachectl.layers.mesa.pairs import Blob, Database, Format, Fossilize, Pair
-from cachectl.layers.stores import files
-from cachectl.layers.stores.tree import GONE, Shape
+from cachectl.layers.stores.files import Files
+from cachectl.layers.stores.tree import CHANGED, GONE, Shape
 
-_ENTRIES: Final = Shape((regex("[0-9a-f]{2}"), regex("[0-9a-f]{38}")), mode=0o644)
+_CHUNK: Final = 1 << 20
+_TRIES: Final = 5
+_ENTRIES: Final = Shape((lazy.regex("[0-9a-f]{2}"), lazy.regex("[0-9a-f]{38}")), mode=0o644)
 _TEMPORARIES: Final = Shape(
-    (regex("[0-9a-f]{2}"), regex(r"[0-9a-f]{38}\.tmp")), because="a program that was never stored whole"
+    (lazy.regex("[0-9a-f]{2}"), lazy.regex(r"[0-9a-f]{38}\.tmp")), because="a program that was never stored whole"
 )
-_OWN: Final = Shape((regex("index|marker"),), sums=True)
-_NAME: Final = regex(r"[^./][^/]*")
-_FOSSILIZE: Final = Shape((_NAME, _NAME, regex(r"foz_cache(?:_idx)?\.foz")), sums=True)
-_FLAT: Final = Shape((regex(r"mesa_cache\.(?:db|idx)"),), sums=True)
-_PARTED: Final = Shape((regex(r"part\d{1,3}"), *_FLAT.levels), sums=True)
+_OWN: Final = Shape((lazy.regex("index|marker"),), sums=True)
+_NAME: Final = lazy.regex(r"[^./][^/]*")
+_FOSSILIZE: Final = Shape((_NAME, _NAME, lazy.regex(r"foz_cache(?:_idx)?\.foz")), sums=True)
+_FLAT: Final = Shape((lazy.regex(r"mesa_cache\.(?:db|idx)"),), sums=True)
+_PARTED: Final = Shape((lazy.regex(r"part\d{1,3}"), *_FLAT.levels), sums=True)
 _SHAPES: Final[Mapping[str, tuple[Shape, ...]]] = {
     cache.MULTI_FILE: (_ENTRIES, _TEMPORARIES, _OWN),
     cache.SINGLE_FILE: (_FOSSILIZE, Shape((_NAME, _NAME, *_OWN.levels), sums=True)),
@@ -40,7 +47,10 @@ _SHAPES: Final[Mapping[str, tuple[Shape, ...]]] = {
 }
 #: Files with many entries, and the format of those of each kind of root.
 _PAIRED: Final = (_FOSSILIZE, _FLAT, _PARTED)
-_FORMATS: Final[Mapping[str, Format]] = {cache.SINGLE_FILE: Fossilize(), cache.DATABASE: Database()}
+_FORMATS: Final[Mapping[str, entries.Format]] = {
+    cache.SINGLE_FILE: entries.Fossilize(),
+    cache.DATABASE: entries.Database(),
+}
 
 #: Seconds without change after which no living process is still writing a temporary.
 _REST_TIME: Final = 3600.0
@@ -51,7 +61,271 @@ _NEVER: Final = "Mesa compiles it again in every run, and never replaces it"
 _DROPS: Final = "Mesa then drops every entry of the file"
 
 
-class ShaderCache(files.Files):
+class _Open(NamedTuple):
+    """The open data file and its index, their folder, and the root, where files are staged."""
+
+    root: int
+    folder: int
+    data: int
+    places: int
+
+
+class Pair:
+    """A data file with its index, in a folder below a root."""
+
+    def __init__(
+        self, form: entries.Format, layer: str, root: Path, folder: str = "", *, environment: environment.Environment
+    ) -> None:
+        self.form = form
+        self.layer = layer
+        self.root = root
+        self.folder = folder
+        self.environment = environment
+
+    @property
+    def path(self) -> Path:
+        """The data file."""
+        return self.root / self.folder / self.form.data_name
+
+    def blobs(self) -> list[entries.Blob]:
+        """Return the entries. A later one replaces an earlier one of the same name, as in Mesa's table."""
+        with self._opened() as files:
+            return self._listed(files)
+
+    def damage(self) -> str | None:
+        """Return why Mesa cannot use the files, or not all of their entries; ``None`` if it can."""
+        with self._opened() as files:
+            if files is None or (complaint := self._complaint(files)) is not None:
+                return None if files is None else complaint
+            names = {name[:16] for name, _ in self._indexed(files)}
+            lost = len(names) - len(self._listed(files))
+            return f"its index lists {lost} entries that the data file lacks" if lost > 0 else None
+
+    def read(self, blob: entries.Blob, limit: int = -1) -> bytes | None:
+        """Read an entry, or its first ``limit`` bytes; ``None`` if the files are missing."""
+        with self._opened() as files:
+            return None if files is None else _content(files.data, blob, limit)
+
+    def _complaint(self, files: _Open) -> str | None:
+        return self.form.complaint(*(os.pread(handle, self.form.head, 0) for handle in (files.data, files.places)))
+
+    def _listed(self, files: _Open | None) -> list[entries.Blob]:
+        if files is None or self._complaint(files) is not None:
+            return []
+        end = os.fstat(files.data).st_size
+        return list(
+            {blob.name: blob for _, blob in self._indexed(files) if blob is not None and blob.end <= end}.values()
+        )
+
+    def _indexed(self, files: _Open) -> Iterator[tuple[str, entries.Blob | None]]:
+        """Yield each name in the index, with its entry as the formats do."""
+        end, size = (os.fstat(handle).st_size for handle in (files.data, files.places))
+        if size > errors.LARGEST_INDEX:
+            raise OSError(errno.EFBIG, f"the index {errors.too_large(size, errors.LARGEST_INDEX)}")
+
+        def read(begin: int, length: int) -> bytes | None:
+            return os.pread(files.data, length, begin) if 0 <= begin <= end - length else None
+
+        return self.form.blobs(os.pread(files.places, size, 0), read)
+
+    def remove(self, stamps: Mapping[str, tuple[int, ...]]) -> facts.Outcome:
+        """Remove the entries of these names that have not changed. Raises :class:`LayerError` before any change."""
+        listed: list[entries.Blob] = []
+        left: set[str] = set()
+        size = rest = 0
+        failed: errors.LayerError | None = None
+        try:
+            with self._changing() as files:
+                size = rest = self._bytes(files)
+                listed = self._listed(files)
+                kept = [blob for blob in listed if stamps.get(blob.name) != blob.stamp]
+                left = {blob.name for blob in listed}
+                if files is not None and len(kept) < len(listed):
+                    self._keep(files, kept)
+                    left, rest = {blob.name for blob in kept}, self._bytes(files)
+        except errors.LayerError as error:
+            if not listed:
+                raise
+            failed = error
+            # Fewer entries may be left than were to stay.
+            with suppress(errors.LayerError), self._opened() as files:
+                left, rest = {blob.name for blob in self._listed(files)}, self._bytes(files)
+        outcome = facts.Outcome(self.layer, sum(blob.name not in left for blob in listed), max(0, size - rest))
+        if failed is not None:
+            notes = [facts.Note(entries.key_of(name), failed.message) for name in stamps if name in left]
+            return changed(outcome, failed=tuple(notes) or (facts.Note(str(self.path), str(failed)),))
+        stay = dict.fromkeys(left, CHANGED)
+        stay |= dict.fromkeys(stamps.keys() - {blob.name for blob in listed}, GONE)
+        notes = [facts.Note(entries.key_of(name), stay[name]) for name in stamps if name in stay]
+        return changed(outcome, skipped=tuple(notes))
+
+    def put(self, name: str, content: bytes, *, replace: bool) -> bool:
+        """Add an entry; return whether it was not there. Raises :class:`EntryExists` if a different one is there."""
+        with self._changing(make=True) as files:
+            if files is None:
+                raise errors.Unreachable(self.layer, "cannot be made", self.path)
+            if not os.fstat(files.data).st_size and not os.fstat(files.places).st_size:
+                _write_heads(files, self.form.new_head())
+            elif (why := self._complaint(files)) is not None:
+                raise errors.Damaged(self.layer, why, self.path)
+            listed = self._listed(files)
+            standing = next((blob for blob in listed if blob.name == name), None)
+            if standing is None:
+                self._append(files, name, content)
+                return True
+            if _content(files.data, standing, -1) == content:
+                return False
+            if not replace:
+                raise errors.EntryExists(self.layer, self.path)
+            self._keep(files, [blob for blob in listed if blob is not standing])
+        # Other files may have replaced these meanwhile.
+        return self.put(name, content, replace=False)
+
+    def _append(self, files: _Open, name: str, content: bytes) -> None:
+        """Add an entry whole, or leave both files as they were."""
+        ends = {handle: os.fstat(handle).st_size for handle in (files.data, files.places)}
+        framed, begin = self.form.framed(name, content), ends[files.data]
+        # Mesa counts from the start of the machine, as this clock does.
+        blob = entries.Blob(name, begin, begin + self.form.frame, begin + len(framed), 0, time.monotonic_ns())
+        try:
+            for handle, added in ((files.data, framed), (files.places, self.form.record(blob))):
+                # Without an index Mesa writes its head.
+                if not ends[handle]:
+                    atomic.write_all(handle, (self.form.new_head(),), 0)
+                atomic.write_all(handle, (added,), ends[handle] or self.form.head)
+                os.fsync(handle)
+        except OSError:
+            for handle, end in ends.items():
+                with suppress(OSError):
+                    atomic.cut(handle, end)
+            raise
+
+    def _keep(self, files: _Open, kept: list[entries.Blob]) -> None:
+        """Reduce both files to some entries."""
+        if self.form.in_place:
+            # After an interruption the number is zero, and Mesa empties both files.
+            _write_heads(files, self.form.new_head()[:-8] + bytes(8))
+            self._copy(files.data, kept, files.data, files.places)
+            os.fsync(files.data)
+            os.fsync(files.places)
+            _write_heads(files, self.form.new_head())
+            return
+        with ExitStack() as stack:
+            stage = stack.enter_context(atomic.own_folder(files.root, plain.STAGE))
+            # Between the steps programs find nothing, instead of wrong bytes.
+            steps = {"empty": self.form.index_name, "data": self.form.data_name, "index": self.form.index_name}
+            handles = {}
+            for staged in steps:
+                handles[staged] = atomic.create(staged, stage, os.fstat(files.data).st_mode & 0o777)
+                stack.callback(os.close, handles[staged])
+                atomic.write_all(handles[staged], (self.form.new_head(),), 0)
+            self._copy(files.data, kept, handles["data"], handles["index"])
+            for handle in handles.values():
+                os.fsync(handle)
+            for staged, name in steps.items():
+                atomic.move_in(staged, stage, name, files.folder)
+            os.fsync(files.folder)
+
+    def _copy(self, source: int, kept: list[entries.Blob], data: int, index: int) -> None:
+        """Write some entries one after the other behind the head of a data file, and their records into its index."""
+        at = self.form.head
+        records = b""
+        for blob in sorted(kept, key=lambda blob: blob.begin):
+            shift = at - blob.begin
+            for begin in range(blob.begin, blob.end, _CHUNK) if shift or source != data else ():
+                piece = os.pread(source, min(_CHUNK, blob.end - begin), begin)
+                atomic.write_all(data, (piece,), begin + shift)
+            records += self.form.record(blob._replace(begin=at, start=blob.start + shift, end=blob.end + shift))
+            at = blob.end + shift
+        atomic.cut(data, at)
+        atomic.write_all(index, (records,), self.form.head)
+        atomic.cut(index, self.form.head + len(records))
+
+    def _bytes(self, files: _Open | None) -> int:
+        names = () if files is None else (self.form.data_name, self.form.index_name)
+        found = (handles.status_of(files.folder, name) for name in names if files is not None)
+        return sum(status.st_size for status in found if status is not None)
+
+    @contextmanager
+    def _opened(self, flags: int = os.O_RDONLY) -> Iterator[_Open | None]:
+        """Open both files for a block; ``None`` if one is missing."""
+        verb = "open"
+        try:
+            with ExitStack() as stack:
+                try:
+                    files = self._open(stack, flags)
+                except FileNotFoundError:
+                    files = None
+                verb = "change" if flags & os.O_RDWR else "read"
+                yield files
+        except errors.LayerError:
+            raise
+        except OSError as error:
+            advice = "; make room and try again" if error.errno in handles.NO_ROOM else ""
+            message = f"cannot {verb}: {error.strerror or error}{advice}"
+            raise errors.Unreachable(self.layer, message, self.path) from error
+
+    def _open(self, stack: ExitStack, flags: int) -> _Open:
+        """Open both files, and make them with ``O_CREAT``. Raises :class:`OSError`."""
+        make = bool(flags & os.O_CREAT)
+        if make:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        root = stack.enter_context(handles.opened_root(self.root))
+        folder = (
+            None if root is None else handles.descend(stack, root, [*filter(None, self.folder.split("/"))], make=make)
+        )
+        missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
+        if root is None or folder is None:
+            raise missing
+        opened = []
+        for name in (self.form.data_name, self.form.index_name):
+            if not make and handles.status_of(folder, name) is None:
+                raise missing
+            opened.append(plain.open_plain(name, dir_fd=folder, flags=flags))
+            stack.callback(os.close, opened[-1])
+        return _Open(root, folder, *opened)
+
+    @contextmanager
+    def _changing(self, *, make: bool = False) -> Iterator[_Open | None]:
+        """Open both files, lock them against Mesa and other cachectls, and check that they were not replaced."""
+        owner = trust.owner_of(self.path.parent, self.path.name) if self.environment.superuser else 0
+        if owner:
+            raise errors.Refused(self.layer, trust.belonging_to(owner), self.path)
+        for _ in range(_TRIES):
+            with self._opened(os.O_RDWR | (os.O_CREAT if make else 0)) as files:
+                if files is None:
+                    yield None
+                    return
+                # Mesa locks in this order. Closing a file releases its lock.
+                names = {self.form.data_name: files.data, self.form.index_name: files.places}
+                for handle in names.values():
+                    self._lock(handle)
+                if all(handles.is_same_file(name, handle, dir_fd=files.folder) for name, handle in names.items()):
+                    yield files
+                    return
+        message = "is replaced again and again; try again when the programs that use it have ended"
+        raise errors.Busy(self.layer, message, self.path)
+
+    def _lock(self, handle: int) -> None:
+        seconds = self.environment.lock_timeout
+        if not handles.wait_until(partial(handles.try_flock, handle), seconds):
+            message = f"locked by another process for more than {seconds:g} s; try again later, or use --wait"
+            raise errors.Busy(self.layer, message, self.path)
+
+
+def _write_heads(files: _Open, head: bytes) -> None:
+    for handle in (files.data, files.places):
+        atomic.write_all(handle, (head,), 0)
+        os.fsync(handle)
+
+
+def _content(data: int, blob: entries.Blob, limit: int) -> bytes:
+    if limit < 0 and blob.length > errors.LARGEST_ENTRY:
+        raise OSError(errno.EFBIG, f"the entry {errors.too_large(blob.length, errors.LARGEST_ENTRY)}")
+    return os.pread(data, blob.length if limit < 0 else min(limit, blob.length), blob.start)
+
+
+class ShaderCache(Files):
     """Entries in the three forms of Mesa; the role of a root says which one it has."""
 
     shapes = (_ENTRIES,)
@@ -91,9 +365,9 @@ class ShaderCache(files.Files):
                     # All or none: kernels show whose the machine code beside them is.
                     yield from list(self._packed(pair, leaf.entry))
                 else:
-                    yield replace(leaf.entry, fixed=not leaf.entry.is_orphan and leaf.shape not in _PAIRED)
+                    yield changed(leaf.entry, fixed=not leaf.entry.is_orphan and leaf.shape not in _PAIRED)
             except errors.LayerError as error:
-                yield unreadable(root.path / key, error)
+                yield store.unreadable(root.path / key, error)
 
     def _packed(self, pair: Pair, file: facts.Entry) -> Iterator[entries.RawEntry | facts.Found]:
         """Yield the entries of a data file, and the rest of it. Raises :class:`LayerError` if it is unreadable."""
@@ -105,7 +379,7 @@ class ShaderCache(files.Files):
             key, bound = entries.key_of(blob.name), file.modified
             entry = facts.Entry(self.name, key, pair.root, blob.length, 0, written_before=bound, stamp=blob.stamp)
             yield entries.raw_of(entry, partial(pair.read, blob), blob.checksum)
-        yield replace(file, bytes=rest)
+        yield changed(file, bytes=rest)
 
     def pairs(self, root: facts.Root) -> list[Pair]:
         """Return every pair of files in a root. Raises :class:`Unreachable` if one may have been overlooked."""
@@ -121,7 +395,7 @@ class ShaderCache(files.Files):
     def _pair(self, root: facts.Root, folder: str = "") -> Pair:
         return Pair(_FORMATS[root.role], self.name, root.path, folder, environment=self.environment)
 
-    def _located(self, root: facts.Root, key: str) -> tuple[Pair, Blob] | None:
+    def _located(self, root: facts.Root, key: str) -> tuple[Pair, entries.Blob] | None:
         """Find an entry among the pairs of a root."""
         found = ((pair, blob) for pair in self.pairs(root) for blob in pair.blobs())
         return next((place for place in found if place[1].name == entries.name_of(key)), None)
@@ -136,11 +410,11 @@ class ShaderCache(files.Files):
         data = None if found is None else found[0].read(found[1])
         return None if data is None else {"": data}
 
-    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[Damage]:
+    def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[store.Damage]:
         """Check the checksum. Nothing can check the name."""
         del key
         if (complaint := entries.complaint(files[""])) is not None:
-            yield Damage(facts.Severity.RECOMPILES, f"{complaint}: {_NEVER}")
+            yield store.Damage(facts.Severity.RECOMPILES, f"{complaint}: {_NEVER}")
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return kernels, device and driver."""
@@ -152,14 +426,14 @@ class ShaderCache(files.Files):
     @contextmanager
     def changing(self, root: facts.Root) -> Iterator[bool]:
         """Keep the size in the index right; yield whether no process has a driver loaded."""
-        with counting(self.name, root.path / "index", partial(self._recount, root)):
+        with store.counting(self.name, root.path / "index", partial(self._recount, root)):
             yield processes.using(cache.OPENED, processes=self.environment.processes) == ()
 
     def place(
         self,
         root: facts.Root,
         whole: Mapping[str, Mapping[str, bytes]],
-        results: dict[str, bool | EntryError],
+        results: dict[str, bool | store.EntryError],
         *,
         replace: bool,
     ) -> None:
@@ -168,7 +442,7 @@ class ShaderCache(files.Files):
             super().place(root, whole, results, replace=replace)
             return
         for key, members in whole.items():
-            results[key] = attempt(partial(self._put, root, key, members[""], replace=replace))
+            results[key] = store.attempt(partial(self._put, root, key, members[""], replace=replace))
 
     def _put(self, root: facts.Root, key: str, data: bytes, *, replace: bool) -> bool:
         return self._pair_for(root, key, data).put(entries.name_of(key), data, replace=replace)
@@ -226,7 +500,7 @@ class ShaderCache(files.Files):
                 parts.append((str(pair.path), partial(pair.remove, stamps)))
                 left -= stamps.keys()
         gone = tuple(facts.Note(entries.key_of(name), GONE) for name in sorted(left))
-        return outcome.plus(facts.Outcome(self.name, skipped=gone)).plus(each_part(self.name, parts))
+        return outcome.plus(facts.Outcome(self.name, skipped=gone)).plus(store.each_part(self.name, parts))
 
     def _recount(self, root: facts.Root) -> None:
         """Write the true size into the index, to which Mesa only adds, and by which it decides when to drop entries.
@@ -256,7 +530,7 @@ class ShaderCache(files.Files):
             elif isinstance(found, facts.Problem) and found.code == "damaged":
                 yield from self._broken(root, found)
             elif isinstance(found, facts.Problem):
-                yield finding_of(self, root, found)
+                yield store.finding_of(self, root, found)
 
     def _checked(self, root: facts.Root, raw: entries.RawEntry) -> Iterator[facts.Finding]:
         path = root.path / raw.entry.key
@@ -264,26 +538,26 @@ class ShaderCache(files.Files):
             data = raw.read()
             complaint = None if data is None else entries.complaint(data, raw.checksum)
         except errors.Unreachable as error:
-            yield finding_of(self, root, unreadable(path, error))
+            yield store.finding_of(self, root, store.unreadable(path, error))
             return
         except errors.LayerError as error:
             data, complaint = None, error.message
         if data is not None and entries.is_foreign(data):
-            yield finding_of(self, root, facts.Problem(path, "foreign", entries.FOREIGN))
+            yield store.finding_of(self, root, facts.Problem(path, "foreign", entries.FOREIGN))
         elif complaint is not None:
             effect = _DROPS if root.role == cache.DATABASE else _NEVER
-            yield self.damaged(raw.entry, Damage(facts.Severity.RECOMPILES, f"{complaint}: {effect}"))
+            yield self.damaged(raw.entry, store.Damage(facts.Severity.RECOMPILES, f"{complaint}: {effect}"))
 
     def _broken(self, root: facts.Root, problem: facts.Problem) -> Iterator[facts.Finding]:
         """Yield a finding for both files of a pair, since one without the other has the same effect."""
         folder, form = problem.path.parent.relative_to(root.path), _FORMATS[root.role]
-        damage = Damage(facts.Severity.RECOMPILES, problem.message)
+        damage = store.Damage(facts.Severity.RECOMPILES, problem.message)
         for name in (form.index_name, form.data_name):
             key = str(folder / name)
             leaf = self.tree_of(root).find(key)
             entry = facts.Entry(self.name, key, root.path, 0, 0) if leaf is None else leaf.entry
             thing = None if leaf is None else facts.orphan(entry, problem.message, idle_only=True)
-            yield replace(self.damaged(entry, damage, "file"), thing=thing)
+            yield changed(self.damaged(entry, damage, "file"), thing=thing)
 
     def indexed_bytes(self, root: facts.Root) -> int | None:
         """Return the bytes that the index counts; ``None`` if there is no index. Raises :class:`OSError`."""

@@ -117,7 +117,7 @@ class ProgramFolders(Files):
     def kind_of(self, root: facts.Root, path: str) -> str:
         """Compare with the name of the folders of each Python."""
         del root
-        if self.shape_of(path) is not None:
+        if self._shape_of(path) is not None:
             return store.ENTRY
         return store.OWN if _BASE.fullmatch(path.partition("/")[0]) else store.FOREIGN
 

@@ -66,7 +66,7 @@ class Dictionaries(row_store.Rows):
         file, _, digest = path.partition("/")
         # The key of a row is any one word.
         is_row = self.is_database(file) and bool(digest) and "/" not in digest
-        if is_row or (self.named(file) is not None and self.shape_of(path) is not None):
+        if is_row or (self.named(file) is not None and self._shape_of(path) is not None):
             return store.ENTRY
         name = pdict.parse_name(database.without_companion(file), self.environment.python)
         return store.OWN if layer_of("" if name is None else name.identifier) == self.name else store.FOREIGN

@@ -163,12 +163,12 @@ class Files(store.Store):
 
     def kind_of(self, root: facts.Root, path: str) -> str:
         """Compare with the names of entries, temporaries, and files beside them."""
-        if self.shape_of(path) is not None:
+        if self._shape_of(path) is not None:
             return store.ENTRY
-        return store.OWN if any(shape.owns(path.split("/")) for shape in self.shapes_of(root)) else store.FOREIGN
+        parts = path.split("/")
+        return store.OWN if any(shape.owns(parts) for shape in self.shapes_of(root)) else store.FOREIGN
 
-    def shape_of(self, key: str) -> Shape | None:
-        """Return the shape of the entry with a key; ``None`` if no entry has such a key."""
+    def _shape_of(self, key: str) -> Shape | None:
         return next((shape for shape in self.shapes if shape.is_entry and shape.accepts(key)), None)
 
     def find_tagged(
@@ -208,7 +208,7 @@ class Files(store.Store):
 
     def files_of(self, artifact: facts.Artifact) -> dict[str, bytes]:
         """Return the files of an artifact. Raises :class:`LayerError` unless they are those of a whole entry."""
-        key, shape = artifact.key, self.shape_of(artifact.key)
+        key, shape = artifact.key, self._shape_of(artifact.key)
         if shape is None:
             raise errors.not_a_key(self.name, key)
         try:

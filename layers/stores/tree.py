@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.store import ENTRY, FOREIGN, OWN
 from cachectl.layers.disk import atomic, handles, plain
 from cachectl.layers.stores import archive
 
@@ -121,6 +122,10 @@ class Shape(NamedTuple):
             return True
         is_beside = self.companions is not None and len(parts) == len(self.levels) and self.leads_to(parts[:-1])
         return is_beside and self.companions is not None and self.companions.fullmatch(parts[-1]) is not None
+
+    def kind_of(self, path: str) -> str:
+        """Return what a path is by name alone, as :meth:`Store.kind_of`."""
+        return ENTRY if self.accepts(path) else OWN if self.owns(path.split("/")) else FOREIGN
 
     def takes(self, folder: int, name: str, status: os.stat_result) -> bool:
         """Return whether a thing in an open folder has this shape, whose name has."""
