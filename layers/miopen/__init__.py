@@ -277,7 +277,7 @@ class MIOpenKernels(MIOpenLayer):
         when_closed=Hazard(Severity.FAILS, "MIOpen throws, even where it only looks up"),
         lookups=KernelLookups(),
     )
-    store: Any = lazy.later("cachectl.layers.miopen.kernels", "UserKernelDatabases")
+    store: Any = lazy.later("cachectl.layers.miopen.kernels", "KernelDatabases")
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch, and a place where anybody can write."""

@@ -148,7 +148,7 @@ class MIOpenDatabases(row_store.Rows):
     #: Endings of the layer's databases, of files that are only counted, and whether they may lie in version folders.
     kinds: tuple[str, ...]
     counted: tuple[str, ...] = ()
-    versioned: ClassVar[bool] = False
+    versioned = False
     #: The number of parts of a key that follow the file.
     parts: ClassVar[int]
     #: The effect of something that stands in the place of a database.

@@ -22,6 +22,9 @@ from cachectl.layers.stores import database, files, rows, tree
 #: MIOpen ignores smaller files of a package: empty ones, and pointers of git-lfs.
 _LEAST: Final = 512
 _ROW, _OBJECT = "miopen-kernel/1", "miopen-object/1"
+#: Kernels of old versions, each in a folder named by the md5 of device and options; MIOpen makes the folders that it
+#: needs.
+_OBJECTS: Final = tree.Shape((databases.VERSION_FOLDER, lazy.regex("[0-9a-f]{32}"), lazy.regex(r".+\.o(?:bj)?")))
 _NO_CODE: Final = "has the name of a kernel, but is no code; left alone"
 SCHEMA: Final = rows.Schema(
     table="kern_db",
@@ -55,19 +58,30 @@ class KernelRows(rows.RowFile):
 
 
 class KernelDatabases(databases.MIOpenDatabases):
-    """Rows of sqlite files, one file for each kind of GPU."""
+    """Rows of sqlite files, one file for each kind of GPU, and the user's files of single kernels of old versions."""
 
     schema = SCHEMA
     row_kind = KernelRows
-    forms: tuple[str, ...] = (_ROW,)
     kinds = ("ukdb",)
     parts = 2
+    tidies = True
     # If MIOpen cannot open its database, it throws at every lookup and store.
     when_blocked = facts.Severity.FAILS
 
+    def __init__(self, asked_first: str = "") -> None:
+        super().__init__(asked_first)
+        self.versioned = not asked_first
+        self.forms = (_ROW,) if asked_first else (_ROW, _OBJECT)
+        self.shapes = () if asked_first else (_OBJECTS,)
+
+    def kind_of(self, root: facts.Root, path: str) -> str:
+        """Compare with the names of databases, version folders and object files."""
+        kind = super().kind_of(root, path)
+        return kind if databases.SEPARATOR in path or kind == store.OWN else files.Files.kind_of(self, root, path)
+
     def key_of(self, key: str) -> tuple[str, ...]:
         """Return name and arguments."""
-        return _name_and_args(key)
+        return split_kernel_key(key.partition(databases.SEPARATOR)[2])
 
     def _is_ignored(self, root: facts.Root, file: str) -> bool:
         return bool(self.asked_first) and (root.path / file).stat().st_size < _LEAST
@@ -88,7 +102,7 @@ class KernelDatabases(databases.MIOpenDatabases):
 
     def artifact_of(self, root: facts.Root, key: str, values: rows.Values) -> facts.Artifact:
         """Return a kernel, unpacked and checked as MIOpen does."""
-        file, (name, args) = key.partition(databases.SEPARATOR)[0], _name_and_args(key)
+        file, (name, args) = key.partition(databases.SEPARATOR)[0], self.key_of(key)
         named = self.known(file)
         try:
             data = decode(values)
@@ -99,7 +113,7 @@ class KernelDatabases(databases.MIOpenDatabases):
 
     def values_of(self, artifact: facts.Artifact) -> rows.Values:
         """Pack a kernel as MIOpen does. Raises :class:`Damaged` for one that it could not use, or would not store."""
-        name, args = _name_and_args(artifact.key)
+        name, args = self.key_of(artifact.key)
         complaint = key_complaint(name, args)
         if not name.endswith((".o", ".obj")):
             complaint = f"the kernel name {name!r} does not end in .o"
@@ -151,24 +165,11 @@ class KernelDatabases(databases.MIOpenDatabases):
                 thing = None if self.asked_first else finding.thing
                 yield replace(finding, fix=self.fix(root.path / file, finding.fix), thing=thing)
 
-
-class UserKernelDatabases(KernelDatabases):
-    """The user's rows, and the files of single kernels of old versions."""
-
-    versioned = True
-    forms = (_ROW, _OBJECT)
-    # Each is in a folder named by the md5 of device and options; MIOpen makes the folders again that it needs.
-    shapes = (tree.Shape((databases.VERSION_FOLDER, lazy.regex("[0-9a-f]{32}"), lazy.regex(r".+\.o(?:bj)?"))),)
-    tidies = True
-
-    def kind_of(self, root: facts.Root, path: str) -> str:
-        """Compare with the names of databases, version folders and object files."""
-        kind = super().kind_of(root, path)
-        return kind if databases.SEPARATOR in path or kind == store.OWN else files.Files.kind_of(self, root, path)
+    # ------------------------------------------------------------------ files of single kernels
 
     def leaves(self, root: facts.Root) -> Iterator[tree.Leaf | facts.Problem]:
         """Yield object files; in a temporary folder such files may belong to other programs."""
-        return iter(()) if root.role == miopen.TEMPORARY else self.tree_of(root).scan(head=32)
+        return iter(()) if self.asked_first or root.role == miopen.TEMPORARY else self.tree_of(root).scan(head=32)
 
     def described(
         self, tree: tree.Tree, leaf: tree.Leaf, selection: Selection, *, contents: bool
@@ -202,10 +203,6 @@ def _entry(template: facts.Entry, row: rows.Row) -> facts.Entry:
     key = databases.SEPARATOR.join((template.key, kernel_key(*row.key)))
     # MIOpen gives a row a new id whenever it stores it.
     return replace(template, key=key, bytes=row.bytes, stamp=(row.rowid, row.bytes))
-
-
-def _name_and_args(key: str) -> tuple[str, str]:
-    return split_kernel_key(key.partition(databases.SEPARATOR)[2])
 
 
 def digest(data: bytes) -> str:
