@@ -26,12 +26,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
-from cachectl.layers.base import errors
-from cachectl.layers.base.facts import Entry, Problem
-from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.store import unreadable
-from cachectl.layers.formats import details, device_binaries
-from cachectl.layers.formats.elf import MAGIC as ELF_MAGIC
+from cachectl.layers.base import errors, facts, lazy, store
+from cachectl.layers.formats import details, device_binaries, elf
 
 #: Bytes that contain the header of every driver and device; GL's longer headers are read whole.
 HEAD: Final = 512
@@ -41,7 +37,7 @@ RUSTICL: Final = "rusticl"
 _VERSION: Final = 1
 #: Why something of an unknown version is left alone.
 FOREIGN: Final = "is of a version of Mesa's format that cachectl does not know; left alone"
-_NAMES: Final = regex(rb"([\x21-\x7e][\x20-\x7e]{0,199})\0([\x21-\x7e][\x20-\x7e]{0,199})\0")
+_NAMES: Final = lazy.regex(rb"([\x21-\x7e][\x20-\x7e]{0,199})\0([\x21-\x7e][\x20-\x7e]{0,199})\0")
 _FIXED: Final = struct.Struct("<BQI")
 _COUNT: Final = struct.Struct("<I")
 _CHECKED: Final = struct.Struct("<II")
@@ -54,14 +50,14 @@ _KINDS: Final = (0, _GLSL)
 _LARGEST: Final = 1 << 26
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 #: Only an OpenCL kernel gets such a function around it.
-_WRAPPED: Final = regex(rb"__wrapped_([A-Za-z_]\w{0,254})\0", re.ASCII)
+_WRAPPED: Final = lazy.regex(rb"__wrapped_([A-Za-z_]\w{0,254})\0", re.ASCII)
 
 #: How many entries of one driver are unpacked, the smallest first, to find a kernel.
 _LOOKS: Final = 256
 _GRAPHICS: Final = "is of GL or Vulkan, which share the folder"
 _UNKNOWN: Final = "cannot be distinguished from what GL and Vulkan keep in the same folder"
 
-_NAME: Final = regex(rb"[0-9a-f]{40}")
+_NAME: Final = lazy.regex(rb"[0-9a-f]{40}")
 #: Magic number and version.
 _MAGIC: Final = b"\x81FOSSILIZEDB\0\0\0\x06"
 _MAGICS: Final = (_MAGIC, b"\x81FOSSILIZEDB\0\0\0\x05")
@@ -167,7 +163,7 @@ def inflate(data: bytes) -> bytes:
 
 def kernels(content: bytes) -> tuple[str, ...] | None:
     """Return the OpenCL kernels in an unpacked payload; ``None`` where it names none, as machine code."""
-    if content.startswith(ELF_MAGIC):
+    if content.startswith(elf.MAGIC):
         return None
     if content.startswith(device_binaries.SPIRV):
         return device_binaries.spirv_kernels(content)
@@ -187,13 +183,13 @@ def key_of(name: str) -> str:
 class RawEntry(NamedTuple):
     """An entry with its header, a function that reads it, and its checksum in a larger file, 0 if it has none."""
 
-    entry: Entry
+    entry: facts.Entry
     header: Header | None
     read: Callable[[], bytes | None]
     checksum: int = 0
 
 
-def raw_of(entry: Entry, read: Callable[..., bytes | None], checksum: int = 0) -> RawEntry:
+def raw_of(entry: facts.Entry, read: Callable[..., bytes | None], checksum: int = 0) -> RawEntry:
     """Read the header of an entry. Raises :class:`LayerError`."""
     head = read(limit=HEAD)
     return RawEntry(entry, None if head is None else read_header(head), read, checksum)
@@ -207,19 +203,19 @@ def kernels_in(data: bytes) -> tuple[str, ...] | None:
         return None
 
 
-def owned(raws: Sequence[RawEntry], *, contents: bool) -> Iterator[Entry | Problem]:
+def owned(raws: Sequence[RawEntry], *, contents: bool) -> Iterator[facts.Entry | facts.Problem]:
     """Yield entries with their owners, which driver and device show, and a problem for each that cannot be read.
 
     Only ``contents`` unpacks the names of kernels.
     """
-    problems: dict[Path, Problem] = {}
+    problems: dict[Path, facts.Problem] = {}
 
     def kernels_of(raw: RawEntry) -> tuple[str, ...] | None:
         try:
             return kernels_in(raw.read() or b"")
         except errors.LayerError as error:
             path = raw.entry.root / raw.entry.key
-            problems[path] = unreadable(path, error)
+            problems[path] = store.unreadable(path, error)
             return None
 
     groups: dict[tuple[str, str], list[RawEntry]] = {}

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from cachectl.layers.base import environment, errors, facts, lazy, store
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.disk import atomic, handles, plain, trust
+from cachectl.layers.disk import atomic, handles, locks, plain, trust
 from cachectl.layers.host import processes
 from cachectl.layers.mesa import cache, entries
 from cachectl.layers.stores.files import Files
@@ -113,9 +113,8 @@ class Pair:
         if files is None or self._complaint(files) is not None:
             return []
         end = os.fstat(files.data).st_size
-        return list(
-            {blob.name: blob for _, blob in self._indexed(files) if blob is not None and blob.end <= end}.values()
-        )
+        found = {blob.name: blob for _, blob in self._indexed(files) if blob is not None and blob.end <= end}
+        return list(found.values())
 
     def _indexed(self, files: _Open) -> Iterator[tuple[str, entries.Blob | None]]:
         """Yield each name in the index, with its entry as the formats do."""
@@ -299,18 +298,13 @@ class Pair:
                 # Mesa locks in this order. Closing a file releases its lock.
                 names = {self.form.data_name: files.data, self.form.index_name: files.places}
                 for handle in names.values():
-                    self._lock(handle)
+                    take, seconds = partial(handles.try_flock, handle), self.environment.lock_timeout
+                    locks.require(self.layer, self.path, take, seconds, "; try again later, or use --wait")
                 if all(handles.is_same_file(name, handle, dir_fd=files.folder) for name, handle in names.items()):
                     yield files
                     return
         message = "is replaced again and again; try again when the programs that use it have ended"
         raise errors.Busy(self.layer, message, self.path)
-
-    def _lock(self, handle: int) -> None:
-        seconds = self.environment.lock_timeout
-        if not handles.wait_until(partial(handles.try_flock, handle), seconds):
-            message = f"locked by another process for more than {seconds:g} s; try again later, or use --wait"
-            raise errors.Busy(self.layer, message, self.path)
 
 
 def _write_heads(files: _Open, head: bytes) -> None:

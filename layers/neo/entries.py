@@ -8,6 +8,7 @@ An entry is a zebin, the OpenCL wrapper around a device binary that came before 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import struct
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,8 @@ from cachectl.layers.formats.details import Cut, Details, fields, names_or_none,
 from cachectl.layers.stores import files, tree
 
 ACCOUNT: Final = "config.file"
+#: Bytes of all entries, as the driver holds them against its limit (``size_t``).
+_TOTAL: Final = struct.Struct("=Q")
 _DIGIT: Final = lazy.regex("[0-9a-f]")
 _ENTRY: Final = lazy.regex(r"[0-9a-f]{16}\.(?:cl|l0|ocloc)_cache")
 _SHAPES: Final = (
@@ -31,9 +34,12 @@ _SHAPES: Final = (
     tree.Shape((_DIGIT, _DIGIT, _ENTRY)),
     tree.Shape((lazy.regex(r"cl_cache\.[A-Za-z0-9]{6}"),), because="left by a killed driver", private=True),
     # The account and debugging aids are at the top, statistics at each level.
-    tree.Shape((lazy.regex(r"stats|config\.file|[0-9a-f]{16}\.(?:trace|input)"),), sums=True),
-    tree.Shape((_DIGIT, lazy.regex(neo.STATISTICS)), sums=True),
-    tree.Shape((_DIGIT, _DIGIT, lazy.regex(neo.STATISTICS)), sums=True),
+    tree.Shape((lazy.regex(re.escape(ACCOUNT)),), sums=True, sizes=(0, _TOTAL.size)),
+    tree.Shape((lazy.regex(r"[0-9a-f]{16}\.(?:trace|input)"),), sums=True),
+    *(
+        tree.Shape((*above, lazy.regex(neo.STATISTICS)), sums=True, sizes=(neo.COUNTS.size,))
+        for above in ((), (_DIGIT,), (_DIGIT, _DIGIT))
+    ),
 )
 _NEVER: Final = "the driver compiles it again at every run, and never replaces it"
 
@@ -55,9 +61,6 @@ _PROGRAM: Final = struct.Struct("<7I")
 #: Checksum, hash, then the lengths of name, patches and heaps: kernel, general, dynamic and surface state; and the
 #: kernel's length without padding.
 _KERNEL: Final = struct.Struct("<IQ7I")
-
-#: Bytes of all entries, as the driver holds them against its limit (``size_t``).
-_TOTAL: Final = struct.Struct("=Q")
 
 
 class NeoPrograms(files.Files):
@@ -104,13 +107,6 @@ class NeoPrograms(files.Files):
             return Damage(facts.Severity.RECOMPILES, f"{wrong}; {_NEVER}")
         message = f"{wrong}; the driver takes it for a program, and the build fails"
         return Damage(facts.Severity.FAILS, message)
-
-    def is_known(self, leaf: tree.Leaf) -> bool:
-        """Compare the length with that of the driver's files."""
-        name = leaf.entry.key.rpartition("/")[2]
-        if name == neo.STATISTICS:
-            return leaf.entry.bytes == neo.COUNTS.size
-        return name != ACCOUNT or leaf.entry.bytes in (0, _TOTAL.size)
 
     @contextmanager
     def changing(self, root: facts.Root) -> Iterator[bool]:

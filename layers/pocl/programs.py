@@ -82,7 +82,7 @@ def _temporaries(drawn: str) -> tuple[Shape, ...]:
         (uncached,), folders=True, members=MEMBERS, because="a program built with the cache off", private=True
     )
     return (
-        Shape((leaked,), because="leaked by a PoCL process", idle_only=False, empty=True, private=True),
+        Shape((leaked,), because="leaked by a PoCL process", idle_only=False, sizes=(0,), private=True),
         built,
         Shape((compiling,), because="a compile's temporary file", private=True),
     )
@@ -95,7 +95,7 @@ _HEADERS: Final = Shape(
 LEVELS: Final = (regex("[A-P]{2}"), regex("[A-P]{37}"))
 #: A purge beside a running PoCL leaves these: PoCL makes one if it is missing, then a program's folder in it, and the
 #: build fails if it vanishes between the two (``pocl_mkdir_p`` in ``lib/CL/pocl_file_util.c``).
-_EMPTY: Final = Shape((LEVELS[0],), folders=True, because="an empty folder of programs", empty=True)
+_EMPTY: Final = Shape((LEVELS[0],), folders=True, because="an empty folder of programs", sizes=(0,))
 _ENTRY: Final = Shape(LEVELS, folders=True, members=MEMBERS, first=(BITCODE, "program.spv"))
 #: What is in three kinds of root: any folder, one whose name contains ``pocl``, and one that PoCL alone uses.
 NAMED: Final = (_ENTRY, *_temporaries(_NO_WORD)[:2])

@@ -28,10 +28,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from cachectl.layers.base import facts
-from cachectl.layers.base.lazy import regex
-from cachectl.layers.disk import atomic, handles
-from cachectl.layers.disk.plain import borrow, plain_status, release
+from cachectl.layers.base import facts, lazy
+from cachectl.layers.disk import atomic, handles, plain
 
 #: Suffixes of the files that sqlite keeps next to a database.
 COMPANIONS: Final = ("-journal", "-wal", "-shm")
@@ -42,8 +40,8 @@ _OPEN_LOCK: Final = 128
 _FLOCK: Final = "hhqqi4x"
 #: Characters of a foreign name shown in messages.
 _LONGEST: Final = 80
-_QUOTES: Final = regex(r'[`"\[\]]')
-_TOKEN: Final = regex(r"\w+|[^\w\s]")
+_QUOTES: Final = lazy.regex(r'[`"\[\]]')
+_TOKEN: Final = lazy.regex(r"\w+|[^\w\s]")
 #: Sizes of a page of the empty database, the smaller first: sqlite allows no smaller one.
 _PAGE_SIZES: Final = (512, 1024)
 _HEADER: Final = 100
@@ -93,7 +91,7 @@ def rest_of(path: Path, template: facts.Entry, payload: int) -> facts.Entry:
 
 def file_stamp(path: Path) -> tuple[int, ...]:
     """Return the version stamp of a plain file (inode, bytes, last change). Raises :class:`OSError` for others."""
-    status = plain_status(path)
+    status = plain.plain_status(path)
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -105,7 +103,7 @@ def is_wal(header: bytes) -> bool:
 def size_of(path: Path) -> int | None:
     """Return the size of a plain file; ``None`` for anything else."""
     with suppress(OSError):
-        return plain_status(path).st_size
+        return plain.plain_status(path).st_size
     return None
 
 
@@ -126,12 +124,12 @@ def is_open_elsewhere(path: Path) -> bool:
         return False
     import fcntl
 
-    handle = borrow(index)
+    handle = plain.borrow(index)
     try:
         asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, _OPEN_LOCK, 1, 0)
         return bool(struct.unpack(_FLOCK, fcntl.fcntl(handle, fcntl.F_GETLK, asked))[0] != fcntl.F_UNLCK)
     finally:
-        release(handle)
+        plain.release(handle)
 
 
 def foreign_object(connection: sqlite3.Connection, statements: tuple[str, ...]) -> str | None:
@@ -170,9 +168,9 @@ def empty_image(first_page: bytes, roots: Mapping[int, str]) -> bytes | None:
     if len(first_page) < _SECTOR or commit_length(count) > _SECTOR:
         return None
     kind, _, cells, content, _ = _PAGE_HEAD.unpack_from(first_page, _HEADER)
-    plain = first_page[18:21] == _ROLLBACK_JOURNAL + b"\0" and not any(first_page[52:56])
+    is_plain = first_page[18:21] == _ROLLBACK_JOURNAL + b"\0" and not any(first_page[52:56])
     in_order = sorted(roots) == list(range(2, count + 2)) and set(roots.values()) <= {"table", "index"}
-    if kind != _TABLE_LEAF or cells != count or not plain or not in_order:
+    if kind != _TABLE_LEAF or cells != count or not is_plain or not in_order:
         return None
     try:
         rows = [_cell(first_page, place) for place in struct.unpack_from(f">{count}H", first_page, _POINTERS)]

@@ -51,11 +51,6 @@ class Files(store.Store):
         del root
         return self.shapes
 
-    def is_known(self, leaf: Leaf) -> bool:
-        """Return whether a file of the cache as a whole has the content that its name promises."""
-        del leaf
-        return True
-
     def is_carried(self, path: str) -> bool:
         """Return whether a file of an entry is of use elsewhere."""
         del path
@@ -153,8 +148,7 @@ class Files(store.Store):
             if isinstance(leaf, facts.Problem):
                 yield leaf
             elif not leaf.entry.is_listed:
-                if leaf.entry.is_orphan or self.is_known(leaf):
-                    yield leaf.entry
+                yield leaf.entry
             elif leaf.members.keys() <= self.beside:
                 why = "a build that failed" if leaf.members else "an empty program folder"
                 yield facts.orphan(leaf.entry, why, idle_only=True)

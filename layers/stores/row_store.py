@@ -194,7 +194,11 @@ class Rows(files.Files):
     def file_finding(self, root: facts.Root, file: str, error: errors.LayerError) -> facts.Finding:
         """Return the finding of a file that could not be read; its ``thing`` is the file only if it is damaged."""
         if isinstance(error, errors.Damaged):
-            thing = self.opened(root, file).orphan(root.path, file, error.message)
+            thing = None
+            with suppress(OSError):
+                stamp = database.file_stamp(root.path / file)
+                entry = facts.Entry(self.name, file, root.path, stamp[1], 1, modified=stamp[2] / 1e9, stamp=stamp)
+                thing = facts.orphan(entry, error.message)
             fix = f"end every program that has it open, then: cachectl purge --damaged {self.name}"
             return facts.Finding(self.name, root.path, file, facts.Severity.FAILS, "sqlite", error.message, fix, thing)
         code, fix = "unreadable", "nothing: try again when no program is writing"

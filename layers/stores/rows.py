@@ -27,9 +27,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from cachectl.layers.base import environment, errors, facts
-from cachectl.layers.disk import handles, plain, trust
-from cachectl.layers.disk.atomic import create, remove_file
+from cachectl.layers.base import environment, errors
+from cachectl.layers.disk import atomic, handles, plain, trust
 from cachectl.layers.stores import database
 
 _MAGIC: Final = b"SQLite format 3\0"
@@ -281,16 +280,8 @@ class RowFile:
             if database.has_journal(self.path):
                 connection.execute("begin exclusive")
                 # Sqlite leaves a journal that has no content yet. The lock ensures that nobody else uses it.
-                remove_file(database.companion(self.path, "-journal"))
+                atomic.remove_file(database.companion(self.path, "-journal"))
                 connection.execute("rollback")
-
-    def orphan(self, root: Path, key: str, why: str) -> facts.Entry | None:
-        """Return the whole file as an orphan; ``None`` if it has gone, or is no plain file."""
-        with suppress(OSError):
-            stamp = database.file_stamp(self.path)
-            entry = facts.Entry(self.layer, key, root, stamp[1], 1, modified=stamp[2] / 1e9, stamp=stamp)
-            return facts.orphan(entry, why)
-        return None
 
     def remove_damaged(self, stamp: tuple[int, ...], in_use: Callable[[Path], str | None]) -> str | None:
         """Remove the whole file if its library cannot use it; return why it stays, or ``None``.
@@ -317,7 +308,7 @@ class RowFile:
                     return CHANGED
                 # The file goes first: sqlite ignores a log without a database, and would apply one to the next.
                 for suffix in ("", *database.COMPANIONS):
-                    remove_file(database.companion(self.path, suffix))
+                    atomic.remove_file(database.companion(self.path, suffix))
             finally:
                 plain.release(handle)
         return None
@@ -382,7 +373,7 @@ class RowFile:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 # Sqlite takes an empty file for a new database.
                 with suppress(FileExistsError):
-                    os.close(create(str(self.path), mode=0o644))
+                    os.close(atomic.create(str(self.path), mode=0o644))
             with self._connected("mode=rw") as connection:
                 connection.execute("pragma secure_delete = off")
                 yield connection

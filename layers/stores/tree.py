@@ -19,9 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachectl.layers.base import errors, facts
-from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.store import ENTRY, FOREIGN, OWN
+from cachectl.layers.base import errors, facts, lazy, store
 from cachectl.layers.disk import atomic, handles, plain
 from cachectl.layers.stores import archive
 
@@ -31,7 +29,7 @@ REFUSALS: Final[Mapping[facts.Ability, str]] = (
     {} if os.unlink in os.supports_dir_fd else dict.fromkeys((facts.Ability.PUT, facts.Ability.CLEAR), _WITHOUT)
 )
 #: cachectl's own staging and trash folders in a root. A killed command leaves them; clearing them is always safe.
-OWN_TEMPORARY: Final = regex(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
+OWN_TEMPORARY: Final = lazy.regex(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
 GONE: Final = "already gone"
 CHANGED: Final = "changed since it was planned"
 #: Why an empty folder above entries is left.
@@ -60,9 +58,9 @@ class Shape(NamedTuple):
     them: it is placed last and removed first.
 
     Things with a ``because`` are orphans, such as leaked temporaries; ``idle_only`` is that of
-    :class:`~cachectl.layers.base.facts.Entry`. ``empty`` accepts only files of 0 bytes, or folders with nothing in
-    them, and ``private`` only what no other user may read, as ``mkstemp`` makes it. ``sums`` is set for files that
-    belong to the cache as a whole.
+    :class:`~cachectl.layers.base.facts.Entry`. ``sizes`` accepts only files of so many bytes, or folders with so
+    many names, and ``private`` only what no other user may read, as ``mkstemp`` makes it. ``sums`` is set for files
+    that belong to the cache as a whole.
     """
 
     levels: tuple[re.Pattern[str], ...]
@@ -72,7 +70,7 @@ class Shape(NamedTuple):
     companions: re.Pattern[str] | None = None
     because: str | None = None
     idle_only: bool = True
-    empty: bool = False
+    sizes: tuple[int, ...] = ()
     private: bool = False
     sums: bool = False
     #: The mode of the files of an entry.
@@ -125,14 +123,14 @@ class Shape(NamedTuple):
 
     def kind_of(self, path: str) -> str:
         """Return what a path is by name alone, as :meth:`Store.kind_of`."""
-        return ENTRY if self.accepts(path) else OWN if self.owns(path.split("/")) else FOREIGN
+        return store.ENTRY if self.accepts(path) else store.OWN if self.owns(path.split("/")) else store.FOREIGN
 
     def takes(self, folder: int, name: str, status: os.stat_result) -> bool:
         """Return whether a thing in an open folder has this shape, whose name has."""
         is_kind = stat.S_ISDIR if self.folders else stat.S_ISREG
         if not is_kind(status.st_mode) or (self.private and status.st_mode & 0o077):
             return False
-        if self.empty and (_children(folder, name) if self.folders else status.st_size):
+        if self.sizes and (_names_in(folder, name) if self.folders else status.st_size) not in self.sizes:
             return False
         return self is not _OWN or handles.is_left_own(folder, name, status)
 
@@ -632,7 +630,7 @@ class Tree:
         if not isinstance(leaf, Leaf) or leaf.entry.stamp != entry.stamp:
             return CHANGED
         shape = leaf.shape
-        if shape.folders and shape.empty:
+        if shape.folders and shape.sizes:
             if tidy is None or not tidy():
                 return IN_USE
             try:
@@ -657,9 +655,9 @@ def always() -> bool:
     return True
 
 
-def _children(folder: int, name: str) -> list[str]:
+def _names_in(folder: int, name: str) -> int:
     with handles.opened(name, folder) as opened:
-        return os.listdir(opened)
+        return len(os.listdir(opened))
 
 
 def _measured(folder: int, name: str, status: os.stat_result) -> tuple[dict[str, os.stat_result], int]:
