@@ -129,7 +129,7 @@ class Pair:
 
     def remove(self, stamps: Mapping[str, tuple[int, ...]]) -> facts.Outcome:
         """Remove the entries of these names that have not changed. Raises :class:`LayerError` before any change."""
-        listed: list[entries.Blob] = []
+        before: set[str] = set()
         left: set[str] = set()
         size = rest = 0
         failed: errors.LayerError | None = None
@@ -137,26 +137,24 @@ class Pair:
             with self._changing() as files:
                 size = rest = self._bytes(files)
                 listed = self._listed(files)
+                before = left = {blob.name for blob in listed}
                 kept = [blob for blob in listed if stamps.get(blob.name) != blob.stamp]
-                left = {blob.name for blob in listed}
                 if files is not None and len(kept) < len(listed):
                     self._keep(files, kept)
                     left, rest = {blob.name for blob in kept}, self._bytes(files)
         except errors.LayerError as error:
-            if not listed:
+            if not before:
                 raise
             failed = error
             # Fewer entries may be left than were to stay.
             with suppress(errors.LayerError), self._opened() as files:
                 left, rest = {blob.name for blob in self._listed(files)}, self._bytes(files)
-        outcome = facts.Outcome(self.layer, sum(blob.name not in left for blob in listed), max(0, size - rest))
-        if failed is not None:
-            notes = [facts.Note(entries.key_of(name), failed.message) for name in stamps if name in left]
-            return changed(outcome, failed=tuple(notes) or (facts.Note(str(self.path), str(failed)),))
-        stay = dict.fromkeys(left, CHANGED)
-        stay |= dict.fromkeys(stamps.keys() - {blob.name for blob in listed}, GONE)
-        notes = [facts.Note(entries.key_of(name), stay[name]) for name in stamps if name in stay]
-        return changed(outcome, skipped=tuple(notes))
+        outcome = facts.Outcome(self.layer, len(before - left), max(0, size - rest))
+        reasons = {name: CHANGED if name in before else GONE for name in stamps if name in left or name not in before}
+        if failed is None:
+            return changed(outcome, skipped=tuple(facts.Note(entries.key_of(name), reasons[name]) for name in reasons))
+        notes = tuple(facts.Note(entries.key_of(name), failed.message) for name in stamps if name in left)
+        return changed(outcome, failed=notes or (facts.Note(str(self.path), str(failed)),))
 
     def put(self, name: str, content: bytes, *, replace: bool) -> bool:
         """Add an entry; return whether it was not there. Raises :class:`EntryExists` if a different one is there."""
@@ -424,19 +422,13 @@ class ShaderCache(Files):
             yield processes.using(cache.OPENED, processes=self.environment.processes) == ()
 
     def place(
-        self,
-        root: facts.Root,
-        whole: Mapping[str, Mapping[str, bytes]],
-        results: dict[str, bool | store.EntryError],
-        *,
-        replace: bool,
-    ) -> None:
+        self, root: facts.Root, whole: Mapping[str, Mapping[str, bytes]], *, replace: bool
+    ) -> dict[str, bool | store.EntryError]:
         """Place entries into the form in use."""
         if root.role == cache.MULTI_FILE:
-            super().place(root, whole, results, replace=replace)
-            return
-        for key, members in whole.items():
-            results[key] = store.attempt(partial(self._put, root, key, members[""], replace=replace))
+            return super().place(root, whole, replace=replace)
+        put = partial(self._put, root, replace=replace)
+        return {key: store.attempt(partial(put, key, files[""])) for key, files in whole.items()}
 
     def _put(self, root: facts.Root, key: str, data: bytes, *, replace: bool) -> bool:
         return self._pair_for(root, key, data).put(entries.name_of(key), data, replace=replace)

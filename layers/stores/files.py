@@ -238,7 +238,7 @@ class Files(store.Store):
         try:
             # Also if all of them are there: that repairs the index.
             with self.changing(root) if whole else nullcontext():
-                self.place(root, whole, results, replace=replace)
+                results.update(self.place(root, whole, replace=replace))
         except (errors.LayerError, OSError) as error:
             # What was placed is unsettled.
             for key in whole:
@@ -247,18 +247,14 @@ class Files(store.Store):
         return results
 
     def place(
-        self,
-        root: facts.Root,
-        whole: Mapping[str, Mapping[str, bytes]],
-        results: dict[str, bool | store.EntryError],
-        *,
-        replace: bool,
-    ) -> None:
-        """Place whole entries, given file by file, and add the result of each."""
-        tree = self.tree_of(root)
+        self, root: facts.Root, whole: Mapping[str, Mapping[str, bytes]], *, replace: bool
+    ) -> dict[str, bool | store.EntryError]:
+        """Place whole entries, given file by file; return the result of each as :meth:`write` does."""
+        tree, results = self.tree_of(root), dict[str, bool | store.EntryError]()
         for _, guard, keys in self.guarded(root, whole):
             group = {key: whole[key] for key in keys}
             results |= tree.write(group, guard=guard, replace=replace, wanted=self.is_carried)
+        return results
 
     # ------------------------------------------------------------------ clear
 

@@ -250,17 +250,15 @@ class Rows(files.Files):
             with suppress(errors.LayerError):
                 opened.recover()
                 removed = len(planned.keys() - frozenset(opened.rows()))
+        freed = 0
         try:
             if removed:
                 skipped.append((file, opened.vacuum()))
-        except errors.LayerError as error:
-            failed.append((file, f"its rows are gone, but: {self.explain(error)}"))
-        freed = 0
-        try:
             # Another process may have removed rows; they count here only if this one has removed some.
-            freed = max(0, before - database.bytes_of(opened.path)) if removed or whole is not None else 0
-        except OSError as error:
-            failed.append((file, f"its rows are gone, but their bytes are not counted: {errors.reason_of(error)}"))
+            if removed or whole is not None:
+                freed = max(0, before - database.bytes_of(opened.path))
+        except (errors.LayerError, OSError) as error:
+            failed.append((file, f"its rows are gone, but: {self.explain(error)}"))
         return facts.Outcome(self.name, removed, freed, _notes(skipped), _notes(failed))
 
     def _planned(self, target: facts.Entry) -> rows.Row:

@@ -118,8 +118,9 @@ class Shape(NamedTuple):
         """Return by name alone whether a path is a thing of this shape, a companion, above such a thing, or in one."""
         if self.leads_to(parts) and (self.folders or len(parts) <= len(self.levels)):
             return True
-        is_beside = self.companions is not None and len(parts) == len(self.levels) and self.leads_to(parts[:-1])
-        return is_beside and self.companions is not None and self.companions.fullmatch(parts[-1]) is not None
+        if self.companions is None or len(parts) != len(self.levels):
+            return False
+        return self.leads_to(parts[:-1]) and self.companions.fullmatch(parts[-1]) is not None
 
     def kind_of(self, path: str) -> str:
         """Return what a path is by name alone, as :meth:`Store.kind_of`."""
