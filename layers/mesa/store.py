@@ -268,9 +268,8 @@ class Pair:
         if make:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         root = stack.enter_context(handles.opened_root(self.root))
-        folder = (
-            None if root is None else handles.descend(stack, root, [*filter(None, self.folder.split("/"))], make=make)
-        )
+        above = [*filter(None, self.folder.split("/"))]
+        folder = None if root is None else stack.enter_context(handles.below(root, above, make=make))
         missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
         if root is None or folder is None:
             raise missing
@@ -486,7 +485,9 @@ class ShaderCache(Files):
                 parts.append((str(pair.path), partial(pair.remove, stamps)))
                 left -= stamps.keys()
         gone = tuple(facts.Note(entries.key_of(name), GONE) for name in sorted(left))
-        return outcome.plus(facts.Outcome(self.name, skipped=gone)).plus(store.each_part(self.name, parts))
+        return outcome.plus(facts.Outcome(self.name, skipped=gone)).plus(
+            store.each_part(facts.Outcome(self.name), parts)
+        )
 
     def _recount(self, root: facts.Root) -> None:
         """Write the true size into the index, to which Mesa only adds, and by which it decides when to drop entries.

@@ -203,9 +203,7 @@ class PyOpenCLInvoker(pytools.PytoolsDictionaries):
     name = "pyopencl-invoker"
     title = "PyOpenCL kernel invokers"
     store: Any = pytools.dictionary_store("pyopencl-invoker")
-    about = pytools.PytoolsDictionaries.about._replace(
-        reveals="source text of your kernels", lookups=pytools.DictionaryLookups("pyopencl-invoker")
-    )
+    about = pytools.PytoolsDictionaries.about._replace(reveals="source text of your kernels")
     library = "pyopencl"
     variables = _VARIABLES
     opened_by = ("pyopencl.invoker", "pyopencl.scan")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from cachectl.layers import pyopencl
-from cachectl.layers.base import errors, facts, lazy, store
+from cachectl.layers.base import environment, errors, facts, lazy, store
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.disk import handles, locks, plain
 from cachectl.layers.formats import opencl_source
@@ -67,7 +67,7 @@ class ProgramFolders(files.Files):
         """Return the words for who may hold a lock: the cachectl that it names, else those who use PyOpenCL."""
         with suppress(OSError):
             match = re.fullmatch(rb"cachectl (\d+) (.*)\n", plain.read_plain(lock, limit=300))
-            if match is not None and match[2] == os.fsencode(locks.node()):
+            if match is not None and match[2] == os.fsencode(environment.node()):
                 return f"process {int(match[1])}"
         users = processes.using(_EXTENSION, processes=self.environment.processes)
         return processes.process_names(users) if users != () else "a program of another machine"
@@ -168,11 +168,11 @@ class ProgramFolders(files.Files):
         held = [target for target in targets if target.key.endswith(f"/{_LOCK}")]
         programs = (target for target in targets if target not in held)
         parts = [(target.key, partial(self._remove_lock, root, target)) for target in held]
-        return store.each_part(self.name, parts).plus(self.remove_files(root, programs, tidy=None))
+        return store.each_part(facts.Outcome(self.name), parts).plus(self.remove_files(root, programs, tidy=None))
 
     def _remove_lock(self, root: facts.Root, target: facts.Entry) -> facts.Outcome:
         lock = root.path / target.key
-        if locks.remove_abandoned(lock, partial(self._is_abandoned, lock.parent)):
+        if locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent), remove=True):
             return facts.Outcome(self.name, bytes_freed=target.bytes)
         reason = trees.CHANGED if os.path.lexists(lock) else trees.GONE
         return facts.Outcome(self.name, skipped=(facts.Note(target.key, reason),))

@@ -87,28 +87,21 @@ class DictionaryLookups(parts.Lookups):
 
     by = "pytools"
     modules = ("pytools.persistent_dict",)
-    family = "pytools"
     opened = ("/pdict-v5-",)
 
-    def __init__(self, layer: str, imports: tuple[str, ...] = ("pytools",), stages: tuple[str, ...] = ()) -> None:
+    def __init__(self, imports: tuple[str, ...] = ("pytools",), stages: tuple[str, ...] = ()) -> None:
         super().__init__()
-        self.layer = layer
         self.imports = imports
         watched = dict.fromkeys(self.modules, _INSIDE / "dictionaries.py")
         self.watchers = {**watched, **dict.fromkeys(stages, _INSIDE / "loopy_stages.py")}
 
-    def owns(self, event: Mapping[str, Any]) -> bool:
+    def owns(self, event: Mapping[str, Any], layer: str) -> bool:
         """Return whether the dictionary of an event is the layer's."""
-        return layer_of(str(event.get("dictionary") or "")) == self.layer
+        return event["layer"] == "pytools" and layer_of(str(event.get("dictionary") or "")) == layer
 
-    def is_alike(self, entry: facts.Entry, event: Mapping[str, Any]) -> bool:
-        """Return whether an entry lies in the dictionary of the event, whatever versions its name bears."""
-        named = event.get("dictionary")
-        return named is None or _without_versions(entry.detail.get("dictionary")) == _without_versions(named)
-
-    def part_of(self, event: Mapping[str, Any]) -> str | None:
-        """Return the dictionary's identifier without versions."""
-        return _without_versions(event["dictionary"]) if event.get("dictionary") else None
+    def part_of(self, detail: Mapping[str, Any]) -> str | None:
+        """Return the dictionary's identifier without the versions that loopy and PyOpenCL append."""
+        return re.sub(r"-v\d.*", "", str(detail["dictionary"])) if detail.get("dictionary") else None
 
     def difference(self, alike: Sequence[facts.Entry], event: Mapping[str, Any]) -> str:
         """Compare the versions in the identifiers of the dictionaries; the keys themselves are hashes."""
@@ -120,11 +113,6 @@ class DictionaryLookups(parts.Lookups):
         if here and len(named) == len(alike):
             return f"an entry of the same kernel is there, but it {min(named, key=len)}"
         return super().difference(alike, event)
-
-
-def _without_versions(identifier: object) -> str:
-    """Return an identifier without the versions that loopy and PyOpenCL append."""
-    return re.sub(r"-v\d.*", "", str(identifier))
 
 
 class PytoolsDictionaries(Layer):
@@ -145,7 +133,7 @@ class PytoolsDictionaries(Layer):
         ),
         reveals="whatever the programs keep in their dictionaries",
         portability=DictionaryPortability(),
-        lookups=DictionaryLookups("pytools"),
+        lookups=DictionaryLookups(),
     )
     store: Any = dictionary_store("pytools")
     #: Modules that open the layer's dictionaries when they are imported.
@@ -209,9 +197,7 @@ class LoopyDictionaries(PytoolsDictionaries):
     store: Any = dictionary_store("loopy")
     about = PytoolsDictionaries.about._replace(
         reveals="source text of your kernels",
-        lookups=DictionaryLookups(
-            "loopy", ("loopy", "islpy", "pymbolic"), stages=("loopy", "loopy.target.pyopencl_execution")
-        ),
+        lookups=DictionaryLookups(("loopy", "islpy", "pymbolic"), stages=("loopy", "loopy.target.pyopencl_execution")),
     )
     library = "loopy"
     variables = ("LOOPY_NO_CACHE", "CG_NO_CACHE")

@@ -280,7 +280,7 @@ class Files(store.Store):
         planned = {target.key: target for target in targets}
         tree = self.tree_of(root)
         return store.each_part(
-            self.name,
+            facts.Outcome(self.name),
             (
                 (name, partial(tree.remove, [planned[key] for key in keys], tidy=tidy, guard=guard))
                 for name, guard, keys in self.guarded(root, planned)

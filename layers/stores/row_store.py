@@ -222,7 +222,7 @@ class Rows(files.Files):
                 parts.append((file, partial(self.remove_rows, root, file, planned)))
             else:
                 others += planned
-        outcome, tidy = store.each_part(self.name, parts), tree.always if self.tidies else None
+        outcome, tidy = store.each_part(facts.Outcome(self.name), parts), tree.always if self.tidies else None
         return outcome.plus(self.remove_files(root, others, tidy=tidy)) if others else outcome
 
     def remove_rows(self, root: facts.Root, file: str, targets: Sequence[facts.Entry]) -> facts.Outcome:

@@ -316,7 +316,7 @@ class Tree:
             try:
                 own = "" if shape.companions is None else name
                 others = self._files_of(parent, key.split("/"))[1:]
-                beside = (handles.Visited(parent, file, file, status) for file in others)
+                beside = ((parent, file, file, status) for file in others)
                 for folder, child, path, found in chain(handles.walk(parent, name), beside):
                     if stat.S_ISDIR(found.st_mode):
                         continue
@@ -545,7 +545,7 @@ class Tree:
         if shape.folders:
             os.rename(name, place, src_dir_fd=source, dst_dir_fd=to)
         else:
-            atomic.place_new(name, place, src=source, dst=to)
+            atomic.place_new(name, place, src_dir_fd=source, dst_dir_fd=to)
 
     def _move_out(
         self, shape: Shape, source: int, name: str, to: int, place: str, *, freed: list[int] | None = None
