@@ -69,9 +69,12 @@ class TemporaryFolder(Root):
 
     @property
     def may_exist(self) -> bool:
-        """Return whether a name there is like that of a database, of a version's folder, or of cachectl's own."""
-        names = distributions.names_in(os.fspath(self.path), "gfx", "batchnorm_gfx", ".cachectl-", *"0123456789")
-        return bool(names) or not os.access(self.path, os.R_OK)
+        """Return whether a name there begins like that of a database, of a version's folder, or of cachectl's own."""
+        try:
+            names = os.listdir(self.path)
+        except OSError as error:
+            return not plain.means_absent(error)
+        return any(name.startswith(("gfx", "batchnorm_gfx", ".cachectl-", *"0123456789")) for name in names)
 
 
 @dataclass(frozen=True)
