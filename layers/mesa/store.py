@@ -485,9 +485,7 @@ class ShaderCache(Files):
                 parts.append((str(pair.path), partial(pair.remove, stamps)))
                 left -= stamps.keys()
         gone = tuple(facts.Note(entries.key_of(name), GONE) for name in sorted(left))
-        return outcome.plus(facts.Outcome(self.name, skipped=gone)).plus(
-            store.each_part(facts.Outcome(self.name), parts)
-        )
+        return store.each_part(outcome.plus(facts.Outcome(self.name, skipped=gone)), parts)
 
     def _recount(self, root: facts.Root) -> None:
         """Write the true size into the index, to which Mesa only adds, and by which it decides when to drop entries.

@@ -542,10 +542,8 @@ class Tree:
     @staticmethod
     def _move(shape: Shape, source: int, name: str, to: int, place: str) -> None:
         """Move a file to a free place, or a folder to one that has no content."""
-        if shape.folders:
-            os.rename(name, place, src_dir_fd=source, dst_dir_fd=to)
-        else:
-            atomic.place_new(name, place, src_dir_fd=source, dst_dir_fd=to)
+        move = os.rename if shape.folders else atomic.place_new
+        move(name, place, src_dir_fd=source, dst_dir_fd=to)
 
     def _move_out(
         self, shape: Shape, source: int, name: str, to: int, place: str, *, freed: list[int] | None = None
