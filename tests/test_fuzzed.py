@@ -27,8 +27,8 @@ from cachectl.layers.formats import (
     pickles,
 )
 from cachectl.layers.mesa import entries as mesa_entries
+from cachectl.layers.miopen import databases as miopen_names
 from cachectl.layers.miopen import kernels as kernel_db
-from cachectl.layers.miopen import places as miopen_names
 from cachectl.layers.neo.entries import NeoPrograms
 from cachectl.layers.stores.archive import artifact_from_bytes, unpack
 from cachectl.layers.stores.records import Record, RecordFile
@@ -42,9 +42,8 @@ def _text(data: bytes) -> str:
 
 def _pickle(data: bytes) -> None:
     with contextlib.suppress(ValueError):
-        top, length = pickles.walk(data)
+        _, length = pickles.walk(data)
         assert 0 < length <= len(data)
-        list(pickles.things(top))
     for row in (data, b"loopy" + data):
         pdict.kernel_names(row)
 

@@ -78,23 +78,19 @@ class Root:
     """One place where a layer keeps entries.
 
     ``source`` is the reason for the place in words (the variable or default); ``role`` distinguishes roots of one layer
-    with different meanings (PoCL's ``kcache`` and ``uncached``). ``mark`` is a part of the names of the library's files
-    if the folder is everybody's: without one of them there is no root.
+    with different meanings (PoCL's ``kcache`` and ``uncached``).
     """
 
     path: Path
     scope: Scope
     source: str
     role: str = ""
-    mark: str = ""
-    as_json: ClassVar[AsJson] = AsJson(hidden=("mark",))
 
     @property
     def exists(self) -> bool:
         """Return whether something exists there now. Raises :class:`OSError` if that is unknown."""
         try:
-            is_there = plain.status_at(self.path, follow=True) is not None
-            return is_there and (not self.mark or any(self.mark in name for name in os.listdir(self.path)))
+            return plain.status_at(self.path, follow=True) is not None
         except OSError as error:
             if error.errno == errno.ELOOP:
                 return False
@@ -104,7 +100,7 @@ class Root:
     def may_exist(self) -> bool:
         """Return whether something exists there, a link without a target included, or that is unknown."""
         try:
-            return self.exists or (not self.mark and os.path.lexists(self.path))
+            return self.exists or os.path.lexists(self.path)
         except OSError:
             return True
 

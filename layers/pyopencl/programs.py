@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Final
 
 from cachectl.layers import pyopencl
-from cachectl.layers.base import errors, facts, lazy, store
-from cachectl.layers.base.environment import node
+from cachectl.layers.base import environment, errors, facts, lazy, store
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.disk import handles, locks, plain
 from cachectl.layers.formats import opencl_source
 from cachectl.layers.host import drivers, processes
-from cachectl.layers.pytools.dictionaries import Staleness, staleness
-from cachectl.layers.stores.files import Files
-from cachectl.layers.stores.tree import CHANGED, GONE, Guard, Leaf, Shape, Tree
+from cachectl.layers.pytools import dictionaries
+from cachectl.layers.stores import files
+from cachectl.layers.stores import tree as trees
 
 _BASE: Final = lazy.regex(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
 _MEMBERS: Final = lazy.regex("source\\.cl|binary|info")
@@ -38,11 +37,11 @@ _LOCK: Final = "lock"
 _HEADER: Final = 1 << 26
 
 
-class ProgramFolders(Files):
+class ProgramFolders(files.Files):
     """A folder for each program, below a folder for each Python, which PyOpenCL locks with one lock file."""
 
     # Without info PyOpenCL takes an entry for a miss; without binary alone it fails.
-    shapes = (Shape((_BASE, lazy.regex("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",)),)
+    shapes = (trees.Shape((_BASE, lazy.regex("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",)),)
     forms = ("pyopencl-binary/2",)
     unread = store.Damage(facts.Severity.FAILS, "")
     # PyOpenCL's lock is a file.
@@ -68,7 +67,7 @@ class ProgramFolders(Files):
         """Return the words for who may hold a lock: the cachectl that it names, else those who use PyOpenCL."""
         with suppress(OSError):
             match = re.fullmatch(rb"cachectl (\d+) (.*)\n", plain.read_plain(lock, limit=300))
-            if match is not None and match[2] == os.fsencode(node()):
+            if match is not None and match[2] == os.fsencode(environment.node()):
                 return f"process {int(match[1])}"
         users = processes.using(_EXTENSION, processes=self.environment.processes)
         return processes.process_names(users) if users != () else "a program of another machine"
@@ -92,7 +91,9 @@ class ProgramFolders(Files):
                 if _BASE.fullmatch(lock.parent.name) and not lock.parent.is_symlink():
                     yield str(lock.relative_to(root.path)), lock, lock.lstat()
 
-    def described(self, tree: Tree, leaf: Leaf, selection: Selection, *, contents: bool) -> Iterator[facts.Found]:
+    def described(
+        self, tree: trees.Tree, leaf: trees.Leaf, selection: Selection, *, contents: bool
+    ) -> Iterator[facts.Found]:
         """Yield a program, with a problem for each missing or empty half."""
         del selection
         key, path = leaf.entry.key, tree.root / leaf.entry.key
@@ -102,7 +103,7 @@ class ProgramFolders(Files):
                 yield facts.Problem(path, "half", f"{half} is {'missing' if status is None else 'empty'}")
         # The key has only the version of Python.
         python, source = _python_of(key), None
-        stale = staleness(self.environment, "built under", python, lambda _: None, lambda _: True)
+        stale = dictionaries.staleness(self.environment, "built under", python, lambda _: None, lambda _: True)
         try:
             if contents:
                 # PyOpenCL rebuilds an entry whose header has changed, under any Python.
@@ -155,7 +156,7 @@ class ProgramFolders(Files):
 
     # ------------------------------------------------------------------ locks
 
-    def guarded(self, root: facts.Root, keys: Iterable[str]) -> Iterator[tuple[str, Guard, list[str]]]:
+    def guarded(self, root: facts.Root, keys: Iterable[str]) -> Iterator[tuple[str, trees.Guard, list[str]]]:
         """Yield the programs of each Python, and its lock."""
         for base, own in groupby(sorted(keys), lambda key: key.partition("/")[0]):
             yield base, partial(self._locked, root, base) if _BASE.fullmatch(base) else nullcontext, list(own)
@@ -167,13 +168,13 @@ class ProgramFolders(Files):
         held = [target for target in targets if target.key.endswith(f"/{_LOCK}")]
         programs = (target for target in targets if target not in held)
         parts = [(target.key, partial(self._remove_lock, root, target)) for target in held]
-        return store.each_part(self.remove_files(root, programs, tidy=None), parts)
+        return store.each_part(facts.Outcome(self.name), parts).plus(self.remove_files(root, programs, tidy=None))
 
     def _remove_lock(self, root: facts.Root, target: facts.Entry) -> facts.Outcome:
         lock = root.path / target.key
         if locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent), remove=True):
             return facts.Outcome(self.name, bytes_freed=target.bytes)
-        reason = CHANGED if os.path.lexists(lock) else GONE
+        reason = trees.CHANGED if os.path.lexists(lock) else trees.GONE
         return facts.Outcome(self.name, skipped=(facts.Note(target.key, reason),))
 
     @contextmanager
@@ -199,7 +200,7 @@ class ProgramFolders(Files):
 
     # ------------------------------------------------------------------ tagged builds
 
-    def tagged_text(self, tree: Tree, key: str) -> bytes | None:
+    def tagged_text(self, tree: trees.Tree, key: str) -> bytes | None:
         """Return the source, which PyOpenCL keeps beside the binary."""
         return tree.read_file(key, "source.cl")
 
@@ -209,7 +210,7 @@ def _python_of(key: str) -> str:
     return "" if match is None else match["python"]
 
 
-def staleness_by_headers(info: bytes) -> Staleness | None:
+def staleness_by_headers(info: bytes) -> dictionaries.Staleness | None:
     """Return that an entry is stale if a header is missing or has changed, or unknown if a header cannot be read.
 
     ``None`` where no header has changed. As ``check_dependencies`` does, it compares times, then md5 of the text.

@@ -193,7 +193,7 @@ class Files(store.Store):
         if files is None or files.keys() <= self.beside:
             return None
         self.require_whole(key, files, root.path / key)
-        return facts.Artifact(self.name, key, self.forms[0], archive.entry_bytes(files), self.detail(key, files))
+        return facts.Artifact(self.name, key, self.forms[-1], archive.entry_bytes(files), self.detail(key, files))
 
     def require_whole(self, key: str, files: Mapping[str, bytes], path: Path) -> None:
         """Raise :class:`Damaged` for an entry that its library could not use."""
