@@ -14,7 +14,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -34,7 +34,7 @@ from cachectl.layers.base.selection import ALL
 from cachectl.layers.disk import temporaries
 from cachectl.layers.disk.handles import probe_room
 from cachectl.layers.host import launcher
-from cachectl.switching import isolated, overlay, run
+from cachectl.switching import child, overlay
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -136,6 +136,7 @@ class NodeRoot:
     def __init__(self, environment: Environment, scratch: Path) -> None:
         self._environment = environment
         self.root: Path | None = None
+        self._folders = ExitStack()
         self.variables: Mapping[str, str | None] = {}
         self.placed = 0
         self.trusted: tuple[str, ...] = ()
@@ -144,12 +145,13 @@ class NodeRoot:
         self._known: frozenset[Name] = frozenset()
         try:
             parent = temporaries.private_folder(scratch, make=True)
-            isolated.remove_abandoned(environment, (parent,))
-            self.root = isolated.make_isolated_root_in(parent, environment, "cachectl-stage-")
+            temporaries.remove_abandoned(environment, (parent,))
+            folder = temporaries.owned_folder(parent, "cachectl-stage-", environment)
+            self.root = self._folders.enter_context(folder)
             probe_room(self.root, _ROOM)
             layers = LayerSet(environment).clearable()
-            isolated.link_cache_home(environment, layers, self.root)
-            self.variables = run.variables_isolated(layers, self.root)
+            child.link_cache_home(environment, layers, self.root)
+            self.variables = child.variables_isolated(layers, self.root)
         except errors.CachectlError as error:
             self._give_up(str(error))
         except OSError as error:
@@ -219,9 +221,8 @@ class NodeRoot:
 
     def remove(self) -> None:
         """Remove the folder and everything in it."""
-        if self.root is not None:
-            isolated.remove_isolated_root(self.root)
-            self.root = None
+        self._folders.close()
+        self.root = None
 
 
 class _Parcel(bundle.BundlePlace):
@@ -512,16 +513,15 @@ def staged(
             ranks.close(wait=True)
 
     atexit.register(close)
-    hold = overlay.push({overlay.Slot(name): value for name, value in variables.items()}, {})
     ok = False
     try:
-        # Only after all ranks have passed: a warning may be an error.
-        while lines:
-            warn(lines.pop(0))
-        yield ranks.root
+        with overlay.applied(overlay.variables(variables)):
+            # Only after all ranks have passed: a warning may be an error.
+            while lines:
+                warn(lines.pop(0))
+            yield ranks.root
         ok = True
     finally:
-        overlay.pop(hold)
         # A forked child leaves the block too, but is no rank.
         if os.getpid() == process:
             ranks.stage_out(ok=ok)

@@ -124,22 +124,25 @@ def table(done: Transfer, request: verbs.Request) -> verbs.Table:
     """Return what was placed: layers, or in a dry run entries."""
     if not done.dry_run:
         return _table("placed", done.layers)
-    return listing.entries_table([entry for layer in done.layers for entry in layer.entries or ()], request.now)
+    return _entries(done, request, "stale")
+
+
+def _entries(done: Transfer, request: verbs.Request, stale: str) -> verbs.Table:
+    return listing.entries_table((entry for layer in done.layers for entry in layer.entries or ()), request.now, stale)
 
 
 def _table(verb: str, layers: Iterable[Moved]) -> verbs.Table:
-    left = map(verbs.counts, ("there", "differ", "cannot hit", "failed"))
-    columns: tuple[str | verbs.Column, ...] = ("layer", verbs.counts(verb), verbs.sizes("size"), *left)
+    left = dict.fromkeys(("there", "differ", "cannot hit", "failed"), verbs.count)
     rows = []
     for layer in layers:
         numbers = (layer.there, len(layer.kept), layer.cannot_hit, len(layer.failed))
         rows.append((layer.layer, layer.placed, layer.bytes, *numbers))
-    return verbs.Table(columns, rows)
+    return verbs.Table({"layer": str, verb: verbs.count, "size": verbs.size, **left}, rows)
 
 
 def show(done: Transfer, request: verbs.Request) -> Iterator[object]:
     """Yield what was or would be placed, whether programs here will hit it, and what was left alone."""
-    if done.dry_run and (entries := table(done, request)).rows:
+    if done.dry_run and (entries := _entries(done, request, "")).rows:
         yield entries
         yield ""
     if rows := [layer for layer in done.layers if layer != Moved(layer.layer)]:

@@ -29,7 +29,7 @@ from cachectl.layers.base.layer import Layer, get_many, put_many
 from cachectl.layers.base.parts import Outlook
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.disk import temporaries, trust
-from cachectl.switching import isolated, run
+from cachectl.switching import child
 from cachectl.transfer import Moved, Transfer
 
 #: Largest batch to read or place: entries, and bytes before its last entry.
@@ -280,15 +280,15 @@ def _place(layer: Layer, artifacts: Sequence[facts.Artifact], done: Moved) -> li
 def root_of(environment: Environment, folder: Path) -> LayerSet | None:
     """Return the layers of an isolated root, of a folder for ``XDG_CACHE_HOME``, or of a home; ``None`` for others."""
     layers = tuple(LayerSet(environment))
-    switches = [layer.disable() for layer in layers if isolated.can_switch(layer)]
-    switches += isolated.relocations(layers, folder).values()
+    switches = [layer.disable() for layer in layers if child.can_switch(layer)]
+    switches += child.relocations(layers, folder).values()
     # Variables that move a layer, or switch one off, are meant for other folders.
     variables: dict[str, str | None] = dict.fromkeys(name for switch in switches for name in switch.set)
     # What cachectl remembers stays with the user: a source is only read.
     variables["XDG_STATE_HOME"] = str(user_state_folder(environment).parent)
     bare = environment.with_variables(variables)
     if (folder / "xdg").is_dir():
-        return LayerSet(run.environment_of(bare, folder))
+        return LayerSet(child.environment_of(bare, folder))
     # What layers keep in a folder for caches and in a home, wherever these are; a folder for caches contains no home.
     apart = replace(bare.with_variables({"XDG_CACHE_HOME": "/cache", "HOME": "/home"}), home=Path("/home"))
     places = [root.path.parts for layer in LayerSet(apart).clearable() for root in layer.roots()]
@@ -336,8 +336,8 @@ def layers_with_file(
     environment: Environment, layer: Layer, file: Path, place: Path
 ) -> Iterator[tuple[LayerSet, Path]]:
     """Yield the layers of a temporary root with a copy of a database file in its place, and that copy's path."""
-    with isolated.isolated_root(environment) as root:
-        stack = LayerSet(run.environment_of(environment, root.resolve()))
+    with child.isolated_root(environment) as root:
+        stack = LayerSet(child.environment_of(environment, root.resolve()))
         copied = stack[layer.name].roots()[0].path / place
         copied.parent.mkdir(parents=True, exist_ok=True)
         if file.exists():
@@ -421,7 +421,7 @@ def start_from(
     here.mkdir(mode=0o700, parents=True, exist_ok=True)
     if (place := next(trust.open_to_others(base), None)) is not None:
         notice(f"base: other users can write to {place}, and programs run what is in a base")
-    source, own = LayerSet(run.environment_of(environment, base)), LayerSet(run.environment_of(environment, here))
+    source, own = LayerSet(child.environment_of(environment, base)), LayerSet(child.environment_of(environment, here))
     keys = []
     for name in tuple(layers) or tuple(layer.name for layer in own):
         abilities = own[name].abilities()
@@ -442,7 +442,7 @@ def start_from(
 def base_keys(environment: Environment, base: Path, layers: Iterable[str] = ()) -> Mapping[str, frozenset[str]]:
     """Return the keys of the entries of a base, by layer: what an own root has from it, or need not have."""
     names = tuple(layers)
-    source = LayerSet(run.environment_of(environment, base))
+    source = LayerSet(child.environment_of(environment, base))
     return {layer.name: keys_of(layer) for layer in source if not names or layer.name in names}
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import redirect_stdout
 from typing import Final
 
 from cachectl import transfer, verbs
@@ -45,6 +43,5 @@ def run(request: verbs.Request) -> transfer.Transfer | int:
     if options.target != "-":
         return pushed
     # Standard output holds the bundle.
-    with redirect_stdout(sys.stderr):
-        request.output.say(show(pushed, request))
+    request.output.say_on_stderr(show(pushed, request))
     return int(pushed.failed)

@@ -39,8 +39,8 @@ OPTIONS: Final = (
     verbs.value("target", "TARGET", verbs.STORES),
     (
         "gc",
-        verbs.value("--older-than", "AGE", "remove what was pushed more than 30d, 12h, 2w ago"),
-        verbs.value("--max-size", "SIZE", "then remove the oldest until at most 500M, 2GiB stay"),
+        verbs.value("--older-than", "AGE", "remove what was pushed more than 30d, 12h, 2w ago", type=verbs.age_of),
+        verbs.value("--max-size", "SIZE", "then remove the oldest until at most 500M, 2GiB stay", type=verbs.size_of),
         verbs.DRY_RUN.having("list what would be removed, and touch nothing"),
     ),
     verbs.value("--allowed-signers", "LIST", "verify: all must be signed by a signer of this list"),
@@ -310,9 +310,8 @@ def run(request: verbs.Request) -> StoreListing | Collection | StoreCheck:
     if options.action == "verify":
         with request.working("checking"):
             return store.verify(allowed_signers=options.allowed_signers)
-    older_than, max_size = request.older_than, request.max_size
     with request.working("cleaning up"):
-        return store.gc(older_than=older_than, max_size=max_size, dry_run=options.dry_run)
+        return store.gc(older_than=options.older_than, max_size=options.max_size, dry_run=options.dry_run)
 
 
 def show(result: StoreListing | Collection | StoreCheck, request: verbs.Request) -> Iterator[object]:
@@ -337,14 +336,11 @@ def show(result: StoreListing | Collection | StoreCheck, request: verbs.Request)
 
 
 def _listing(listing: StoreListing, now: float) -> verbs.Table:
-    columns = (
-        *("layer", verbs.counts("entries"), verbs.sizes("size"), verbs.counts("parts"), verbs.counts("unsigned")),
-        *(verbs.ages("newest", now), "for"),
-    )
+    numbers = {"entries": verbs.count, "size": verbs.size, "parts": verbs.count, "unsigned": verbs.count}
     rows = []
     for key in listing.keys:
         facts = ", ".join(f"{name} {fact or verbs.DASH}" for name, fact in key.fingerprint.items())
-        rows.append((key.layer, key.entries, key.bytes, key.parts, key.unsigned, key.newest, facts))
+        rows.append((key.layer, key.entries, key.bytes, key.parts, key.unsigned, verbs.since(key.newest, now), facts))
     entries, sizes = sum(key.entries for key in listing.keys), sum(key.bytes for key in listing.keys)
     last = ("total", entries, sizes, sum(key.parts for key in listing.keys), "", "", "")
-    return verbs.Table(columns, rows, last)
+    return verbs.Table({"layer": str, **numbers, "newest": verbs.age, "for": str}, rows, last)

@@ -12,17 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachectl.layers.formats import opencl_source, pdict
-from cachectl.layers.formats.pickles import Thing, attributes, is_framed, things, walk
+from cachectl.layers.formats.pickles import Thing, attributes, is_framed, walk
 
 
 @dataclass
 class Plain:
-    name: str
-
-
-@dataclass
-class Slots:
-    __slots__ = ("name",)
     name: str
 
 
@@ -70,20 +64,11 @@ def test_the_rows_of_loopy_are_framed() -> None:
         assert not is_framed(data) or walk(data)
 
 
-# Slots need protocol 2.
-@pytest.mark.parametrize(("value", "oldest"), [(Plain("mine"), 0), (Slots("mine"), 2)])
-def test_attributes_are_found_without_the_class(value: object, oldest: int) -> None:
-    for protocol in range(oldest, pickle.HIGHEST_PROTOCOL + 1):
-        top, _ = walk(pickle.dumps(value, protocol))
-        assert isinstance(top, Thing)
-        assert attributes(top)["name"] == "mine"
-
-
-def test_an_object_that_refers_to_itself_is_listed_once() -> None:
-    loop: list[object] = [1]
-    loop.append(loop)
-    top, _ = walk(pickle.dumps(loop))
-    assert len(list(things(top))) == 1
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_attributes_are_found_without_the_class(protocol: int) -> None:
+    top, _ = walk(pickle.dumps(Plain("mine"), protocol))
+    assert isinstance(top, Thing)
+    assert attributes(top)["name"] == "mine"
 
 
 def test_every_opcode_that_python_knows_is_walked() -> None:
