@@ -20,7 +20,8 @@ from functools import partial
 from itertools import chain
 from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from cachectl.exchange import bundle, copying, push
 from cachectl.exchange.place import STREAM, Missing
@@ -37,6 +38,8 @@ from cachectl.layers.host import launcher
 from cachectl.switching import isolated, overlay, run
 
 if TYPE_CHECKING:
+    from tempfile import _TemporaryFileWrapper
+
     from mpi4py.MPI import Intracomm
 
     # The module mpi4py.MPI, which cannot be named as a type.
@@ -200,42 +203,26 @@ class NodeRoot:
         """Return the names of the entries added since programs began. An entry that only grew is not new."""
         return _names_in(self.stack()) - self._known if self.root is not None else frozenset()
 
-    def pack(self, names: frozenset[Name]) -> BinaryIO | None:
+    def pack(self, names: frozenset[Name]) -> Path | None:
         """Return a bundle of these entries; ``None`` if there is none, or, with a note, if it cannot be written."""
-        if not names:
+        if self.root is None or not names:
             return None
-        stack = self.stack()
-        parcel = _Parcel(stack.environment)
+        stack, file = self.stack(), self.root / "new.zip"
+        besides: dict[str, set[str]] = {}
+        for name, key in _names_in(stack) - names:
+            besides.setdefault(name, set()).add(key)
         try:
-            besides: dict[str, set[str]] = {}
-            for name, key in _names_in(stack) - names:
-                besides.setdefault(name, set()).add(key)
-            store = StoreCollection(parcel, stack.environment)
-            push.push_layers(stack, store, stack.clearable(), besides=besides)
-            store.finish()
+            push.push(stack, file, besides=besides)
         except (OSError, errors.CachectlError) as error:
             self.notes.append(f"{len(names)} new entries are lost: {_reason(error)}")
-        return parcel.file
+            return None
+        return file
 
     def remove(self) -> None:
         """Remove the folder and everything in it."""
         if self.root is not None:
             isolated.remove_isolated_root(self.root)
             self.root = None
-
-
-class _Parcel(bundle.BundlePlace):
-    """A bundle in an unnamed file, to be sent to rank 0 or as it came from another node."""
-
-    def __init__(self, environment: Environment, file: BinaryIO | None = None) -> None:
-        self.file = file
-        super().__init__(None, environment, shown="the new entries of a node")
-
-    def _open(self) -> BinaryIO | None:
-        return self.file
-
-    def _publish(self, file: BinaryIO) -> None:
-        self.file = file
 
 
 def _names_in(stack: LayerSet) -> frozenset[Name]:
@@ -356,59 +343,50 @@ class Ranks:
         new = here.new()
         lower: frozenset[Name] | None = leaders.exscan(new, op=or_)
         if leaders.rank:
-            parcel = here.pack(new.difference(lower or ()))
-            for chunk in () if parcel is None else bundle.pieces(parcel, _CHUNK):
-                leaders.ssend(chunk, dest=0)
+            with open(here.pack(new.difference(lower or ())) or os.devnull, "rb") as file:
+                for chunk in bundle.pieces(file, _CHUNK):
+                    leaders.ssend(chunk, dest=0)
             leaders.ssend(b"", dest=0)
             return
-        received: list[BinaryIO] = []
+        # All of them: a sender waits until its chunks are received.
+        received = [self._received(leaders, source, here) for source in range(1, leaders.size)]
         try:
-            # All of them: a sender waits until its chunks are received.
-            received += [self._received(leaders, source) for source in range(1, leaders.size)]
-            self._push(here, received)
+            self._push(here, [file.name for file in received if file is not None])
         except (OSError, errors.CachectlError) as error:
             self.notice(f"new entries are lost: {self._job.out}: {_reason(error)}")
-        finally:
-            for file in received:
-                file.close()
 
-    def _received(self, leaders: Intracomm, source: int) -> BinaryIO:
-        """Return a file with what a leader sends, empty if it cannot be written: the others need not wait."""
-        file, failure = bundle.unnamed_file(self._apart()), None
+    def _received(self, leaders: Intracomm, source: int, here: NodeRoot) -> _TemporaryFileWrapper[bytes] | None:
+        """Return a file with the bundle that a leader sends; ``None`` if it sends none, or it cannot be written."""
+        file: _TemporaryFileWrapper[bytes] | None = None
+        failure = None
         while chunk := leaders.recv(source=source):
             try:
                 if failure is None:
+                    folder = here.root or self.environment.temporary
+                    file = file or NamedTemporaryFile(dir=folder, suffix=".zip")  # noqa: SIM115
                     file.write(chunk)
                     file.flush()
             except OSError as error:  # noqa: PERF203
                 failure = error
-        if failure is not None:
-            self.notice(f"the new entries of a node are lost: {_reason(failure)}")
-            file.close()
-            file = bundle.unnamed_file(self._apart())
-        return file
+        if failure is None:
+            return file
+        self.notice(f"the new entries of a node are lost: {_reason(failure)}")
+        return None
 
-    def _push(self, here: NodeRoot, received: Sequence[BinaryIO]) -> None:
+    def _push(self, here: NodeRoot, received: Sequence[str]) -> None:
         job, stack = self._job, here.stack()
+        # Temporary files lie on the node's own disk.
+        near = replace(self.environment, temporary=stack.environment.temporary)
         with allowed_lists(self.environment, job.sign, None) as allowed:
-            place = place_of(job.out or "", self._apart(), writes=True, force=job.force)
+            place = place_of(job.out or "", near, writes=True, force=job.force)
             store = StoreCollection(place, self.environment, allowed, key=job.sign)
             result = push.push_layers(stack, store, stack.clearable() if here.root is not None else ())
             for file in received:
-                if file.tell():
-                    parcel = StoreCollection(_Parcel(self.environment, file), self.environment)
-                    copying.copy(parcel, store, copying.missing(parcel, store, parcel.portability_keys(), ALL, result))
+                parcel = StoreCollection(place_of(file, near), near)
+                copying.copy(parcel, store, copying.missing(parcel, store, parcel.portability_keys(), ALL, result))
             store.finish()
         digest = f"; digest {store.digest}" * bool(store.written or store.parts)
         self._inform(f"{place.shown}: {errors.plural(result.total.placed, 'entry', 'entries')} added{digest}")
-
-    def _apart(self) -> Environment:
-        """Return an environment whose unnamed temporary files lie on the node's own disk, if possible."""
-        try:
-            scratch = self._job.scratch or self.environment.temporary
-            return replace(self.environment, temporary=private_folders.private_folder(scratch, make=True))
-        except (OSError, errors.CachectlError):
-            return self.environment
 
     def highest(self, status: int) -> int:
         """Return the highest ``status`` of all ranks."""

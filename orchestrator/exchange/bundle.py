@@ -17,7 +17,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
@@ -26,7 +26,6 @@ from cachectl.exchange.format import is_name
 from cachectl.layers.base import errors
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk import atomic, locking
-from cachectl.layers.disk.plain import own_name
 
 #: Bytes of the directory of a bundle, and members in it.
 _LARGEST_DIRECTORY: Final = 24 << 20
@@ -49,9 +48,8 @@ def is_begun_by(head: bytes) -> bool:
     return _BEGINNING.match(head) is not None
 
 
-def unnamed_file(environment: Environment) -> BinaryIO:
+def unnamed_file(folder: Path) -> BinaryIO:
     """Open a temporary file that nobody else can open, and that vanishes with this process."""
-    folder = environment.temporary
     return cast("BinaryIO", tempfile.TemporaryFile(dir=folder if folder.is_dir() else None))
 
 
@@ -69,7 +67,7 @@ def spool(file: BinaryIO, data: bytes, folder: Path, shown: str) -> None:
 
 def spooled(environment: Environment, chunks: Iterable[bytes], shown: str) -> BinaryIO:
     """Return an unnamed file with a bundle that comes in pieces."""
-    file = unnamed_file(environment)
+    file = unnamed_file(environment.temporary)
     for chunk in chunks:
         if not file.tell() and not is_begun_by(chunk):
             # Before a device that never ends is copied.
@@ -195,28 +193,21 @@ class BundlePlace(place.StorePlace):
 
     def _begin(self) -> zipfile.ZipFile:
         """Open the new bundle in an unnamed file; other pushes to the old one wait until it is in its place."""
-        if self._old is None or self._path is None:
-            return zipfile.ZipFile(self._unnamed(), "w")
-        locking.take_flock(self._old.fileno(), wait=True)
-        self._require_same()
-        file = self._unnamed()
-        os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(self._old.fileno()).st_mode))
-        return zipfile.ZipFile(file, "w")
-
-    def _unnamed(self) -> BinaryIO:
-        """Open the file that becomes the new bundle."""
-        if self._path is not None and hasattr(os, "O_TMPFILE"):
-            # Not every file system has such files.
-            with suppress(IsADirectoryError):
-                return open(os.open(self._path.parent, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")
-        return unnamed_file(self._environment)
-
-    def _require_same(self) -> None:
-        """Raise :class:`Changed` if another command has replaced or made the bundle meanwhile."""
         if self._path is None:
-            return
-        same = not self._path.exists() if self._old is None else locking.is_same_file(self._path, self._old.fileno())
-        if not same:
+            return zipfile.ZipFile(unnamed_file(self._environment.temporary), "w")
+        if self._old is None:
+            try:
+                # An empty file, so that two first pushes find each other.
+                self._old = open(self._path, "x+b")  # noqa: SIM115
+            except FileExistsError:
+                raise place.Changed(self.shown) from None
+        locking.take_flock(self._old.fileno(), wait=True)
+        self._require_same(self._path, self._old)
+        return zipfile.ZipFile(unnamed_file(self._path.parent), "w")
+
+    def _require_same(self, path: Path, old: BinaryIO) -> None:
+        """Raise :class:`Changed` if another command has replaced the bundle meanwhile."""
+        if not locking.is_same_file(path, old.fileno()):
             raise place.Changed(self.shown)
 
     def finish(self) -> None:
@@ -254,35 +245,8 @@ class BundlePlace(place.StorePlace):
         if self._path is None:
             atomic.write_all(1, pieces(file))
             return
-        self._require_same()
-        os.fsync(file.fileno())
-        stage = self._path.with_name(own_name())
-        try:
-            _link(file, self._path, None if self._old is None else stage)
-        except FileExistsError as error:
-            # A first push was faster.
-            raise place.Changed(self.shown) from error
-        except OSError:
-            # It lies elsewhere, or the system does not show open files.
-            try:
-                (atomic.new_file if self._old is None else atomic.replace_file)(self._path, pieces(file))
-            except FileExistsError as error:
-                raise place.Changed(self.shown) from error
-        finally:
-            atomic.remove_file(stage)
-
-
-def _link(file: BinaryIO, path: Path, stage: Path | None) -> None:
-    """Give an unnamed file a name, which must be free unless a stage is given, and sync the folder."""
-    folder = os.open(path.parent, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
-    try:
-        # Only with an open folder does Python follow the link in /proc.
-        os.link(f"/proc/self/fd/{file.fileno()}", (stage or path).name, dst_dir_fd=folder)
-        if stage is not None:
-            atomic.move_in(stage.name, folder, path.name, folder)
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        self._require_same(self._path, cast("BinaryIO", self._old))
+        atomic.replace_file(self._path, pieces(file))
 
 
 # ---------------------------------------------------------------------- the zip

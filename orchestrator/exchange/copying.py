@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from cachectl import listing
-from cachectl.exchange.format import Item, StoreKey, complaint
+from cachectl.exchange.format import StoreKey
 from cachectl.exchange.store import StoreCollection
 from cachectl.exchange.trust import Untrusted
 from cachectl.layer_set import LayerSet
@@ -70,7 +70,7 @@ def missing(
     for key in keys:
         done, known = result.layer(key.layer), target.known(key)
         present = known.union((besides or {}).get(key.layer, ()))
-        found: dict[str, Any] = {}
+        found: dict[str, facts.Entry] = {}
         for entry in source.entries(key, selection, done):
             found.setdefault(entry.key, entry)
         new = [found[name] for name in sorted(found.keys() - present)]
@@ -94,7 +94,7 @@ def list_plan(_: LayerCollection | StoreCollection, target: LayerCollection, pla
     """List in the results what :func:`copy` would place."""
     for key, entries, done, outlooks in plan:
         root = target.layers[key.layer].roots()[0].path
-        listed = [entry.to_entry(root) if isinstance(entry, Item) else replace(entry, root=root) for entry in entries]
+        listed = [replace(entry, root=root) for entry in entries]
         done.entries = [*(done.entries or ()), *listed]
         done.placed += len(listed)
         done.bytes += sum(entry.bytes for entry in listed)
@@ -170,24 +170,22 @@ class LayerCollection:
             self._known[key.layer] = set(keys_of(self.layers[key.layer]))
         return self._known[key.layer]
 
-    def read(self, key: StoreKey, entries: Sequence[facts.Entry], done: Moved) -> Iterator[tuple[Item, bytes]]:
-        """Yield entries as items of a store, each with its bytes; those that cannot be read are noted."""
+    def read(
+        self, key: StoreKey, entries: Sequence[facts.Entry], done: Moved
+    ) -> Iterator[tuple[facts.Entry, facts.Artifact]]:
+        """Yield entries with their artifacts; those that cannot be read are noted."""
         layer = self.layers[key.layer]
         if entries and self._describes:
             entries = _described(layer, entries, done)
         for batch in batches(entries, lambda entry: entry.bytes):
             yield from _read(layer, batch, done)
 
-    def write(self, key: StoreKey, contents: Iterable[tuple[Item, bytes]], done: Moved) -> list[str]:
-        """Place items with their bytes, count the results, and return the keys of the entries that are there now."""
+    def write(self, key: StoreKey, contents: Iterable[tuple[facts.Entry, facts.Artifact]], done: Moved) -> list[str]:
+        """Place artifacts, count the results, and return the keys of the entries that are there now."""
         present: list[str] = []
-        for batch in batches(contents, lambda content: len(content[1])):
+        for batch in batches(contents, lambda content: len(content[1].data)):
             # Nothing here keeps the bytes while the next batch is read.
-            present += _place(
-                self.layers[key.layer],
-                [facts.Artifact(item.layer, item.key, item.form, data, item.detail) for item, data in batch],
-                done,
-            )
+            present += _place(self.layers[key.layer], [artifact for _, artifact in batch], done)
         return present
 
 
@@ -208,8 +206,9 @@ def _described(layer: Layer, entries: Sequence[facts.Entry], done: Moved) -> lis
     return [described[entry.root, entry.key] for entry in entries if (entry.root, entry.key) in described]
 
 
-def _read(layer: Layer, entries: Sequence[facts.Entry], done: Moved) -> Iterator[tuple[Item, bytes]]:
+def _read(layer: Layer, entries: Sequence[facts.Entry], done: Moved) -> Iterator[tuple[facts.Entry, facts.Artifact]]:
     keys = [entry.key for entry in entries]
+    read: Mapping[str, object]
     try:
         read = get_many(layer, keys)
     except errors.FAILURES as error:
@@ -218,27 +217,10 @@ def _read(layer: Layer, entries: Sequence[facts.Entry], done: Moved) -> Iterator
         artifact = read.get(entry.key)
         if artifact is None:
             done.skipped.append(facts.Note(entry.key, "vanished meanwhile"))
-            continue
-        if not isinstance(artifact, facts.Artifact):
+        elif isinstance(artifact, facts.Artifact):
+            yield entry, artifact
+        elif isinstance(artifact, Exception):
             done.failed.append(facts.Note(entry.key, errors.reason_of(artifact)))
-            continue
-        item = Item(
-            layer=layer.name,
-            key=entry.key,
-            form=artifact.form,
-            bytes=len(artifact.data),
-            sha256=hashlib.sha256(artifact.data).hexdigest(),
-            detail=dict(artifact.detail),
-            device=entry.device,
-            versions=dict(entry.versions),
-            kernels=entry.kernels,
-            modified=None if entry.modified is None or entry.modified < 0 else int(entry.modified),
-        )
-        # One such entry would keep all others from being read.
-        if (unfit := complaint(item)) is not None:
-            done.failed.append(facts.Note(entry.key, f"does not fit into a store: {unfit}"))
-        else:
-            yield item, artifact.data
 
 
 def _place(layer: Layer, artifacts: Sequence[facts.Artifact], done: Moved) -> list[str]:

@@ -46,7 +46,7 @@ class FolderPlace(place.StorePlace):
                             found.append(place.Stored(f"{folder}/{entry.name}", status.st_size, status.st_mtime))
                     if len(found) > MOST_NAMES:
                         break
-        except place.Missing:
+        except place.Gone:
             return []
         return found
 
@@ -91,7 +91,7 @@ class FolderPlace(place.StorePlace):
     def remove(self, names: Sequence[str]) -> None:
         """Remove files."""
         for name in names:
-            with suppress(place.Missing), self._opened("remove", name) as folder:
+            with suppress(place.Gone), self._opened("remove", name) as folder:
                 atomic.remove_file(_last(name), folder)
 
     @contextmanager

@@ -41,11 +41,15 @@ class Changed(TransferFailed):
 
 
 class Missing(errors.CachectlError, FileNotFoundError):
-    """A name that a store does not have."""
+    """There is no store."""
 
 
 class BadStore(errors.CachectlError, ValueError):
     """A store in which something is missing, cut or changed. Nothing in it may be used."""
+
+
+class Gone(BadStore):
+    """A name that a store does not have, or not any more."""
 
 
 class Stored(NamedTuple):
@@ -60,8 +64,8 @@ class StorePlace(ABC):
     """A folder, a bucket or a bundle that holds a store.
 
     Every method raises :class:`TransferFailed` or :class:`OSError` if the place cannot be reached. :meth:`read` raises
-    :class:`Missing`, and :class:`BadStore` for more than ``most`` bytes. A name is written whole or not at all, also
-    over the same name; removing a missing one is no error.
+    :class:`Gone`, and :class:`BadStore` for more than ``most`` bytes. A name is written whole or not at all, also over
+    the same name; removing a missing one is no error.
     """
 
     #: The address, without a password.
@@ -95,9 +99,9 @@ class StorePlace(ABC):
         """Return the SHA-256 of a bundle; ``None`` for other places, which the names of their index pin."""
         return None
 
-    def lacks(self, name: str) -> Missing:
+    def lacks(self, name: str) -> Gone:
         """Return the error for a name that the store does not have."""
-        return Missing(f"{self.shown}: {errors.printable(name)} is missing")
+        return Gone(f"{self.shown}: {errors.printable(name)} is missing")
 
     def require_small(self, name: str, size: int, most: int) -> None:
         """Raise :class:`BadStore` if a name has more than ``most`` bytes."""
@@ -143,12 +147,7 @@ def translated(explain: Callable[[Any], Exception], kind: type[Exception] = Exce
 
 
 class Deadline:
-    """A moment, some seconds after this object was made.
-
-    Timeouts of sockets limit each silence of a server, not a whole transfer. So what depends on a server runs in a
-    thread of its own, which is given up at the deadline: its result, if one comes later, is read by nobody. Everything
-    that writes into caches of this machine runs in the calling thread.
-    """
+    """A moment, some seconds after this object was made."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -159,32 +158,35 @@ class Deadline:
         """Return the seconds that are left; 0 if it has passed."""
         return max(0.0, self._end - time.monotonic())
 
-    def wait_for(self, work: Callable[[], _T]) -> _T:
-        """Return what some work returns, or raise what it raises; :class:`TransferFailed` if it takes too long."""
-        done: SimpleQueue[tuple[_T | None, BaseException | None]] = SimpleQueue()
-
-        def run() -> None:
-            try:
-                done.put((work(), None))
-            except BaseException as error:  # noqa: BLE001 - raised again by the calling thread
-                done.put((None, error))
-
-        try:
-            if not self.left:
-                raise Empty
-            Thread(target=run, daemon=True).start()
-            result, error = done.get(timeout=self.left)
-        except Empty:
-            raise self.passed() from None
-        if error is not None:
-            raise error
-        return cast("_T", result)
-
     def passed(self) -> TransferFailed:
         """Return the error for what takes longer."""
         return TransferFailed(f"not done within {self.seconds:g} s; --store-wait gives it more")
 
 
 def in_time(deadline: Deadline | None, work: Callable[[], _T]) -> _T:
-    """Return what some work returns, before a deadline if there is one."""
-    return work() if deadline is None else deadline.wait_for(work)
+    """Return what some work returns, or raise what it raises; :class:`TransferFailed` after a deadline.
+
+    Timeouts of sockets limit each silence of a server, not a whole transfer. So what depends on a server runs in a
+    thread of its own, which is given up at the deadline: its result, if one comes later, is read by nobody. Everything
+    that writes into caches of this machine runs in the calling thread.
+    """
+    if deadline is None:
+        return work()
+    done: SimpleQueue[tuple[_T | None, BaseException | None]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            done.put((work(), None))
+        except BaseException as error:  # noqa: BLE001 - raised again by the calling thread
+            done.put((None, error))
+
+    try:
+        if not deadline.left:
+            raise Empty
+        Thread(target=run, daemon=True).start()
+        result, error = done.get(timeout=deadline.left)
+    except Empty:
+        raise deadline.passed() from None
+    if error is not None:
+        raise error
+    return cast("_T", result)

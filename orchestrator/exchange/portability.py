@@ -14,8 +14,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from cachectl import layer_set
-from cachectl.exchange.format import Item
-from cachectl.layers.base import parts
+from cachectl.layers.base import facts, parts
 from cachectl.layers.base.environment import Environment
 
 _EVERYWHERE: Final = {"platform": "another system's", "machine": "another kind of processor's"}
@@ -32,8 +31,8 @@ class Difference(NamedTuple):
 
 def portability_key(portability: parts.Portability | None, environment: Environment) -> dict[str, str | None]:
     """Return the facts of an environment that decide whether entries of a layer can be hit elsewhere."""
-    facts = {} if portability is None else portability.facts(environment)
-    return {"platform": environment.platform, "machine": platform.machine() or None, **facts}
+    own = {} if portability is None else portability.facts(environment)
+    return {"platform": environment.platform, "machine": platform.machine() or None, **own}
 
 
 def portability_digest(stack: layer_set.LayerSet) -> str:
@@ -60,26 +59,26 @@ def why_not(differing: Iterable[Difference]) -> str | None:
 
 def outlook(
     portability: parts.Portability | None,
-    item: Item,
+    entry: facts.Entry,
     there: parts.Facts,
     environment: Environment,
     differing: Iterable[Difference],
 ) -> parts.Outlook:
     """Forecast whether a program here that asks for an entry would compute its key.
 
-    ``differing`` is the result of :func:`differences` for the item's layer.
+    ``differing`` is the result of :func:`differences` for the entry's layer.
     """
     for fact in differing:
         if fact.decides is not None:
             return parts.Outlook(False, f"{fact.name} {fact.there}, here {fact.here}: {fact.decides}")  # noqa: FBT003
     if portability is None:
         return parts.UNFORESEEN
-    own = portability.outlook(item.versions, there, environment)
+    own = portability.outlook(entry.versions, there, environment)
     if own is not None:
         return own
     for fact in differing:
-        informs = fact.name in portability.informing or fact.name in item.versions
+        informs = fact.name in portability.informing or fact.name in entry.versions
         if not informs and (fact.there, fact.here) != (None, None):
             return parts.Outlook(None, f"{fact.name} {fact.there or 'unknown'}, here {fact.here or 'unknown'}")
-    unknown = [fact.name for fact in differing if fact.name in portability.needed and fact.name not in item.versions]
+    unknown = [fact.name for fact in differing if fact.name in portability.needed and fact.name not in entry.versions]
     return parts.Outlook(None, f"{', '.join(unknown)} unknown") if unknown else parts.Outlook(True)  # noqa: FBT003

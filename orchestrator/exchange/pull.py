@@ -98,7 +98,7 @@ class _Pull:
             raise errors.BadRequest(UNTRUSTED)
         with (
             allowed_lists(self.own, None, self.trust.allowed_signers) as allowed,
-            bundle.unnamed_file(self.stack.environment) as file,
+            bundle.unnamed_file(self.stack.environment.temporary) as file,
         ):
             return self._from_store(name, self.trust, allowed, file)
 

@@ -86,7 +86,7 @@ class RemotePlace(place.StorePlace):
                 # Another writer may have added to what is known.
                 self._system.invalidate_cache()
                 found = self._system.ls(f"{self._root}/{folder}", detail=True)
-        except place.Missing:
+        except place.Gone:
             return []
         files = [(str(file["name"]).rpartition("/")[2], file) for file in found if file.get("type") == "file"]
         return [place.Stored(f"{folder}/{name}", file.get("size"), _moment(file)) for name, file in files if name]

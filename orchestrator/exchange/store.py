@@ -22,10 +22,10 @@ from typing import BinaryIO, Final, NamedTuple, TypeVar
 from cachectl.exchange import format as stores
 from cachectl.exchange import trust
 from cachectl.exchange.format import Item, PartName, StoreKey
-from cachectl.exchange.place import STREAM, BadStore, Deadline, Missing, StorePlace, TransferFailed, is_url
+from cachectl.exchange.place import STREAM, BadStore, Deadline, Gone, Missing, StorePlace, TransferFailed, is_url
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment, user_state_folder
-from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk import atomic, handles, plain, presence
 from cachectl.layers.disk.trust import shared_because
 from cachectl.transfer import Moved
@@ -49,10 +49,6 @@ _SALT: Final = 16
 _AGAIN: Final = 100
 
 T = TypeVar("T")
-
-
-class Gone(BadStore):
-    """A part or a pack was removed after it had been listed."""
 
 
 def place_of(address: str | Path, environment: Environment, *, writes: bool = False, force: bool = False) -> StorePlace:
@@ -279,7 +275,7 @@ class StoreCollection:
                 break
             except trust.Untrusted as error:
                 reason = reason or error
-            except trust.Forged as error:
+            except BadStore as error:
                 raise BadStore(f"{name}: {error}") from error
         if reason is not None and signer is None:
             raise reason
@@ -315,8 +311,6 @@ class StoreCollection:
         """Say in an error which store is damaged."""
         try:
             yield
-        except Missing as error:
-            raise Gone(str(error)) from error
         except BadStore as error:
             if str(error).startswith(self.place.shown):
                 raise
@@ -333,15 +327,15 @@ class StoreCollection:
     def entries(self, key: StoreKey, selection: Selection, _: Moved) -> Iterator[Item]:
         """Yield the selected entries of a portability key."""
         for item in self._items(key):
-            if selection == ALL or selection.matches(item.to_entry(Path())):
+            if selection.matches(item):
                 yield item
 
     def known(self, key: StoreKey) -> set[str]:
         """Return the keys of the entries of a portability key."""
         return self.settled(lambda: {item.key for item in self._items(key)})
 
-    def contents(self, items: Iterable[Item]) -> Iterator[tuple[Item, bytes]]:
-        """Yield the verified bytes of entries, with one request for each pack.
+    def contents(self, items: Iterable[Item]) -> Iterator[tuple[Item, facts.Artifact]]:
+        """Yield the verified artifacts of entries, with one request for each pack.
 
         Raises :class:`BadStore` for anything that is not what the index says, and :class:`Gone` if it is missing.
         """
@@ -364,13 +358,13 @@ class StoreCollection:
         # An attempt that found something gone may have begun to fill it.
         file.seek(0)
         for group in groups:
-            for item, data in self.contents(group):
+            for item, artifact in self.contents(group):
                 self._offsets[item.layer, item.key] = file.tell()
-                bundle.spool(file, data, folder, self.place.shown)
+                bundle.spool(file, artifact.data, folder, self.place.shown)
         self._spool = file
 
-    def read(self, key: StoreKey, items: Iterable[Item], done: Moved) -> Iterator[tuple[Item, bytes]]:
-        """Yield items with their bytes, until the deadline."""
+    def read(self, key: StoreKey, items: Iterable[Item], done: Moved) -> Iterator[tuple[Item, facts.Artifact]]:
+        """Yield items with their artifacts, until the deadline."""
         if self._spool is None:
             yield from self.contents(items)
             return
@@ -379,19 +373,19 @@ class StoreCollection:
                 done.failed.append(facts.Note(item.key, "the time for the store was up"))
                 continue
             self._spool.seek(self._offsets[key.layer, item.key])
-            yield item, self._spool.read(item.bytes)
+            yield item, stores.artifact_of(item, self._spool.read(item.bytes))
 
     # ------------------------------------------------------------------ writing
 
-    def write(self, key: StoreKey, contents: Iterable[tuple[Item, bytes]], done: Moved) -> list[str]:
-        """Upload entries of one portability key, each with its bytes, list them in the index, and return their keys."""
+    def write(self, key: StoreKey, contents: Iterable[tuple[facts.Entry, facts.Artifact]], done: Moved) -> list[str]:
+        """Upload entries of one portability key with their artifacts, list them in the index, and return their keys."""
         keys: list[str] = []
         items: list[Item] = []
         lines, began = 0, self.environment.clock()
-        for entries, length in _packs(contents, with_times=not self.place.is_bundle):
-            items += self._write_pack(entries)
-            keys += (item.key for item, _ in entries)
-            done.bytes += sum(item.bytes for item, _ in entries)
+        for pack, length in self._packs(contents, done):
+            items += self._write_pack(pack)
+            keys += (item.key for item, _ in pack)
+            done.bytes += sum(item.bytes for item, _ in pack)
             lines += length
             is_old = self.environment.clock() - began > _CHECKPOINT
             if len(items) >= _FULL_PART or lines >= stores.FULL_PART or is_old:
@@ -401,6 +395,31 @@ class StoreCollection:
             self._write_part(key, items, began)
         done.placed += len(keys)
         return keys
+
+    def _packs(
+        self, contents: Iterable[tuple[facts.Entry, facts.Artifact]], done: Moved
+    ) -> Iterator[tuple[list[tuple[Item, bytes]], int]]:
+        """Group entries into packs, each with the length of its lines in an index part."""
+        pack: list[tuple[Item, bytes]] = []
+        size = lines = 0
+        for entry, artifact in contents:
+            # When a bundle's entry was stored does not change its bytes.
+            item = stores.item_of(entry, artifact, with_time=not self.place.is_bundle)
+            # One such entry would keep all others from being read.
+            if (unfit := stores.complaint(item)) is not None:
+                done.failed.append(facts.Note(item.key, f"does not fit into a store: {unfit}"))
+                continue
+            length = _PLACE + len(stores.canonical(item.to_line()))
+            if item.bytes >= stores.LARGE:
+                yield [(item, artifact.data)], length
+                continue
+            pack.append((item, artifact.data))
+            size, lines = size + item.bytes, lines + length
+            if size + lines >= stores.FULL_PACK or len(pack) >= _FULL_PART:
+                yield pack, lines
+                pack, size, lines = [], 0, 0
+        if pack:
+            yield pack, lines
 
     def _write_pack(self, entries: list[tuple[Item, bytes]]) -> list[Item]:
         content = b"".join(data for _, data in entries)
@@ -446,25 +465,3 @@ class StoreCollection:
         self._require_time()
         self.place.finish()
         self.memory.save(self.files)
-
-
-def _packs(
-    contents: Iterable[tuple[Item, bytes]], *, with_times: bool
-) -> Iterator[tuple[list[tuple[Item, bytes]], int]]:
-    """Group entries into packs, each with the length of its lines in an index part."""
-    pack: list[tuple[Item, bytes]] = []
-    size = lines = 0
-    for entry, data in contents:
-        # When a bundle's entry was stored does not change its bytes.
-        item = entry if with_times else replace(entry, modified=None)
-        length = _PLACE + len(stores.canonical(item.to_line()))
-        if item.bytes >= stores.LARGE:
-            yield [(item, data)], length
-            continue
-        pack.append((item, data))
-        size, lines = size + item.bytes, lines + length
-        if size + lines >= stores.FULL_PACK or len(pack) >= _FULL_PART:
-            yield pack, lines
-            pack, size, lines = [], 0, 0
-    if pack:
-        yield pack, lines

@@ -16,6 +16,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
+from cachectl.exchange.place import BadStore
 from cachectl.layers.base import errors
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk.temporaries import temporary_folder
@@ -27,10 +28,6 @@ UNTRUSTED: Final = "stores contain executable code; pass --allowed-signers FILE,
 
 class Untrusted(errors.CachectlError):
     """Nothing shows that something can be trusted."""
-
-
-class Forged(errors.CachectlError):
-    """A signature that is not of the content that it stands with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +88,7 @@ def signer(environment: Environment, allowed: str, text: bytes, signature: bytes
 
     A line of the list may name its signers by a pattern, which is then returned: the signature does not show more. A
     negated pattern (``!eve@x``) names nobody. Raises :class:`Untrusted` if no allowed signer has signed, and
-    :class:`Forged` for a signature of something else.
+    :class:`BadStore` for a signature of something else.
     """
     if not signature:
         raise Untrusted("not signed")
@@ -106,7 +103,7 @@ def signer(environment: Environment, allowed: str, text: bytes, signature: bytes
             if not name.startswith("!") and _run(verify, text).returncode == 0:
                 return name
         if _run(("-Y", "check-novalidate", "-n", NAMESPACE, "-s", file), text).returncode:
-            raise Forged("its signature is not of this content: it was changed")
+            raise BadStore("its signature is not of this content: it was changed")
     raise Untrusted(f"signed by nobody in {errors.printable(allowed)}")
 
 

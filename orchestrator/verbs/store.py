@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from cachectl import verbs
 from cachectl.exchange import trust
 from cachectl.exchange.format import INDEX, Item, PartName, is_name
-from cachectl.exchange.place import FOLDERS, BadStore, Stored
-from cachectl.exchange.store import Gone, StoreCollection, place_of
+from cachectl.exchange.place import FOLDERS, BadStore, Gone, Stored
+from cachectl.exchange.store import StoreCollection, place_of
 from cachectl.layers.base import errors
 from cachectl.layers.base.facts import AsJson
 from cachectl.layers.base.selection import moment_text

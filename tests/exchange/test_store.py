@@ -22,7 +22,7 @@ from support.tracing import numbers, trace
 
 from cachectl.exchange.around import StoreUse
 from cachectl.exchange.folder import FolderPlace
-from cachectl.exchange.format import Item, StoreKey
+from cachectl.exchange.format import StoreKey
 from cachectl.exchange.place import Stored
 from cachectl.exchange.pull import pull
 from cachectl.exchange.push import push
@@ -30,6 +30,7 @@ from cachectl.exchange.store import StoreCollection
 from cachectl.exchange.trust import Trust
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import CachectlError
+from cachectl.layers.base.facts import Artifact, Entry
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.stack import Stack
 from cachectl.transfer import Moved
@@ -166,9 +167,11 @@ def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: 
 def test_entries_with_many_kernels_are_listed_in_parts_that_a_reader_takes(tmp_path: Path) -> None:
     here, key = Environment.here(), StoreKey("pocl", {})
     names = tuple(f"kernel_{number:090}" for number in range(600))
-    data = hashlib.sha256(b"").hexdigest()
-    entries = [(Item("pocl", f"{number}", "pocl/1", 0, data, kernels=names), b"") for number in range(700)]
-    StoreCollection(FolderPlace(tmp_path), here).write(key, entries, Moved("pocl"))
+    contents = [
+        (Entry("pocl", name, Path(), 0, 1, kernels=names), Artifact("pocl", name, "pocl/1", b""))
+        for name in map(str, range(700))
+    ]
+    StoreCollection(FolderPlace(tmp_path), here).write(key, contents, Moved("pocl"))
     index = StoreCollection(FolderPlace(tmp_path), here)
     assert sum(len(index.part(name).entries) for name in index.parts) == 700
 
