@@ -121,8 +121,8 @@ class Stack(layer_set.LayerSet):
         return portability_digest(self)
 
     def push(self, target: str | Path, selection: Selection = ALL, **options: Any) -> Transfer:  # noqa: ANN401
-        """Add the selected entries that a store lacks: :func:`cachectl.exchange.push.push`."""
-        from cachectl.exchange.push import push
+        """Add the selected entries that a store lacks: :func:`cachectl.exchange.push_pull.push`."""
+        from cachectl.exchange.push_pull import push
 
         return push(self, target, selection, **options)
 
@@ -133,8 +133,8 @@ class Stack(layer_set.LayerSet):
         selection: Selection = ALL,
         **options: Any,  # noqa: ANN401
     ) -> Transfer:
-        """Place the selected entries of sources that are missing here: :func:`cachectl.exchange.pull.pull`."""
-        from cachectl.exchange.pull import pull
+        """Place the selected entries of sources that are missing here: :func:`cachectl.exchange.push_pull.pull`."""
+        from cachectl.exchange.push_pull import pull
 
         return pull(self, sources, trust, selection, **options)
 

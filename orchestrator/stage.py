@@ -23,9 +23,8 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from cachectl.exchange import bundle, copying, push
+from cachectl.exchange import bundle, copying, push_pull
 from cachectl.exchange.place import STREAM, Missing
-from cachectl.exchange.pull import pull
 from cachectl.exchange.store import StoreCollection, place_of
 from cachectl.exchange.trust import UNTRUSTED, Trust, allowed_lists
 from cachectl.layer_set import LayerSet
@@ -174,7 +173,7 @@ class NodeRoot:
             return
         stack = self.stack()
         try:
-            done = pull(stack, source, trust, own=self._environment)
+            done = push_pull.pull(stack, source, trust, own=self._environment)
         except Missing:
             self.notes.append(f"starts cold: there is no {source} yet")
             return
@@ -212,7 +211,7 @@ class NodeRoot:
         for name, key in _names_in(stack) - names:
             besides.setdefault(name, set()).add(key)
         try:
-            push.push(stack, file, besides=besides)
+            push_pull.push(stack, file, besides=besides)
         except (OSError, errors.CachectlError) as error:
             self.notes.append(f"{len(names)} new entries are lost: {_reason(error)}")
             return None
@@ -380,7 +379,7 @@ class Ranks:
         with allowed_lists(self.environment, job.sign, None) as allowed:
             place = place_of(job.out or "", near, writes=True, force=job.force)
             store = StoreCollection(place, self.environment, allowed, key=job.sign)
-            result = push.push_layers(stack, store, stack.clearable() if here.root is not None else ())
+            result = push_pull.push_layers(stack, store, stack.clearable() if here.root is not None else ())
             for file in received:
                 parcel = StoreCollection(place_of(file, near), near)
                 copying.copy(parcel, store, copying.missing(parcel, store, parcel.portability_keys(), ALL, result))

@@ -90,7 +90,7 @@ def copy(
         _count_outlooks(done, outlooks, present)
 
 
-def list_plan(_: LayerCollection | StoreCollection, target: LayerCollection, plan: Iterable[CopyPlan]) -> None:
+def list_plan(target: LayerCollection, plan: Iterable[CopyPlan]) -> None:
     """List in the results what :func:`copy` would place."""
     for key, entries, done, outlooks in plan:
         root = target.layers[key.layer].roots()[0].path

@@ -316,6 +316,12 @@ class StoreCollection:
                 raise
             raise BadStore(f"{self.place.shown}: {error}") from error
 
+    def remember(self, *, afresh: bool) -> None:
+        """Keep what was read, and how new it is; ``afresh`` forgets what was remembered of the store before."""
+        made = max((name.made for name in self.trusted), default=0)
+        newest = Newest(made, tuple(str(name) for name in self.trusted if name.made == made))
+        self.memory.save(self.files, newest, afresh=afresh)
+
     # ------------------------------------------------------------------ entries
 
     def _items(self, key: StoreKey) -> Iterator[Item]:

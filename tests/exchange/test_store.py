@@ -20,12 +20,10 @@ from support.bundles import TRUSTED, count, files, keys, programs
 from support.kernels import add_kernels
 from support.tracing import numbers, trace
 
-from cachectl.exchange.around import StoreUse
 from cachectl.exchange.folder import FolderPlace
 from cachectl.exchange.format import StoreKey
 from cachectl.exchange.place import Stored
-from cachectl.exchange.pull import pull
-from cachectl.exchange.push import push
+from cachectl.exchange.push_pull import StoreUse, pull, push
 from cachectl.exchange.store import StoreCollection
 from cachectl.exchange.trust import Trust
 from cachectl.layers.base.environment import Environment
