@@ -71,7 +71,7 @@ def listed(
                 for thing in layer.store.scan(root, selection, contents=contents):
                     if isinstance(thing, facts.Problem):
                         notice(Trouble(layer.name, thing.path, thing.code, thing.message, failed=thing.hides))
-                    elif isinstance(thing, facts.Entry) and selection.matches(thing):
+                    elif thing.is_listed and selection.matches(thing):
                         yield thing
             except errors.FAILURES as error:  # noqa: PERF203 - one must not end the rest
                 notice(Trouble(layer.name, root.path, "unreadable", errors.reason_of(error), failed=True))

@@ -31,7 +31,7 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.selection import ALL
-from cachectl.layers.disk import private_folders
+from cachectl.layers.disk import temporaries
 from cachectl.layers.disk.handles import probe_room
 from cachectl.layers.host import launcher
 from cachectl.switching import isolated, overlay, run
@@ -145,14 +145,14 @@ class NodeRoot:
         self.notes: list[str] = []
         self._known: frozenset[Name] = frozenset()
         try:
-            parent = private_folders.private_folder(scratch, make=True)
+            parent = temporaries.private_folder(scratch, make=True)
             isolated.remove_abandoned(environment, (parent,))
             self.root = isolated.make_isolated_root_in(parent, environment, "cachectl-stage-")
             probe_room(self.root, _ROOM)
             layers = LayerSet(environment).clearable()
             isolated.link_cache_home(environment, layers, self.root)
             self.variables = run.variables_isolated(layers, self.root)
-        except private_folders.NotPrivate as error:
+        except temporaries.NotPrivate as error:
             self._give_up(str(error))
         except (OSError, errors.CachectlError) as error:
             self._give_up(f"{scratch}: {_reason(error)}")

@@ -26,7 +26,7 @@ from typing import ClassVar
 
 from cachectl.layers.base import errors, store
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Ability, Artifact, Condition, Entry
+from cachectl.layers.base.facts import Ability, Artifact, Condition
 from cachectl.layers.base.layer import Layer, get_many, put_many
 from cachectl.layers.base.selection import Selection
 
@@ -218,7 +218,7 @@ class LayerConformance(ABC):
         assert _artifacts(layer) == kept
         plan = layer.plan_clear()
         outcome = layer.clear(plan)
-        named = [planned.key for planned in plan.entries if isinstance(planned, Entry)]
+        named = [planned.key for planned in plan.entries if planned.is_listed]
         assert len(named) == len(set(named)) == outcome.removed == plan.outcome.removed > 0
         assert (plan.skipped, ()) == (outcome.skipped, outcome.failed)
         assert list(layer.entries()) == []

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
-from cachectl.layers.disk import presence
+from cachectl.layers.disk import plain
 
 T = TypeVar("T")
 #: Results of :func:`json_keys`, by class.
@@ -90,7 +90,7 @@ class Root:
     def exists(self) -> bool:
         """Return whether something exists there now. Raises :class:`OSError` if that is unknown."""
         try:
-            return presence.status_at(self.path, follow=True) is not None
+            return plain.status_at(self.path, follow=True) is not None
         except OSError as error:
             if error.errno == errno.ELOOP:
                 return False
@@ -117,10 +117,14 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing a cache can hit.
+    """One thing that a scan finds: what a cache can hit, files of the layer that it cannot, or a sum.
 
     ``written_before`` bounds the age of an entry that has no time of its own: a row is no younger than the
     last write to its file. ``kernels`` is ``None`` if the bytes do not contain the names or were not read.
+
+    An orphan (:func:`orphan`) has a ``because``: no lookup can reach it, such as a leaked temporary, a failed build or
+    a database file beyond repair. A thing with ``sums`` belongs to the cache as a whole, such as an index, or stands
+    for entries that are counted without being listed; it is never removed by itself.
     """
 
     layer: str
@@ -144,7 +148,17 @@ class Entry:
     guest: str | None = None
     #: Bytes of disk blocks; ``None`` is unknown. A row has no blocks of its own.
     disk: int | None = None
-    as_json: ClassVar[AsJson] = AsJson(hidden=("stamp", "guest", "disk"), also=("state",))
+    #: Why it is an orphan.
+    because: str | None = None
+    #: Whether a live process may still be writing the orphan.
+    idle_only: bool = False
+    #: The number of entries that it stands for, 0 for files of the cache as a whole.
+    sums: int | None = None
+    #: Whether its size is constant, and does not shrink when entries are removed.
+    fixed: bool = False
+    as_json: ClassVar[AsJson] = AsJson(
+        hidden=("stamp", "guest", "disk", "idle_only", "sums", "fixed"), also=("state",), optional=("because",)
+    )
 
     @property
     def latest(self) -> float | None:
@@ -152,59 +166,24 @@ class Entry:
         return next((moment for moment in (self.used, self.modified, self.written_before) if moment is not None), None)
 
     @property
-    def state(self) -> str:
-        """Return ``live`` or ``stale``."""
-        return "stale" if self.stale else "live"
-
-
-@dataclass(frozen=True, slots=True)
-class Orphan:
-    """Files of the layer that no lookup can reach: leaked temporaries, failed builds, database files beyond repair.
-
-    ``key`` is the path relative to the root. ``idle_only`` is set if a live process may still be writing.
-    """
-
-    key: str
-    root: Path
-    bytes: int
-    files: int
-    modified: float
-    why: str
-    idle_only: bool = True
-    stamp: tuple[int, ...] = ()
-    disk: int | None = None
-    stale: ClassVar[bool] = True
-    kernels: ClassVar[tuple[str, ...]] = ()
-    guest: ClassVar[None] = None
-    as_json: ClassVar[AsJson] = AsJson(hidden=("idle_only", "stamp", "disk"), also=("state",), names={"why": "because"})
+    def is_orphan(self) -> bool:
+        """Return whether no lookup can reach it."""
+        return self.because is not None
 
     @property
-    def latest(self) -> float:
-        """Return the moment of its last change."""
-        return self.modified
+    def is_listed(self) -> bool:
+        """Return whether ``ls`` lists it: it is neither an orphan nor a sum."""
+        return self.because is None and self.sums is None
 
     @property
     def state(self) -> str:
-        """Return ``orphan``."""
-        return "orphan"
+        """Return ``live``, ``stale`` or ``orphan``."""
+        return "orphan" if self.is_orphan else "stale" if self.stale else "live"
 
 
-class Housekeeping(NamedTuple):
-    """Files that belong to the cache as a whole, such as an index; or ``entries`` counted without being listed.
-
-    ``stale`` is set for a dictionary that nothing will open again, ``fixed`` for a file of constant size, which does
-    not shrink when entries are removed.
-    """
-
-    key: str
-    root: Path
-    bytes: int
-    files: int = 1
-    modified: float | None = None
-    stale: bool | None = None
-    fixed: bool = False
-    disk: int | None = None
-    entries: int = 0
+def orphan(entry: Entry, because: str, *, idle_only: bool = False) -> Entry:
+    """Return an entry as an orphan, whose key is its path below the root; it has no kernel and counts as stale."""
+    return replace(entry, because=because, idle_only=idle_only, stale=True, kernels=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +205,7 @@ class Problem:
         return self.code in ("unreadable", "busy", "sqlite")
 
 
-Found = Entry | Orphan | Housekeeping | Problem
-#: Things that a plan may list.
-Removable = Entry | Orphan
+Found = Entry | Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +288,7 @@ class Plan:
     """
 
     layer: str
-    entries: tuple[Removable, ...] = field(default=(), repr=False)
+    entries: tuple[Entry, ...] = field(default=(), repr=False)
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
 
@@ -322,7 +299,7 @@ class Plan:
     @property
     def outcome(self) -> Outcome:
         """Return the plan in the form of an outcome that lists its entries; nothing has been removed."""
-        orphans = sum(isinstance(entry, Orphan) for entry in self.entries)
+        orphans = sum(entry.is_orphan for entry in self.entries)
         size = sum(entry.bytes for entry in self.entries)
         removed = len(self.entries) - orphans
         return Outcome(self.layer, removed, size, self.skipped, self.failed, orphans, self.entries)
@@ -341,7 +318,7 @@ class Outcome:
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
     orphans_removed: int = 0
-    entries: tuple[Removable, ...] | None = field(default=None, repr=False)
+    entries: tuple[Entry, ...] | None = field(default=None, repr=False)
     as_json: ClassVar[AsJson] = AsJson(optional=("entries",))
 
     def plus(self, other: Outcome) -> Outcome:
@@ -422,7 +399,7 @@ class Finding:
     code: str
     message: str
     fix: str
-    thing: Removable | None = None
+    thing: Entry | None = None
     as_json: ClassVar[AsJson] = AsJson(hidden=("thing",))
 
 

@@ -17,7 +17,7 @@ from typing import ClassVar, final
 
 from cachectl.layers.base import declarations, errors, facts, lazy
 from cachectl.layers.base.environment import Environment, own_roots_folder
-from cachectl.layers.base.facts import Ability, Entry, Note, Outcome, Plan, Removable, Root
+from cachectl.layers.base.facts import Ability, Entry, Note, Outcome, Plan, Root
 from cachectl.layers.base.parts import About
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import Store, attempt
@@ -128,7 +128,7 @@ class Layer:
         """Yield the selected entries of every root."""
         for root in self.roots():
             for thing in self.store.scan(root, selection):
-                if isinstance(thing, Entry) and selection.matches(thing):
+                if isinstance(thing, Entry) and thing.is_listed and selection.matches(thing):
                     yield thing
 
     @final
@@ -192,7 +192,7 @@ class Layer:
                     require_changeable(self, root)
                     removed = self.store.remove(root, entries)
                     left = {note.key for note in removed.skipped}
-                    orphans = {entry.key for entry in entries if isinstance(entry, facts.Orphan)} - left
+                    orphans = {entry.key for entry in entries if entry.is_orphan} - left
                     gone = sum(not os.path.lexists(root.path / key) for key in orphans)
                     outcome = outcome.plus(replace(removed, orphans_removed=gone))
             except errors.FAILURES as error:
@@ -306,7 +306,7 @@ def _named(layer: Layer) -> Iterator[None]:
 # ---------------------------------------------------------------------- plans
 
 
-def plan_removal(layer: Layer, things: Iterable[Removable], *, in_use: bool = False) -> Plan:
+def plan_removal(layer: Layer, things: Iterable[Entry], *, in_use: bool = False) -> Plan:
     """Plan the removal of exactly these things, as a scan yielded them. Changes nothing.
 
     With ``in_use`` those go too that a program may be using: entries that only this process could hit. A superuser's
@@ -319,7 +319,7 @@ def plan_removal(layer: Layer, things: Iterable[Removable], *, in_use: bool = Fa
     for root in every_root(layer):
         if root.path in changed:
             require_changeable(layer, root)
-    entries: list[Removable] = []
+    entries: list[Entry] = []
     skipped: list[Note] = []
     for thing, reason in asked:
         why = _owner_reason(layer, thing.root, thing.key) if reason is None else reason
@@ -344,14 +344,14 @@ def _plan_damaged(layer: Layer, root: Root, selection: Selection) -> Plan:
 
 
 def _plan_root(layer: Layer, root: Root, selection: Selection) -> Plan:
-    chosen: list[Removable] = []
+    chosen: list[Entry] = []
     problems: list[facts.Problem] = []
     nameless: set[str] = set()
     guests: Counter[str] = Counter()
     for thing in layer.store.scan(root, contents=selection.needs_contents):
         if isinstance(thing, facts.Problem):
             problems.append(thing)
-        elif isinstance(thing, facts.Housekeeping):
+        elif thing.sums is not None:
             continue
         elif not selection.matches(thing):
             if selection.kernel and thing.kernels is None and thing.guest is None:

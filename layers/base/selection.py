@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase, translate
 from typing import Final
 
 from cachectl.layers.base.errors import BadRequest
-from cachectl.layers.base.facts import Removable
+from cachectl.layers.base.facts import Entry
 
 _MOST: Final = 2.0**63
 _AGE_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -53,7 +53,7 @@ class Selection:
         """Return whether entries must be read: kernel names and some signs of staleness are in their bytes."""
         return self.kernel is not None or self.stale
 
-    def matches(self, thing: Removable) -> bool:
+    def matches(self, thing: Entry) -> bool:
         """Return whether a thing meets every condition; unknown values meet none.
 
         An orphan has no kernel and counts as stale.

@@ -87,7 +87,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def remove(self, root: facts.Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
+    def remove(self, root: facts.Root, targets: tuple[facts.Entry, ...]) -> facts.Outcome:
         """Remove the entries of a plan in one root, and skip those that have changed since."""
 
     # ------------------------------------------------------------------ keys and files
@@ -124,7 +124,7 @@ class Store(ABC):
         """Count a root."""
         return sum_usage(self.scan(root, contents=False))
 
-    def in_use(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
+    def in_use(self, targets: Iterable[facts.Entry]) -> Iterator[tuple[facts.Entry, str | None]]:
         """Pair each thing to be cleared with the reason to leave it for now, ``None`` if there is none.
 
         The store adds things that a later scan could not recognise without those.
@@ -134,7 +134,7 @@ class Store(ABC):
 
     def find_tagged(
         self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[facts.Removable, str]]:
+    ) -> Iterator[tuple[facts.Entry, str]]:
         """Yield the entries of tagged builds in a root, each with its tag; see :class:`parts.Tagging`.
 
         Entries that have not changed after ``since`` (epoch seconds) are not read. A rest of an entry among the
@@ -288,23 +288,20 @@ def sum_usage(found: Iterable[facts.Found]) -> facts.Usage:
         if isinstance(thing, facts.Problem):
             problems.append(thing)
             continue
-        if isinstance(thing, facts.Entry) and thing.guest is not None:
+        if thing.guest is not None:
             continue
         if thing.files and disk is not None:
             disk = None if thing.disk is None else disk + thing.disk
-        if isinstance(thing, facts.Orphan):
+        if thing.is_orphan:
             sums["orphan_files"] += thing.files
             sums["orphan_bytes"] += thing.bytes
             continue
-        count, moment = 1, thing.modified
-        if isinstance(thing, facts.Housekeeping):
-            count, moment = thing.entries, moment if thing.entries else None
-        elif moment is None:
-            moment = thing.written_before
+        count = 1 if thing.sums is None else thing.sums
+        moment = thing.written_before if thing.modified is None else thing.modified
         sums["entries"] += count
         sums["files"] += thing.files
         sums["bytes"] += thing.bytes
-        if moment is not None:
+        if count and moment is not None:
             oldest = moment if oldest is None else min(oldest, moment)
             newest = moment if newest is None else max(newest, moment)
         if thing.stale is not None:

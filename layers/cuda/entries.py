@@ -24,7 +24,7 @@ from cachectl.layers import cuda
 from cachectl.layers.base import errors, facts, lazy
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import Codec, Damage, counting, finding_of, unreadable
-from cachectl.layers.disk import atomic, handles, locks, plain, presence
+from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.formats import details, opencl_source
 from cachectl.layers.host import processes
 from cachectl.layers.stores import files
@@ -83,7 +83,7 @@ class ComputeIndex(files.Index):
         try:
             return plain.read_locked(root.path / INDEX, limit=_LARGEST_INDEX)
         except OSError as error:
-            if presence.means_no_file(error):
+            if plain.means_no_file(error):
                 return None
             raise
 
@@ -150,7 +150,7 @@ class ComputeIndex(files.Index):
             # It was cut, or begins with zeros.
             if data[:4] in (bytes(4), VERSION.to_bytes(4, "little")):
                 fix, leaf = (f"cachectl purge --damaged {store.name}", store.tree_of(root, INDEX).find(INDEX))
-                thing = None if leaf is None else leaf.orphan(root.path, complaint)
+                thing = None if leaf is None else leaf.orphan(store.name, root.path, complaint)
         yield facts.Finding(store.name, root.path, INDEX, facts.Severity.WASTES, "index", complaint, fix, thing)
 
 
@@ -227,7 +227,7 @@ class ComputeCache(files.Files):
 
     def find_tagged(
         self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[facts.Removable, str]]:
+    ) -> Iterator[tuple[facts.Entry, str]]:
         """Look for the tag in the keys."""
         del known
         tree = self.tree_of(root, "")

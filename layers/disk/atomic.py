@@ -15,8 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from cachectl.layers.disk import handles, locking, plain
-from cachectl.layers.disk.presence import status_at
+from cachectl.layers.disk import handles, plain
 
 #: Errors of a file system without hard links.
 _NO_HARD_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS})
@@ -84,7 +83,7 @@ def replace_file(path: str | Path, chunks: Iterable[bytes], *, folder: int | Non
                 stack.callback(os.close, folder)
         if folder is None:
             name = os.path.join(above, name)
-        old = status_at(name, dir_fd=folder)
+        old = plain.status_at(name, dir_fd=folder)
         stage, handle = _stage(name, folder)
         try:
             stack.callback(os.close, handle)
@@ -111,11 +110,11 @@ def _stage(name: str, folder: int | None) -> tuple[str, int]:
     above, last = os.path.split(name)
     stage = os.path.join(above, plain.STAGE + hashlib.sha256(os.fsencode(last)).hexdigest()[:32])
     with suppress(OSError), open(plain.open_plain(stage, dir_fd=folder), "rb") as left:
-        if locking.take_flock(left.fileno()) and locking.is_same_file(stage, left.fileno(), dir_fd=folder):
+        if handles.take_flock(left.fileno()) and handles.is_same_file(stage, left.fileno(), dir_fd=folder):
             os.unlink(stage, dir_fd=folder)
     with suppress(FileExistsError):
         handle = create(stage, folder, 0o666)
-        if locking.take_flock(handle) and locking.is_same_file(stage, handle, dir_fd=folder):
+        if handles.take_flock(handle) and handles.is_same_file(stage, handle, dir_fd=folder):
             return stage, handle
         # It cannot be locked, or another command took it for an abandoned one.
         os.close(handle)
@@ -135,7 +134,7 @@ def place_new(source: str | Path, target: str | Path, *, src: int | None = None,
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
-        if status_at(target, dir_fd=dst) is not None:
+        if plain.status_at(target, dir_fd=dst) is not None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target)) from error
         os.rename(source, target, src_dir_fd=src, dst_dir_fd=dst)
     else:
@@ -225,7 +224,7 @@ def own_folder(handle: int, prefix: str, freed: list[int] | None = None) -> Iter
     try:
         with handles.opened(name, handle) as folder:
             # Another cachectl may be checking briefly whether it is held.
-            locking.take_flock(folder, wait=True)
+            handles.take_flock(folder, wait=True)
             yield folder
     finally:
         delete(handle, name, freed)

@@ -1,21 +1,24 @@
-"""Access to files and folders below an open folder, one path component at a time, without following links."""
+"""Access to what is below an open folder, one path component at a time, without following links; and locks."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachectl.layers.disk import locking, presence
+from cachectl.layers.disk import plain
 
 #: Errors of a full file system, or one that does not let a file grow.
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: Bytes of a small sqlite journal.
 _PROBE: Final = 1 << 15
+#: Seconds between two attempts to take a lock.
+_PAUSE: Final = 0.02
 #: Deeper than any entry is nested.
 _DEEP: Final = 16
 
@@ -43,7 +46,7 @@ def lacks_room(folder: Path) -> bool:
 
 def status_of(handle: int, name: str) -> os.stat_result | None:
     """Return the status of a name, of a link itself; ``None`` if there is none. Raises any other error."""
-    return presence.status_at(name, dir_fd=handle)
+    return plain.status_at(name, dir_fd=handle)
 
 
 def open_folder(name: str, handle: int | None = None) -> int:
@@ -57,7 +60,7 @@ def opened_root(path: Path) -> Iterator[int | None]:
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     except OSError as error:
-        if not presence.means_absent(error):
+        if not plain.means_absent(error):
             raise
         yield None
         return
@@ -85,7 +88,7 @@ def descend(stack: ExitStack, handle: int, parts: Sequence[str], *, make: bool =
     try:
         return stack.enter_context(made_below(handle, parts, make=make))
     except OSError as error:
-        if make or not (presence.means_absent(error) or error.errno == errno.ELOOP):
+        if make or not (plain.means_absent(error) or error.errno == errno.ELOOP):
             raise
         return None
 
@@ -156,7 +159,7 @@ def is_left_own(root: int, name: str, status: os.stat_result) -> bool:
         return False
     with below(root, (name,)) as folder:
         # A running cachectl holds its lock. Shared, so that several checks do not block each other.
-        return folder is not None and locking.take_flock(folder, shared=True)
+        return folder is not None and take_flock(folder, shared=True)
 
 
 def blocks_of(status: os.stat_result) -> int | None:
@@ -164,3 +167,60 @@ def blocks_of(status: os.stat_result) -> int | None:
     blocks = getattr(status, "st_blocks", None)
     # POSIX leaves the unit open; Linux, macOS and the BSDs use 512 bytes.
     return None if blocks is None else 512 * blocks
+
+
+# ---------------------------------------------------------------------- locks on open files
+
+
+def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
+    """Wait until a condition holds, at most ``seconds``; return whether it does."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_PAUSE)
+    return True
+
+
+def try_flock(handle: int, *, shared: bool = False, wait: bool = False) -> bool:
+    """Take ``flock`` on an open file or folder, at once or after a ``wait``; return ``False`` if another holds it.
+
+    It is released at the latest when the file is closed. Raises :class:`OSError` if the file system has no such locks.
+    """
+    import fcntl
+
+    try:
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def take_flock(handle: int, *, shared: bool = False, wait: bool = False) -> bool:
+    """Take ``flock`` as :func:`try_flock` does; return ``False`` on any failure."""
+    with suppress(OSError):
+        return try_flock(handle, shared=shared, wait=wait)
+    return False
+
+
+def try_record_lock(handle: int, length: int = 0, start: int = 0) -> bool:
+    """Take a POSIX record lock on an open file, or a part of it; return ``False`` if another process holds it.
+
+    Raises :class:`OSError` if the file system has no such locks.
+    """
+    import fcntl
+
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
+    except (BlockingIOError, PermissionError):
+        # POSIX allows either error for a refused record lock.
+        return False
+    return True
+
+
+def is_same_file(path: str | os.PathLike[str], handle: int, *, dir_fd: int | None = None) -> bool:
+    """Return whether a path still names an open file, which another process may have replaced."""
+    try:
+        return os.path.samestat(os.stat(path, dir_fd=dir_fd, follow_symlinks=False), os.fstat(handle))
+    except FileNotFoundError:
+        return False

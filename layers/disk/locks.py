@@ -13,13 +13,13 @@ from pathlib import Path
 
 from cachectl.layers.base import errors
 from cachectl.layers.base.environment import LOCK_TIMEOUT
-from cachectl.layers.disk import handles, locking, plain
+from cachectl.layers.disk import handles, plain
 from cachectl.layers.disk.atomic import remove_file
 
 
 def _require(layer: str, path: Path, take: Callable[[], bool], seconds: float, advice: str = "") -> None:
     """Wait for a lock. Raises :class:`Busy`."""
-    if not locking.wait_until(take, seconds):
+    if not handles.wait_until(take, seconds):
         raise errors.Busy(layer, f"locked by another process for more than {seconds:g} s{advice}", path)
 
 
@@ -38,7 +38,7 @@ def record_lock(
     except OSError as error:
         raise errors.Unreachable(layer, f"cannot open: {error.strerror}", path) from error
     try:
-        _require(layer, path, partial(locking.try_record_lock, handle), lock_timeout)
+        _require(layer, path, partial(handles.try_record_lock, handle), lock_timeout)
         yield handle
     finally:
         plain.release(handle)
@@ -59,8 +59,8 @@ def file_lock(layer: str, path: Path, *, lock_timeout: float = LOCK_TIMEOUT) -> 
         except OSError as error:
             raise errors.Unreachable(layer, f"cannot open: {error.strerror}", path) from error
         try:
-            _require(layer, path, partial(locking.try_flock, handle), lock_timeout)
-            if locking.is_same_file(path, handle):
+            _require(layer, path, partial(handles.try_flock, handle), lock_timeout)
+            if handles.is_same_file(path, handle):
                 yield handle
                 return
         finally:
@@ -136,7 +136,7 @@ def _make_lock(folder: int, name: str, stack: ExitStack) -> bool:
             handle = os.open(name, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o644, dir_fd=folder)
         stack.callback(os.close, handle)
         # Others see by ``flock`` whether we live.
-        locking.take_flock(handle)
+        handles.take_flock(handle)
         with suppress(OSError):
             # On a full disk the lock stays empty like PyOpenCL's own, and is still valid.
             os.write(handle, b"cachectl %d %s\n" % (os.getpid(), os.fsencode(node())))
@@ -150,7 +150,7 @@ def _make_lock(folder: int, name: str, stack: ExitStack) -> bool:
 
 def _let_go(folder: int, name: str, handle: int) -> None:
     # The user may have removed it by hand, as PyOpenCL's warning advises, and another program may have made a new one.
-    if locking.is_same_file(name, handle, dir_fd=folder):
+    if handles.is_same_file(name, handle, dir_fd=folder):
         remove_file(name, folder)
 
 
@@ -163,7 +163,7 @@ def _take_over(folder: int, name: str, abandoned: Callable[[float], bool]) -> bo
     """
     # Opened again, because flock belongs to the open folder and others use the given one.
     with suppress(OSError), handles.opened(".", folder) as own:
-        if not locking.take_flock(own):
+        if not handles.take_flock(own):
             return False
         judged = _stamp(folder, name)
         if _nobody_holds(folder, name, time.time() - judged[2] / 1e9, abandoned) and _stamp(folder, name) == judged:
@@ -182,7 +182,7 @@ def _nobody_holds(folder: int, name: str, age: float, abandoned: Callable[[float
         match = re.fullmatch(rb"(?:cachectl \d+ (.*)\n)?", os.read(handle, 300))
         if match is None:
             return False
-        return locking.take_flock(handle) if match[1] == os.fsencode(node()) else abandoned(age)
+        return handles.take_flock(handle) if match[1] == os.fsencode(node()) else abandoned(age)
     finally:
         os.close(handle)
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachectl.layers.disk.presence import nearest
+from cachectl.layers.disk.plain import nearest
 from cachectl.layers.host.mounts import mount_of
 
 #: The number of the system call ``quotactl_fd`` (Linux 5.14) on every architecture but alpha.

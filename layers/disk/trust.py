@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.base.environment import user_name
-from cachectl.layers.disk.presence import nearest
+from cachectl.layers.disk.plain import nearest
 
 #: The user id that represents all users unknown to a user namespace.
 _OVERFLOW: Final = Path("/proc/sys/kernel/overflowuid")

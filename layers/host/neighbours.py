@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from cachectl.layers.base.environment import Environment, user_name
-from cachectl.layers.disk.presence import means_absent, status_at
+from cachectl.layers.disk.plain import means_absent, status_at
 
 #: Limit on the files counted in one place.
 MOST: Final = 200_000

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from cachectl.layers.base import errors, facts, lazy
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.disk import atomic, locking, plain, trust
+from cachectl.layers.disk import atomic, handles, plain, trust
 from cachectl.layers.disk.handles import NO_ROOM, descend, opened_root, status_of
 from cachectl.layers.mesa import entries
 
@@ -420,7 +420,7 @@ class Pair:
                 names = {self.form.data_name: files.data, self.form.index_name: files.places}
                 for handle in names.values():
                     self._lock(handle)
-                if all(locking.is_same_file(name, handle, dir_fd=files.folder) for name, handle in names.items()):
+                if all(handles.is_same_file(name, handle, dir_fd=files.folder) for name, handle in names.items()):
                     yield files
                     return
         message = "is replaced again and again; try again when the programs that use it have ended"
@@ -428,7 +428,7 @@ class Pair:
 
     def _lock(self, handle: int) -> None:
         seconds = self.environment.lock_timeout
-        if not locking.wait_until(partial(locking.try_flock, handle), seconds):
+        if not handles.wait_until(partial(handles.try_flock, handle), seconds):
             message = f"locked by another process for more than {seconds:g} s; try again later, or use --wait"
             raise errors.Busy(self.layer, message, self.path)
 

@@ -9,8 +9,8 @@ import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from cachectl.layers.base import errors, facts
@@ -25,7 +25,7 @@ from cachectl.layers.base.store import (
     unreadable,
     write_each,
 )
-from cachectl.layers.disk import plain, presence
+from cachectl.layers.disk import plain
 from cachectl.layers.host import processes
 from cachectl.layers.mesa import cache, entries
 from cachectl.layers.mesa.pairs import Blob, Database, Format, Fossilize, Pair
@@ -97,9 +97,9 @@ class ShaderCache(files.TreeStore):
             if isinstance(leaf, facts.Problem):
                 yield leaf
             elif leaf.orphan_rule is not None:
-                yield leaf.orphan(root.path)
+                yield leaf.orphan(self.name, root.path)
             elif tree.shape is _TEMPORARIES:
-                yield leaf.orphan(root.path, "a program that was never stored whole")
+                yield leaf.orphan(self.name, root.path, "a program that was never stored whole")
             else:
                 try:
                     if tree.shape is _ENTRIES:
@@ -108,7 +108,7 @@ class ShaderCache(files.TreeStore):
                         # All or none: kernels show whose the machine code beside them is.
                         yield from list(self._packed(pair, leaf))
                     else:
-                        yield _beside(root.path, leaf, leaf.bytes, fixed=tree.shape not in _PAIRED)
+                        yield replace(leaf.entry(self.name, root.path), sums=0, fixed=tree.shape not in _PAIRED)
                 except errors.LayerError as error:
                     yield unreadable(root.path / leaf.key, error)
 
@@ -122,7 +122,7 @@ class ShaderCache(files.TreeStore):
             key, bound = entries.key_of(blob.name), leaf.modified
             entry = facts.Entry(self.name, key, pair.root, blob.length, 0, written_before=bound, stamp=blob.stamp)
             yield entries.raw_of(entry, partial(pair.read, blob), blob.checksum)
-        yield _beside(pair.root, leaf, rest)
+        yield replace(leaf.entry(self.name, pair.root), bytes=rest, sums=0)
 
     def _leaves(self, root: facts.Root) -> Iterator[tuple[Tree, Leaf | facts.Problem]]:
         return scan_each(self.tree_of(root, shape=shape) for shape in _SHAPES[root.role])
@@ -216,19 +216,19 @@ class ShaderCache(files.TreeStore):
 
     # ------------------------------------------------------------------ clear
 
-    def in_use(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
+    def in_use(self, targets: Iterable[facts.Entry]) -> Iterator[tuple[facts.Entry, str | None]]:
         """Skip files that a running process may be writing or have open. Entries may be removed at any time."""
         users = processes.using(cache.OPENED, processes=self.environment.processes)
         now = self.environment.clock()
         for target in targets:
             reason = None
-            if isinstance(target, facts.Orphan) and target.idle_only and users != ():
+            if target.idle_only and users != ():
                 is_pair = any(shape.accepts(target.key) for shape in _PAIRED)
-                if is_pair or now - target.modified <= _REST_TIME:
+                if is_pair or now - (target.modified or now) <= _REST_TIME:
                     reason = f"may be open in {processes.process_names(users)}"
             yield target, reason
 
-    def remove(self, root: facts.Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
+    def remove(self, root: facts.Root, targets: tuple[facts.Entry, ...]) -> facts.Outcome:
         """Unlink entries and count the size again; in larger files, remove them under the lock of their file."""
         if root.role == cache.MULTI_FILE:
             # Kernels are small. Without one, nothing shows that the machine code of a driver is OpenCL's.
@@ -249,10 +249,10 @@ class ShaderCache(files.TreeStore):
         )
         return outcome.plus(gone).plus(each_part(self.name, parts))
 
-    def _remove_files(self, root: facts.Root, targets: Iterable[facts.Removable]) -> facts.Outcome:
+    def _remove_files(self, root: facts.Root, targets: Iterable[facts.Entry]) -> facts.Outcome:
         """Remove files by their shapes; any tree removes cachectl's own."""
         tidy = always if processes.using(cache.OPENED, processes=self.environment.processes) == () else None
-        groups: dict[Shape, list[facts.Removable]] = {}
+        groups: dict[Shape, list[facts.Entry]] = {}
         for target in targets:
             groups.setdefault(_shape_of(root, target.key), []).append(target)
         removals = (
@@ -269,7 +269,7 @@ class ShaderCache(files.TreeStore):
         try:
             handle = plain.open_plain(root.path / "index", flags=os.O_RDWR)
         except OSError as error:
-            if presence.means_no_file(error):
+            if plain.means_no_file(error):
                 return
             raise
         try:
@@ -314,12 +314,10 @@ class ShaderCache(files.TreeStore):
         for name in (form.index_name, form.data_name):
             key = str(folder / name)
             leaf = self.tree_of(root, shape=_shape_of(root, key)).find(key)
-            thing = None if leaf is None else leaf.orphan(root.path, problem.message)
+            thing = None if leaf is None else leaf.orphan(self.name, root.path, problem.message)
             yield self._damaged(root, key, "file", problem.message, thing)
 
-    def _damaged(
-        self, root: facts.Root, key: str, code: str, message: str, thing: facts.Removable | None
-    ) -> facts.Finding:
+    def _damaged(self, root: facts.Root, key: str, code: str, message: str, thing: facts.Entry | None) -> facts.Finding:
         place, fix = (self.name, root.path, key), f"cachectl purge --damaged {self.name}"
         return facts.Finding(*place, facts.Severity.RECOMPILES, code, message, fix, thing)
 
@@ -328,14 +326,10 @@ class ShaderCache(files.TreeStore):
         try:
             data = plain.read_plain(root.path / "index", limit=_INDEX.size)
         except OSError as error:
-            if presence.means_no_file(error):
+            if plain.means_no_file(error):
                 return None
             raise
         return _INDEX.unpack(data)[0] if len(data) == _INDEX.size else None
-
-
-def _beside(root: Path, leaf: Leaf, size: int, *, fixed: bool = False) -> facts.Housekeeping:
-    return facts.Housekeeping(leaf.key, root, size, 1, leaf.modified, fixed=fixed, disk=leaf.disk)
 
 
 def _shape_of(root: facts.Root, key: str) -> Shape:

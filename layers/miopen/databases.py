@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 
 from cachectl.layers.base import errors, facts, store
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.disk.presence import means_absent, status_at
+from cachectl.layers.disk.plain import means_absent, status_at
 from cachectl.layers.miopen import places
 from cachectl.layers.miopen.places import DatabaseFile
 from cachectl.layers.stores import database, row_store, tree
@@ -189,14 +189,14 @@ class MIOpenDatabases(row_store.Rows):
         try:
             template = with_version(replace(template, written_before=_modified(file)), file.version, latest)
             for found in self.list_file(file, template) if file.kind in self.kinds else ():
-                payload += found.bytes if isinstance(found, facts.Entry) else 0
+                payload += found.bytes if isinstance(found, facts.Entry) and found.is_listed else 0
                 yield found
         except (errors.LayerError, OSError) as error:
             yield self.unread(file.path, error)
         with suppress(OSError):
             files, total, disk = database.disk_usage(file.path)
-            rest, stale = max(0, total - payload), template.stale
-            yield facts.Housekeeping(file.relative, root, rest, files, _modified(file), stale, disk=disk)
+            rest = max(0, total - payload)
+            yield replace(template, bytes=rest, files=files, disk=disk, sums=0)
 
     def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
         """Check every entry as MIOpen does when it loads it."""

@@ -216,7 +216,7 @@ class UserKernelDatabases(KernelDatabases):
             if isinstance(leaf, facts.Problem):
                 yield leaf
             elif leaf.orphan_rule is not None:
-                yield leaf.orphan(root.path)
+                yield leaf.orphan(self.name, root.path)
             elif not leaf.head.startswith(CODE):
                 message = "has the name of a kernel, but is no code; left alone"
                 yield facts.Problem(root.path / leaf.key, "unrecognised", message)
@@ -260,7 +260,7 @@ class UserKernelDatabases(KernelDatabases):
         placed = {artifact.key: store.attempt(partial(place, artifact)) for artifact in others}
         return {**placed, **super().write(root, rows, replace=replace)}
 
-    def remove_others(self, root: facts.Root, targets: Sequence[facts.Removable]) -> Iterator[store.Part]:
+    def remove_others(self, root: facts.Root, targets: Sequence[facts.Entry]) -> Iterator[store.Part]:
         """Remove object files, and what an interrupted cachectl left; MIOpen makes the folders again that it needs."""
         if targets:
             yield str(root.path), partial(self._objects(root).remove, targets, tidy=tree.always)

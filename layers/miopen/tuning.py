@@ -19,7 +19,7 @@ from threading import Lock
 from typing import Final
 
 from cachectl.layers.base import errors, facts, lazy, store
-from cachectl.layers.disk import atomic, handles, locks, presence
+from cachectl.layers.disk import atomic, handles, locks, plain
 from cachectl.layers.host import processes
 from cachectl.layers.miopen import databases, places
 from cachectl.layers.stores import database, rows, tree
@@ -91,15 +91,15 @@ class TuningDatabases(databases.MIOpenDatabases):
             elif found.code not in ("item", "duplicate-id"):
                 yield facts.Problem(file.path, found.code, f"line {found.number}: {found.message}")
         marks = file.path.with_name(file.path.name + _TIME)
-        if (status := presence.status_at(marks)) is not None:
+        if (status := plain.status_at(marks)) is not None:
             key, size, disk = file.relative + _TIME, status.st_size, handles.blocks_of(status)
-            yield facts.Housekeeping(key, template.root, size, 1, status.st_mtime, template.stale, disk=disk)
+            yield changed(template, key=key, bytes=size, files=1, disk=disk, sums=0)
 
     def scan_others(self, root: facts.Root, latest: str | None) -> Iterator[facts.Found]:
         """Yield what interrupted rewrites have left, by MIOpen or cachectl; nothing rewrites a package's files."""
         del latest
         for leaf in () if self.asked_first else self._leftovers(root).scan():
-            yield leaf if isinstance(leaf, facts.Problem) else leaf.orphan(root.path)
+            yield leaf if isinstance(leaf, facts.Problem) else leaf.orphan(self.name, root.path)
 
     def _leftovers(self, root: facts.Root) -> tree.Tree:
         return tree.Tree(self.name, root.path, _LEFTOVERS)
@@ -150,7 +150,7 @@ class TuningDatabases(databases.MIOpenDatabases):
                 with suppress(PermissionError):
                     os.fchmod(handle, _OPEN_TO_ALL)
             yield
-            if presence.status_at(file.path) is not None:
+            if plain.status_at(file.path) is not None:
                 atomic.replace_file(marks, [str(time.monotonic_ns()).encode()])
             elif databases.is_own_file(file.root, marks):
                 atomic.remove_file(marks)
@@ -173,17 +173,17 @@ class TuningDatabases(databases.MIOpenDatabases):
 
     # ------------------------------------------------------------------ remove and verify
 
-    def in_use(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
+    def in_use(self, targets: Iterable[facts.Entry]) -> Iterator[tuple[facts.Entry, str | None]]:
         """Skip leftovers while a program has MIOpen loaded."""
         users = processes.using(places.LIBRARIES, processes=self.environment.processes)
         reason = None if users == () else f"MIOpen is loaded in {processes.process_names(users)}"
         for target in targets:
-            yield target, reason if isinstance(target, facts.Orphan) else None
+            yield target, reason if target.is_orphan else None
 
-    def remove_others(self, root: facts.Root, targets: Sequence[facts.Removable]) -> Iterator[store.Part]:
+    def remove_others(self, root: facts.Root, targets: Sequence[facts.Entry]) -> Iterator[store.Part]:
         """Delete lines, and useless files. Running programs keep the records that they have read."""
         leftovers = tuple(target for target in targets if databases.SEPARATOR not in target.key)
-        by_file: dict[str, dict[str, facts.Removable]] = {}
+        by_file: dict[str, dict[str, facts.Entry]] = {}
         for target in targets:
             relative, separator, record = target.key.partition(databases.SEPARATOR)
             if separator:
@@ -193,7 +193,7 @@ class TuningDatabases(databases.MIOpenDatabases):
         if leftovers:
             yield str(root.path), partial(self._leftovers(root).remove, leftovers)
 
-    def _remove_records(self, root: facts.Root, relative: str, planned: Mapping[str, facts.Removable]) -> facts.Outcome:
+    def _remove_records(self, root: facts.Root, relative: str, planned: Mapping[str, facts.Entry]) -> facts.Outcome:
         file = self.locate(root, relative)
         if file is None:
             gone = tuple(facts.Note(target.key, tree.GONE) for target in planned.values())

@@ -18,7 +18,7 @@ from typing import Final
 from cachectl.layers import neo
 from cachectl.layers.base import errors, facts, lazy
 from cachectl.layers.base.store import Codec, Damage, counting, finding_of, unreadable
-from cachectl.layers.disk import atomic, locks, plain, presence
+from cachectl.layers.disk import atomic, locks, plain
 from cachectl.layers.formats import device_binaries, elf
 from cachectl.layers.formats.details import Cut, Details, fields, names_or_none, part, require
 from cachectl.layers.stores import files, tree
@@ -144,7 +144,7 @@ class Account(files.Index):
                 sizes[kind] = sizes.get(kind, 0) + leaf.bytes
             account = plain.read_plain(root.path / ACCOUNT, limit=_TOTAL.size + 1)
         except (errors.Unreachable, OSError) as error:
-            if isinstance(error, errors.Unreachable) or not presence.means_no_file(error):
+            if isinstance(error, errors.Unreachable) or not plain.means_no_file(error):
                 yield finding_of(store, root, unreadable(root.path / ACCOUNT, error))
             return
         if (complaint := _account_complaint(account, sizes)) is not None:

@@ -197,7 +197,7 @@ class Programs(Folders):
 
     # ------------------------------------------------------------------ clear
 
-    def in_use(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
+    def in_use(self, targets: Iterable[facts.Entry]) -> Iterator[tuple[facts.Entry, str | None]]:
         """Skip entries that a running compile may use, and programs that a running process may hold.
 
         A process whose file vanishes fails or, before PoCL 7, aborts. A process reads the binary of a program from the
@@ -211,9 +211,9 @@ class Programs(Folders):
         now = self.environment.clock()
         for target in targets:
             users = users_at(target.root)
-            rest = ENTRY_REST if isinstance(target, facts.Entry) else ORPHAN_REST
+            rest = ORPHAN_REST if target.is_orphan else ENTRY_REST
             age = now - (target.modified or now)
-            if users == () or (isinstance(target, facts.Orphan) and not target.idle_only):
+            if users == () or (target.is_orphan and not target.idle_only):
                 yield target, None
                 continue
             named = partial(processes.process_names, processes=folder)
@@ -225,12 +225,12 @@ class Programs(Folders):
                 because = f"PoCL is in use by {named(users)}, which may be about to build in it"
             elif age <= rest:
                 because = f"changed {max(0, age):.0f} s ago, and PoCL is in use by {named(users)}"
-            elif holders and (isinstance(target, facts.Entry) or target.key.startswith(UNCACHED)):
+            elif holders and (not target.is_orphan or target.key.startswith(UNCACHED)):
                 # Nothing shows which of these processes built it.
                 because = f"may be held by {named(holders)}, which ran when it was last used; purge again after its end"
             yield target, because
 
-    def remove(self, root: facts.Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
+    def remove(self, root: facts.Root, targets: tuple[facts.Entry, ...]) -> facts.Outcome:
         """Rename programs away, then delete them; never the top folder."""
         return self.tree_of(root).remove(targets, tidy=lambda: self._users_of(root.path) == ())
 
@@ -244,7 +244,7 @@ class Programs(Folders):
 
     def find_tagged(
         self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[facts.Removable, str]]:
+    ) -> Iterator[tuple[facts.Entry, str]]:
         """Yield what tagged builds left, as :meth:`Store.find_tagged` says.
 
         A kernel launched in a new work-group shape after its program was removed leaves a folder without bitcode.
@@ -256,7 +256,7 @@ class Programs(Folders):
             if leaf.orphan_rule is not None:
                 # The source of a build that failed in the preprocessor.
                 if (found := tag.search(leaf.key.encode())) is not None:
-                    yield leaf.orphan(root.path), found[0].decode()
+                    yield leaf.orphan(self.name, root.path), found[0].decode()
                 continue
             found = tag.search(b"".join(tree.read_file(leaf.key, file) or b"" for file in (BITCODE, "build.log")))
             if found is not None or leaf.key in known:

@@ -18,7 +18,7 @@ from typing import Final
 from cachectl.layers import pyopencl
 from cachectl.layers.base import errors, facts, lazy, store
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.disk import handles, locks, plain, presence
+from cachectl.layers.disk import handles, locks, plain
 from cachectl.layers.formats import opencl_source
 from cachectl.layers.host import drivers, mounts, processes
 from cachectl.layers.pytools.dictionaries import Staleness, staleness
@@ -78,8 +78,8 @@ class ProgramFolders(Folders):
         for key, lock, status in self._locks(root):
             if locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
                 why, disk = "a lock that nobody holds any more", handles.blocks_of(status)
-                counted = status.st_size, 1, status.st_mtime
-                yield facts.Orphan(key, root.path, *counted, why, idle_only=False, disk=disk)
+                entry = facts.Entry(self.name, key, root.path, status.st_size, 1, modified=status.st_mtime, disk=disk)
+                yield facts.orphan(entry, why)
 
     @staticmethod
     def _locks(root: facts.Root) -> Iterator[tuple[str, Path, os.stat_result]]:
@@ -159,10 +159,10 @@ class ProgramFolders(Folders):
 
     # ------------------------------------------------------------------ clear
 
-    def remove(self, root: facts.Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
+    def remove(self, root: facts.Root, targets: tuple[facts.Entry, ...]) -> facts.Outcome:
         """Remove program folders, those of one Python under its lock; never the folder of a Python."""
         parts: list[store.Part] = []
-        by_base: dict[str, list[facts.Removable]] = {}
+        by_base: dict[str, list[facts.Entry]] = {}
         for target in targets:
             base, _, name = target.key.partition("/")
             if name == _LOCK and _BASE.fullmatch(base):
@@ -174,7 +174,7 @@ class ProgramFolders(Folders):
             parts.append((base, partial(self.tree_of(root).remove, planned, guard=guard)))
         return store.each_part(self.name, parts)
 
-    def _remove_lock(self, root: facts.Root, target: facts.Removable) -> facts.Outcome:
+    def _remove_lock(self, root: facts.Root, target: facts.Entry) -> facts.Outcome:
         lock = root.path / target.key
         if locks.remove_abandoned(lock, partial(self._is_abandoned, lock.parent)):
             return facts.Outcome(self.name, bytes_freed=target.bytes)
@@ -206,7 +206,7 @@ class ProgramFolders(Folders):
 
     def find_tagged(
         self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[facts.Removable, str]]:
+    ) -> Iterator[tuple[facts.Entry, str]]:
         """Look for the tag in the sources, which PyOpenCL keeps beside the binaries."""
         del known
         tree = self.tree_of(root)
@@ -231,7 +231,7 @@ def staleness_by_headers(info: bytes) -> Staleness | None:
                 continue
             data = plain.read_plain(os.path.realpath(path), limit=_HEADER)
         except (OSError, ValueError) as error:
-            if isinstance(error, ValueError) or presence.means_no_file(error):
+            if isinstance(error, ValueError) or plain.means_no_file(error):
                 return True, f"includes {path}, which is gone"
             return None, f"unknown: {path}, which it includes, cannot be read"
         # PyOpenCL reads it as text, with universal newlines.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from cachectl.layers.base import errors, facts, store
 from cachectl.layers.base.environment import Environment, release_of
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.disk import presence
+from cachectl.layers.disk import plain
 from cachectl.layers.formats import pdict, pickles
 from cachectl.layers.stores import archive, database, row_store
 from cachectl.layers.stores.rows import RowFile, Schema
@@ -41,7 +41,7 @@ Staleness = tuple[bool | None, str | None]
 
 
 #: Takes a dictionary, and what its entries have in common; yields its rows, one by one or together.
-_RowsOf = Callable[[RowFile, facts.Entry], Iterator["facts.Entry | facts.Housekeeping"]]
+_RowsOf = Callable[[RowFile, facts.Entry], Iterator[facts.Entry]]
 
 
 class Dictionaries(row_store.Rows):
@@ -74,7 +74,7 @@ class Dictionaries(row_store.Rows):
         try:
             files = sorted(os.listdir(root.path))
         except OSError as error:
-            if presence.means_absent(error):
+            if plain.means_absent(error):
                 return
             raise errors.Unreachable(self.name, f"cannot be read: {error.strerror}", root.path) from error
         yield from filter(None, map(self.named, files))
@@ -122,7 +122,7 @@ class Dictionaries(row_store.Rows):
             if isinstance(leaf, facts.Problem):
                 yield leaf
             elif (dictionary := self.named(leaf.key)) is None:
-                yield leaf.orphan(root.path)
+                yield leaf.orphan(self.name, root.path)
             else:
                 yield self._named(leaf.entry(self.name, root.path), dictionary)
 
@@ -131,7 +131,7 @@ class Dictionaries(row_store.Rows):
         path = root.path / name.file
         payload = 0
         try:
-            if not presence.is_plain_file(path):
+            if not plain.is_plain_file(path):
                 yield facts.Problem(path, "link", "a link, or no file, under a dictionary's name is not followed")
                 return
             modified = path.stat().st_mtime
@@ -147,7 +147,7 @@ class Dictionaries(row_store.Rows):
             yield self.unread(path, error)
         else:
             rest = max(0, total - payload)
-            yield facts.Housekeeping(name.file, root.path, rest, files, modified, template.stale, disk=disk)
+            yield replace(template, bytes=rest, files=files, disk=disk, sums=0)
 
     def _named(self, entry: facts.Entry, name: pdict.DictionaryName) -> facts.Entry:
         """Add what a dictionary's name says of its entries."""
@@ -240,7 +240,7 @@ class Dictionaries(row_store.Rows):
 
     # ------------------------------------------------------------------ remove and verify
 
-    def remove_others(self, root: facts.Root, targets: Sequence[facts.Removable]) -> Iterator[store.Part]:
+    def remove_others(self, root: facts.Root, targets: Sequence[facts.Entry]) -> Iterator[store.Part]:
         """Remove folders of old dictionaries, and what an interrupted cachectl left."""
         if targets:
             yield str(root.path), partial(self._tree(root).remove, targets)
@@ -279,11 +279,10 @@ def _list(rows: RowFile, template: facts.Entry, *, contents: bool, part: bytes) 
         yield replace(template, key=key, bytes=row.bytes, kernels=kernels, stamp=stamp)
 
 
-def _sum(rows: RowFile, template: facts.Entry) -> Iterator[facts.Housekeeping]:
+def _sum(rows: RowFile, template: facts.Entry) -> Iterator[facts.Entry]:
     count, size = rows.sum()
     if count:
-        moment, stale = template.written_before, template.stale
-        yield facts.Housekeeping(template.key, template.root, size, 0, moment, stale, entries=count)
+        yield replace(template, bytes=size, sums=count)
 
 
 def staleness(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace as changed
 from functools import partial
 from typing import ClassVar
 
@@ -207,10 +208,10 @@ class Files(TreeStore):
             if isinstance(leaf, facts.Problem):
                 yield leaf
             elif leaf.orphan_rule is not None:
-                yield leaf.orphan(root.path)
+                yield leaf.orphan(self.name, root.path)
             elif tree.shape in self.index.shapes:
                 if self.index.is_book(leaf):
-                    yield facts.Housekeeping(leaf.key, root.path, leaf.bytes, modified=leaf.modified, disk=leaf.disk)
+                    yield changed(leaf.entry(self.name, root.path), sums=0)
             elif not contents:
                 yield leaf.entry(self.name, root.path)
             else:
@@ -287,16 +288,16 @@ class Files(TreeStore):
 
     # ------------------------------------------------------------------ clear
 
-    def in_use(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
+    def in_use(self, targets: Iterable[facts.Entry]) -> Iterator[tuple[facts.Entry, str | None]]:
         """Leave temporaries that a program may still be writing."""
         users = processes.using(self.writers, processes=self.environment.processes)
         reason = None if users == () else f"{processes.process_names(users)} may be writing it"
         for target in targets:
-            yield target, reason if isinstance(target, facts.Orphan) and target.idle_only else None
+            yield target, reason if target.idle_only else None
 
-    def remove(self, root: facts.Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
+    def remove(self, root: facts.Root, targets: tuple[facts.Entry, ...]) -> facts.Outcome:
         """Remove entries: programs that look for one miss, and programs that have one mapped keep it."""
-        planned: dict[Shape, list[facts.Removable]] = {}
+        planned: dict[Shape, list[facts.Entry]] = {}
         for target in targets:
             books = (shape for shape in self.index.shapes if shape.accepts(target.key))
             planned.setdefault(next(books, None) or self._shape_of(target.key), []).append(target)
@@ -395,9 +396,10 @@ class Folders(TreeStore):
             if isinstance(leaf, facts.Problem):
                 yield leaf
             elif leaf.orphan_rule is not None:
-                yield leaf.orphan(root.path)
+                yield leaf.orphan(self.name, root.path)
             elif all(member.path in self.beside for member in leaf.members):
-                yield leaf.orphan(root.path, "a build that failed" if leaf.members else "an empty program folder")
+                why = "a build that failed" if leaf.members else "an empty program folder"
+                yield leaf.orphan(self.name, root.path, why)
             else:
                 yield from self.described(root, tree, leaf, contents=contents)
 

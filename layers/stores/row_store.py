@@ -64,7 +64,7 @@ class Rows(store.Store):
         """Return the key columns of a row from the text that follows the file in its key."""
         return (text,)
 
-    def remove_others(self, root: facts.Root, targets: Sequence[facts.Removable]) -> Iterable[store.Part]:
+    def remove_others(self, root: facts.Root, targets: Sequence[facts.Entry]) -> Iterable[store.Part]:
         """Return the parts of a removal that are not in a database."""
         del root, targets
         return ()
@@ -109,10 +109,10 @@ class Rows(store.Store):
 
     # ------------------------------------------------------------------ removal
 
-    def remove(self, root: facts.Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
+    def remove(self, root: facts.Root, targets: tuple[facts.Entry, ...]) -> facts.Outcome:
         """Delete rows, then vacuum. A file goes only if it is damaged and nobody can have it open."""
         parts: list[store.Part] = []
-        others: list[facts.Removable] = []
+        others: list[facts.Entry] = []
         for file, planned in self._by_file((target.key, target) for target in targets).items():
             rows = self.row_file(root, file)
             if rows is None:
@@ -121,7 +121,7 @@ class Rows(store.Store):
                 parts.append((file, partial(self._remove_from, rows, file, planned)))
         return store.each_part(self.name, [*parts, *self.remove_others(root, others)])
 
-    def _remove_from(self, rows: RowFile, file: str, targets: Sequence[facts.Removable]) -> facts.Outcome:
+    def _remove_from(self, rows: RowFile, file: str, targets: Sequence[facts.Entry]) -> facts.Outcome:
         if not os.path.lexists(rows.path):
             return facts.Outcome(self.name, skipped=tuple(facts.Note(target.key, "already gone") for target in targets))
         before = disk_usage(rows.path).bytes
@@ -158,7 +158,7 @@ class Rows(store.Store):
             failed.append((file, f"its rows are gone, but their bytes are not counted: {errors.reason_of(error)}"))
         return facts.Outcome(self.name, removed, freed, _notes(skipped), _notes(failed))
 
-    def _planned(self, target: facts.Removable) -> Row:
+    def _planned(self, target: facts.Entry) -> Row:
         rowid, size = target.stamp
         return Row(rowid, self.key_of(target.key.partition(self.separator)[2]), size)
 

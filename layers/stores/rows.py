@@ -28,8 +28,8 @@ from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from cachectl.layers.base import environment, errors
-from cachectl.layers.base.facts import Orphan
-from cachectl.layers.disk import handles, locking, plain, presence, trust
+from cachectl.layers.base.facts import Entry, orphan
+from cachectl.layers.disk import handles, plain, trust
 from cachectl.layers.disk.atomic import create, remove_file
 from cachectl.layers.stores import database
 
@@ -141,7 +141,7 @@ class RowFile:
         They are read a few at a time, so that writing programs do not wait for all.
         """
         with self._translated():
-            if presence.status_at(self.path) is None:
+            if plain.status_at(self.path) is None:
                 return [None for _ in keys]
         with self._reading() as connection:
             found = self._rows_in(connection, list(filter(_spellable, keys)))
@@ -291,11 +291,12 @@ class RowFile:
                 remove_file(database.companion(self.path, "-journal"))
                 connection.execute("rollback")
 
-    def orphan(self, root: Path, key: str, why: str) -> Orphan | None:
+    def orphan(self, root: Path, key: str, why: str) -> Entry | None:
         """Return the whole file as an orphan; ``None`` if it has gone, or is no plain file."""
         with suppress(OSError):
             stamp = database.file_stamp(self.path)
-            return Orphan(key, root, stamp[1], 1, stamp[2] / 1e9, why, stamp=stamp)
+            entry = Entry(self.layer, key, root, stamp[1], 1, modified=stamp[2] / 1e9, stamp=stamp)
+            return orphan(entry, why)
         return None
 
     def remove_damaged(self, stamp: tuple[int, ...], in_use: Callable[[Path], str | None]) -> str | None:
@@ -317,7 +318,7 @@ class RowFile:
             handle = plain.open_plain(self.path, flags=os.O_RDWR)
             try:
                 # Nobody had it open: a program that has locked it has opened it since, and must not be waited for.
-                if not locking.wait_until(partial(locking.try_record_lock, handle, _LOCKED_BYTES, _FIRST_LOCKED), 0):
+                if not handles.wait_until(partial(handles.try_record_lock, handle, _LOCKED_BYTES, _FIRST_LOCKED), 0):
                     raise self._locked_too_long(0)
                 if database.file_stamp(self.path) != stamp:
                     return CHANGED
@@ -424,7 +425,7 @@ class RowFile:
 
         That user could make sqlite delete other files. Neither the file nor its folder need exist.
         """
-        folder = presence.nearest(self.path.parent)
+        folder = plain.nearest(self.path.parent)
         names = tuple(self.path.name + suffix for suffix in ("", *database.COMPANIONS))
         reason = None if self.shared else trust.shared_because(folder, names if folder == self.path.parent else ())
         if reason is not None:
@@ -432,7 +433,7 @@ class RowFile:
             raise errors.Unreachable(self.layer, message, self.path)
 
     def _version(self) -> tuple[int, ...] | None:
-        status = presence.status_at(self.path)
+        status = plain.status_at(self.path)
         return None if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
 
     # ------------------------------------------------------------------ errors

@@ -51,7 +51,7 @@ class OrphanRule(NamedTuple):
 
     With ``members`` it is a folder whose files must all match; else it is a plain file, and ``empty`` accepts only
     those of 0 bytes. ``private`` accepts only files that no other user may read, as ``mkstemp`` makes them.
-    ``idle_only`` is that of :class:`~cachectl.layers.base.facts.Orphan`.
+    ``idle_only`` is that of :class:`~cachectl.layers.base.facts.Entry`.
     """
 
     pattern: re.Pattern[str]
@@ -195,13 +195,11 @@ class Leaf(NamedTuple):
         """Return the version stamp: files, bytes and newest change."""
         return (len(self.members), self.bytes, self.newest)
 
-    def orphan(self, root: Path, why: str | None = None) -> facts.Orphan:
+    def orphan(self, layer: str, root: Path, why: str | None = None) -> facts.Entry:
         """Return the leaf as an orphan of a root; ``why`` defaults to the reason of its rule."""
         rule = self.orphan_rule
         reason = why or ("" if rule is None else rule.why)
-        idle_only = rule is None or rule.idle_only
-        files = len(self.members)
-        return facts.Orphan(self.key, root, self.bytes, files, self.modified, reason, idle_only, self.stamp, self.disk)
+        return facts.orphan(self.entry(layer, root), reason, idle_only=rule is None or rule.idle_only)
 
     def entry(self, layer: str, root: Path, about: Details = _UNREAD) -> facts.Entry:
         """Return the leaf as an entry; ``about`` is what its content says, if it was read."""
@@ -634,7 +632,7 @@ class Tree:
     # ------------------------------------------------------------------ removing
 
     def remove(
-        self, entries: Sequence[facts.Removable], *, tidy: Callable[[], bool] | None = None, guard: Guard = nullcontext
+        self, entries: Sequence[facts.Entry], *, tidy: Callable[[], bool] | None = None, guard: Guard = nullcontext
     ) -> facts.Outcome:
         """Remove planned leaves whose stamp has not changed.
 
@@ -667,7 +665,7 @@ class Tree:
                             continue
                         if reason is not None:
                             skipped.append(facts.Note(entry.key, reason))
-                        removed += reason is None and isinstance(entry, facts.Entry)
+                        removed += reason is None and not entry.is_orphan
                 if tidy is not None and tidy():
                     _remove_empty(root, [entry.key for entry in entries])
         except (errors.LayerError, OSError) as error:
@@ -689,7 +687,7 @@ class Tree:
     def _remove_from(
         self,
         parent: int,
-        entry: facts.Removable,
+        entry: facts.Entry,
         trash: Callable[[], int | None],
         freed: list[int],
         tidy: Callable[[], bool] | None,

@@ -25,7 +25,7 @@ from cachectl.exchange import place
 from cachectl.exchange.format import is_name
 from cachectl.layers.base import errors
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.disk import atomic, locking
+from cachectl.layers.disk import atomic, handles
 
 #: Bytes of the directory of a bundle, and members in it.
 _LARGEST_DIRECTORY: Final = 24 << 20
@@ -201,13 +201,13 @@ class BundlePlace(place.StorePlace):
                 self._old = open(self._path, "x+b")  # noqa: SIM115
             except FileExistsError:
                 raise place.Changed(self.shown) from None
-        locking.take_flock(self._old.fileno(), wait=True)
+        handles.take_flock(self._old.fileno(), wait=True)
         self._require_same(self._path, self._old)
         return zipfile.ZipFile(unnamed_file(self._path.parent), "w")
 
     def _require_same(self, path: Path, old: BinaryIO) -> None:
         """Raise :class:`Changed` if another command has replaced the bundle meanwhile."""
-        if not locking.is_same_file(path, old.fileno()):
+        if not handles.is_same_file(path, old.fileno()):
             raise place.Changed(self.shown)
 
     def finish(self) -> None:

@@ -28,7 +28,7 @@ from cachectl.layers.base.environment import Environment, own_roots_folder, user
 from cachectl.layers.base.layer import Layer, get_many, put_many
 from cachectl.layers.base.parts import Outlook
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.disk import private_folders, trust
+from cachectl.layers.disk import temporaries, trust
 from cachectl.switching import isolated, run
 from cachectl.transfer import Moved, Transfer
 
@@ -361,15 +361,15 @@ def own_root(environment: Environment, base: Path) -> Path:
 def make_own_root(environment: Environment, base: Path) -> Path:
     """Make the own root of a base if it is missing; return it, or the private folder in it.
 
-    See :func:`~cachectl.layers.disk.private_folders.private_folder`. Raises :class:`CachectlError`, also if another
+    See :func:`~cachectl.layers.disk.temporaries.private_folder`. Raises :class:`CachectlError`, also if another
     user could replace what is in it.
     """
     root = own_root(environment, base)
     try:
-        return private_folders.private_folder(root, make=True)
-    except (private_folders.NotPrivate, OSError) as error:
+        return temporaries.private_folder(root, make=True)
+    except (temporaries.NotPrivate, OSError) as error:
         reason = str(error)
-        if not isinstance(error, private_folders.NotPrivate):
+        if not isinstance(error, temporaries.NotPrivate):
             reason = f"{errors.printable(root)}: {errors.reason_of(error)}"
         message = f"cannot make the own root: {reason}; --isolated=OWN names another one, for env --root OWN"
         raise errors.CachectlError(message) from error

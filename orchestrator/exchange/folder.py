@@ -18,7 +18,7 @@ from typing import Final
 from cachectl.exchange import place
 from cachectl.exchange.format import MOST_NAMES
 from cachectl.layers.base import errors, lazy
-from cachectl.layers.disk import atomic, handles, plain, presence
+from cachectl.layers.disk import atomic, handles, plain
 
 _CHUNK: Final = 1 << 20
 #: Permissions to read a file.
@@ -120,7 +120,7 @@ class FolderPlace(place.StorePlace):
         advice = ""
         if isinstance(error, NotADirectoryError):
             advice = "; name a folder or a URL"
-        elif (verb == "read" and presence.means_no_file(error)) or (verb != "write" and presence.means_absent(error)):
+        elif (verb == "read" and plain.means_no_file(error)) or (verb != "write" and plain.means_absent(error)):
             return self.lacks(name)
         elif isinstance(error, PermissionError):
             access = "g+rX" if verb in ("list", "read") else "g+rwX"

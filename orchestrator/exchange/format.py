@@ -119,7 +119,9 @@ class Item(facts.Entry):
     pack: Pack | None = None
     offset: int = 0
     as_json: ClassVar[facts.AsJson] = facts.AsJson(
-        hidden=("stamp", "guest", "disk", "form", "sha256", "pack", "offset"), also=("state",)
+        hidden=("stamp", "guest", "disk", "idle_only", "sums", "fixed", "form", "sha256", "pack", "offset"),
+        also=("state",),
+        optional=("because",),
     )
 
     def to_line(self) -> dict[str, object]:

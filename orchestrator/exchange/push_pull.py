@@ -22,7 +22,7 @@ from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import ALL, Selection, moment_text
-from cachectl.layers.disk import atomic, locking
+from cachectl.layers.disk import atomic, handles
 from cachectl.layers.stores import database
 from cachectl.transfer import Transfer
 
@@ -152,8 +152,8 @@ def _locked(file: Path) -> Iterator[tuple[int, ...] | None]:
         yield None
         return
     with opened:
-        locking.take_flock(opened.fileno(), wait=True)
-        if not locking.is_same_file(file, opened.fileno()):
+        handles.take_flock(opened.fileno(), wait=True)
+        if not handles.is_same_file(file, opened.fileno()):
             raise place.Changed(str(file))
         for suffix in database.COMPANIONS:
             if os.path.lexists(beside := database.companion(file, suffix)):

@@ -26,7 +26,7 @@ from cachectl.exchange.place import STREAM, BadStore, Deadline, Gone, Missing, S
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment, user_state_folder
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.disk import atomic, handles, plain, presence
+from cachectl.layers.disk import atomic, handles, plain
 from cachectl.layers.disk.trust import shared_because
 from cachectl.transfer import Moved
 
@@ -165,7 +165,7 @@ class StoreMemory:
         """Open the folder. Raises :class:`OSError` if another user could write there, and for a link."""
         if self._folder is None:
             raise FileNotFoundError
-        if (why := shared_because(presence.nearest(self._folder))) is not None:
+        if (why := shared_because(plain.nearest(self._folder))) is not None:
             raise PermissionError(errno.EPERM, why, str(self._folder))
         if make:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

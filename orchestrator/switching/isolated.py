@@ -4,7 +4,7 @@
 that the real user cache folder holds, except the entries of the moved layers: large caches of other programs are not
 filled again. What programs add to the folder itself, or replace in it, stays in the root: these are caches.
 
-A temporary isolated root lies where no other user can write (:mod:`cachectl.layers.disk.private_folders`), because a
+A temporary isolated root lies where no other user can write (:mod:`cachectl.layers.disk.temporaries`), because a
 program may outlive its command and go on using the path. A killed command leaves its folder; the next one removes it.
 """
 
@@ -22,7 +22,7 @@ from cachectl.layer_set import warn_user
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment, user_cache_folder
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.disk import atomic, private_folders, temporaries
+from cachectl.layers.disk import atomic, temporaries
 
 #: Variables that move several layers, and caches of other programs.
 _SHARED: Final = frozenset({"XDG_CACHE_HOME", "WIN_PD_OVERRIDE_LOCAL_APPDATA"})
@@ -73,7 +73,7 @@ def make_isolated_root(environment: Environment, notice: Callable[[str], None] =
     Raises :class:`CachectlError` if there is no private folder, :class:`OSError` if nothing can be made in it.
     """
     remove_abandoned(environment)
-    parent, elsewhere = private_folders.temporary_parent(environment)
+    parent, elsewhere = temporaries.temporary_parent(environment)
     if elsewhere is not None:
         notice(elsewhere)
     return make_isolated_root_in(parent, environment)
@@ -100,7 +100,7 @@ def remove_abandoned(environment: Environment, parents: Iterable[Path] | None = 
     ``parents`` are private folders of this user, by default those that :func:`make_isolated_root` uses.
     """
     removed = 0
-    for parent in private_folders.temporary_parents(environment) if parents is None else parents:
+    for parent in temporaries.temporary_parents(environment) if parents is None else parents:
         for folder in temporaries.abandoned_in(parent, environment):
             atomic.remove_tree(folder)
             removed += not folder.exists()

@@ -211,7 +211,7 @@ class Salting:
         """Return whether a layer may hold an entry that was stored since the first block began."""
         try:
             found = itertools.chain.from_iterable(layer.store.scan(root, contents=False) for root in layer.roots())
-            times = (entry.modified for entry in found if isinstance(entry, facts.Entry))
+            times = (entry.modified for entry in found if isinstance(entry, facts.Entry) and entry.is_listed)
             return any(moment is None or moment >= self._since for moment in times)
         except errors.FAILURES:
             return True
@@ -227,7 +227,7 @@ class Salting:
         for note in () if outcome is None else (*outcome.failed, *outcome.skipped):
             yield f"{layer.name} keeps an entry of a salted build: {note.key} {note.because}"
 
-    def _spent(self, layer: Layer, path: Path, idle: set[str]) -> Iterator[facts.Removable]:
+    def _spent(self, layer: Layer, path: Path, idle: set[str]) -> Iterator[facts.Entry]:
         """Yield the entries of finished builds in one root, of this process or of forked children that have ended."""
         traces = {trace: salt for salt, built in self._built.items() for trace in built.traces}
         known = {key: salt for salt, built in self._built.items() for key in built.keys}

@@ -21,7 +21,7 @@ from cachectl import findings, verbs
 from cachectl.layers.base import errors, store
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Root, Scope, Severity, Usage
-from cachectl.layers.disk import presence, room, trust
+from cachectl.layers.disk import plain, room, trust
 from cachectl.layers.host import launcher, mounts
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _of_space(roots: Iterable[_Held]) -> Iterator[Finding]:
     for held in roots:
         if held.root.scope is Scope.USER and held.in_use:
             with suppress(OSError):
-                devices.setdefault(presence.nearest(held.root.path).stat().st_dev, []).append(held)
+                devices.setdefault(plain.nearest(held.root.path).stat().st_dev, []).append(held)
     for same in devices.values():
         with suppress(OSError):
             for free in room.room_at(same[0].root.path):
@@ -277,7 +277,7 @@ def _apart(environment: Environment, path: Path) -> bool:
 def _of_use(held: _Held, hazard: Hazard) -> Iterator[Placed]:
     """Report why nothing can be stored in a root: its path is blocked by something else, or is not writable."""
     root, environment = held.root, held.layer.environment
-    place = presence.nearest(root.path, follow=False)
+    place = plain.nearest(root.path, follow=False)
     quoted, itself = shlex.quote(str(place)), place == root.path
     if not place.is_dir():
         fix = f"mv {quoted} {shlex.quote(f'{place}.aside')}"

@@ -56,9 +56,9 @@ def plan_prune(layers: Iterable[Layer], limits: config.Limits) -> removal.PurgeP
 
     The longest unused goes first, by time of use, else of change, else by a bound on it. Things of unknown age stay.
     """
-    going: dict[Layer, list[facts.Removable]] = {}
+    going: dict[Layer, list[facts.Entry]] = {}
     failed: dict[Layer, list[facts.Note]] = {}
-    aged: list[tuple[float, int, Layer, facts.Removable]] = []
+    aged: list[tuple[float, int, Layer, facts.Entry]] = []
     total = 0
     for number, layer in enumerate(layers):
         try:
@@ -81,19 +81,17 @@ def plan_prune(layers: Iterable[Layer], limits: config.Limits) -> removal.PurgeP
     return removal.planned(going, plan)
 
 
-def _look(
-    layer: Layer, limits: config.Limits
-) -> tuple[list[facts.Removable], list[facts.Removable], int, list[facts.Note]]:
+def _look(layer: Layer, limits: config.Limits) -> tuple[list[facts.Entry], list[facts.Entry], int, list[facts.Note]]:
     """Return what is stale or old, what is not, the bytes that stay whatever is removed, and what could not be read."""
-    going: list[facts.Removable] = []
-    kept: list[facts.Removable] = []
+    going: list[facts.Entry] = []
+    kept: list[facts.Entry] = []
     fixed, failed = 0, list[facts.Note]()
     for thing in _things(layer, failed, contents=limits.stale):
-        if isinstance(thing, facts.Housekeeping):
+        if isinstance(thing, facts.Problem):
+            failed += [thing.note] if thing.hides else []
+        elif thing.sums is not None:
             # A file of fixed length does not shrink, so it must not make prune remove entries.
             fixed += 0 if thing.fixed else thing.bytes
-        elif isinstance(thing, facts.Problem):
-            failed += [thing.note] if thing.hides else []
         elif thing.guest is None:
             # A guest belongs to another program.
             stale = limits.stale and thing.stale

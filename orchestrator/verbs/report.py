@@ -139,7 +139,7 @@ class Report:
     generated: float
     layers: tuple[LayerReport, ...]
     broken: tuple[registry.Broken, ...] = ()
-    leftovers: tuple[facts.Orphan, ...] = ()
+    leftovers: tuple[facts.Entry, ...] = ()
     neighbours: tuple[Neighbour, ...] | None = None
     pythons: tuple[PythonShare, ...] | None = None
     as_json: ClassVar[facts.AsJson] = facts.AsJson(
@@ -373,7 +373,7 @@ def _others(whole: Report, home: str) -> Iterator[object]:
         held = f"{verbs.size(leftover.bytes)}, {verbs.age(leftover.modified, whole.generated)} old"
         where = _short(leftover.root / leftover.key, home)
         yield ""
-        yield f"{where}: {leftover.why} ({held}); the next purge or prune removes it"
+        yield f"{where}: {leftover.because} ({held}); the next purge or prune removes it"
     if whole.pythons is not None:
         columns = ("python", verbs.counts("entries"), verbs.counts("stale"), verbs.sizes("size"), "packages")
         rows, places = list[tuple[str | int, ...]](), []

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from cachectl.layers.base import errors, facts, parts
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.disk.presence import nearest
+from cachectl.layers.disk.plain import nearest
 
 # sys/inotify.h
 ACCESS, MODIFY, ATTRIBUTES, CLOSE_WRITE, CLOSE, OPEN, MOVED_FROM, MOVED_TO, CREATE, DELETE, DELETE_SELF, MOVE_SELF = (

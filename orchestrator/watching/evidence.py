@@ -127,7 +127,7 @@ class Evidence:
                 f"{root.path}/{entry.key}": entry
                 for root in self.layer.roots()
                 for entry in self.layer.store.scan(root, contents=False)
-                if isinstance(entry, facts.Entry)
+                if isinstance(entry, facts.Entry) and entry.is_listed
             }
         except errors.FAILURES:
             return None

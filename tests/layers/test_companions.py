@@ -17,7 +17,7 @@ from cachectl.layers.base.conformance import LayerConformance
 from cachectl.layers.base.declarations import EnvPath, user_cache
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import LayerError, Unreachable
-from cachectl.layers.base.facts import Entry, Orphan, Severity
+from cachectl.layers.base.facts import Entry, Severity
 from cachectl.layers.base.layer import Layer, plan_removal
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.store import Codec, Damage
@@ -139,7 +139,9 @@ class TestNumba(LayerConformance):
         (folder / "k.h-1.py311.1.nbc").mkdir()
         (folder / "k.h-1.py311.1.nbc" / "mine").write_text("not Numba's")
         found = [thing for root in layer.roots() for thing in layer.store.scan(root)]
-        assert [thing.key for thing in found if isinstance(thing, Orphan)] == [f"{FOLDER}/k.g-9.py311.1.nbc"]
+        assert [thing.key for thing in found if isinstance(thing, Entry) and thing.is_orphan] == [
+            f"{FOLDER}/k.g-9.py311.1.nbc"
+        ]
         outcome = layer.clear(layer.plan_clear())
         assert (outcome.removed, outcome.orphans_removed) == (2, 1)
         assert [path.name for path in folder.rglob("*")] == ["k.h-1.py311.1.nbc", "mine"]

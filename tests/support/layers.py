@@ -12,7 +12,7 @@ from typing import Any
 
 from cachectl.layers.base.conformance import nobody
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Artifact, Orphan
+from cachectl.layers.base.facts import Artifact, Entry
 from cachectl.layers.base.layer import Layer
 
 
@@ -37,7 +37,8 @@ def got(layer: Layer, key: str) -> Artifact:
 
 def orphans(layer: Layer) -> dict[str, str]:
     """Return the orphans of the first root, with why each is one."""
-    return {thing.key: thing.why for thing in layer.store.scan(layer.roots()[0]) if isinstance(thing, Orphan)}
+    found = (thing for thing in layer.store.scan(layer.roots()[0]) if isinstance(thing, Entry))
+    return {thing.key: thing.because for thing in found if thing.because is not None}
 
 
 def somebody(folder: Path, library: str) -> Path:

@@ -15,7 +15,7 @@ from homes import Home
 from tiers import thorough
 
 from cachectl.layers.base.errors import CachectlError
-from cachectl.layers.disk.private_folders import NotPrivate, private_folder, temporary_parent
+from cachectl.layers.disk.temporaries import NotPrivate, private_folder, temporary_parent
 from cachectl.stage import NodeRoot
 
 NOBODY = 65534

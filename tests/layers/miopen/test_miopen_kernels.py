@@ -37,7 +37,7 @@ from support.products import fill_kernels as fill
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused
-from cachectl.layers.base.facts import Artifact, Housekeeping, Problem, Root, Severity
+from cachectl.layers.base.facts import Artifact, Entry, Problem, Root, Severity
 from cachectl.layers.base.layer import Layer, get_many, put_many
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenSystemTuning, MIOpenTuning
@@ -346,8 +346,8 @@ def test_an_empty_database_is_housekeeping_and_a_locked_one_a_problem(tmp_path: 
     path = store(user_file(tmp_path), {})
     layer = MIOpenKernels(replace(environment_of(tmp_path), lock_timeout=0.05))
     (found,) = layer.store.scan(layer.roots()[0])
-    assert isinstance(found, Housekeeping)
-    assert found.bytes == path.stat().st_size
+    assert isinstance(found, Entry)
+    assert (found.sums, found.bytes) == (0, path.stat().st_size)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("BEGIN EXCLUSIVE")
         assert (problems(layer), findings(layer)) == (["busy"], [("unreadable", Severity.HARMLESS)])

@@ -18,7 +18,7 @@ from tiers import amount
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unreachable
-from cachectl.layers.base.facts import Entry, Orphan, Problem
+from cachectl.layers.base.facts import Entry, Problem
 from cachectl.layers.disk.locks import presence_lock
 from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree, always
 
@@ -42,9 +42,9 @@ def leaves(tree: Tree) -> list[Leaf]:
     return [leaf for leaf in tree.scan() if isinstance(leaf, Leaf)]
 
 
-def targets(tree: Tree) -> list[Entry | Orphan]:
+def targets(tree: Tree) -> list[Entry]:
     return [
-        leaf.entry(tree.layer, tree.root) if leaf.orphan_rule is None else leaf.orphan(tree.root)
+        leaf.entry(tree.layer, tree.root) if leaf.orphan_rule is None else leaf.orphan(tree.layer, tree.root)
         for leaf in leaves(tree)
     ]
 
