@@ -382,7 +382,8 @@ class Ranks:
             result = push_pull.push_layers(stack, store, stack.clearable() if here.root is not None else ())
             for file in received:
                 parcel = StoreCollection(place_of(file, near), near)
-                copying.copy(parcel, store, copying.missing(parcel, store, parcel.portability_keys(), ALL, result))
+                plan = copying.missing(parcel, store, parcel.portability_keys(), ALL, result)
+                copying.copy(parcel, store, plan, result)
             store.finish()
         digest = f"; digest {store.digest}" * bool(store.written or store.parts)
         self._inform(f"{place.shown}: {errors.plural(result.total.placed, 'entry', 'entries')} added{digest}")

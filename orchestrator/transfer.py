@@ -26,8 +26,8 @@ class Moved:
     """What was done with the entries of one layer so far, or (in a dry run) would be done.
 
     ``there`` counts those that the target had, ``kept`` lists different ones that it keeps, and ``cannot_hit`` counts
-    those that cannot be hit here and were not placed. ``outlooks`` counts the new entries, and those that cannot be
-    hit. ``sensitive`` says what pushed entries reveal. ``entries`` are those that a dry run would place.
+    those that cannot be hit here and were not placed. ``outlooks`` counts all that the target lacked. ``sensitive``
+    says what pushed entries reveal. ``entries`` are those that a dry run would place.
     """
 
     layer: str
@@ -154,8 +154,8 @@ def show(done: Transfer, request: verbs.Request) -> Iterator[object]:
     for why in done.trusted:
         yield verbs.Whole(f"trusted: {why}")
     for layer in done.layers:
-        for seen in layer.foreseen:
-            yield verbs.Whole(f"{layer.layer}: {verbs.count(seen.entries)} {seen.outlook.words}")
+        for seen, number in layer.outlooks.items():
+            yield verbs.Whole(f"{layer.layer}: {verbs.count(number)} {seen.words}")
         if layer.sensitive is not None:
             request.notice(f"{layer.layer}: it now holds {layer.sensitive}")
         for what, notes in (("skipped", layer.skipped), ("kept", layer.kept), ("failed", layer.failed)):

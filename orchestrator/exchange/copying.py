@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from cachectl import listing
 from cachectl.exchange.format import StoreKey
@@ -26,7 +26,6 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment, own_roots_folder, user_name, user_state_folder
 from cachectl.layers.base.layer import Layer, get_many, put_many
-from cachectl.layers.base.parts import Outlook
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.disk import temporaries, trust
 from cachectl.switching import isolated, run
@@ -44,13 +43,8 @@ _SQLITE: Final = b"SQLite format 3\0"
 T = TypeVar("T")
 
 
-class CopyPlan(NamedTuple):
-    """Entries of one portability key that a target lacks, the result of their layer, and the outlooks of the keys."""
-
-    key: StoreKey
-    entries: list[Any]
-    done: Moved
-    outlooks: dict[str, Outlook]
+#: For each portability key the entries that a target lacks.
+CopyPlan = list[tuple[StoreKey, list[Any]]]
 
 
 def missing(
@@ -61,12 +55,12 @@ def missing(
     result: Transfer,
     *,
     besides: Mapping[str, Collection[str]] | None = None,
-) -> list[CopyPlan]:
+) -> CopyPlan:
     """Plan to copy the selected entries of some portability keys that a target lacks, in the order of their keys.
 
     If a source has several entries of one key, the first counts. ``besides`` are keys, by layer, that count as present.
     """
-    plan = []
+    plan: CopyPlan = []
     for key in keys:
         done, known = result.layer(key.layer), target.known(key)
         present = known.union((besides or {}).get(key.layer, ()))
@@ -77,34 +71,29 @@ def missing(
         done.there += len(found) - len(new)
         # Another portability key of the layer may have them too.
         known.update(found)
-        plan.append(CopyPlan(key, new, done, {}))
+        plan.append((key, new))
     return plan
 
 
 def copy(
-    source: LayerCollection | StoreCollection, target: LayerCollection | StoreCollection, plan: Iterable[CopyPlan]
+    source: LayerCollection | StoreCollection,
+    target: LayerCollection | StoreCollection,
+    plan: CopyPlan,
+    result: Transfer,
 ) -> None:
-    """Carry out a plan, and count the outlooks of the entries that are in the target then."""
-    for key, entries, done, outlooks in plan:
-        present = target.write(key, source.read(key, entries, done), done)
-        _count_outlooks(done, outlooks, present)
+    """Carry out a plan."""
+    for key, entries in plan:
+        done = result.layer(key.layer)
+        target.write(key, source.read(key, entries, done), done)
 
 
-def list_plan(target: LayerCollection, plan: Iterable[CopyPlan]) -> None:
+def list_plan(target: LayerCollection, plan: CopyPlan, result: Transfer) -> None:
     """List in the results what :func:`copy` would place."""
-    for key, entries, done, outlooks in plan:
-        root = target.layers[key.layer].roots()[0].path
-        listed = [replace(entry, root=root) for entry in entries]
-        done.entries = [*(done.entries or ()), *listed]
-        done.placed += len(listed)
-        done.bytes += sum(entry.bytes for entry in listed)
-        _count_outlooks(done, outlooks, [entry.key for entry in entries])
-
-
-def _count_outlooks(done: Moved, outlooks: Mapping[str, Outlook], present: Collection[str]) -> None:
-    """Count the outlooks of entries that are in the target, and of those that cannot be hit."""
-    names = frozenset(present)
-    done.outlooks.update(seen for name, seen in outlooks.items() if seen.hits is False or name in names)
+    for key, entries in plan:
+        done, root = result.layer(key.layer), target.layers[key.layer].roots()[0].path
+        done.entries = [*(done.entries or ()), *(replace(entry, root=root) for entry in entries)]
+        done.placed += len(entries)
+        done.bytes += sum(entry.bytes for entry in entries)
 
 
 def batches(things: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
@@ -180,13 +169,11 @@ class LayerCollection:
         for batch in batches(entries, lambda entry: entry.bytes):
             yield from _read(layer, batch, done)
 
-    def write(self, key: StoreKey, contents: Iterable[tuple[facts.Entry, facts.Artifact]], done: Moved) -> list[str]:
-        """Place artifacts, count the results, and return the keys of the entries that are there now."""
-        present: list[str] = []
+    def write(self, key: StoreKey, contents: Iterable[tuple[facts.Entry, facts.Artifact]], done: Moved) -> None:
+        """Place artifacts, and count the results."""
         for batch in batches(contents, lambda content: len(content[1].data)):
             # Nothing here keeps the bytes while the next batch is read.
-            present += _place(self.layers[key.layer], [artifact for _, artifact in batch], done)
-        return present
+            _place(self.layers[key.layer], [artifact for _, artifact in batch], done)
 
 
 def _described(layer: Layer, entries: Sequence[facts.Entry], done: Moved) -> list[facts.Entry]:
@@ -223,7 +210,7 @@ def _read(layer: Layer, entries: Sequence[facts.Entry], done: Moved) -> Iterator
             done.failed.append(facts.Note(entry.key, errors.reason_of(artifact)))
 
 
-def _place(layer: Layer, artifacts: Sequence[facts.Artifact], done: Moved) -> list[str]:
+def _place(layer: Layer, artifacts: Sequence[facts.Artifact], done: Moved) -> None:
     results: Sequence[bool | Exception]
     try:
         results = put_many(layer, artifacts)
@@ -239,7 +226,6 @@ def _place(layer: Layer, artifacts: Sequence[facts.Artifact], done: Moved) -> li
     with suppress(*errors.FAILURES):
         # An error may come after several entries of a batch were placed.
         held = get_many(layer, failed) if failed else {}
-    present = []
     for artifact, result in pairs:
         is_new = result is not False
         if isinstance(result, errors.EntryExists):
@@ -249,11 +235,9 @@ def _place(layer: Layer, artifacts: Sequence[facts.Artifact], done: Moved) -> li
             done.failed.append(facts.Note(artifact.key, errors.reason_of(result)))
             if not isinstance(result, errors.Unsettled):
                 continue
-        present.append(artifact.key)
         done.placed += is_new
         done.bytes += len(artifact.data) * is_new
         done.there += not is_new
-    return present
 
 
 # ---------------------------------------------------------------------- roots and files as layers
@@ -411,7 +395,7 @@ def start_from(
         if name in source and abilities[facts.Ability.RELOCATE] is None and abilities[facts.Ability.PUT] is None:
             keys.append(StoreKey(name, {}))
     result, whole, part = Transfer(str(base)), LayerCollection(source), LayerCollection(own)
-    copy(whole, part, missing(whole, part, keys, ALL, result))
+    copy(whole, part, missing(whole, part, keys, ALL, result), result)
     for done in result.layers:
         said = {"copied": done.placed, "there before": done.there}
         if words := ", ".join(f"{number:,} {word}" for word, number in said.items() if number):

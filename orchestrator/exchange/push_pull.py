@@ -10,15 +10,16 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from cachectl.exchange import bundle, copying, place, portability
 from cachectl.exchange import trust as trusting
 from cachectl.exchange.format import StoreKey
 from cachectl.exchange.store import StoreCollection, place_of
 from cachectl.layer_set import LayerSet
-from cachectl.layers.base import errors, facts
+from cachectl.layers.base import errors, facts, parts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import ALL, Selection, moment_text
@@ -106,7 +107,7 @@ def push_layers(
             keys.append(StoreKey(layer.name, portability.portability_key(layer.about.portability, stack.environment)))
         elif named:
             done.failed.append(facts.Note("*", f"cannot get: {reason}"))
-    copying.copy(source, store, copying.missing(source, store, keys, selection, result, besides=besides))
+    copying.copy(source, store, copying.missing(source, store, keys, selection, result, besides=besides), result)
     for done in result.layers:
         done.sensitive = source.layers[done.layer].about.reveals if done.placed else None
     return result
@@ -122,7 +123,8 @@ def _push_to_file(stack: LayerSet, file: Path, layer: Layer, inside: Path, selec
     ):
         source = copying.LayerCollection([layer], prefix=inside.as_posix())
         copies = copying.LayerCollection([at[layer.name]])
-        copying.copy(source, copies, copying.missing(source, copies, [StoreKey(layer.name, {})], selection, result))
+        plan = copying.missing(source, copies, [StoreKey(layer.name, {})], selection, result)
+        copying.copy(source, copies, plan, result)
         if done.placed:
             flat = copied.with_name(f"{copied.name}.flat")
             copying.copy_database(copied, flat)
@@ -263,31 +265,21 @@ class _Pull:
             if source.layers[layer].abilities()[facts.Ability.GET] is None
             and here.layers[layer].abilities()[facts.Ability.PUT] is None
         ]
-        self._copy(source, here, copying.missing(source, here, keys, self.selection, result))
+        plan = copying.missing(source, here, keys, self.selection, result)
+        (copying.list_plan if self.dry_run else partial(copying.copy, source))(here, plan, result)
         result.layers = tuple(done for done in result.layers if done.placed or done.there or done.failed)
         return result
 
-    def _copy(
-        self,
-        source: copying.LayerCollection | StoreCollection,
-        here: copying.LayerCollection,
-        plan: Sequence[copying.CopyPlan],
-    ) -> None:
-        if self.dry_run:
-            copying.list_plan(here, plan)
-        else:
-            copying.copy(source, here, plan)
-
     def _from_store(self, name: str, trust: trusting.Trust, allowed: Sequence[str], file: BinaryIO) -> Transfer:
         """Place what is missing here, after all of it was verified and lies in ``file``."""
-        here = copying.LayerCollection(self.chosen)
 
-        def download() -> tuple[StoreCollection, list[copying.CopyPlan], Transfer]:
+        def download() -> tuple[StoreCollection, copying.CopyPlan, Transfer]:
             store = StoreCollection(place_of(name, self.own), self.own, allowed, deadline=self.deadline)
-            return store, *store.settled(lambda: self._downloaded(store, here, trust, file), attempts=_PULLS)
+            return store, *store.settled(lambda: self._downloaded(store, trust, file), attempts=_PULLS)
 
         store, plan, result = place.in_time(self.deadline, download)
-        self._copy(store, here, plan)
+        here = copying.LayerCollection(self.chosen)
+        (copying.list_plan if self.dry_run else partial(copying.copy, store))(here, plan, result)
         if not self.dry_run:
             store.remember(afresh=trust.sha256 is not None)
         said = _SAID if trust.sha256 is None else "its digest is the given one"
@@ -297,8 +289,8 @@ class _Pull:
         return result
 
     def _downloaded(
-        self, store: StoreCollection, here: copying.LayerCollection, trust: trusting.Trust, file: BinaryIO
-    ) -> tuple[list[copying.CopyPlan], Transfer]:
+        self, store: StoreCollection, trust: trusting.Trust, file: BinaryIO
+    ) -> tuple[copying.CopyPlan, Transfer]:
         """Return what to place from a store, downloaded unless this is a dry run, and the result to be added to."""
         store.require_store()
         shown, digest = store.place.shown, store.digest
@@ -308,15 +300,16 @@ class _Pull:
             message = f"{shown}: its digest is {digest}, not the given one; somebody has pushed, or changed it"
             raise trusting.Untrusted(message)
         result = Transfer(shown, digest, dry_run=self.dry_run)
-        plan = copying.missing(store, here, self._keys(store, result), self.selection, result, besides=self.besides)
+        keys, here = self._keys(store, result), copying.LayerCollection(self.chosen)
+        plan = copying.missing(store, here, keys, self.selection, result, besides=self.besides)
         if store.left_out and not store.trusted:
             what = "; ".join(f"{name}: {why}" for name, why in list(store.left_out.items())[:3])
             message = f"{shown}: no part of its index that is needed here is trusted ({what})"
             raise trusting.Untrusted(message)
-        for group in plan:
-            self._foresee(group)
+        for key, entries in plan:
+            entries[:] = self._foreseen(key, entries, result)
         if not self.dry_run:
-            store.download((group.entries for group in plan), file, self.stack.environment.temporary)
+            store.download((entries for _, entries in plan), file, self.stack.environment.temporary)
         return plan, result
 
     def _require_new(self, store: StoreCollection) -> None:
@@ -344,24 +337,26 @@ class _Pull:
             if reason is None:
                 yield key
                 continue
-            parts = errors.plural(sum(name.key == key.name for name in store.parts), "part")
-            result.unread += (facts.Note(key.layer, f"{parts} of the index left alone: {reason}"),)
+            number = errors.plural(sum(name.key == key.name for name in store.parts), "part")
+            result.unread += (facts.Note(key.layer, f"{number} of the index left alone: {reason}"),)
 
     def _differing(self, key: StoreKey) -> Sequence[portability.Difference]:
         return portability.differences(self.stack.portability(key.layer), key.facts, self.stack.environment)
 
-    def _foresee(self, group: copying.CopyPlan) -> None:
-        """Note the outlook of each entry; those that cannot be hit are counted, and taken off the plan."""
-        knows, differing = self.stack.portability(group.key.layer), self._differing(group.key)
+    def _foreseen(self, key: StoreKey, entries: Sequence[facts.Entry], result: Transfer) -> Iterator[facts.Entry]:
+        """Count the outlook of each entry, and yield those that can be hit, or may be."""
+        knows, differing, done = self.stack.portability(key.layer), self._differing(key), result.layer(key.layer)
         # Looking up what is installed takes long.
-        known: dict[tuple[object, ...], Any] = {}
-        for entry in group.entries:
+        known: dict[tuple[object, ...], parts.Outlook] = {}
+        for entry in entries:
             about = (entry.device, *sorted(entry.versions.items()))
             if about not in known:
-                known[about] = portability.outlook(knows, entry, group.key.facts, self.stack.environment, differing)
-            group.outlooks[entry.key] = known[about]
-        group.done.cannot_hit += sum(seen.hits is False for seen in group.outlooks.values())
-        group.entries[:] = [entry for entry in group.entries if group.outlooks[entry.key].hits is not False]
+                known[about] = portability.outlook(knows, entry, key.facts, self.stack.environment, differing)
+            done.outlooks[known[about]] += 1
+            if known[about].hits is False:
+                done.cannot_hit += 1
+            else:
+                yield entry
 
 
 # ---------------------------------------------------------------------- around a command

@@ -383,14 +383,13 @@ class StoreCollection:
 
     # ------------------------------------------------------------------ writing
 
-    def write(self, key: StoreKey, contents: Iterable[tuple[facts.Entry, facts.Artifact]], done: Moved) -> list[str]:
-        """Upload entries of one portability key with their artifacts, list them in the index, and return their keys."""
-        keys: list[str] = []
+    def write(self, key: StoreKey, contents: Iterable[tuple[facts.Entry, facts.Artifact]], done: Moved) -> None:
+        """Upload entries of one portability key with their artifacts, and list them in the index."""
         items: list[Item] = []
         lines, began = 0, self.environment.clock()
         for pack, length in self._packs(contents, done):
             items += self._write_pack(pack)
-            keys += (item.key for item, _ in pack)
+            done.placed += len(pack)
             done.bytes += sum(item.bytes for item, _ in pack)
             lines += length
             is_old = self.environment.clock() - began > _CHECKPOINT
@@ -399,8 +398,6 @@ class StoreCollection:
                 items, lines, began = [], 0, self.environment.clock()
         if items:
             self._write_part(key, items, began)
-        done.placed += len(keys)
-        return keys
 
     def _packs(
         self, contents: Iterable[tuple[facts.Entry, facts.Artifact]], done: Moved

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 GRACE: Final = 86400.0
 #: Seconds by which the clocks of this machine and of the store may differ.
 _SKEW: Final = GRACE / 4
-
+#: How often a check starts again because something vanished while the index changed.
+_AGAIN: Final = 5
 
 OPTIONS: Final = (
     verbs.value(
@@ -121,9 +122,14 @@ class StoreCheck:
         """Return whether anything is damaged, missing or not trusted."""
         return any(finding.severity == "error" for finding in self.findings)
 
-    def add(self, name: str, code: str, message: object, severity: str = "error") -> None:
-        """Add a finding."""
-        self.findings += (StoreFinding(name, severity, code, str(message)),)
+    @contextmanager
+    def reporting(self, name: str) -> Iterator[None]:
+        """Add to the findings what a block says to be wrong with a part of the index or a pack."""
+        try:
+            yield
+        except (BadStore, trust.Untrusted) as error:
+            codes = {Gone: "missing", trust.Untrusted: "untrusted"}
+            self.findings += (StoreFinding(name, "error", codes.get(type(error), "damaged"), str(error)),)
 
 
 class SharedStore:
@@ -137,11 +143,9 @@ class SharedStore:
         """Return what is in the store, by portability key. Raises :class:`BadStore` and :class:`Missing`."""
         index = StoreCollection(self._place, self._environment)
         index.require_store()
-        groups: dict[str, list[PartName]] = {}
-        for name in index.parts:
-            groups.setdefault(name.key, []).append(name)
         keys = []
-        for group, names in groups.items():
+        for group in dict.fromkeys(name.key for name in index.parts):
+            names = [name for name in index.parts if name.key == group]
             key, parts = index.key(group), [index.part(name) for name in names]
             entries = [entry for part in parts for entry in part.entries]
             keys.append(
@@ -244,53 +248,37 @@ class SharedStore:
         With ``allowed_signers`` a part that no such signer has signed is a finding, and what it lists is not checked.
         Raises :class:`Missing` if there is no store.
         """
-        # Before the index: a writer adds packs first.
-        contents = set(filter(is_name, (stored.name for stored in self._place.names("packs"))))
         with trust.allowed_lists(self._environment, None, allowed_signers) as allowed:
-            index = StoreCollection(self._place, self._environment, allowed)
-            index.require_store()
-            check = StoreCheck(self._place.shown, index.digest, len(index.parts))
-            packs: dict[str, list[Item]] = {}
-            for name in index.parts:
-                with _reporting(check, index, f"{INDEX}{name}"):
-                    index.key(name.key)
-                    for item in index.part(name).entries:
-                        check.entries += 1
-                        packs.setdefault(item.pack.name if item.pack is not None else "", []).append(item)
-            for pack, items in packs.items():
-                with _reporting(check, index, pack):
-                    # Each entry is checked as it is read.
-                    deque(index.contents(items), maxlen=0)
-        if not check.failed:
-            for pack in sorted(contents - packs.keys()):
-                check.add(pack, "unlisted", "no part of the index lists it; cachectl store gc removes it later", "note")
-        check.packs = len(packs)
+            for _ in range(_AGAIN):
+                # Before the index: a writer adds packs first.
+                contents = set(filter(is_name, (stored.name for stored in self._place.names("packs"))))
+                index = StoreCollection(self._place, self._environment, allowed)
+                index.require_store()
+                check = self._check(index, contents)
+                # Another gc may have removed it meanwhile.
+                if not any(finding.code == "missing" for finding in check.findings) or not index.refresh():
+                    break
         return check
 
-
-@contextmanager
-def _reporting(check: StoreCheck, index: StoreCollection, name: str) -> Iterator[None]:
-    """Add what is wrong with a part of the index or a pack to the findings."""
-    try:
-        yield
-    except trust.Untrusted as error:
-        check.add(name, "untrusted", error)
-    except Gone as error:
-        index.refresh()
-        # Else gc has removed it meanwhile, and of a pack the part, too.
-        if any(name == f"{INDEX}{part}" for part in index.parts) or _is_listed(index, name):
-            check.add(name, "missing", error)
-    except BadStore as error:
-        check.add(name, "damaged", error)
-
-
-def _is_listed(index: StoreCollection, pack: str) -> bool:
-    for name in index.parts:
-        # Parts that cannot be used are findings of their own.
-        with suppress(BadStore, trust.Untrusted):
-            if pack in index.part(name).packs:
-                return True
-    return False
+    def _check(self, index: StoreCollection, contents: set[str]) -> StoreCheck:
+        check = StoreCheck(self._place.shown, index.digest, len(index.parts))
+        packs: dict[str, list[Item]] = {}
+        for name in index.parts:
+            with check.reporting(f"{INDEX}{name}"):
+                index.key(name.key)
+                for item in index.part(name).entries:
+                    check.entries += 1
+                    packs.setdefault(item.pack.name if item.pack is not None else "", []).append(item)
+        for pack, items in packs.items():
+            with check.reporting(pack):
+                # Each entry is checked as it is read.
+                deque(index.contents(items), maxlen=0)
+        check.packs = len(packs)
+        if not check.failed:
+            why = "no part of the index lists it; cachectl store gc removes it later"
+            unlisted = sorted(contents - packs.keys())
+            check.findings += tuple(StoreFinding(pack, "note", "unlisted", why) for pack in unlisted)
+        return check
 
 
 # ---------------------------------------------------------------------- the verb

@@ -62,7 +62,7 @@ def test_entries_that_cannot_be_hit_are_foreseen_and_left_out(packed: Path, home
     layers = {layer.layer: layer for layer in done.layers}
     assert "loopy" not in layers or layers["loopy"].placed == 0
     reasons = [note.because for note in done.unread if note.key == "loopy"]
-    reasons += [one.outlook.words for one in layers["loopy"].foreseen] if "loopy" in layers else []
+    reasons += [seen.words for seen in layers["loopy"].outlooks] if "loopy" in layers else []
     assert "3.9.1.final.0" in reasons[0]
     assert layers["pocl"].cannot_hit == 0
     assert layers["pocl"].placed > 0
