@@ -66,7 +66,7 @@ class OutputFile:
 
         Raises :class:`BadRequest` for an invalid name, :class:`CachectlError` for a file that cachectl did not write.
         """
-        name, shown, status = self.name, errors.printable(self.name), _status_of(self.name)
+        name, status = self.name, _status_of(self.name)
         if name in self.layers:
             raise errors.BadRequest(f"{name!r} is a layer, not a FILE: write the FILE before the layers, or ./{name}")
         if self.kind.is_binary and _is_terminal(name):
@@ -76,15 +76,11 @@ class OutputFile:
         # A folder is refused later. A device, a pipe and the shell's redirection are written to.
         if self.force or status is None or not stat.S_ISREG(status.st_mode) or _is_standard_output(status):
             return
-        try:
-            with open(name, "rb") as file:
-                head = file.read(_HEAD)
-        except OSError as error:
-            reason = f"exists and cannot be read ({error.strerror}); --force replaces it unread"
-            raise errors.CachectlError(f"{shown} {reason}") from error
+        with open(name, "rb") as file:
+            head = file.read(_HEAD)
         if head and not self.kind.is_begun_by(head):
             reason = f"exists and is not {self.kind.what}; name another file, or replace it with --force"
-            raise errors.CachectlError(f"{shown} {reason}")
+            raise errors.CachectlError(f"{errors.printable(name)} {reason}")
 
     def write(self, chunks: Iterable[bytes]) -> None:
         """Write the file next to its place and rename it into place, so that readers never see half of it.

@@ -79,14 +79,7 @@ class FolderPlace(place.StorePlace):
                 if not stat.S_ISREG(os.stat(file, dir_fd=folder, follow_symlinks=False).st_mode):
                     atomic.remove_file(file, folder)
             chunks = [data[at : at + _CHUNK] for at in range(0, len(data), _CHUNK)]
-            try:
-                atomic.replace_file(file, chunks, folder=folder, mode=mode & _READABLE)
-            except PermissionError:
-                # In a sticky folder, the same file of another user cannot be replaced.
-                with suppress(errors.CachectlError):
-                    if self.read(name, len(data)) == data:
-                        return
-                raise
+            atomic.replace_file(file, chunks, folder=folder, mode=mode & _READABLE)
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove files."""

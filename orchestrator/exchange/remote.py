@@ -165,12 +165,8 @@ class RemotePlace(place.StorePlace):
         if isinstance(error, ImportError):
             reason = f"it needs {error.name or reason}"
             advice = "pip install 'opencl-cachectl[remote]', or the package that fsspec names"
-        elif isinstance(error, FileNotFoundError):
-            reason, advice = "nothing is there", "check the address, or make the bucket or folder first"
         elif isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
             advice = "set up credentials as for the service's own tools"
-        elif isinstance(error, ValueError):
-            advice = "schemes are s3://, gs://, ssh:// and others that fsspec knows"
         return place.TransferFailed(f"cannot {verb} {errors.printable(place.without_secrets(url))}: {reason}; {advice}")
 
 

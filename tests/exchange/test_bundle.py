@@ -14,7 +14,6 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
@@ -53,19 +52,6 @@ def test_the_same_content_is_the_same_bytes(source: Home, packed: Path, home: Ho
 
 
 # ---------------------------------------------------------------------- what is foreseen
-
-
-@pytest.mark.real
-def test_entries_that_cannot_be_hit_are_foreseen_and_left_out(packed: Path, home: Home) -> None:
-    environment = replace(home.environment(), python="3.9.1.final.0")
-    done = Stack(environment).pull(str(packed), TRUSTED)
-    layers = {layer.layer: layer for layer in done.layers}
-    assert "loopy" not in layers or layers["loopy"].placed == 0
-    reasons = [note.because for note in done.unread if note.key == "loopy"]
-    reasons += [seen.words for seen in layers["loopy"].outlooks] if "loopy" in layers else []
-    assert "3.9.1.final.0" in reasons[0]
-    assert layers["pocl"].cannot_hit == 0
-    assert layers["pocl"].placed > 0
 
 
 def another_venv(path: Path) -> str:

@@ -29,7 +29,6 @@ from cachectl.exchange.trust import Trust
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.facts import Artifact, Entry
-from cachectl.layers.disk.atomic import replace_file
 from cachectl.stack import Stack
 from cachectl.transfer import Moved
 
@@ -172,42 +171,6 @@ def test_entries_with_many_kernels_are_listed_in_parts_that_a_reader_takes(tmp_p
     StoreCollection(FolderPlace(tmp_path), here).write(key, contents, Moved("pocl"))
     index = StoreCollection(FolderPlace(tmp_path), here)
     assert sum(len(index.part(name).entries) for name in index.parts) == 700
-
-
-def test_gc_sees_the_clock_of_a_store_whose_files_are_of_others(
-    cheap: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a sticky folder, nobody replaces a file of another user."""
-    store, now = tmp_path / "store", time.time()
-    at(cheap, now - 9 * 86400).push(str(store), layers=["miopen"])
-
-    def refuse(name: str, chunks: Sequence[bytes], folder: int, mode: int) -> None:
-        if (store / "index" / name).exists():
-            raise PermissionError(name)
-        replace_file(name, chunks, folder=folder, mode=mode)
-
-    monkeypatch.setattr("cachectl.layers.disk.atomic.replace_file", refuse)
-    for path in store.rglob("*"):
-        os.utime(path, (now - 9 * 86400,) * 2)
-    assert at(cheap, now).store(str(store)).gc(older_than=86400).removed == 3
-    assert [path.name[:4] for path in (store / "index").iterdir()] == ["key-"]
-
-
-@pytest.mark.thorough
-def test_a_part_that_gc_removes_meanwhile_is_no_error(cheap: Home, other: Home, tmp_path: Path) -> None:
-    store = str(tmp_path / "store")
-    Stack(cheap.environment()).push(tmp_path / "store", layers=["miopen"])
-    pulling, listed = Stack(other.environment()), FolderPlace.names
-
-    def names(place: FolderPlace, folder: str) -> object:
-        found = listed(place, folder)
-        for path in (tmp_path / "store" / "index").glob("[0-9]*"):
-            path.unlink()
-        return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FolderPlace, "names", names)
-        assert pulling.pull(store, TRUSTED).total.placed == 0
 
 
 def test_a_part_that_is_pushed_meanwhile_is_not_taken_for_removed(

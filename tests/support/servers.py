@@ -16,40 +16,29 @@ BUCKET = "warm-caches"
 KEYWORDS = ("aws_access_key_id", "aws_secret_access_key", "region_name")
 
 
-class Request(NamedTuple):
-    method: str
-    bytes: int
-
-
 class S3(NamedTuple):
-    """The variables that lead a program to the server, and what the server was asked for so far."""
+    """The variables that lead a program to the server, and what it was asked for so far: methods, and bytes sent."""
 
     variables: dict[str, str]
-    requests: list[Request]
+    requests: list[tuple[str, int]]
 
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3]:
+    boto3 = pytest.importorskip("boto3")
     pytest.importorskip("s3fs")
-    pytest.importorskip("moto.server", reason="needs moto[server]")
-    from moto.moto_server import threaded_moto_server
+    moto = pytest.importorskip("moto.moto_server.threaded_moto_server", reason="needs moto[server]")
+    requests: list[tuple[str, int]] = []
+    answer = moto.DomainDispatcherApplication.__call__
 
-    requests: list[Request] = []
+    def counted(self: object, environ: dict[str, Any], start_response: object) -> object:
+        requests.append((environ["REQUEST_METHOD"], int(environ.get("CONTENT_LENGTH") or 0)))
+        return answer(self, environ, start_response)
 
-    class Counting(threaded_moto_server.DomainDispatcherApplication):  # type: ignore[misc]
-        def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:  # noqa: ANN401 - WSGI
-            length = int(environ.get("CONTENT_LENGTH") or 0)
-            requests.append(Request(environ["REQUEST_METHOD"], length))
-            return super().__call__(environ, start_response)
-
-    plain, threaded_moto_server.DomainDispatcherApplication = (
-        threaded_moto_server.DomainDispatcherApplication,
-        Counting,
-    )
-    server = threaded_moto_server.ThreadedMotoServer(port=0, verbose=False)
+    moto.DomainDispatcherApplication.__call__ = counted
+    server = moto.ThreadedMotoServer(port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    threaded_moto_server.DomainDispatcherApplication = plain
     variables = {
         "AWS_ENDPOINT_URL": f"http://{host}:{port}",
         "AWS_ACCESS_KEY_ID": "ann",
@@ -57,11 +46,8 @@ def s3_server() -> Iterator[S3]:
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
-    import boto3
-
-    boto3.client("s3", **dict(zip(("endpoint_url", *KEYWORDS), variables.values(), strict=False))).create_bucket(
-        Bucket=BUCKET
-    )
+    given = dict(zip(("endpoint_url", *KEYWORDS), variables.values(), strict=False))
+    boto3.client("s3", **given).create_bucket(Bucket=BUCKET)
     yield S3(variables, requests)
     server.stop()
 
