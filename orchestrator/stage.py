@@ -23,16 +23,14 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from cachectl.exchange import bundle, copying, push_pull
-from cachectl.exchange.place import STREAM, Missing
+from cachectl.exchange import bundle, copying, place, push_pull
 from cachectl.exchange.store import StoreCollection, place_of
 from cachectl.exchange.trust import UNTRUSTED, Trust, allowed_lists
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.selection import ALL
-from cachectl.layers.disk import temporaries
-from cachectl.layers.disk.handles import probe_room
+from cachectl.layers.disk import handles, temporaries
 from cachectl.layers.host import launcher
 from cachectl.switching import isolated, overlay, run
 
@@ -92,7 +90,7 @@ class Job:
     def __post_init__(self) -> None:
         if self.source is None and self.trust is not None:
             raise errors.BadRequest("--allowed-signers, --digest and --trust need a SOURCE")
-        if STREAM in (self.source, self.out):
+        if place.STREAM in (self.source, self.out):
             raise errors.BadRequest("the standard streams are the command's; name a FILE")
         if self.sign is not None and self.out is None:
             raise errors.BadRequest("--sign needs --out FILE")
@@ -148,7 +146,7 @@ class NodeRoot:
             parent = temporaries.private_folder(scratch, make=True)
             isolated.remove_abandoned(environment, (parent,))
             self.root = isolated.make_isolated_root_in(parent, environment, "cachectl-stage-")
-            probe_room(self.root, _ROOM)
+            handles.probe_room(self.root, _ROOM)
             layers = LayerSet(environment).clearable()
             isolated.link_cache_home(environment, layers, self.root)
             self.variables = run.variables_isolated(layers, self.root)
@@ -174,7 +172,7 @@ class NodeRoot:
         stack = self.stack()
         try:
             done = push_pull.pull(stack, source, trust, own=self._environment)
-        except Missing:
+        except place.Missing:
             self.notes.append(f"starts cold: there is no {source} yet")
             return
         except (OSError, errors.CachectlError) as error:
@@ -183,7 +181,7 @@ class NodeRoot:
             return
         try:
             if done.failed:
-                probe_room(self.root, _ROOM)
+                handles.probe_room(self.root, _ROOM)
         except OSError as error:
             self._give_up(f"{self.root.parent}: {_reason(error)}")
             return
@@ -377,8 +375,8 @@ class Ranks:
         # Temporary files lie on the node's own disk.
         near = replace(self.environment, temporary=stack.environment.temporary)
         with allowed_lists(self.environment, job.sign, None) as allowed:
-            place = place_of(job.out or "", near, writes=True, force=job.force)
-            store = StoreCollection(place, self.environment, allowed, key=job.sign)
+            target = place_of(job.out or "", near, writes=True, force=job.force)
+            store = StoreCollection(target, self.environment, allowed, key=job.sign)
             result = push_pull.push_layers(stack, store, stack.clearable() if here.root is not None else ())
             for file in received:
                 parcel = StoreCollection(place_of(file, near), near)
@@ -386,7 +384,7 @@ class Ranks:
                 copying.copy(parcel, store, plan, result)
             store.finish()
         digest = f"; digest {store.digest}" * bool(store.written or store.parts)
-        self._inform(f"{place.shown}: {errors.plural(result.total.placed, 'entry', 'entries')} added{digest}")
+        self._inform(f"{target.shown}: {errors.plural(result.total.placed, 'entry', 'entries')} added{digest}")
 
     def highest(self, status: int) -> int:
         """Return the highest ``status`` of all ranks."""

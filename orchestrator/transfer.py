@@ -8,17 +8,16 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from cachectl import listing, verbs
-from cachectl.layers.base.facts import AsJson, Entry, Note, total
-from cachectl.layers.base.parts import Outlook
+from cachectl.layers.base import facts, parts
 
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
     """The number of entries of a layer with the same outlook."""
 
-    outlook: Outlook
+    outlook: parts.Outlook
     entries: int
-    as_json: ClassVar[AsJson] = AsJson(flat=("outlook",))
+    as_json: ClassVar[facts.AsJson] = facts.AsJson(flat=("outlook",))
 
 
 @dataclass
@@ -35,13 +34,13 @@ class Moved:
     bytes: int = 0
     there: int = 0
     cannot_hit: int = 0
-    kept: list[Note] = field(default_factory=list)
-    skipped: list[Note] = field(default_factory=list)
-    failed: list[Note] = field(default_factory=list)
-    outlooks: Counter[Outlook] = field(default_factory=Counter)
+    kept: list[facts.Note] = field(default_factory=list)
+    skipped: list[facts.Note] = field(default_factory=list)
+    failed: list[facts.Note] = field(default_factory=list)
+    outlooks: Counter[parts.Outlook] = field(default_factory=Counter)
     sensitive: str | None = None
-    entries: list[Entry] | None = None
-    as_json: ClassVar[AsJson] = AsJson(
+    entries: list[facts.Entry] | None = None
+    as_json: ClassVar[facts.AsJson] = facts.AsJson(
         also=("foreseen",), hidden=("outlooks",), optional=("entries",), names={"foreseen": "outlook"}
     )
 
@@ -87,9 +86,9 @@ class Transfer:
     layers: tuple[Moved, ...] = ()
     dry_run: bool = False
     trusted: tuple[str, ...] = ()
-    unread: tuple[Note, ...] = ()
-    left_out: tuple[Note, ...] = ()
-    as_json: ClassVar[AsJson] = AsJson("cachectl/transfer/1", also=("total",))
+    unread: tuple[facts.Note, ...] = ()
+    left_out: tuple[facts.Note, ...] = ()
+    as_json: ClassVar[facts.AsJson] = facts.AsJson("cachectl/transfer/1", also=("total",))
 
     def layer(self, name: str) -> Moved:
         """Return the result for a layer, to be added to."""
@@ -112,7 +111,7 @@ class Transfer:
     @property
     def total(self) -> MovedTotal:
         """Return the sums over all layers."""
-        return total(MovedTotal, self.layers)
+        return facts.total(MovedTotal, self.layers)
 
     @property
     def failed(self) -> bool:

@@ -21,8 +21,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
-from cachectl.exchange import place
-from cachectl.exchange.format import is_name
+from cachectl.exchange import place, wire
 from cachectl.layers.base import errors
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk import atomic, handles
@@ -265,7 +264,7 @@ def _members(file: BinaryIO, shown: str) -> zipfile.ZipFile:
         members = zipfile.ZipFile(file)
         found: set[str] = set()
         for info in members.infolist():
-            fit = is_name(info.filename) and info.filename not in found
+            fit = wire.is_name(info.filename) and info.filename not in found
             plain = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits
             inside = info.file_size == info.compress_size and 0 <= info.header_offset <= end - info.file_size
             if not (fit and plain and inside):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from cachectl import listing
-from cachectl.exchange.format import StoreKey
+from cachectl.exchange import wire
 from cachectl.exchange.store import StoreCollection
 from cachectl.exchange.trust import Untrusted
 from cachectl.layer_set import LayerSet
@@ -44,13 +44,13 @@ T = TypeVar("T")
 
 
 #: For each portability key the entries that a target lacks.
-CopyPlan = list[tuple[StoreKey, list[Any]]]
+CopyPlan = list[tuple[wire.StoreKey, list[Any]]]
 
 
 def missing(
     source: LayerCollection | StoreCollection,
     target: LayerCollection | StoreCollection,
-    keys: Iterable[StoreKey],
+    keys: Iterable[wire.StoreKey],
     selection: Selection,
     result: Transfer,
     *,
@@ -139,7 +139,7 @@ class LayerCollection:
         self._describes = describes
         self._known: dict[str, set[str]] = {}
 
-    def entries(self, key: StoreKey, selection: Selection, done: Moved) -> Iterator[facts.Entry]:
+    def entries(self, key: wire.StoreKey, selection: Selection, done: Moved) -> Iterator[facts.Entry]:
         """Yield the selected entries of a layer, without those of other programs unless the selection names one."""
 
         def note(trouble: listing.Trouble) -> None:
@@ -153,14 +153,14 @@ class LayerCollection:
             if is_inside and is_own and entry.key.startswith(self._prefix):
                 yield entry
 
-    def known(self, key: StoreKey) -> set[str]:
+    def known(self, key: wire.StoreKey) -> set[str]:
         """Return the keys of the entries of a layer, as they were when they were first asked for."""
         if key.layer not in self._known:
             self._known[key.layer] = set(keys_of(self.layers[key.layer]))
         return self._known[key.layer]
 
     def read(
-        self, key: StoreKey, entries: Sequence[facts.Entry], done: Moved
+        self, key: wire.StoreKey, entries: Sequence[facts.Entry], done: Moved
     ) -> Iterator[tuple[facts.Entry, facts.Artifact]]:
         """Yield entries with their artifacts; those that cannot be read are noted."""
         layer = self.layers[key.layer]
@@ -169,7 +169,7 @@ class LayerCollection:
         for batch in batches(entries, lambda entry: entry.bytes):
             yield from _read(layer, batch, done)
 
-    def write(self, key: StoreKey, contents: Iterable[tuple[facts.Entry, facts.Artifact]], done: Moved) -> None:
+    def write(self, key: wire.StoreKey, contents: Iterable[tuple[facts.Entry, facts.Artifact]], done: Moved) -> None:
         """Place artifacts, and count the results."""
         for batch in batches(contents, lambda content: len(content[1].data)):
             # Nothing here keeps the bytes while the next batch is read.
@@ -393,7 +393,7 @@ def start_from(
     for name in tuple(layers) or tuple(layer.name for layer in own):
         abilities = own[name].abilities()
         if name in source and abilities[facts.Ability.RELOCATE] is None and abilities[facts.Ability.PUT] is None:
-            keys.append(StoreKey(name, {}))
+            keys.append(wire.StoreKey(name, {}))
     result, whole, part = Transfer(str(base)), LayerCollection(source), LayerCollection(own)
     copy(whole, part, missing(whole, part, keys, ALL, result), result)
     for done in result.layers:

@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from cachectl.exchange import place
-from cachectl.exchange.format import MOST_NAMES
+from cachectl.exchange import place, wire
 from cachectl.layers.base import errors, lazy
 from cachectl.layers.disk import atomic, handles, plain
 
@@ -44,7 +43,7 @@ class FolderPlace(place.StorePlace):
                         status = entry.stat(follow_symlinks=False)
                         if stat.S_ISREG(status.st_mode):
                             found.append(place.Stored(f"{folder}/{entry.name}", status.st_size, status.st_mtime))
-                    if len(found) > MOST_NAMES:
+                    if len(found) > wire.MOST_NAMES:
                         break
         except place.Gone:
             return []

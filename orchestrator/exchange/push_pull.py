@@ -14,9 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from cachectl.exchange import bundle, copying, place, portability
+from cachectl.exchange import bundle, copying, place, portability, wire
 from cachectl.exchange import trust as trusting
-from cachectl.exchange.format import StoreKey
 from cachectl.exchange.store import StoreCollection, place_of
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors, facts, parts
@@ -104,7 +103,9 @@ def push_layers(
     for layer in in_order:
         done = result.layer(layer.name)
         if (reason := layer.abilities()[facts.Ability.GET]) is None:
-            keys.append(StoreKey(layer.name, portability.portability_key(layer.about.portability, stack.environment)))
+            keys.append(
+                wire.StoreKey(layer.name, portability.portability_key(layer.about.portability, stack.environment))
+            )
         elif named:
             done.failed.append(facts.Note("*", f"cannot get: {reason}"))
     copying.copy(source, store, copying.missing(source, store, keys, selection, result, besides=besides), result)
@@ -123,7 +124,7 @@ def _push_to_file(stack: LayerSet, file: Path, layer: Layer, inside: Path, selec
     ):
         source = copying.LayerCollection([layer], prefix=inside.as_posix())
         copies = copying.LayerCollection([at[layer.name]])
-        plan = copying.missing(source, copies, [StoreKey(layer.name, {})], selection, result)
+        plan = copying.missing(source, copies, [wire.StoreKey(layer.name, {})], selection, result)
         copying.copy(source, copies, plan, result)
         if done.placed:
             flat = copied.with_name(f"{copied.name}.flat")
@@ -260,7 +261,7 @@ class _Pull:
         result = Transfer(errors.printable(name), dry_run=self.dry_run, trusted=(trusted,))
         here = copying.LayerCollection(self.stack[layer] for layer in source.layers)
         keys = [
-            StoreKey(layer, {})
+            wire.StoreKey(layer, {})
             for layer in source.layers
             if source.layers[layer].abilities()[facts.Ability.GET] is None
             and here.layers[layer].abilities()[facts.Ability.PUT] is None
@@ -324,7 +325,7 @@ class _Pull:
             )
             raise trusting.Untrusted(message)
 
-    def _keys(self, store: StoreCollection, result: Transfer) -> Iterator[StoreKey]:
+    def _keys(self, store: StoreCollection, result: Transfer) -> Iterator[wire.StoreKey]:
         """Yield the portability keys whose entries may be hit here, and note why others are left alone."""
         chosen = {layer.name: layer for layer in self.chosen}
         for key in store.portability_keys():
@@ -340,10 +341,10 @@ class _Pull:
             number = errors.plural(sum(name.key == key.name for name in store.parts), "part")
             result.unread += (facts.Note(key.layer, f"{number} of the index left alone: {reason}"),)
 
-    def _differing(self, key: StoreKey) -> Sequence[portability.Difference]:
+    def _differing(self, key: wire.StoreKey) -> Sequence[portability.Difference]:
         return portability.differences(self.stack.portability(key.layer), key.facts, self.stack.environment)
 
-    def _foreseen(self, key: StoreKey, entries: Sequence[facts.Entry], result: Transfer) -> Iterator[facts.Entry]:
+    def _foreseen(self, key: wire.StoreKey, entries: Sequence[facts.Entry], result: Transfer) -> Iterator[facts.Entry]:
         """Count the outlook of each entry, and yield those that can be hit, or may be."""
         knows, differing, done = self.stack.portability(key.layer), self._differing(key), result.layer(key.layer)
         # Looking up what is installed takes long.

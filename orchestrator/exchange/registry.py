@@ -15,8 +15,7 @@ from http import HTTPStatus
 from typing import Any, BinaryIO, Final
 from urllib.parse import urlencode, urljoin, urlsplit
 
-from cachectl.exchange import bundle
-from cachectl.exchange.place import BadStore, Changed, TransferFailed, translated
+from cachectl.exchange import bundle, place
 from cachectl.layers.base import errors
 from cachectl.layers.base.environment import Environment
 
@@ -74,18 +73,18 @@ class RegistryPlace(bundle.BundlePlace):
         except (KeyError, TypeError, ValueError):
             is_bundle = False
         if not is_bundle or not re.fullmatch("sha256:[0-9a-f]{64}", digest):
-            raise BadStore(f"{self.shown} is not a bundle of cachectl; choose another tag")
+            raise place.BadStore(f"{self.shown} is not a bundle of cachectl; choose another tag")
         url = self._url(self._container.get_blob_url(digest))
         with self._translated(), self._asked(url, "GET", stream=True) as response:
             file = bundle.spooled(self._environment, response.iter_content(_CHUNK), self.shown)
         if f"sha256:{bundle.sha256_of(file)}" != digest:
-            raise BadStore(f"{self.shown}: the blob {digest} was changed")
+            raise place.BadStore(f"{self.shown}: the blob {digest} was changed")
         return file
 
     def _publish(self, file: BinaryIO) -> None:
         """Upload the bundle, then the manifest of the tag."""
         if self._manifest()[1] != self._seen:
-            raise Changed(self.shown)
+            raise place.Changed(self.shown)
         digest = f"sha256:{hashlib.sha256(_EMPTY).hexdigest()}"
         empty = {"mediaType": "application/vnd.oci.empty.v1+json", "digest": digest, "size": len(_EMPTY)}
         layer = {"mediaType": _BUNDLE, "digest": f"sha256:{bundle.sha256_of(file)}", "size": file.tell()}
@@ -121,7 +120,7 @@ class RegistryPlace(bundle.BundlePlace):
         try:
             return json.loads(text), hashlib.sha256(text).hexdigest()
         except (ValueError, RecursionError) as error:
-            raise BadStore(f"{self.shown} is not a bundle of cachectl; choose another tag") from error
+            raise place.BadStore(f"{self.shown} is not a bundle of cachectl; choose another tag") from error
 
     def _url(self, path: str) -> str:
         return f"{self._registry.prefix}://{path}"
@@ -134,17 +133,19 @@ class RegistryPlace(bundle.BundlePlace):
         if response.status_code >= HTTPStatus.MULTIPLE_CHOICES and not missing:
             verb = "read" if method == "GET" else "write"
             advice = f"check the address, and log in with docker login or podman login as a user who may {verb} it"
-            raise TransferFailed(f"cannot {verb} {self.shown}: status {response.status_code}; {advice}")
+            raise place.TransferFailed(f"cannot {verb} {self.shown}: status {response.status_code}; {advice}")
         return response
 
     def _translated(self) -> AbstractContextManager[None]:
-        return translated(self._failure)
+        return place.translated(self._failure)
 
-    def _failure(self, error: Exception) -> TransferFailed:
+    def _failure(self, error: Exception) -> place.TransferFailed:
         """Return an error of oras or requests as one line."""
         if isinstance(error, ImportError):
-            return TransferFailed("oci:// needs the package oras: pip install 'opencl-cachectl[oci]'")
+            return place.TransferFailed("oci:// needs the package oras: pip install 'opencl-cachectl[oci]'")
         # Requests wraps the reason into the pool and the path.
         reason = getattr(next(iter(error.args), None), "reason", None) or error
         why = errors.printable(" ".join(str(reason).split()))[:_LONGEST_REASON] or type(error).__name__
-        return TransferFailed(f"cannot reach {self.shown}: {why}; check the address and the network, and try again")
+        return place.TransferFailed(
+            f"cannot reach {self.shown}: {why}; check the address and the network, and try again"
+        )

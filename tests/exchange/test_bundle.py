@@ -24,12 +24,9 @@ from homes import CACHECTL, Home
 from support.bundles import TRUSTED, count, listed, programs, refused
 from support.kernels import add_kernels
 
+from cachectl.exchange import place, portability, trust
 from cachectl.exchange.bundle import BundlePlace
-from cachectl.exchange.place import BadStore, Changed, Missing
-from cachectl.exchange.portability import differences, outlook, portability_key
-from cachectl.exchange.trust import Trust, Untrusted, sign, signer
-from cachectl.layers.base.errors import BadRequest
-from cachectl.layers.base.facts import Artifact, Entry
+from cachectl.layers.base import errors, facts
 from cachectl.layers.base.layer import Layer, put_many
 from cachectl.layers.cuda import CudaPortability
 from cachectl.stack import Stack
@@ -95,16 +92,16 @@ def test_another_driver_decides_and_an_unknown_one_does_not(home: Home) -> None:
     (environment.processes / "driver/nvidia").mkdir(parents=True)
     version = environment.processes / "driver/nvidia/version"
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n")
-    entry = Entry("cuda", "0/1/2", Path(), 1, 1, device="sm_90", versions={"driver": "535.104.05"})
+    entry = facts.Entry("cuda", "0/1/2", Path(), 1, 1, device="sm_90", versions={"driver": "535.104.05"})
     cuda = CudaPortability()
-    there = portability_key(cuda, environment)
+    there = portability.portability_key(cuda, environment)
     assert there["NVIDIA driver"] == "535.104.05"
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\n")
-    differing = differences(cuda, there, environment)
-    assert outlook(cuda, entry, there, environment, differing).hits is False
+    differing = portability.differences(cuda, there, environment)
+    assert portability.outlook(cuda, entry, there, environment, differing).hits is False
     version.unlink()
-    differing = differences(cuda, there, environment)
-    assert outlook(cuda, entry, there, environment, differing).hits is None
+    differing = portability.differences(cuda, there, environment)
+    assert portability.outlook(cuda, entry, there, environment, differing).hits is None
 
 
 # ---------------------------------------------------------------------- a changed bundle
@@ -230,7 +227,7 @@ def test_a_first_push_does_not_replace_a_faster_one(home: Home, tmp_path: Path) 
     assert (first.names("index"), second.names("index")) == ([], [])
     # Both have looked before either of them begins.
     first.write(f"index/key-{0:016}", b"\n")
-    with pytest.raises(Changed):
+    with pytest.raises(place.Changed):
         second.write(f"index/key-{1:016}", b"\n")
     first.finish()
     assert zipfile.ZipFile(tmp_path / "new.zip").namelist() == [f"index/key-{0:016}"]
@@ -249,20 +246,20 @@ def test_a_bundle_is_pruned_at_once(small: Path, home: Home) -> None:
     assert small.stat().st_size < before
     assert stack.store(str(small)).verify().findings == ()
     assert len(listed(small)) == 2
-    with pytest.raises(BadRequest, match="no times"):
+    with pytest.raises(errors.BadRequest, match="no times"):
         stack.store(str(small)).gc(older_than=1.0)
 
 
 def test_a_bundle_travels_through_a_registry(small: Path, home: Home, real_registry: str) -> None:
     stack, url = home.stack, f"{real_registry}/team/caches:main"
     assert stack.pull(str(small), TRUSTED).total.placed == 3
-    with pytest.raises(Missing):
+    with pytest.raises(place.Missing):
         stack.pull(url, TRUSTED)
     done = stack.push(url)
     assert done.digest == hashlib.sha256(small.read_bytes()).hexdigest()
     assert stack.push(url).moved == 0
     stack.purge()
-    assert stack.pull(url, Trust(sha256=done.digest)).total.placed == 3
+    assert stack.pull(url, trust.Trust(sha256=done.digest)).total.placed == 3
     add_kernels(home, [20])
     assert stack.push(url).total.placed == 1
     assert stack.store(url).verify().entries == 4
@@ -271,7 +268,7 @@ def test_a_bundle_travels_through_a_registry(small: Path, home: Home, real_regis
 def test_what_was_placed_before_a_failure_is_counted(small: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     put = put_many
 
-    def fails(layer: Layer, artifacts: Sequence[Artifact], **more: bool) -> object:
+    def fails(layer: Layer, artifacts: Sequence[facts.Artifact], **more: bool) -> object:
         put(layer, artifacts[:2], **more)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -289,7 +286,7 @@ def test_a_signer_is_named_as_far_as_the_list_says_who_it_is(
 ) -> None:
     key = keygen("key")
     public = Path(f"{key}.pub").read_text()
-    signature = sign(b"text", key)
+    signature = trust.sign(b"text", key)
     for principals, name in (
         ("ann@example.org", "ann@example.org"),
         ("*@example.org,ann@example.org", "ann@example.org"),
@@ -297,13 +294,13 @@ def test_a_signer_is_named_as_far_as_the_list_says_who_it_is(
     ):
         (tmp_path / "allowed").write_text(f"{principals} {public}")
         allowed = (home.environment(), f"{tmp_path}/allowed")
-        assert signer(*allowed, b"text", signature).startswith(name)
-        with pytest.raises(BadStore):
-            signer(*allowed, b"other", signature)
-        with pytest.raises(Untrusted, match="not signed"):
-            signer(*allowed, b"text", b"")
-    with pytest.raises(BadRequest, match="ssh-keygen -t ed25519 -f"):
-        sign(b"text", f"{tmp_path}/none")
+        assert trust.signer(*allowed, b"text", signature).startswith(name)
+        with pytest.raises(place.BadStore):
+            trust.signer(*allowed, b"other", signature)
+        with pytest.raises(trust.Untrusted, match="not signed"):
+            trust.signer(*allowed, b"text", b"")
+    with pytest.raises(errors.BadRequest, match="ssh-keygen -t ed25519 -f"):
+        trust.sign(b"text", f"{tmp_path}/none")
     for wrong in ({}, {"sha256": "0" * 64, "blindly": True}, {"sha256": "12"}):
-        with pytest.raises(BadRequest):
-            Trust(**wrong)
+        with pytest.raises(errors.BadRequest):
+            trust.Trust(**wrong)

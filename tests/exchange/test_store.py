@@ -20,15 +20,11 @@ from support.bundles import TRUSTED, count, files, keys, programs
 from support.kernels import add_kernels
 from support.tracing import numbers, trace
 
+from cachectl.exchange import place, push_pull, trust, wire
 from cachectl.exchange.folder import FolderPlace
-from cachectl.exchange.format import StoreKey
-from cachectl.exchange.place import Stored
-from cachectl.exchange.push_pull import StoreUse, pull, push
 from cachectl.exchange.store import StoreCollection
-from cachectl.exchange.trust import Trust
+from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import CachectlError
-from cachectl.layers.base.facts import Artifact, Entry
 from cachectl.stack import Stack
 from cachectl.transfer import Moved
 
@@ -93,7 +89,7 @@ def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: 
     # Keys of a layer that is missing here, and of tuning results.
     place = FolderPlace(Path(store))
     for layer, why in (("unheard-of", "no layer of this name"), ("miopen-tuning", "only if it is named")):
-        key = StoreKey(layer, {})
+        key = wire.StoreKey(layer, {})
         place.write(f"index/key-{key.name}", key.to_bytes())
         place.write(f"index/5-{key.name}-{'0' * 64}", b"never read")
         (note,) = other.stack.pull(store, TRUSTED).unread
@@ -121,7 +117,7 @@ def test_a_signed_push_does_not_count_on_what_others_have_pushed(
         signer = keygen("eve") if key == "eve" else key
         done = cheap.stack.push(store, sign=signer, allowed_signers=None if allowed is None else str(allowed))
         assert (done.total.placed, done.total.there) == (placed, 10 - placed)
-    assert other.stack.pull(store, Trust(allowed_signers=str(both))).total.placed == 10
+    assert other.stack.pull(store, trust.Trust(allowed_signers=str(both))).total.placed == 10
     check = cheap.stack.store(store).verify(allowed_signers=str(both))
     assert [one.code for one in check.findings] == ["untrusted"]
 
@@ -136,7 +132,7 @@ def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: 
     before = files(folder)
     planned = stack.store(store).gc(older_than=3 * day, dry_run=True)
     # A machine with a wrong clock removes nothing.
-    with pytest.raises(CachectlError, match="set it"):
+    with pytest.raises(errors.CachectlError, match="set it"):
         at(cheap, now + 365 * day).store(store).gc(older_than=30 * day)
     assert files(folder) == before
     assert (len(planned.parts), planned.entries, planned.removed) == (1, 10, 0)
@@ -162,10 +158,10 @@ def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: 
 
 @pytest.mark.thorough
 def test_entries_with_many_kernels_are_listed_in_parts_that_a_reader_takes(tmp_path: Path) -> None:
-    here, key = Environment.here(), StoreKey("pocl", {})
+    here, key = Environment.here(), wire.StoreKey("pocl", {})
     names = tuple(f"kernel_{number:090}" for number in range(600))
     contents = [
-        (Entry("pocl", name, Path(), 0, 1, kernels=names), Artifact("pocl", name, "pocl/1", b""))
+        (facts.Entry("pocl", name, Path(), 0, 1, kernels=names), facts.Artifact("pocl", name, "pocl/1", b""))
         for name in map(str, range(700))
     ]
     StoreCollection(FolderPlace(tmp_path), here).write(key, contents, Moved("pocl"))
@@ -182,16 +178,16 @@ def test_a_part_that_is_pushed_meanwhile_is_not_taken_for_removed(
     first, second = Stack(cheap.environment()), Stack(other.environment())
     listed, waiting = FolderPlace.names, [second]
 
-    def names(place: FolderPlace, folder: str) -> Sequence[Stored]:
+    def names(place: FolderPlace, folder: str) -> Sequence[place.Stored]:
         found = listed(place, folder)
         if waiting:
-            push(waiting.pop(), store, layers=["miopen"], own=own)
+            push_pull.push(waiting.pop(), store, layers=["miopen"], own=own)
         return found
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FolderPlace, "names", names)
-        placed = push(first, store, layers=["miopen"], own=own).total.placed
-    done = pull(Stack(new_home(tmp_path / "third").environment()), store, TRUSTED, layers=["miopen"], own=own)
+        placed = push_pull.push(first, store, layers=["miopen"], own=own).total.placed
+    done = push_pull.pull(Stack(new_home(tmp_path / "third").environment()), store, TRUSTED, layers=["miopen"], own=own)
     assert (done.total.placed, done.left_out) == (placed + 3, ())
 
 
@@ -352,7 +348,7 @@ def test_a_folder_that_is_put_in_the_place_of_a_new_one_keeps_its_mode(
     place = FolderPlace(store)
     name = f"index/key-{'0' * 16}"
     if planted == "link":
-        with pytest.raises(CachectlError, match="link or no folder"):
+        with pytest.raises(errors.CachectlError, match="link or no folder"):
             place.write(name, b"key")
     else:
         place.write(name, b"key")
@@ -364,7 +360,7 @@ def test_a_store_that_never_answers_keeps_no_command(cheap: Home) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         silent = f"oci://127.0.0.1:{server.getsockname()[1]}/caches"
         said: list[str] = []
-        use = StoreUse(silent, TRUSTED, seconds=1.5)
+        use = push_pull.StoreUse(silent, TRUSTED, seconds=1.5)
         command = [sys.executable, "-c", "raise SystemExit(7)"]
         assert cheap.stack.run(command, store=use, notice=said.append).status == 7
     assert ["not done within 1.5 s" in line for line in said] == [True]

@@ -18,7 +18,7 @@ from tiers import thorough
 from worlds import synthetic_world
 
 from cachectl.exchange.folder import FolderPlace
-from cachectl.exchange.format import Item, Pack, Part, StoreKey, file_of
+from cachectl.exchange.wire import Item, Pack, Part, StoreKey, file_of
 
 pytest.importorskip("resource")
 
