@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -49,13 +50,6 @@ class Moved:
         """Return the outlooks, each with its number of entries."""
         return tuple(Foreseen(seen, number) for seen, number in self.outlooks.items())
 
-    def add(self, other: Moved) -> None:
-        """Add what was done with more entries of the layer."""
-        for name in ("placed", "bytes", "there", "cannot_hit", "kept", "skipped", "failed", "outlooks"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        if other.entries is not None:
-            self.entries = [*(self.entries or ()), *other.entries]
-
 
 @dataclass(frozen=True, slots=True)
 class MovedTotal:
@@ -80,7 +74,7 @@ class Transfer:
     that nothing shows to be trusted.
     """
 
-    url: str
+    url: str = ""
     digest: str | None = None
     moved: int = 0
     layers: tuple[Moved, ...] = ()
@@ -98,15 +92,11 @@ class Transfer:
         self.layers += (Moved(name, entries=[] if self.dry_run else None),)
         return self.layers[-1]
 
-    def add(self, other: Transfer) -> None:
-        """Add what was done with another source."""
-        self.url, self.digest = f"{self.url} {other.url}", None
-        self.moved += other.moved
-        for layer in other.layers:
-            self.layer(layer.layer).add(layer)
-        self.trusted = tuple(dict.fromkeys((*self.trusted, *other.trusted)))
-        self.unread += other.unread
-        self.left_out += other.left_out
+    def of(self, source: str, digest: str | None = None) -> Transfer:
+        """Return a copy that goes on with another source."""
+        result = deepcopy(self)
+        result.url, result.digest = (f"{self.url} {source}", None) if self.url else (source, digest)
+        return result
 
     @property
     def total(self) -> MovedTotal:

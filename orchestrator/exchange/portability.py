@@ -63,13 +63,10 @@ def outlook(
     environment: Environment,
     differing: Iterable[Difference],
 ) -> parts.Outlook:
-    """Forecast whether a program here that asks for an entry would compute its key.
+    """Forecast whether a program here that asks for an entry would compute its key, if nothing differs that decides.
 
     ``differing`` is the result of :func:`differences` for the entry's layer.
     """
-    for name, value, here, decides in differing:
-        if decides is not None:
-            return parts.Outlook(False, f"{name} {value}, here {here}: {decides}")  # noqa: FBT003
     if portability is None:
         return parts.UNFORESEEN
     own = portability.outlook(entry.versions, there, environment)

@@ -18,9 +18,10 @@ from cachectl.exchange import bundle, copying, place, portability, wire
 from cachectl.exchange import trust as trusting
 from cachectl.exchange.store import StoreCollection, place_of
 from cachectl.layer_set import LayerSet
-from cachectl.layers.base import errors, facts, parts
+from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.parts import Outlook
 from cachectl.layers.base.selection import ALL, Selection, moment_text
 from cachectl.layers.disk import atomic, handles
 from cachectl.layers.stores import database
@@ -205,9 +206,9 @@ def pull(
         raise errors.BadRequest("name a SOURCE: a bundle FILE, a folder, a URL, or an isolated root")
     here = own or stack.environment
     pulling = _Pull(stack, stack.chosen(named), bool(named), trust, selection, besides, dry_run, here, deadline)
-    result = pulling.take(names[0])
-    for name in names[1:]:
-        result.add(pulling.take(name))
+    result = Transfer(dry_run=dry_run)
+    for name in names:
+        result = pulling.take(name, result)
     return result
 
 
@@ -225,27 +226,28 @@ class _Pull:
     own: Environment
     deadline: place.Deadline | None
 
-    def take(self, name: str) -> Transfer:
-        """Pull from one source."""
+    def take(self, name: str, before: Transfer) -> Transfer:
+        """Pull from one more source; return the result of all."""
         path = self.own.expand(name) if name and name != place.STREAM and not place.is_url(name) else None
+        shown = errors.printable(name)
         if path is not None and path.is_file():
             of_file = copying.place_of_file(self.chosen if self.named else self.stack, path)
             if of_file is not None:
                 self._require_trusted(path)
                 with copying.layers_with_file(self.stack.environment, of_file[0], path, of_file[1]) as (copied, _):
-                    return self._from_layers(name, copying.LayerCollection([copied[of_file[0].name]]))
+                    return self._from_layers(copying.LayerCollection([copied[of_file[0].name]]), before.of(shown))
         is_root = path is not None and path.is_dir() and not (path / "index").is_dir()
         if path is not None and is_root and (within := copying.root_of(self.own, path)) is not None:
             sources = [within[layer.name] for layer in self.chosen if layer.name in within]
             self._require_trusted(path, [root.path for source in sources for root in source.roots()])
-            return self._from_layers(name, copying.LayerCollection(sources, below=path))
+            return self._from_layers(copying.LayerCollection(sources, below=path), before.of(shown))
         if self.trust is None:
             raise errors.BadRequest(trusting.UNTRUSTED)
         with (
             trusting.allowed_lists(self.own, None, self.trust.allowed_signers) as allowed,
             bundle.unnamed_file(self.stack.environment.temporary) as file,
         ):
-            return self._from_store(name, self.trust, allowed, file)
+            return self._from_store(name, self.trust, allowed, file, before)
 
     def _require_trusted(self, path: Path, folders: Iterable[Path] = ()) -> None:
         if self.trust is None:
@@ -256,9 +258,9 @@ class _Pull:
             )
             raise errors.BadRequest(message)
 
-    def _from_layers(self, name: str, source: copying.LayerCollection) -> Transfer:
-        trusted = "no other user can write to it" if self.trust is None else _SAID
-        result = Transfer(errors.printable(name), dry_run=self.dry_run, trusted=(trusted,))
+    def _from_layers(self, source: copying.LayerCollection, result: Transfer) -> Transfer:
+        why = "no other user can write to it" if self.trust is None else _SAID
+        result.trusted = tuple(dict.fromkeys((*result.trusted, why)))
         here = copying.LayerCollection(self.stack[layer] for layer in source.layers)
         keys = [
             wire.StoreKey(layer, {})
@@ -271,26 +273,29 @@ class _Pull:
         result.layers = tuple(done for done in result.layers if done.placed or done.there or done.failed)
         return result
 
-    def _from_store(self, name: str, trust: trusting.Trust, allowed: Sequence[str], file: BinaryIO) -> Transfer:
+    def _from_store(
+        self, name: str, trust: trusting.Trust, allowed: Sequence[str], file: BinaryIO, before: Transfer
+    ) -> Transfer:
         """Place what is missing here, after all of it was verified and lies in ``file``."""
 
         def download() -> tuple[StoreCollection, copying.CopyPlan, Transfer]:
             store = StoreCollection(place_of(name, self.own), self.own, allowed, deadline=self.deadline)
-            return store, *store.settled(lambda: self._downloaded(store, trust, file), attempts=_PULLS)
+            return store, *store.settled(lambda: self._downloaded(store, trust, file, before), attempts=_PULLS)
 
         store, plan, result = place.in_time(self.deadline, download)
         here = copying.LayerCollection(self.chosen)
         (copying.list_plan if self.dry_run else partial(copying.copy, store))(here, plan, result)
         if not self.dry_run:
-            store.remember(afresh=trust.sha256 is not None)
+            store.memory.save(store.files, store.trusted, afresh=trust.sha256 is not None)
         said = _SAID if trust.sha256 is None else "its digest is the given one"
-        why = {said if signer is None else f"signed by {signer}" for signer in store.trusted.values()}
-        result.trusted, result.moved = tuple(sorted(why)), store.fetched
-        result.left_out = tuple(facts.Note(str(name), why) for name, why in store.left_out.items())
+        why = sorted({said if signer is None else f"signed by {signer}" for signer in store.trusted.values()})
+        result.trusted = tuple(dict.fromkeys((*result.trusted, *why)))
+        result.moved += store.fetched
+        result.left_out += tuple(facts.Note(str(name), why) for name, why in store.left_out.items())
         return result
 
     def _downloaded(
-        self, store: StoreCollection, trust: trusting.Trust, file: BinaryIO
+        self, store: StoreCollection, trust: trusting.Trust, file: BinaryIO, before: Transfer
     ) -> tuple[copying.CopyPlan, Transfer]:
         """Return what to place from a store, downloaded unless this is a dry run, and the result to be added to."""
         store.require_store()
@@ -300,7 +305,7 @@ class _Pull:
         elif digest != trust.sha256.lower():
             message = f"{shown}: its digest is {digest}, not the given one; somebody has pushed, or changed it"
             raise trusting.Untrusted(message)
-        result = Transfer(shown, digest, dry_run=self.dry_run)
+        result = before.of(shown, digest)
         keys, here = self._keys(store, result), copying.LayerCollection(self.chosen)
         plan = copying.missing(store, here, keys, self.selection, result, besides=self.besides)
         if store.left_out and not store.trusted:
@@ -315,13 +320,12 @@ class _Pull:
 
     def _require_new(self, store: StoreCollection) -> None:
         """Raise :class:`Untrusted` if the store is older than what this machine has read from it, or another one."""
-        seen, shown = store.memory.seen(), store.place.shown
-        store.gone = seen.gone
-        newer = (name for name in reversed(store.parts) if name.made > seen.made)
-        if store.parts and not store.files.issuperset(seen.parts) and not any(map(store.usable, newer)):
+        made, parts, store.gone = store.memory.seen()
+        shown, newer = store.place.shown, (name for name in reversed(store.parts) if name.made > made)
+        if store.parts and not store.files.issuperset(parts) and not any(map(store.usable, newer)):
             message = (
-                f"{shown} is older than what this machine has read from it, of {moment_text(seen.made)}, or another "
-                f"store; cachectl pull {shown} --digest {store.digest} accepts it"
+                f"{shown} is older than what this machine has read from it, of {moment_text(made)}, or another store; "
+                f"cachectl pull {shown} --digest {store.digest} accepts it"
             )
             raise trusting.Untrusted(message)
 
@@ -348,7 +352,7 @@ class _Pull:
         """Count the outlook of each entry, and yield those that can be hit, or may be."""
         knows, differing, done = self.stack.portability(key.layer), self._differing(key), result.layer(key.layer)
         # Looking up what is installed takes long.
-        known: dict[tuple[object, ...], parts.Outlook] = {}
+        known: dict[tuple[object, ...], Outlook] = {}
         for entry in entries:
             about = (entry.device, *sorted(entry.versions.items()))
             if about not in known:

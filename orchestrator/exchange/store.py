@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple, TypeVar
+from typing import BinaryIO, Final, TypeVar
 
 from cachectl.exchange import place, trust, wire
 from cachectl.layers.base import errors, facts
@@ -81,17 +81,6 @@ def place_of(
 # ---------------------------------------------------------------------- what this machine remembers
 
 
-class Newest(NamedTuple):
-    """The newest trusted parts of a store: when they were made, in epoch seconds, and their names.
-
-    Several parts may be made in one second. ``gone`` are parts that were read once, and were removed.
-    """
-
-    made: int = 0
-    parts: tuple[str, ...] = ()
-    gone: tuple[str, ...] = ()
-
-
 class StoreMemory:
     """What this machine remembers of the store at an address: files of its index, and how new the newest one was.
 
@@ -127,34 +116,37 @@ class StoreMemory:
                 return plain.read_plain(name, dir_fd=folder, most=most)
         return None
 
-    def seen(self) -> Newest:
-        """Return the newest parts that were trusted; none if there are none, or if they cannot be read."""
+    def seen(self) -> tuple[int, set[str], list[str]]:
+        """Return when the newest trusted parts were made, their names, and those of parts that were read and removed.
+
+        Several parts may be made in one second.
+        """
         try:
             made, parts, gone = json.loads(self.read(_SEEN, _LARGEST) or b"")
-            return Newest(int(made), tuple(map(str, parts)), tuple(map(str, gone)))
+            return int(made), set(map(str, parts)), list(map(str, gone))
         except (TypeError, ValueError, OverflowError, RecursionError):
-            return Newest()
+            return 0, set(), []
 
-    def save(self, listed: Collection[str], newest: Newest = Newest(), *, afresh: bool = False) -> None:  # noqa: B008
+    def save(self, listed: Collection[str], trusted: Collection[wire.PartName] = (), *, afresh: bool = False) -> None:
         """Write what is new, and remove the index parts and keys that are not listed any more.
 
-        ``newest`` are parts to remember unless newer ones are; ``afresh`` forgets what was remembered before.
+        The newest of the ``trusted`` parts are remembered, unless newer ones are; ``afresh`` forgets what was before.
         """
-        gone = []
-        with suppress(OSError), self._opened(make=bool(self.new or newest.parts)) as folder:
+        with suppress(OSError), self._opened(make=bool(self.new or trusted)) as folder:
+            # Another process may have seen newer ones meanwhile.
+            made, parts, gone = (0, set(), []) if afresh else self.seen()
             for name in self._before:
                 status = handles.status_of(folder, name)
                 is_own = status is not None and stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
                 if is_own and wire.is_name(wire.INDEX + name) and name not in listed and name not in self.new:
                     atomic.remove_file(name, folder)
                     gone.append(name)
-            known = Newest() if afresh else self.seen()
-            # Another process may have seen newer ones meanwhile.
-            parts = {*known.parts, *newest.parts} if known.made == newest.made else max(known, newest).parts
-            vanished = tuple(dict.fromkeys((*known.gone, *gone)))[-_MOST_GONE:]
-            seen = Newest(max(known.made, newest.made), tuple(sorted(parts)), vanished)
-            if afresh or seen != known:
-                self.new[_SEEN] = json.dumps(seen).encode()
+            newest = max((name.made for name in trusted), default=0)
+            parts = parts if newest <= made else set()
+            parts |= {str(name) for name in trusted if name.made == newest >= made}
+            seen = json.dumps((max(made, newest), sorted(parts), list(dict.fromkeys(gone))[-_MOST_GONE:])).encode()
+            if seen != self.read(_SEEN, _LARGEST):
+                self.new[_SEEN] = seen
             for name, data in self.new.items():
                 atomic.replace_file(name, [data], folder=folder)
         self.new.clear()
@@ -204,7 +196,6 @@ class StoreCollection:
         self._deadline = deadline
         self._parts: dict[wire.PartName, wire.Part] = {}
         self._keys: dict[str, wire.StoreKey] = {}
-        self._added: list[wire.PartName] = []
         self._spool: BinaryIO | None = None
         self._offsets: dict[tuple[str, str], int] = {}
         self.parts: tuple[wire.PartName, ...] = ()
@@ -238,7 +229,7 @@ class StoreCollection:
     @property
     def digest(self) -> str:
         """Return what pins the content: the SHA-256 of a bundle, else of the sorted names of the index parts."""
-        return self.place.digest() or wire.digest_of({*self.parts, *self._added})
+        return self.place.digest() or wire.digest_of(self.parts)
 
     def require_store(self) -> None:
         """Raise :class:`Missing` if there is no store."""
@@ -314,12 +305,6 @@ class StoreCollection:
             if str(error).startswith(self.place.shown):
                 raise
             raise place.BadStore(f"{self.place.shown}: {error}") from error
-
-    def remember(self, *, afresh: bool) -> None:
-        """Keep what was read, and how new it is; ``afresh`` forgets what was remembered of the store before."""
-        made = max((name.made for name in self.trusted), default=0)
-        newest = Newest(made, tuple(str(name) for name in self.trusted if name.made == made))
-        self.memory.save(self.files, newest, afresh=afresh)
 
     # ------------------------------------------------------------------ entries
 
@@ -441,16 +426,16 @@ class StoreCollection:
         if self.environment.clock() - began > _TOO_SLOW:
             message = f"cannot push to {self.place.shown}: it took longer than half a day; push fewer layers at once"
             raise place.TransferFailed(message)
-        if f"key-{key.name}" not in self.files and all(name.key != key.name for name in self._added):
+        if f"key-{key.name}" not in self.files:
             self._put(f"{wire.INDEX}key-{key.name}", key.to_bytes())
         # The bytes of a bundle do not depend on the clock, so its parts are numbered.
-        number = 1 + max((name.made for name in (*self.parts, *self._added)), default=-1)
+        number = 1 + max((name.made for name in self.parts), default=-1)
         part = wire.Part(number if self.place.is_bundle else int(self.environment.clock()), key, tuple(items))
         text = part.to_bytes()
         file = wire.file_of(text, b"" if self._key is None else trust.sign(text, self._key))
         name = wire.PartName(part.made, key.name, hashlib.sha256(file).hexdigest())
         self._put(f"{wire.INDEX}{name}", file)
-        self._added.append(name)
+        self.parts += (name,)
 
     def _put(self, name: str, data: bytes) -> None:
         self._require_time()
@@ -458,6 +443,7 @@ class StoreCollection:
         self.written += len(data)
         if name.startswith(wire.INDEX):
             self.memory.new[name.removeprefix(wire.INDEX)] = data
+            self.files |= {name.removeprefix(wire.INDEX)}
 
     def _require_time(self) -> None:
         """Raise :class:`TransferFailed` if nobody waits for this push any more."""
