@@ -165,7 +165,7 @@ class LayerCollection:
         """Yield entries with their artifacts; those that cannot be read are noted."""
         layer = self.layers[key.layer]
         if entries and self._describes:
-            entries = _described(layer, entries, done)
+            entries = _described(layer, entries)
         for batch in batches(entries, lambda entry: entry.bytes):
             yield from _read(layer, batch, done)
 
@@ -176,21 +176,14 @@ class LayerCollection:
             _place(self.layers[key.layer], [artifact for _, artifact in batch], done)
 
 
-def _described(layer: Layer, entries: Sequence[facts.Entry], done: Moved) -> list[facts.Entry]:
-    """Return entries with what their bytes say: kernels, and for some layers the device and versions.
-
-    What cannot be read is noted, and entries that were not listed because of that are left out.
-    """
-    troubles: list[listing.Trouble] = []
+def _described(layer: Layer, entries: Sequence[facts.Entry]) -> list[facts.Entry]:
+    """Return entries with what their bytes say: kernels, and for some layers the device and versions."""
     described: dict[tuple[Path, str], facts.Entry] = {}
     for selection in [Selection(key=entry.key) for entry in entries] if len(entries) <= _FEW else [ALL]:
-        for entry in listing.listed((layer,), selection, troubles.append):
+        for entry in listing.listed((layer,), selection, lambda _: None):
             described[entry.root, entry.key] = entry
-    failed = dict.fromkeys(facts.Note(str(trouble.path), trouble.message) for trouble in troubles if trouble.failed)
-    done.failed += [note for note in failed if note not in done.failed]
-    if not failed:
-        return [described.get((entry.root, entry.key), entry) for entry in entries]
-    return [described[entry.root, entry.key] for entry in entries if (entry.root, entry.key) in described]
+    # What cannot be read is noted when its artifact is read.
+    return [described.get((entry.root, entry.key), entry) for entry in entries]
 
 
 def _read(layer: Layer, entries: Sequence[facts.Entry], done: Moved) -> Iterator[tuple[facts.Entry, facts.Artifact]]:
@@ -217,27 +210,23 @@ def _place(layer: Layer, artifacts: Sequence[facts.Artifact], done: Moved) -> No
     except errors.FAILURES as error:
         # The error is about the layer as a whole.
         results = [error for _ in artifacts]
-    settled = (errors.EntryExists, errors.Unsettled)
     pairs = list(zip(artifacts, results, strict=True))
-    failed = [
-        artifact.key for artifact, result in pairs if isinstance(result, Exception) and not isinstance(result, settled)
-    ]
     held: Mapping[str, object] = {}
     with suppress(*errors.FAILURES):
         # An error may come after several entries of a batch were placed.
-        held = get_many(layer, failed) if failed else {}
+        doubtful = [artifact.key for artifact, result in pairs if not isinstance(result, (bool, errors.EntryExists))]
+        held = get_many(layer, doubtful) if doubtful else {}
     for artifact, result in pairs:
-        is_new = result is not False
         if isinstance(result, errors.EntryExists):
             done.kept.append(facts.Note(artifact.key, "a different or damaged entry is here, and stays"))
             continue
-        if isinstance(result, Exception) and getattr(held.get(artifact.key), "data", None) != artifact.data:
+        is_here = not isinstance(result, Exception) or getattr(held.get(artifact.key), "data", None) == artifact.data
+        if isinstance(result, Exception) and (isinstance(result, errors.Unsettled) or not is_here):
             done.failed.append(facts.Note(artifact.key, errors.reason_of(result)))
-            if not isinstance(result, errors.Unsettled):
-                continue
-        done.placed += is_new
-        done.bytes += len(artifact.data) * is_new
-        done.there += not is_new
+        if is_here and result is not False:
+            done.placed += 1
+            done.bytes += len(artifact.data)
+        done.there += result is False
 
 
 # ---------------------------------------------------------------------- roots and files as layers

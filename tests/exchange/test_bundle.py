@@ -36,12 +36,12 @@ from cachectl.stack import Stack
 
 @pytest.mark.real
 def test_the_same_content_is_the_same_bytes(source: Home, packed: Path, home: Home, tmp_path: Path) -> None:
-    home.stack.pull(str(packed), TRUSTED)
+    home.stack.pull(packed, TRUSTED)
     for name, one in (("again.zip", source), ("elsewhere.zip", home)):
-        done = one.stack.push(str(tmp_path / name))
+        done = one.stack.push(tmp_path / name)
         assert done.digest == hashlib.sha256(packed.read_bytes()).hexdigest()
         assert (tmp_path / name).read_bytes() == packed.read_bytes()
-        assert one.stack.push(str(tmp_path / name)).moved == 0
+        assert one.stack.push(tmp_path / name).moved == 0
     document = source.json("push", f"{tmp_path}/one.zip", "pocl", "--kernel", "lk1")
     assert [(layer["layer"], layer["placed"]) for layer in document["layers"]] == [("pocl", 1)]
     assert "home" in document["layers"][0]["sensitive"]
@@ -79,7 +79,7 @@ def test_misses_in_another_virtual_environment_are_those_foreseen(packed: Path, 
     assert f"{tmp_path}/venv/lib/" in left["because"]
     assert [one["hits"] for one in seen["loopy"]] == [True]
     # Placed nevertheless, by a cachectl that sees the other PyOpenCL, they are missed there, and only they.
-    home.stack.pull(str(packed), TRUSTED)
+    home.stack.pull(packed, TRUSTED)
     already, compiled = count(home), programs(home)
     home.run(python, f"{home.programs}/thirteen.py", "4", "2")
     assert not compiled & (programs(home) - compiled)
@@ -179,7 +179,7 @@ def test_no_member_is_ever_made_a_file(small: Path, home: Home) -> None:
     link = zipfile.ZipInfo("packs/" + "0" * 64)
     link.external_attr = 0o120777 << 16
     added(link)(small)
-    assert home.stack.pull(str(small), TRUSTED).total.placed == 3
+    assert home.stack.pull(small, TRUSTED).total.placed == 3
 
 
 def test_a_bundle_is_read_from_a_pipe_of_a_shell(small: Path, home: Home) -> None:
@@ -239,20 +239,20 @@ def test_a_bundle_is_pruned_at_once(small: Path, home: Home) -> None:
     stack = home.stack
     before = small.stat().st_size
     old = set(zipfile.ZipFile(small).namelist())
-    stack.push(str(small))
+    stack.push(small)
     (pack,) = [one for one in zipfile.ZipFile(small).infolist() if one.filename[0] == "p" and one.filename not in old]
-    done = stack.store(str(small)).gc(max_size=pack.file_size)
+    done = stack.store(small).gc(max_size=pack.file_size)
     assert (done.entries, done.removed) == (3, 2)
     assert small.stat().st_size < before
-    assert stack.store(str(small)).verify().findings == ()
+    assert stack.store(small).verify().findings == ()
     assert len(listed(small)) == 2
     with pytest.raises(errors.BadRequest, match="no times"):
-        stack.store(str(small)).gc(older_than=1.0)
+        stack.store(small).gc(older_than=1.0)
 
 
 def test_a_bundle_travels_through_a_registry(small: Path, home: Home, real_registry: str) -> None:
     stack, url = home.stack, f"{real_registry}/team/caches:main"
-    assert stack.pull(str(small), TRUSTED).total.placed == 3
+    assert stack.pull(small, TRUSTED).total.placed == 3
     with pytest.raises(place.Missing):
         stack.pull(url, TRUSTED)
     done = stack.push(url)
@@ -273,7 +273,7 @@ def test_what_was_placed_before_a_failure_is_counted(small: Path, home: Home, mo
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("cachectl.exchange.copying.put_many", fails)
-    done = Stack(home.environment()).pull(str(small), TRUSTED)
+    done = Stack(home.environment()).pull(small, TRUSTED)
     assert (done.total.placed, done.total.failed) == (2, 1)
     assert len(list(Stack(home.environment()).entries(layers=["miopen"]))) == 2
 

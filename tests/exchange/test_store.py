@@ -225,7 +225,7 @@ def test_users_share_a_folder_whatever_their_umask_is(cheap: Home, tmp_path: Pat
     store.chmod(0o2775)
     before = os.umask(0o077)
     try:
-        cheap.stack.push(str(store))
+        cheap.stack.push(store)
     finally:
         os.umask(before)
     found = {stat.S_IMODE(path.stat().st_mode) for path in store.rglob("*") if path.is_file()}
@@ -295,7 +295,7 @@ def kept_of(home: Home, store: Path) -> Path:
 def test_no_file_is_removed_through_a_planted_link(cheap: Home, tmp_path: Path) -> None:
     """The address of a store is public: another user may know the name of the folder that is kept for it."""
     store, private = tmp_path / "store", tmp_path / "private"
-    cheap.stack.push(str(store))
+    cheap.stack.push(store)
     name = kept_of(cheap, store).name
     private.mkdir(mode=0o700)
     for name in ("thesis.tex", f"key-{'0' * 16}"):

@@ -47,7 +47,7 @@ def good(key: Path, tmp_path_factory: pytest.TempPathFactory, new_home: Callable
     # Parts of one second are in no order.
     stack = Stack(replace(home.environment(), clock=lambda: time.time() + 5))
     for name in ("store", "store.zip"):
-        stack.push(str(folder / name), sign=str(key))
+        stack.push(folder / name, sign=str(key))
     return folder
 
 
@@ -128,7 +128,7 @@ def test_random_changes_of_any_file_are_refused(
             refused(home, store, trust.Trust(sha256=hashlib.sha256(whole).hexdigest()))
             with suppress(place.BadStore, trust.Untrusted, place.Missing):
                 # Some bytes of a zip say nothing that is used.
-                placed = home.stack.pull(str(store), TRUSTED).total.placed
+                placed = home.stack.pull(store, TRUSTED).total.placed
                 assert (how, placed) == ("flip", 9)
                 home.stack.purge()
     assert name != "store" or not (home.path / ".cache").exists()
@@ -138,7 +138,7 @@ def test_signatures_and_digests_decide_before_anything_is_parsed(
     home: Home, store: Path, key: Path, signed: trust.Trust, keygen: Callable[[str], str]
 ) -> None:
     eve, stack = Path(keygen("eve")), home.stack
-    digest = stack.store(str(store)).ls().digest
+    digest = stack.store(store).ls().digest
 
     def parse(*_: object) -> None:
         raise AssertionError("it was parsed")
@@ -150,18 +150,18 @@ def test_signatures_and_digests_decide_before_anything_is_parsed(
         )
         assert "its digest is" in refused(home, store, trust.Trust(sha256="0" * 64))
         with pytest.raises(AssertionError, match="it was parsed"):
-            stack.pull(str(store), TRUSTED)
+            stack.pull(store, TRUSTED)
     # A part of somebody else is left out and named; one that was changed needs a new signature.
     stranger, evil = (Path(shutil.copytree(store, store.with_name(name))) for name in ("stranger", "evil"))
     rewritten(evil, changed(1, key="3.3.0.a85ca8a54/gfx90a6e.ukdb/evil"))
     assert "its signature is not of this content" in refused(home, evil, signed)
     rewritten(stranger, lambda text: text, eve)
-    done = stack.pull(str(stranger), signed)
+    done = stack.pull(stranger, signed)
     assert done.total.placed == 7
     assert [note.because for note in done.left_out] == [f"signed by nobody in {key.with_name('allowed')}"]
-    done = stack.pull(str(store), signed)
+    done = stack.pull(store, signed)
     assert (done.total.placed, done.total.there, done.trusted) == (2, 7, ("signed by ann@example.org",))
-    assert stack.pull(str(store), trust.Trust(sha256=digest)).total.there == 9
+    assert stack.pull(store, trust.Trust(sha256=digest)).total.there == 9
 
 
 #: Changed members of the first entry of a part, and of its first line.
@@ -209,7 +209,7 @@ def test_verify_finds_a_missing_pack_beside_a_damaged_part(home: Home, store: Pa
     pack = min(wire.parse_part(name, wire.open_part(name, last.read_bytes())[0]).packs)
     (store / pack).unlink()
     first.write_bytes(b"")
-    findings = home.stack.store(str(store)).verify().findings
+    findings = home.stack.store(store).verify().findings
     assert [finding.code for finding in findings] == ["damaged", "missing"]
 
 
@@ -225,7 +225,7 @@ def test_an_older_state_is_refused_where_the_newer_one_was_read(
     home: Home, good: Path, store: Path, signed: trust.Trust
 ) -> None:
     stack = home.stack
-    stack.pull(str(store), signed)
+    stack.pull(store, signed)
     stack.purge()
     shutil.rmtree(store)
     shutil.copytree(good / "older", store)
@@ -236,9 +236,9 @@ def test_an_older_state_is_refused_where_the_newer_one_was_read(
     refused(home, store, signed)
     shutil.rmtree(store)
     shutil.copytree(good / "older", store)
-    digest = stack.store(str(store)).ls().digest
-    assert stack.pull(str(store), trust.Trust(sha256=digest)).total.placed == 7
-    assert stack.pull(str(store), signed).total.there == 7
+    digest = stack.store(store).ls().digest
+    assert stack.pull(store, trust.Trust(sha256=digest)).total.placed == 7
+    assert stack.pull(store, signed).total.there == 7
 
 
 def test_a_part_that_was_removed_is_not_taken_again(
@@ -246,18 +246,18 @@ def test_a_part_that_was_removed_is_not_taken_again(
 ) -> None:
     """A machine with the same home may have another store at that path, so it remembers its own."""
     stack = home.stack
-    stack.pull(str(store), signed)
+    stack.pull(store, signed)
     first = parts(store)[0]
     kept = first.read_bytes()
     first.unlink()
-    stack.pull(str(store), signed)
+    stack.pull(store, signed)
     stack.purge()
     first.write_bytes(kept)
-    done = stack.pull(str(store), signed)
+    done = stack.pull(store, signed)
     assert [note.because for note in done.left_out] == ["it was removed from the store before, and has come back"]
     assert done.total.placed == 2
     monkeypatch.setattr("platform.node", lambda: "another")
-    assert stack.pull(str(store), signed).left_out == ()
+    assert stack.pull(store, signed).left_out == ()
 
 
 @pytest.mark.thorough
@@ -271,7 +271,7 @@ def test_links_and_odd_names_are_not_followed(home: Home, store: Path, tmp_path:
     (store / f"index/7-{'0' * 16}-{'0' * 64}").symlink_to(secret)
     (store / "packs" / ("0" * 64)).symlink_to(secret)
     stack = home.stack
-    assert stack.pull(str(store), TRUSTED).total.placed == 9
+    assert stack.pull(store, TRUSTED).total.placed == 9
     pack = next(path for path in (store / "packs").iterdir() if not path.is_symlink())
     pack.rename(tmp_path / "moved")
     pack.symlink_to(tmp_path / "moved")

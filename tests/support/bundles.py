@@ -36,7 +36,7 @@ def refused(home: Home, store: Path, reason: trust.Trust = TRUSTED) -> str:
     """See that nothing of a store is taken and nothing is written, and return the message."""
     before = files(home.path)
     with pytest.raises((place.BadStore, trust.Untrusted, place.Missing)) as raised:
-        home.stack.pull(str(store), reason)
+        home.stack.pull(store, reason)
     assert files(home.path) == before
     (message,) = str(raised.value).splitlines()
     return message
@@ -84,5 +84,5 @@ def source(tmp_path_factory: pytest.TempPathFactory, new_home: Callable[[Path], 
 @pytest.fixture(scope="session")
 def packed(source: Home, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("packed") / "warm.zip"
-    source.stack.push(str(file))
+    source.stack.push(file)
     return file
