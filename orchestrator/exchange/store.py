@@ -60,22 +60,18 @@ def place_of(
     if not url:
         raise errors.BadRequest("no store is named; name a bundle FILE, a folder or a URL")
     if url.lower().startswith(("oci://", "oci+http://")):
-        from cachectl.exchange.registry import RegistryPlace
+        from cachectl.exchange.bundle import RegistryPlace
 
         return RegistryPlace(url, environment)
     if place.is_url(url):
-        from cachectl.exchange.remote import RemotePlace
-
-        return RemotePlace(url)
+        return place.RemotePlace(url)
     path = environment.expand(url)
     # A new name that ends in .zip means a bundle, too.
     if url == place.STREAM or (not path.is_dir() if path.exists() else path.suffix == ".zip"):
         from cachectl.exchange.bundle import BundlePlace
 
         return BundlePlace(None if url == place.STREAM else path, environment, writes=writes, force=force)
-    from cachectl.exchange.folder import FolderPlace
-
-    return FolderPlace(path)
+    return place.FolderPlace(path)
 
 
 # ---------------------------------------------------------------------- what this machine remembers

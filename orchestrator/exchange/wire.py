@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
-from cachectl.exchange.place import BadStore, Stored
+from cachectl.exchange import place
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.parts import Facts
@@ -37,8 +37,6 @@ _LARGEST_PART: Final = 32 << 20
 _LONGEST_LINE: Final = 1 << 20
 #: Characters of all texts of one entry, so that its line is not too long.
 _MOST_TEXT: Final = 1 << 16
-#: More names than this under ``index/`` are no store.
-MOST_NAMES: Final = 1_000_000
 #: Bytes of a key document.
 LARGEST_KEY: Final = 64 << 10
 _LATEST: Final = 253402300799
@@ -72,14 +70,14 @@ def digest_of(parts: Iterable[PartName]) -> str:
     return hashlib.sha256("\n".join(sorted(map(str, parts))).encode()).hexdigest()
 
 
-def sort_names(listed: Iterable[Stored]) -> tuple[tuple[PartName, ...], frozenset[str]]:
+def sort_names(listed: Iterable[place.Stored]) -> tuple[tuple[PartName, ...], frozenset[str]]:
     """Return the index parts among what was listed under ``index/``, the oldest first, and the names of all its files.
 
     Raises :class:`BadStore` for more names than a store can have.
     """
     parts, files = set(), set()
     for number, stored in enumerate(listed):
-        _require("the index", number < MOST_NAMES, f"more than {MOST_NAMES:,} names")
+        _require("the index", number < place.MOST_NAMES, f"more than {place.MOST_NAMES:,} names")
         match = _NAME.fullmatch(stored.name)
         if match is not None and stored.name.startswith(INDEX):
             files.add(stored.name.removeprefix(INDEX))
@@ -205,7 +203,7 @@ def parse_key(name: str, document: bytes | Mapping[str, Any]) -> StoreKey:
         valid = isinstance(key.layer, str) and len(key.facts) <= errors.MOST_DETAILS
         valid = valid and all(isinstance(text, str) or text is None for text in key.facts.values())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise BadStore(f"{shown} cannot be read: {type(error).__name__}") from error
+        raise place.BadStore(f"{shown} cannot be read: {type(error).__name__}") from error
     _require(shown, valid, "no layer, or no facts")
     is_same = not isinstance(document, bytes) or key.to_bytes() == document
     _require(shown, is_same and key.name == name, _CHANGED)
@@ -266,10 +264,10 @@ def parse_part(name: PartName, text: bytes) -> Part:
             _require(shown, wrong is None, str(wrong))
             _require(shown, item.offset + item.bytes <= pack.unpacked, "an entry that is not inside its pack")
             entries.append(item)
-    except BadStore:
+    except place.BadStore:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise BadStore(f"{shown} cannot be read: {type(error).__name__}") from error
+        raise place.BadStore(f"{shown} cannot be read: {type(error).__name__}") from error
     _require(shown, not lines[-1], "no end")
     _require(shown, len({item.key for item in entries}) == len(entries), "an entry twice")
     return Part(name.made, key, tuple(entries))
@@ -321,7 +319,7 @@ def _opened(shown: str, sha256: str, file: bytes, most: int) -> tuple[bytes, byt
     try:
         content: bytes = frames.decompress(memoryview(file)[at:], max_length=most + 1)
     except zstd.ZstdError as error:
-        raise BadStore(f"{shown} is damaged: {error}") from error
+        raise place.BadStore(f"{shown} is damaged: {error}") from error
     _require(shown, len(content) <= most, "more content than announced: a decompression bomb")
     _require(shown, frames.eof and not frames.unused_data, "less content than announced, or bytes after its end")
     return content, file[_FRAME.size : at]
@@ -338,7 +336,7 @@ MOST_PART: Final = _most_packed(_LARGEST_PART) + errors.LARGEST_SIGNATURE
 
 def _require(name: str, condition: bool, what: str) -> None:
     if not condition:
-        raise BadStore(f"{name} has {what}")
+        raise place.BadStore(f"{name} has {what}")
 
 
 def _zstd() -> types.ModuleType:

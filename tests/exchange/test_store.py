@@ -21,7 +21,6 @@ from support.kernels import add_kernels
 from support.tracing import numbers, trace
 
 from cachectl.exchange import place, push_pull, trust, wire
-from cachectl.exchange.folder import FolderPlace
 from cachectl.exchange.store import StoreCollection
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment
@@ -87,14 +86,14 @@ def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: 
     done = other.json("pull", store, "--trust")
     assert (foreseen["dry_run"], foreseen["total"], foreseen["digest"]) == (True, done["total"], listed["digest"])
     # Keys of a layer that is missing here, and of tuning results.
-    place = FolderPlace(Path(store))
+    folder = place.FolderPlace(Path(store))
     for layer, why in (("unheard-of", "no layer of this name"), ("miopen-tuning", "only if it is named")):
         key = wire.StoreKey(layer, {})
-        place.write(f"index/key-{key.name}", key.to_bytes())
-        place.write(f"index/5-{key.name}-{'0' * 64}", b"never read")
+        folder.write(f"index/key-{key.name}", key.to_bytes())
+        folder.write(f"index/5-{key.name}-{'0' * 64}", b"never read")
         (note,) = other.stack.pull(store, TRUSTED).unread
         assert (note.key, why in note.because) == (layer, True)
-        place.remove([f"index/5-{key.name}-{'0' * 64}"])
+        folder.remove([f"index/5-{key.name}-{'0' * 64}"])
     layers = Stack(replace(other.environment(), platform="darwin"))
     pulled = layers.pull(store, TRUSTED)
     assert (pulled.layers, len(pulled.unread)) == ((), 1)
@@ -164,8 +163,8 @@ def test_entries_with_many_kernels_are_listed_in_parts_that_a_reader_takes(tmp_p
         (facts.Entry("pocl", name, Path(), 0, 1, kernels=names), facts.Artifact("pocl", name, "pocl/1", b""))
         for name in map(str, range(700))
     ]
-    StoreCollection(FolderPlace(tmp_path), here).write(key, contents, Moved("pocl"))
-    index = StoreCollection(FolderPlace(tmp_path), here)
+    StoreCollection(place.FolderPlace(tmp_path), here).write(key, contents, Moved("pocl"))
+    index = StoreCollection(place.FolderPlace(tmp_path), here)
     assert sum(len(index.part(name).entries) for name in index.parts) == 700
 
 
@@ -176,16 +175,16 @@ def test_a_part_that_is_pushed_meanwhile_is_not_taken_for_removed(
     store, own = str(tmp_path / "store"), new_home(tmp_path / "own").environment()
     add_kernels(other, range(100, 103))
     first, second = Stack(cheap.environment()), Stack(other.environment())
-    listed, waiting = FolderPlace.names, [second]
+    listed, waiting = place.FolderPlace.names, [second]
 
-    def names(place: FolderPlace, folder: str) -> Sequence[place.Stored]:
+    def names(place: place.FolderPlace, folder: str) -> Sequence[place.Stored]:
         found = listed(place, folder)
         if waiting:
             push_pull.push(waiting.pop(), store, layers=["miopen"], own=own)
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FolderPlace, "names", names)
+        patch.setattr(place.FolderPlace, "names", names)
         placed = push_pull.push(first, store, layers=["miopen"], own=own).total.placed
     done = push_pull.pull(Stack(new_home(tmp_path / "third").environment()), store, TRUSTED, layers=["miopen"], own=own)
     assert (done.total.placed, done.left_out) == (placed + 3, ())
@@ -345,13 +344,13 @@ def test_a_folder_that_is_put_in_the_place_of_a_new_one_keeps_its_mode(
                 os.rename(private, store / "index")
 
     monkeypatch.setattr(os, "mkdir", replaced)
-    place = FolderPlace(store)
+    folder = place.FolderPlace(store)
     name = f"index/key-{'0' * 16}"
     if planted == "link":
         with pytest.raises(errors.CachectlError, match="link or no folder"):
-            place.write(name, b"key")
+            folder.write(name, b"key")
     else:
-        place.write(name, b"key")
+        folder.write(name, b"key")
     at = private if planted == "link" else store / "index"
     assert stat.S_IMODE(at.stat().st_mode) == 0o700
 

@@ -20,7 +20,6 @@ from support.kernels import add_kernels
 from tiers import amount, thorough
 
 from cachectl.exchange import place, trust, wire
-from cachectl.exchange.folder import FolderPlace
 from cachectl.layers.formats import zstd
 from cachectl.stack import Stack
 
@@ -63,14 +62,14 @@ def signed(key: Path) -> trust.Trust:
 
 
 def parts(store: Path) -> list[Path]:
-    names = wire.sort_names(FolderPlace(store).names("index"))[0]
+    names = wire.sort_names(place.FolderPlace(store).names("index"))[0]
     return [store / "index" / str(name) for name in names]
 
 
 def rewritten(store: Path, change: Callable[[bytes], bytes], key: Path | None = None) -> None:
     """Change the text of the newest index part, and name it anew; ``key`` signs it again."""
     path = parts(store)[-1]
-    name = wire.sort_names(FolderPlace(store).names("index"))[0][-1]
+    name = wire.sort_names(place.FolderPlace(store).names("index"))[0][-1]
     text, signature = wire.open_part(name, path.read_bytes())
     text = change(text)
     file = wire.file_of(text, signature if key is None else trust.sign(text, str(key)))
@@ -205,7 +204,7 @@ def test_a_lie_in_an_index_part_is_refused_even_if_it_is_signed(
 
 def test_verify_finds_a_missing_pack_beside_a_damaged_part(home: Home, store: Path) -> None:
     first, last = parts(store)
-    name = wire.sort_names(FolderPlace(store).names("index"))[0][-1]
+    name = wire.sort_names(place.FolderPlace(store).names("index"))[0][-1]
     pack = min(wire.parse_part(name, wire.open_part(name, last.read_bytes())[0]).packs)
     (store / pack).unlink()
     first.write_bytes(b"")
@@ -216,7 +215,7 @@ def test_verify_finds_a_missing_pack_beside_a_damaged_part(home: Home, store: Pa
 def test_bombs_are_not_unpacked(home: Home, store: Path, signed: trust.Trust) -> None:
     file = wire.file_of(b"")[:8] + zstd.compress(bytes(128 << 20), 1)
     parts(store)[-1].unlink()
-    name = wire.sort_names(FolderPlace(store).names("index"))[0][-1]
+    name = wire.sort_names(place.FolderPlace(store).names("index"))[0][-1]
     (store / f"index/9-{name.key}-{hashlib.sha256(file).hexdigest()}").write_bytes(file)
     assert "bomb" in refused(home, store, signed)
 
@@ -278,7 +277,7 @@ def test_links_and_odd_names_are_not_followed(home: Home, store: Path, tmp_path:
     stack.purge()
     assert "is missing" in refused(home, store)
     # A writer replaces a link, and does not write through it.
-    FolderPlace(store).write(f"packs/{'0' * 64}", b"new")
+    place.FolderPlace(store).write(f"packs/{'0' * 64}", b"new")
     assert secret.read_text() == "secret"
     shutil.move(store / "packs", tmp_path / "elsewhere")
     (store / "packs").symlink_to(tmp_path / "elsewhere")

@@ -17,7 +17,7 @@ from homes import Home
 from tiers import thorough
 from worlds import synthetic_world
 
-from cachectl.exchange.folder import FolderPlace
+from cachectl.exchange.place import FolderPlace
 from cachectl.exchange.wire import Item, Pack, Part, StoreKey, file_of
 
 pytest.importorskip("resource")
