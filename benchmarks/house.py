@@ -151,22 +151,15 @@ def removes(node: ast.Call) -> bool:
 
 
 def members(known: Mapping[str, Path], name: str) -> list[str]:
-    """Return the public attributes and methods of a class of the layers and of its bases in the same file."""
+    """Return the public methods of a class of the layers and of its bases in the same file; attributes are data."""
     for module, path in known.items():
         classes = {node.name: node for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef)}
         if name in classes and module.startswith("layers"):
             bases = [ast.unparse(base).partition("[")[0] for base in classes[name].bases]
             chosen = [classes[one] for one in (name, *bases) if one in classes]
-            found = {one for node in chosen for statement in node.body for one in _defined(statement)}
+            found = {item.name for node in chosen for item in node.body if isinstance(item, ast.FunctionDef)}
             return sorted(one for one in found if not one.startswith("_"))
     return []
-
-
-def _defined(statement: ast.stmt) -> Iterator[str]:
-    if isinstance(statement, ast.FunctionDef):
-        yield statement.name
-    elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-        yield statement.target.id
 
 
 def measure(repository: Path = REPOSITORY) -> dict[str, int]:

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from cachectl.layers.base import declarations, facts, lazy, parts, switches
+from cachectl.layers.base import declarations, facts, layer, lazy, parts
 from cachectl.layers.base.store import Codec, Damage, Store
 from cachectl.layers.host import driver_layers
 
@@ -91,11 +91,15 @@ class ComgrCache(driver_layers.DriverLayer):
     name = "comgr"
     title = "AMD comgr cache"
     makers = ("AMD",)
-    settings = (
-        switches.Setting(
-            "AMD_COMGR_CACHE", "0", "1", facts.Severity.HARMLESS, "is not 0, so it does not switch the cache off"
-        ),
-        switches.Setting(
+    switch = declarations.EnvSwitch(
+        "AMD_COMGR_CACHE",
+        "0",
+        "1",
+        outcome="is not 0, so it does not switch the cache off",
+        read=declarations.at_load(*LIBRARIES),
+    )
+    others = (
+        declarations.EnvSwitch(
             "AMD_COMGR_EMIT_VERBOSE_LOGS",
             "(?!)",
             "0",
@@ -103,9 +107,8 @@ class ComgrCache(driver_layers.DriverLayer):
             "is part of every key: entries stored without it are not hit",
         ),
     )
-    switch = declarations.EnvSwitch("AMD_COMGR_CACHE", off="0", read=declarations.at_load(*LIBRARIES))
     # As comgr and LLVM do: an empty or relative path counts from the working folder.
-    places = declarations.Rules(
+    places = declarations.Places(
         "AMD_COMGR_CACHE_DIR",
         linux=(
             declarations.Rule("AMD_COMGR_CACHE_DIR"),
@@ -144,7 +147,7 @@ class ComgrCache(driver_layers.DriverLayer):
                 return facts.State(facts.Condition.UNKNOWN, why, state.drivers)
         return state
 
-    def faults(self) -> Iterator[switches.Fault]:
+    def faults(self) -> Iterator[layer.Fault]:
         """Add a policy that cannot be read, and an empty place."""
         yield from super().faults()
         variable = "AMD_COMGR_CACHE_POLICY"
@@ -155,10 +158,10 @@ class ComgrCache(driver_layers.DriverLayer):
             works = policy_complaint(corrected) is None
             fix = f"export {variable}={shlex.quote(corrected)}" if works else None
             outcome = f"cannot be read ({wrong}): nothing is kept, and every run compiles"
-            yield facts.Condition.DISABLED, switches.misread(self, variable, facts.Severity.RECOMPILES, outcome, fix)
+            yield facts.Condition.DISABLED, layer.misread(self, variable, facts.Severity.RECOMPILES, outcome, fix)
         if self.environment.get(self.places.variable) == "":
             outcome = "is empty: older releases keep nothing then, newer ones use the default place"
-            yield None, switches.misread(self, self.places.variable, facts.Severity.RECOMPILES, outcome)
+            yield None, layer.misread(self, self.places.variable, facts.Severity.RECOMPILES, outcome)
 
 
 def outputs() -> Store:

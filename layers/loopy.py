@@ -6,14 +6,15 @@ Sources: ``loopy/__init__.py`` (switches), ``loopy/tools.py`` (the list of dicti
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.switches import forgetting
-from cachectl.layers.pytools import DictionaryLookups, PytoolsDictionaries, dictionary_store
+from cachectl.layers.pytools import DictionaryLookups, PytoolsDictionaries, dictionary_store, forgetting
 
 _VARIABLES = ("LOOPY_NO_CACHE", "CG_NO_CACHE")
+_FLAG = ("loopy", "CACHING_ENABLED")
 #: Executors remember what they have compiled.
 _EXECUTORS = (("loopy.target.pyopencl_execution", "PyOpenCLExecutor"), ("loopy.target.c.c_execution", "CExecutor"))
 
@@ -45,16 +46,19 @@ class LoopyDictionaries(PytoolsDictionaries):
     variables = _VARIABLES
     opened_by = ("loopy",)
 
-    def switched(self, *, on: bool) -> facts.Switch:
+    def disable(self) -> facts.Switch:
         """Return the variable for the next import, and the flag that loopy reads at each call in a running process."""
         return facts.Switch(
             self.name,
-            set={} if on else {"LOOPY_NO_CACHE": "1"},
-            unset=frozenset(_VARIABLES) if on else frozenset(),
-            flags=(facts.Flag("loopy", "CACHING_ENABLED", on),),
+            set={"LOOPY_NO_CACHE": "1"},
+            flags={_FLAG: False},
             memo_patches=tuple(
                 facts.Patch(module, owner, "translation_unit_info", forgetting) for module, owner in _EXECUTORS
             ),
             clear_functions=(("loopy", "clear_in_mem_caches"),),
             takes_effect=facts.When.NOW,
         )
+
+    def enable(self) -> facts.Switch:
+        """Return the same, the other way round."""
+        return replace(self.disable(), set={}, unset=frozenset(_VARIABLES), flags={_FLAG: True})

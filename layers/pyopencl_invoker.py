@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import release_of
-from cachectl.layers.base.switches import forgetting
-from cachectl.layers.pytools import DictionaryLookups, PytoolsDictionaries, dictionary_store
+from cachectl.layers.pytools import DictionaryLookups, PytoolsDictionaries, dictionary_store, forgetting
 
 VARIABLE: Final = "PYOPENCL_NO_CACHE"
 #: The first release that stores no invokers while it is switched off.
@@ -44,7 +43,7 @@ def no_cache_switch(layer: str, *, on: bool) -> facts.Switch:
         layer,
         set={} if on else {VARIABLE: "1"},
         unset=frozenset({VARIABLE}) if on else frozenset(),
-        flags=(facts.Flag("pyopencl", "_PYOPENCL_NO_CACHE", not on),),
+        flags={("pyopencl", "_PYOPENCL_NO_CACHE"): not on},
         memo_patches=tuple(
             facts.Patch(f"pyopencl.{module}", owner, method, forgetting) for module, owner, method in _MEMOS
         ),
@@ -65,10 +64,13 @@ class PyOpenCLInvoker(PytoolsDictionaries):
     variables = (VARIABLE,)
     opened_by = ("pyopencl.invoker", "pyopencl.scan")
 
-    def switched(self, *, on: bool) -> facts.Switch:
+    def disable(self) -> facts.Switch:
         """Return PyOpenCL's one switch; until 2024.1 it stores invokers all the same, which patches prevent here."""
-        switch = no_cache_switch(self.name, on=on)
         release = release_of(self.environment.installed("pyopencl"))
-        if on or release is None or release >= _STORES_NOTHING_SINCE:
-            return switch
-        return replace(switch, patches=super().switched(on=False).patches)
+        stores_nothing = release is None or release >= _STORES_NOTHING_SINCE
+        patches = () if stores_nothing else super().disable().patches
+        return replace(no_cache_switch(self.name, on=False), patches=patches)
+
+    def enable(self) -> facts.Switch:
+        """Return PyOpenCL's one switch."""
+        return no_cache_switch(self.name, on=True)

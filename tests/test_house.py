@@ -47,7 +47,7 @@ COUNTED = {
     "schemas": 1,
     "classes_named_twice": 1,
     "removing_modules": 2,
-    "layer_members": 3,
+    "layer_members": 2,
     "store_members": 0,
 }
 

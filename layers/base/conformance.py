@@ -90,7 +90,7 @@ class LayerConformance(ABC):
             Ability.GET: partial(layer.get, "any"),
             Ability.PUT: partial(put_many, layer, []),
             Ability.CLEAR: layer.plan_clear,
-            Ability.DISABLE: partial(layer.switched, on=False),
+            Ability.DISABLE: layer.disable,
             Ability.RELOCATE: partial(layer.relocate, tmp_path),
         }
         for ability, reason in layer.abilities().items():
@@ -120,13 +120,14 @@ class LayerConformance(ABC):
         first = list(layer.entries())
         assert [entry.key for entry in first] == [entry.key for entry in layer.entries()]
         assert len({(entry.root, entry.key) for entry in first}) == len(first)
-        for root in layer.roots():
+        roots = {root.path: root for root in layer.roots()}
+        for root in roots.values():
             assert layer.store.usage(root) == store.sum_usage(layer.store.scan(root, contents=False))
         for entry in first:
             assert entry.layer == layer.name
             assert entry.bytes >= 0
             assert entry.stale is not True or entry.stale_because
-            assert layer.store.is_key(entry.key)
+            assert layer.store.kind_of(roots[entry.root], entry.key) in (store.ENTRY, None)
 
     # ------------------------------------------------------------------ get and put
 
@@ -256,7 +257,7 @@ class LayerConformance(ABC):
         if not can(layer, Ability.DISABLE):
             return
         was = layer.state().condition
-        off, on = layer.switched(on=False), layer.switched(on=True)
+        off, on = layer.disable(), layer.enable()
         assert off.layer == on.layer == layer.name
         assert off.set.keys() <= on.set.keys() | on.unset
         disabled = layer.environment.with_variables(off.set, off.unset)

@@ -1,8 +1,8 @@
-"""Declarations of a plain layer about its library: its places, its switch, and when it reads its variables."""
+"""Declarations of a layer about its library: its places, its variables, and when it reads them."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -12,78 +12,6 @@ from typing import NamedTuple
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment, user_cache_folder
-
-
-class Places(ABC):
-    """The places where a library keeps entries."""
-
-    #: Moves the cache to a folder.
-    variable: str
-
-    @abstractmethod
-    def roots(self, environment: Environment) -> tuple[facts.Root, ...]:
-        """Return every place, existing or not; the one the library writes to comes first."""
-
-    def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
-        """Return the variables that make the library keep everything under another folder."""
-        return {self.variable: str(folder / layer)}
-
-
-@dataclass(frozen=True)
-class EnvPath(Places):
-    """One folder, named by a variable; a default if the variable is unset or empty."""
-
-    variable: str
-    #: Returns the folder and the reason for it.
-    default: Callable[[Environment], tuple[Path, str]]
-
-    def roots(self, environment: Environment) -> tuple[facts.Root, ...]:
-        """Return the one folder."""
-        named = environment.get(self.variable)
-        path, source = (environment.absolute(named), self.variable) if named else self.default(environment)
-        return (facts.Root(path, facts.Scope.USER, source),)
-
-
-def user_cache(application: str) -> Callable[[Environment], tuple[Path, str]]:
-    """Declare the folder of an application in the user's cache folder, by the rule of platformdirs."""
-    return partial(user_cache_folder, application=application)
-
-
-def at_load(*libraries: str) -> facts.Switch:
-    """Declare variables that are read once, when a library is loaded whose file name begins with one of these."""
-    return facts.Switch("", read_at_load=libraries)
-
-
-def at_import(*modules: str) -> facts.Switch:
-    """Declare variables that are read once, when one of these Python modules is imported."""
-    return facts.Switch("", read_at_import=modules, takes_effect=facts.When.NEXT_IMPORT)
-
-
-def at_once() -> facts.Switch:
-    """Declare variables that are read whenever the cache is used."""
-    return facts.Switch("", takes_effect=facts.When.NOW)
-
-
-class EnvSwitch(NamedTuple):
-    """A variable with one value that turns a cache off; other values have no effect."""
-
-    variable: str
-    off: str
-    #: A switch that says only when the library reads the variable.
-    read: facts.Switch
-
-    def state(self, environment: Environment) -> facts.State:
-        """Return whether the variable has that value."""
-        setting = f"{self.variable}={self.off}"
-        if environment.get(self.variable) == self.off:
-            return facts.State(facts.Condition.DISABLED, setting)
-        return facts.State(facts.Condition.ENABLED, f"on unless {setting}")
-
-    def change(self, layer: str, *, on: bool) -> facts.Switch:
-        """Return how to turn the cache on or off."""
-        if on:
-            return replace(self.read, layer=layer, unset=frozenset({self.variable}))
-        return replace(self.read, layer=layer, set={self.variable: self.off})
 
 
 class Odd(Enum):
@@ -109,19 +37,24 @@ class Rule(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rules(Places):
-    """The places of a library by platform: the first rule whose variable is set decides.
+class Places:
+    """The places of a library by platform: the first rule whose variable is set decides, else the default.
 
-    The rules for macOS are those for Linux unless they are given.
+    Without rules the ``variable``, which moves the cache to a folder, is the only one. The rules for macOS are those
+    for Linux unless they are given.
     """
 
     variable: str
-    linux: tuple[Rule, ...]
+    linux: tuple[Rule, ...] | None = None
     windows: tuple[Rule, ...] = ()
     macos: tuple[Rule, ...] | None = None
+    #: Returns the folder and the reason for it.
+    default: Callable[[Environment], tuple[Path, str]] | None = None
 
     def rules(self, platform: str) -> tuple[Rule, ...]:
         """Return the rules of a platform."""
+        if self.linux is None:
+            return (Rule(self.variable),)
         on_macos = self.linux if self.macos is None else self.macos
         return {"win32": self.windows, "darwin": on_macos}.get(platform, self.linux)
 
@@ -137,14 +70,79 @@ class Rules(Places):
         return None
 
     def roots(self, environment: Environment) -> tuple[facts.Root, ...]:
-        """Return the one folder, if there is one."""
+        """Return every place, existing or not; the one the library writes to comes first."""
         place = self.place(environment)
         return () if place is None else (facts.Root(place[0], facts.Scope.USER, place[1]),)
 
     def place(self, environment: Environment) -> tuple[Path, str] | None:
         """Return the folder and the reason for it; ``None`` if there is none."""
-        rule, value, odd = self.deciding(environment) or (None, "", Odd.NOWHERE)
-        if rule is None or odd is Odd.NOWHERE:
+        decided = self.deciding(environment)
+        if decided is None:
+            return None if self.default is None else self.default(environment)
+        rule, value, odd = decided
+        if odd is Odd.NOWHERE:
             return None
         folder = Path("/") if odd is Odd.TOP else Path(value) if odd is None else environment.absolute(value)
         return folder / rule.suffix, rule.source or rule.variable
+
+    def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
+        """Return the variables that make the library keep everything under another folder."""
+        return {self.variable: str(folder / layer)}
+
+
+def user_cache(application: str) -> Callable[[Environment], tuple[Path, str]]:
+    """Declare the folder of an application in the user's cache folder, by the rule of platformdirs."""
+    return partial(user_cache_folder, application=application)
+
+
+def at_load(*libraries: str) -> facts.Switch:
+    """Declare variables that are read once, when a library is loaded whose file name begins with one of these."""
+    return facts.Switch("", read_at_load=libraries)
+
+
+def at_import(*modules: str) -> facts.Switch:
+    """Declare variables that are read once, when one of these Python modules is imported."""
+    return facts.Switch("", read_at_import=modules, takes_effect=facts.When.NEXT_IMPORT)
+
+
+def at_once() -> facts.Switch:
+    """Declare variables that are read whenever the cache is used."""
+    return facts.Switch("", takes_effect=facts.When.NOW)
+
+
+class EnvSwitch(NamedTuple):
+    """A variable, and what its values do to a cache.
+
+    ``off`` is the pattern of the values that switch it off on purpose, ``fine`` that of the others that are understood.
+    Every other value has an ``outcome`` that few expect, as serious as ``severity`` says.
+    """
+
+    variable: str
+    off: str
+    fine: str = ".*"
+    severity: facts.Severity = facts.Severity.HARMLESS
+    outcome: str = ""
+    #: The command that corrects it; unset by default.
+    fix: str | None = None
+    #: What is switched off, if not the layer.
+    what: str | None = None
+    #: Whether the values with the outcome switch the layer off too.
+    disables: bool = False
+    #: A switch that says only when the library reads the variable.
+    read: facts.Switch = at_once()
+    #: The value that switches the layer off, if not the pattern itself.
+    value: str | None = None
+
+    def is_off(self, value: str | None) -> bool:
+        """Return whether a value switches off on purpose."""
+        return value is not None and re.fullmatch(self.off, value, re.IGNORECASE | re.ASCII) is not None
+
+    def is_fine(self, value: str) -> bool:
+        """Return whether a value that does not switch off is understood."""
+        return re.fullmatch(self.fine, value, re.IGNORECASE | re.ASCII | re.DOTALL) is not None
+
+    def change(self, layer: str, *, on: bool) -> facts.Switch:
+        """Return how to turn the cache on or off."""
+        if on:
+            return replace(self.read, layer=layer, unset=frozenset({self.variable}))
+        return replace(self.read, layer=layer, set={self.variable: self.off if self.value is None else self.value})

@@ -335,14 +335,6 @@ def _plus(left: T, right: T) -> T:
     return replace(left, **sums)  # type: ignore[type-var]
 
 
-class Flag(NamedTuple):
-    """A module attribute that switches a cache in a running process, and the value to give it."""
-
-    module: str
-    attribute: str
-    value: bool
-
-
 class Patch(NamedTuple):
     """A method to be replaced while a layer is off, for a library that has no switch of its own.
 
@@ -360,10 +352,11 @@ class Patch(NamedTuple):
 class Switch:
     """The changes that turn a layer on or off, as data.
 
-    In this process: ``flags`` are set in modules that are loaded; ``patches`` replace methods of a library without a
-    switch; ``memo_patches`` replace methods that remember, in modules that are loaded; ``clear_functions`` are
-    ``(module, function)`` pairs that empty copies in memory; ``reloads`` are ``(module, attribute)`` pairs: such a
-    module, first imported while the layer was off, lacks the attribute and must be executed again.
+    In this process: ``flags`` are values by ``(module, attribute)``, to be set in modules that are loaded; ``patches``
+    replace methods of a library without a switch; ``memo_patches`` replace methods that remember, in modules that are
+    loaded; ``clear_functions`` are ``(module, function)`` pairs that empty copies in memory; ``reloads`` are
+    ``(module, attribute)`` pairs: such a module, first imported while the layer was off, lacks the attribute and must
+    be executed again.
 
     For programs that start: variables to ``set`` and ``unset``. They are read only once, when a library whose file name
     begins with one of ``read_at_load`` starts, or when one of ``read_at_import`` is imported. ``makes`` are folders
@@ -373,7 +366,7 @@ class Switch:
     layer: str
     set: Mapping[str, str] = field(default_factory=dict)
     unset: frozenset[str] = frozenset()
-    flags: tuple[Flag, ...] = ()
+    flags: Mapping[tuple[str, str], bool] = field(default_factory=dict)
     patches: tuple[Patch, ...] = ()
     memo_patches: tuple[Patch, ...] = ()
     clear_functions: tuple[tuple[str, str], ...] = ()

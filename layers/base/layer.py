@@ -20,7 +20,7 @@ from cachectl.layers.base.environment import Environment, own_roots_folder
 from cachectl.layers.base.facts import Ability, Entry, Note, Outcome, Plan, Root
 from cachectl.layers.base.parts import About
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.base.store import Store, attempt
+from cachectl.layers.base.store import ENTRY, Store, attempt
 from cachectl.layers.disk import trust
 
 
@@ -62,23 +62,18 @@ class Layer:
         """Return whether a program started in this environment would use the cache, and why."""
         if self.switch is None:
             return facts.State(facts.Condition.ENABLED, "has no switch")
-        return self.switch.state(self.environment)
+        variable, value = self.switch.variable, self.environment.get(self.switch.variable)
+        if self.switch.is_off(value):
+            return facts.State(facts.Condition.DISABLED, f"{variable}={value}")
+        return facts.State(facts.Condition.ENABLED, f"on unless {variable}={self.switch.off}")
 
-    def switched(self, *, on: bool) -> facts.Switch:
-        """Return how to turn the layer on or off; changes nothing. Raises :class:`Refused` if that is impossible."""
-        if self.switch is None:
-            raise errors.Refused(self.name, "cannot disable: nothing turns this cache off")
-        return self.switch.change(self.name, on=on)
-
-    @final
     def disable(self) -> facts.Switch:
-        """Return how to turn the layer off, as :meth:`switched`."""
-        return self.switched(on=False)
+        """Return how to turn the layer off; changes nothing. Raises :class:`Refused` if that is impossible."""
+        return _required_switch(self).change(self.name, on=False)
 
-    @final
     def enable(self) -> facts.Switch:
-        """Return how to turn the layer on, as :meth:`switched`."""
-        return self.switched(on=True)
+        """Return how to turn the layer on; changes nothing. Raises :class:`Refused` if that is impossible."""
+        return _required_switch(self).change(self.name, on=True)
 
     def relocate(self, folder: Path) -> facts.Switch:
         """Return how to make the layer keep everything under another folder; changes nothing.
@@ -92,14 +87,6 @@ class Layer:
         """Yield problems with the layer's variables and surroundings. Changes nothing."""
         yield from ()
 
-    def place_of_file(self, file: Path) -> Path | None:
-        """Return where in the first root a file of the library belongs that lies elsewhere; ``None`` for other files.
-
-        The keys of its entries begin with that relative path.
-        """
-        del file
-        return None
-
     @final
     def abilities(self) -> Mapping[Ability, str | None]:
         """Map every ability to ``None`` if the layer has it here, else to the reason why it has not.
@@ -108,12 +95,12 @@ class Layer:
         """
         reasons: dict[Ability, str | None] = dict.fromkeys(Ability)
         changes = (
-            (Ability.DISABLE, partial(self.switched, on=False)),
-            (Ability.DISABLE, partial(self.switched, on=True)),
+            (Ability.DISABLE, self.disable),
+            (Ability.DISABLE, self.enable),
             (Ability.RELOCATE, partial(self.relocate, self.environment.temporary)),
         )
         try:
-            reasons.update(self.store.refusals())
+            reasons.update(self.store.refusals)
             for ability, change in changes:
                 try:
                     change()
@@ -169,7 +156,7 @@ class Layer:
         """
         _require(self, Ability.CLEAR)
         plan = Plan(self.name)
-        if selection.kernel is not None and (reason := self.store.refusals().get(Ability.KERNELS)) is not None:
+        if selection.kernel is not None and (reason := self.store.refusals.get(Ability.KERNELS)) is not None:
             return replace(plan, skipped=(Note("*", f"cannot be selected by kernel: {reason}"),))
         plan_root = _plan_damaged if damaged else _plan_root
         for root in every_root(self):
@@ -198,6 +185,12 @@ class Layer:
             except errors.FAILURES as error:
                 outcome = outcome.plus(Outcome(self.name, failed=(Note(str(root.path), errors.reason_of(error)),)))
         return outcome
+
+
+def _required_switch(layer: Layer) -> declarations.EnvSwitch:
+    if layer.switch is None:
+        raise errors.Refused(layer.name, "cannot disable: nothing turns this cache off")
+    return layer.switch
 
 
 # ---------------------------------------------------------------------- roots
@@ -231,7 +224,7 @@ def require_changeable(layer: Layer, root: Root) -> None:
 
 
 def _require(layer: Layer, ability: Ability) -> None:
-    if (reason := layer.store.refusals().get(ability)) is not None:
+    if (reason := layer.store.refusals.get(ability)) is not None:
         raise errors.Refused(layer.name, f"cannot {ability.value}: {reason}")
 
 
@@ -239,7 +232,8 @@ def _owner_reason(layer: Layer, root: Path, key: str) -> str | None:
     """Return why the superuser must leave an entry to its owner; ``None`` for any other entry and user."""
     if not layer.environment.superuser:
         return None
-    owner = trust.owner_of(root, layer.store.file_of(root, key))
+    # An entry in a file belongs to the owner of the file.
+    owner = trust.owner_of(root, key.replace(layer.store.separator, "/"))
     return trust.belonging_to(owner) if owner else None
 
 
@@ -286,7 +280,7 @@ def _require_fit(layer: Layer, root: Root, artifact: facts.Artifact) -> None:
     if artifact.layer != layer.name or artifact.form not in layer.store.forms:
         message = f"takes {' or '.join(layer.store.forms)}, this is {artifact.form} of layer {artifact.layer}"
         raise errors.ForeignForm(layer.name, f"{message}; put it there instead")
-    if errors.key_complaint(artifact.key) is not None or not layer.store.is_key(artifact.key):
+    if errors.key_complaint(artifact.key) is not None or layer.store.kind_of(root, artifact.key) not in (ENTRY, None):
         raise errors.not_a_key(layer.name, artifact.key)
     if reason := _owner_reason(layer, root.path, artifact.key):
         raise errors.Refused(layer.name, reason, root.path / artifact.key)
@@ -373,3 +367,41 @@ def _plan_root(layer: Layer, root: Root, selection: Selection) -> Plan:
     # Entries hidden by such a problem may match the selection.
     failed = tuple(problem.note for problem in problems if problem.hides)
     return replace(plan, skipped=tuple(skipped), failed=failed)
+
+
+# ---------------------------------------------------------------------- variables
+
+
+def off(layer: Layer, variable: str, what: str | None = None) -> facts.Finding:
+    """Return the finding that a variable switches a layer off, or ``what`` of it, on purpose."""
+    message = f"{variable}={layer.environment.get(variable)} switches {what or layer.title} off"
+    where, severity = first_place(layer), facts.Severity.RECOMPILES
+    return facts.Finding(layer.name, where, None, severity, "off", message, f"unset {variable}")
+
+
+def misread(
+    layer: Layer, variable: str, severity: facts.Severity, outcome: str, fix: str | None = None
+) -> facts.Finding:
+    """Return the finding that a library does not understand a value, or not as it is probably meant."""
+    message, fix = f"{variable}={layer.environment.get(variable)!r} {outcome}", fix or f"unset {variable}"
+    return facts.Finding(layer.name, first_place(layer), None, severity, "variable", message, fix)
+
+
+def first_place(layer: Layer) -> Path:
+    """Return the root to name in a finding about a layer as a whole."""
+    return next((root.path for root in layer.roots()), Path("*"))
+
+
+#: A problem, and the condition of the cache that follows from it, if any.
+Fault = tuple[facts.Condition | None, facts.Finding]
+
+
+def faults_of(layer: Layer, switches: Iterable[declarations.EnvSwitch]) -> Iterator[Fault]:
+    """Yield what is wrong with variables that are set."""
+    for switch in switches:
+        value = layer.environment.get(switch.variable)
+        if switch.is_off(value):
+            yield facts.Condition.DISABLED, off(layer, switch.variable, switch.what)
+        elif value is not None and not switch.is_fine(value):
+            found = misread(layer, switch.variable, switch.severity, switch.outcome, switch.fix)
+            yield facts.Condition.DISABLED if switch.disables else None, found

@@ -7,7 +7,7 @@ run, and a started driver cannot be salted.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
@@ -214,7 +214,12 @@ class Tagging(NamedTuple):
 
     A driver that has started cannot be switched off, but it has no entry for such a source. With ``drivers`` and
     ``platforms`` the layer of the driver can be salted in a running process. Without either, the layer stores builds
-    for any platform, and only what they stored is removed. :meth:`Store.find_tagged` finds the entries.
+    for any platform, and only what they stored is removed.
+
+    The store of such a layer has a method ``find_tagged(root, tag, since, known)``, which yields the entries of tagged
+    builds, each with its tag as text; ``tag`` is a pattern of bytes. Entries that have not changed after ``since``
+    (epoch seconds) are not read. A rest of an entry among the ``known`` keys has the tag ``""`` if it does not name the
+    constant. It raises :class:`LayerError` or :class:`OSError` if the root cannot be read.
     """
 
     #: Libraries, by the beginning of their file names: if one has started, builds reach the cache through it.
@@ -250,3 +255,6 @@ class About(NamedTuple):
     lookups: Lookups | None = None
     #: How entries of tagged builds are recognised.
     tagging: Tagging | None = None
+    #: Returns where in the first root of a layer a file of the library belongs that lies elsewhere, ``None`` for other
+    #: files. The keys of its entries begin with that relative path.
+    place_of_file: Callable[[Any, Path], Path | None] | None = None

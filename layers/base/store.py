@@ -8,13 +8,13 @@ is allowed.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from cachectl.layers.base import errors, facts
@@ -30,6 +30,9 @@ T = TypeVar("T")
 EntryError = errors.LayerError | OSError
 #: The damage of an entry's bytes, and its effect on the library.
 Damage = facts.Hazard
+#: What a path below a root can be to a layer by name alone: the key of an entry, something else that is the layer's or
+#: leads to its files, or neither.
+ENTRY, OWN, FOREIGN = "entry", "own", "foreign"
 
 
 class Codec(ABC):
@@ -50,7 +53,7 @@ class Codec(ABC):
 class Store(ABC):
     """The store of a layer's entries. A layer declares it, and it is bound to a name and environment with the layer.
 
-    The first four methods are the protocol; each takes and gives many entries. The others have a general implementation
+    The first five methods are the protocol; each takes and gives many entries. The others have a general implementation
     for entries whose keys are paths below the root; a store overrides one if it has a faster or safer way.
     """
 
@@ -61,6 +64,10 @@ class Store(ABC):
     forms: tuple[str, ...]
     #: Whether removing entries needs free disk space. Layers whose stores need none are cleared first.
     clearing_needs_room: ClassVar[bool] = False
+    #: The abilities missing on this platform or installation, each with the reason.
+    refusals: Mapping[facts.Ability, str] = MappingProxyType({})
+    #: Separates a file from what is in it, or above it, in keys.
+    separator: ClassVar[str] = "/"
 
     # ------------------------------------------------------------------ the protocol
 
@@ -90,35 +97,22 @@ class Store(ABC):
     def remove(self, root: facts.Root, targets: tuple[facts.Entry, ...]) -> facts.Outcome:
         """Remove the entries of a plan in one root, and skip those that have changed since."""
 
-    # ------------------------------------------------------------------ keys and files
+    def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
+        """Check every entry as its library would, and yield those it could not use."""
+        for found in self.scan(root):
+            if isinstance(found, facts.Problem):
+                yield finding_of(self, root, found)
 
-    def refusals(self) -> Mapping[facts.Ability, str]:
-        """Return the abilities missing on this platform or installation, each with the reason."""
-        return {}
+    # ------------------------------------------------------------------ hooks
 
-    def is_key(self, key: str) -> bool:
-        """Return whether a text has the form of a key.
+    def kind_of(self, root: facts.Root, path: str) -> str | None:
+        """Return :data:`ENTRY`, :data:`OWN` or :data:`FOREIGN` for a path below a root, or a key; ``None`` if unknown.
 
         Called before an artifact is placed, because the key may come from an untrusted bundle and becomes a file name.
-        ``limits.key_complaint`` has refused control characters.
+        :func:`errors.key_complaint` has refused control characters.
         """
-        del key
-        return True
-
-    def file_of(self, root: Path, key: str) -> str:
-        """Return the path below the root of the file, or folder, whose owner an entry belongs to."""
-        del root
-        return key
-
-    def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool | None:
-        """Return whether a path below a shared root is the layer's, or leads to its files, by name alone.
-
-        ``None`` is unknown.
-        """
-        del root, parts
+        del root, path
         return None
-
-    # ------------------------------------------------------------------ listing
 
     def usage(self, root: facts.Root) -> facts.Usage:
         """Count a root."""
@@ -132,32 +126,12 @@ class Store(ABC):
         for target in targets:
             yield target, None
 
-    def find_tagged(
-        self, root: facts.Root, tag: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[facts.Entry, str]]:
-        """Yield the entries of tagged builds in a root, each with its tag; see :class:`parts.Tagging`.
-
-        Entries that have not changed after ``since`` (epoch seconds) are not read. A rest of an entry among the
-        ``known`` keys has the tag ``""`` if it does not name the constant. Raises :class:`LayerError` or
-        :class:`OSError` if the root cannot be read.
-        """
-        del root, tag, since, known
-        yield from ()
-
     def recover(self, root: facts.Root) -> None:
         """Finish, or roll back, the interrupted writes of a root, as the next program there would.
 
         Raises :class:`LayerError` for a write that cannot be finished.
         """
         del root
-
-    # ------------------------------------------------------------------ verify
-
-    def verify(self, root: facts.Root) -> Iterator[facts.Finding]:
-        """Check every entry as its library would, and yield those it could not use."""
-        for found in self.scan(root):
-            if isinstance(found, facts.Problem):
-                yield finding_of(self, root, found)
 
 
 def finding_of(store: Store, root: facts.Root, problem: facts.Problem) -> facts.Finding:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from cachectl.layers.base import declarations, facts, lazy, parts, switches
+from cachectl.layers.base import declarations, facts, lazy, parts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk import plain
 from cachectl.layers.host import driver_layers
@@ -91,7 +91,7 @@ class CudaComputeCache(driver_layers.DriverLayer):
         tagging=parts.Tagging(("libnvidia-opencl.so",), ("NVIDIA CUDA",)),
     )
     # A relative or empty path leaves the driver without a cache.
-    places = declarations.Rules(
+    places = declarations.Places(
         "CUDA_CACHE_PATH",
         linux=(
             declarations.Rule("CUDA_CACHE_PATH", empty=declarations.Odd.NOWHERE, relative=declarations.Odd.NOWHERE),
@@ -109,12 +109,15 @@ class CudaComputeCache(driver_layers.DriverLayer):
         ),
     )
     makers = ("NVIDIA",)
-    settings = (
-        switches.Setting("CUDA_CACHE_DISABLE", "1", "0", facts.Severity.HARMLESS, "is not 1, so it does nothing"),
-    )
     limit = driver_layers.Limit("CUDA_CACHE_MAXSIZE", highest=1 << 32, zero_is_off=True)
     # The driver reads it once, when it starts.
-    switch = declarations.EnvSwitch("CUDA_CACHE_DISABLE", off="1", read=declarations.at_load(*LIBRARIES))
+    switch = declarations.EnvSwitch(
+        "CUDA_CACHE_DISABLE",
+        "1",
+        "0",
+        outcome="is not 1, so it does nothing",
+        read=declarations.at_load(*LIBRARIES),
+    )
     store: Any = lazy.later("cachectl.layers.cuda.entries", "ComputeCache")
 
     def is_here(self) -> bool:

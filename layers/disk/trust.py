@@ -136,11 +136,7 @@ def _as_owner(owner: int) -> str:
 
 def owner_of(root: Path, key: str) -> int:
     """Return the user who owns an entry, or the nearest file or folder above it that exists."""
-    place = Path(root, key)
-    try:
-        return place.lstat().st_uid
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return nearest(place.parent, follow=False).lstat().st_uid
+    return nearest(Path(f"{root}/{key}"), follow=False).lstat().st_uid
 
 
 def open_to_others(path: Path) -> Iterator[Path]:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
 
-from cachectl.layers.base import declarations, errors, facts, layer, switches
+from cachectl.layers.base import declarations, errors, facts, layer
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.host.drivers import driver_files
 
@@ -39,9 +39,10 @@ class DriverLayer(layer.Layer):
 
     #: The makers of the drivers.
     makers: ClassVar[tuple[str, ...]]
-    places: ClassVar[declarations.Rules]
-    #: The variables, that of the switch first.
-    settings: ClassVar[tuple[switches.Setting, ...]]
+    places: ClassVar[declarations.Places]
+    switch: ClassVar[declarations.EnvSwitch]
+    #: Further variables whose values have outcomes that few expect.
+    others: ClassVar[tuple[declarations.EnvSwitch, ...]] = ()
     limit: ClassVar[Limit | None] = None
     #: The effect of a variable that leaves the driver without a place.
     placeless: ClassVar[facts.Hazard] = facts.Hazard(
@@ -65,7 +66,7 @@ class DriverLayer(layer.Layer):
         if not self.is_here():
             who = " or ".join(self.makers)
             return facts.State(facts.Condition.ABSENT, f"no driver of {who} is here, and none has left a cache")
-        variable, odd = self.settings[0].variable, [fault.message for _, fault in faults if fault.code == "variable"]
+        variable, odd = self.switch.variable, [fault.message for _, fault in faults if fault.code == "variable"]
         value = self.environment.get(variable)
         named = "on by default" if value is None or odd else f"{variable}={value}"
         return facts.State(facts.Condition.ENABLED, "; ".join((named, *odd)), self.drivers())
@@ -77,14 +78,14 @@ class DriverLayer(layer.Layer):
         if here and self.limit is not None:
             yield from self._nearly_full(self.limit)
 
-    def faults(self) -> Iterator[switches.Fault]:
+    def faults(self) -> Iterator[layer.Fault]:
         """Yield the problems with the variables, each with the condition that follows from it."""
-        yield from switches.setting_faults(self, self.settings)
+        yield from layer.faults_of(self, (self.switch, *self.others))
         yield from self._place_faults()
         if self.limit is not None:
             yield from self._limit_faults(self.limit)
 
-    def _place_faults(self) -> Iterator[switches.Fault]:
+    def _place_faults(self) -> Iterator[layer.Fault]:
         environment, decided = self.environment, self.places.deciding(self.environment)
         if decided is None:
             rules = self.places.rules(environment.platform)
@@ -99,12 +100,12 @@ class DriverLayer(layer.Layer):
         absolute = f"export {rule.variable}={shlex.quote(str(home))}"
         fixes = absolute if value or rule.variable == "HOME" else None
         if odd is declarations.Odd.NOWHERE:
-            yield facts.Condition.DISABLED, switches.misread(self, rule.variable, *self.placeless, fixes)
+            yield facts.Condition.DISABLED, layer.misread(self, rule.variable, *self.placeless, fixes)
         elif odd is declarations.Odd.HERE and environment.platform != "win32":
             outcome = "is not absolute: each folder that a program is started from gets a cache of its own"
-            yield None, switches.misread(self, rule.variable, facts.Severity.RECOMPILES, outcome, fixes)
+            yield None, layer.misread(self, rule.variable, facts.Severity.RECOMPILES, outcome, fixes)
 
-    def _limit_faults(self, limit: Limit) -> Iterator[switches.Fault]:
+    def _limit_faults(self, limit: Limit) -> Iterator[layer.Fault]:
         if (value := self.environment.get(limit.variable)) is None:
             return
         number = _leading_number(value)
@@ -112,9 +113,9 @@ class DriverLayer(layer.Layer):
         if not _PLAIN_NUMBER.fullmatch(value):
             outcome = f"is no number of bytes: the driver takes it for {number}"
             severity = facts.Severity.RECOMPILES if number or condition else facts.Severity.WASTES
-            yield condition, switches.misread(self, limit.variable, severity, outcome)
+            yield condition, layer.misread(self, limit.variable, severity, outcome)
         elif condition is not None:
-            yield condition, switches.off(self, limit.variable)
+            yield condition, layer.off(self, limit.variable)
 
     def _nearly_full(self, limit: Limit) -> Iterator[facts.Finding]:
         value = self.environment.get(limit.variable)
@@ -131,7 +132,7 @@ class DriverLayer(layer.Layer):
             fix = f"cachectl prune --max-size {most // 2}B {self.name}"
         said = "the default" if value is None else limit.variable
         message = f"holds {held:,} of at most {most:,} bytes ({said}): the driver drops entries to make room"
-        yield from self.near_limit(held, most, message, fix, switches.first_place(self))
+        yield from self.near_limit(held, most, message, fix, layer.first_place(self))
 
     def near_limit(self, held: int, limit: int, message: str, fix: str, place: Path) -> Iterator[facts.Finding]:
         """Yield a finding if so many bytes are close to the limit, above which the library drops entries."""

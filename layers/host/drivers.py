@@ -19,9 +19,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachectl.layers.base import facts, switches
+from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.layer import Layer, first_place
 from cachectl.layers.disk.plain import open_plain, read_installed
 from cachectl.layers.host.distributions import names_in
 
@@ -127,9 +127,7 @@ def several_drivers(layer: Layer, maker: str) -> Iterator[facts.Finding]:
         registered = f"{len(libraries)} drivers of {maker} are registered ({', '.join(libraries)})"
         message = f"{registered}: which of them built an entry is not known, nor whether one from elsewhere will hit"
         fix = "none needed; to know it, uninstall all but one"
-        yield facts.Finding(
-            layer.name, switches.first_place(layer), None, facts.Severity.HARMLESS, "drivers", message, fix
-        )
+        yield facts.Finding(layer.name, first_place(layer), None, facts.Severity.HARMLESS, "drivers", message, fix)
 
 
 def _found_by(loader: Loader, environment: Environment) -> Iterator[Driver]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from cachectl.layers.base import declarations, facts, lazy, parts, switches
+from cachectl.layers.base import declarations, facts, layer, lazy, parts
 from cachectl.layers.host import driver_layers
 
 #: What every process maps that has one of the stores open, whichever driver it uses.
@@ -43,9 +43,9 @@ _IGNORED: Final = "is not a boolean that Mesa knows, so it does nothing"
 #: Settings with an effect that few expect. The first two name read-only files of a single-file store beside its own
 #: (``src/util/fossilize_db.c``).
 _SURPRISES: Final = (
-    switches.Setting("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS", "(?!)", "", facts.Severity.HARMLESS, _ALSO_READ),
-    switches.Setting("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS_DYNAMIC_LIST", "(?!)", "", facts.Severity.HARMLESS, _ALSO_READ),
-    switches.Setting(
+    declarations.EnvSwitch("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS", "(?!)", "", outcome=_ALSO_READ),
+    declarations.EnvSwitch("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS_DYNAMIC_LIST", "(?!)", "", outcome=_ALSO_READ),
+    declarations.EnvSwitch(
         "MESA_GLSL_DISABLE_IO_OPT",
         "(?!)",
         f"(?!(?:{_TRUE})\\Z).*",
@@ -80,9 +80,13 @@ class MesaShaderCache(driver_layers.DriverLayer):
     )
     store: Any = lazy.later("cachectl.layers.mesa.store", "ShaderCache")
     makers = ("Rusticl", "Mesa Clover")
-    settings = tuple(switches.Setting(name, _TRUE, _FALSE, facts.Severity.HARMLESS, _IGNORED) for name in _SWITCHES)
+    # Mesa reads them when a device is first opened: the first, then its old name.
+    switch, _old_switch = (
+        declarations.EnvSwitch(name, _TRUE, _FALSE, outcome=_IGNORED, read=declarations.at_load(*OPENED), value="true")
+        for name in _SWITCHES
+    )
     placeless = facts.Hazard(facts.Severity.RECOMPILES, "is empty: Mesa finds no place and keeps nothing")
-    places = declarations.Rules(
+    places = declarations.Places(
         _PLACES[0],
         linux=(
             *(declarations.Rule(variable, empty=declarations.Odd.NOWHERE) for variable in _PLACES),
@@ -131,38 +135,37 @@ class MesaShaderCache(driver_layers.DriverLayer):
             return state
         return replace(state, why=f"{state.why}; RUSTICL_ENABLE names no device, so there may be none")
 
-    def switched(self, *, on: bool) -> facts.Switch:
-        """Return the variable, which Mesa reads when a device is first opened, and unset its old name."""
-        put = {} if on else {_SWITCHES[0]: "true"}
-        return facts.Switch(self.name, put, frozenset(_SWITCHES if on else ()), read_at_load=OPENED)
+    def enable(self) -> facts.Switch:
+        """Unset the old name of the variable, too."""
+        return replace(super().enable(), unset=frozenset(_SWITCHES))
 
     def relocate(self, folder: Path) -> facts.Switch:
         """Return the place itself: older releases append their folder to it, and make only that one."""
-        return facts.Switch(self.name, {_PLACES[0]: str(folder)}, read_at_load=OPENED)
+        return replace(self.switch.read, layer=self.name, set={_PLACES[0]: str(folder)})
 
-    def faults(self) -> Iterator[switches.Fault]:
+    def faults(self) -> Iterator[layer.Fault]:
         """Yield problems with the first switch that is set, with the place, and with surprising variables."""
-        switch, _ = self._first(_SWITCHES)
-        yield from switches.setting_faults(self, (setting for setting in self.settings if setting.variable == switch))
+        is_old = self._first(_SWITCHES)[0] == self._old_switch.variable
+        yield from layer.faults_of(self, (self._old_switch if is_old else self.switch,))
         yield from self._place_faults()
         yield from self._more_of_places()
         variable, value = self._first(_SIZES)
         if variable is not None and not read_limit(value)[1]:
             outcome = f"is taken for {read_limit(value)[0]:,} bytes: any unit but K or M counts as gigabytes"
-            yield None, switches.misread(self, variable, facts.Severity.HARMLESS, outcome, f"export {variable}=1G")
-        yield from switches.setting_faults(self, _SURPRISES)
+            yield None, layer.misread(self, variable, facts.Severity.HARMLESS, outcome, f"export {variable}=1G")
+        yield from layer.faults_of(self, _SURPRISES)
 
-    def _more_of_places(self) -> Iterator[switches.Fault]:
+    def _more_of_places(self) -> Iterator[layer.Fault]:
         (variable, value), bases = self._first(_PLACES), self._bases()
         if len(bases) > 1:
             account = self.environment.home
             outcome = f"is not the home of the account, {account}, which releases before 2025 use instead"
             fix = f"export {_PLACES[0]}={shlex.quote(str(bases[0][0]))}"
-            yield None, switches.misread(self, "HOME", facts.Severity.HARMLESS, outcome, fix)
+            yield None, layer.misread(self, "HOME", facts.Severity.HARMLESS, outcome, fix)
         elif variable is not None and Path(value).is_absolute() and not Path(value).parent.is_dir():
             outcome = "has no parent folder, and releases before 2024 make only the last one: they keep nothing"
             fix = f"mkdir -p {shlex.quote(value)}"
-            yield None, switches.misread(self, variable, facts.Severity.RECOMPILES, outcome, fix)
+            yield None, layer.misread(self, variable, facts.Severity.RECOMPILES, outcome, fix)
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Add a cache that is nearly full."""

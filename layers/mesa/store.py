@@ -17,6 +17,9 @@ from cachectl.layers.base import errors, facts
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import (
+    ENTRY,
+    FOREIGN,
+    OWN,
     EntryError,
     counting,
     each_part,
@@ -63,13 +66,11 @@ class ShaderCache(files.TreeStore):
     forms = ("mesa-entry/1",)
     file_mode = 0o644
 
-    def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
+    def kind_of(self, root: facts.Root, path: str) -> str:
         """Compare with the names of entries, files and temporaries."""
-        return any(shape.owns(parts) for shape in _SHAPES[root.role])
-
-    def is_key(self, key: str) -> bool:
-        """Compare with the pattern of entries."""
-        return _ENTRIES.accepts(key)
+        if _ENTRIES.accepts(path):
+            return ENTRY
+        return OWN if any(shape.owns(path.split("/")) for shape in _SHAPES[root.role]) else FOREIGN
 
     def tree_of(self, root: facts.Root, key: str = "", shape: Shape = _ENTRIES) -> Tree:
         """Return the tree of the files of one shape."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from cachectl.layers.base import declarations, errors, facts, layer, lazy, parts, switches
+from cachectl.layers.base import declarations, errors, facts, layer, lazy, parts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Condition, Hazard, Scope, Severity
 from cachectl.layers.miopen import places as where
@@ -69,6 +69,30 @@ class KernelLookups(parts.Lookups):
         return openings - 2 * stores, stores
 
 
+def place_of_file(layer: Any, file: Path) -> Path | None:  # noqa: ANN401 - a layer that is defined below
+    """Return the place of a database by its name: that of the newest file of the user for the same device.
+
+    Without one, kernels belong to the version of MIOpen that the file's folder names, or to the newest known one.
+    """
+    named, roots, store = where.parse_name(file.name), layer.roots(), layer.store
+    if named is None or not roots:
+        return None
+    if named.kind in store.kinds and not store.folders:
+        return Path(file.name)
+    installed = where.installed_names(named)[0]
+    has_version = where.VERSION_FOLDER.fullmatch(file.parent.name) is not None
+    alike = [found for found in store.present(roots[0]) if installed in where.installed_names(found)]
+    if alike and not has_version:
+        return Path(max(alike, key=lambda found: where.version_numbers(found.version or "0")).relative)
+    if not store.folders or not installed.endswith(".kdb"):
+        return None
+    version = file.parent.name if has_version else store.newest(roots[0])
+    if version is None:
+        why = "name the version of MIOpen by the file's folder, such as 3.3.0.a85ca8a54"
+        raise errors.BadRequest(f"{errors.printable(file)}: no MIOpen has kept kernels here; {why}")
+    return Path(version, f"{installed.removesuffix('kdb')}ukdb")
+
+
 class MIOpenLayer(layer.Layer):
     """A layer of MIOpen's databases: its place and its variable are declared.
 
@@ -80,7 +104,7 @@ class MIOpenLayer(layer.Layer):
     switch: ClassVar[declarations.EnvSwitch]
     #: What the switch turns off, if it is not the whole layer.
     switched_part: ClassVar[str | None] = None
-    about = parts.About(lookups=parts.Lookups(files=_FILES))
+    about = parts.About(lookups=parts.Lookups(files=_FILES), place_of_file=place_of_file)
 
     def state(self) -> facts.State:
         """Read the switch. In a temporary folder only a database shows that MIOpen was there."""
@@ -104,35 +128,12 @@ class MIOpenLayer(layer.Layer):
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
         verdict = False if value is None else read_flag(value)
         if verdict is None:
-            yield switches.misread(self, variable, Severity.FAILS, _NO_FLAG)
+            yield layer.misread(self, variable, Severity.FAILS, _NO_FLAG)
         elif verdict:
             if value not in _ALWAYS_KNOWN:
                 outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
-                yield switches.misread(self, variable, Severity.HARMLESS, outcome, f"export {variable}=1")
-            yield switches.off(self, variable, self.switched_part)
-
-    def place_of_file(self, file: Path) -> Path | None:
-        """Return the place of a database by its name: that of the newest file of the user for the same device.
-
-        Without one, kernels belong to the version of MIOpen that the file's folder names, or to the newest known one.
-        """
-        named, roots, store = where.parse_name(file.name), self.roots(), self.store
-        if named is None or not roots:
-            return None
-        if named.kind in store.kinds and not store.folders:
-            return Path(file.name)
-        installed = where.installed_names(named)[0]
-        has_version = where.VERSION_FOLDER.fullmatch(file.parent.name) is not None
-        alike = [found for found in store.present(roots[0]) if installed in where.installed_names(found)]
-        if alike and not has_version:
-            return Path(max(alike, key=lambda found: where.version_numbers(found.version or "0")).relative)
-        if not store.folders or not installed.endswith(".kdb"):
-            return None
-        version = file.parent.name if has_version else store.newest(roots[0])
-        if version is None:
-            why = "name the version of MIOpen by the file's folder, such as 3.3.0.a85ca8a54"
-            raise errors.BadRequest(f"{errors.printable(file)}: no MIOpen has kept kernels here; {why}")
-        return Path(version, f"{installed.removesuffix('kdb')}ukdb")
+                yield layer.misread(self, variable, Severity.HARMLESS, outcome, f"export {variable}=1")
+            yield layer.off(self, variable, self.switched_part)
 
 
 _PACKAGED: Final = MIOpenLayer.about._replace(scope=Scope.SYSTEM, on_network=None, among_ranks=None, when_closed=None)
@@ -256,10 +257,10 @@ class MIOpenTuning(MIOpenLayer):
         effects = {_ENFORCE: _ENFORCED[action]} if action in _ENFORCED else {}
         if not effects and action != "1":
             outcome = "is no action that MIOpen knows: it throws, or ignores it"
-            yield switches.misread(self, _ENFORCE, Severity.FAILS, outcome)
+            yield layer.misread(self, _ENFORCE, Severity.FAILS, outcome)
         for variable, (severity, effect) in {**effects, **_LEFT_SET}.items():
             if value := self.environment.get(variable):
-                message, place = f"{variable}={value} is set: {effect}", switches.first_place(self)
+                message, place = f"{variable}={value} is set: {effect}", layer.first_place(self)
                 yield facts.Finding(self.name, place, None, severity, "tuning", message, f"unset {variable}")
 
 

@@ -44,8 +44,12 @@ class MIOpenDatabases(row_store.Rows):
 
     def __init__(self, asked_first: str = "") -> None:
         self.asked_first = asked_first
+        self.refusals = tree.REFUSALS
         if asked_first:
             self.kinds = tuple(places.INSTALLED[kind] for kind in self.kinds)
+            into = f"{places.PACKAGED}; put into the layer {asked_first}, which MIOpen asks first"
+            clear = f"{places.PACKAGED}; its package manager removes them"
+            self.refusals = {**tree.REFUSALS, facts.Ability.PUT: into, facts.Ability.CLEAR: clear}
 
     @abstractmethod
     def list_file(self, file: DatabaseFile, template: facts.Entry) -> Iterator[facts.Found]:
@@ -74,15 +78,6 @@ class MIOpenDatabases(row_store.Rows):
         del root, latest
         yield from ()
 
-    def refusals(self) -> Mapping[facts.Ability, str]:
-        """Refuse every change of a package's files, and on platforms without directory handles."""
-        if not self.asked_first:
-            return tree.REFUSALS
-        packaged = places.PACKAGED
-        into = f"{packaged}; put into the layer {self.asked_first}, which MIOpen asks first"
-        clear = f"{packaged}; its package manager removes them"
-        return {**tree.REFUSALS, facts.Ability.PUT: into, facts.Ability.CLEAR: clear}
-
     # ------------------------------------------------------------------ files
 
     def named(self, root: facts.Root, relative: str) -> DatabaseFile | None:
@@ -93,17 +88,15 @@ class MIOpenDatabases(row_store.Rows):
             return None
         return file if not folder or (self.folders and places.VERSION_FOLDER.fullmatch(folder)) else None
 
-    def is_key(self, key: str) -> bool:
-        """Check the name of the database, and that the parts of an entry follow."""
-        relative, *parts = key.split(SEPARATOR, self.parts)
-        file = self.named(places.NOWHERE, relative)
-        return len(parts) == self.parts and any(parts) and file is not None and file.kind in self.kinds
-
-    def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
-        """Compare with the names of databases, of sqlite's files beside one, and of version folders."""
-        if self.folders and len(parts) == 1 and places.VERSION_FOLDER.fullmatch(parts[0]):
-            return True
-        return self.named(root, "/".join((*parts[:-1], database.without_companion(parts[-1])))) is not None
+    def kind_of(self, root: facts.Root, path: str) -> str:
+        """Compare with the names of databases, which the parts of an entry follow, of files beside, and of folders."""
+        relative, *parts = path.split(SEPARATOR, self.parts)
+        if parts:
+            file = self.named(root, relative)
+            is_entry = len(parts) == self.parts and any(parts) and file is not None and file.kind in self.kinds
+            return store.ENTRY if is_entry else store.FOREIGN
+        is_folder = self.folders and places.VERSION_FOLDER.fullmatch(path) is not None
+        return store.OWN if is_folder or self.named(root, database.without_companion(path)) else store.FOREIGN
 
     def files(self, root: facts.Root) -> Iterator[DatabaseFile | facts.Problem]:
         """Yield each file, and a problem for each link and each unreadable file or folder."""
@@ -240,7 +233,7 @@ class MIOpenDatabases(row_store.Rows):
     ) -> Mapping[str, bool | store.EntryError]:
         """Check and insert entries of one database."""
         first, named = artifacts[0].key, self.named(root, file)
-        if named is None or not self.is_key(first):
+        if named is None or self.kind_of(root, first) != store.ENTRY:
             raise errors.not_a_key(self.name, first)
         is_blocked = _is_link(root.path / named.folder) or status_at(named.path) is not None
         if is_blocked and self.locate(root, file) is None:

@@ -202,13 +202,10 @@ class UserKernelDatabases(KernelDatabases):
     def _objects(self, root: facts.Root) -> tree.Tree:
         return tree.Tree(self.name, root.path, _OBJECTS)
 
-    def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
+    def kind_of(self, root: facts.Root, path: str) -> str:
         """Compare with the names of databases, version folders and object files."""
-        return super().owns(root, parts) or _OBJECTS.owns(parts)
-
-    def is_key(self, key: str) -> bool:
-        """Check the name of the database and the parts after it, or compare with the pattern of object files."""
-        return super().is_key(key) if databases.SEPARATOR in key else _OBJECTS.accepts(key)
+        kind = super().kind_of(root, path)
+        return kind if databases.SEPARATOR in path or kind == store.OWN else _OBJECTS.kind_of(path)
 
     def scan_others(self, root: facts.Root, latest: str | None) -> Iterator[facts.Found]:
         """Yield object files; in a temporary folder such files may belong to other programs."""

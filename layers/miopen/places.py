@@ -61,10 +61,9 @@ INSTALLED: Final = {"ukdb": "kdb", "ufdb.txt": "fdb.txt", "udb.txt": "db.txt", "
 class UserPlace(declarations.Places):
     """A folder of the user: the variable that names it, its default below the home, and the folder of a moved one."""
 
-    variable: str
-    default: str
-    windows: str
-    below: str
+    home: str = ""
+    profile: str = ""
+    below: str = ""
 
     def roots(self, environment: Environment) -> tuple[Root, ...]:
         """Return the folder, and those that MIOpen uses instead of a network home, or without a home."""
@@ -72,17 +71,17 @@ class UserPlace(declarations.Places):
             return (Root(expand(environment, named), Scope.USER, self.variable),)
         if environment.platform == "win32":
             home = environment.get("USERPROFILE") or environment.home
-            return (Root(Path(home, self.windows), Scope.USER, "default (USERPROFILE)"),)
+            return (Root(Path(home, self.profile), Scope.USER, "default (USERPROFILE)"),)
         temporary = temporary_folder(environment)
         home = environment.get("HOME") or "/"
         why = "HOME is not set, empty or /" if home == "/" else "where the home is on a network file system"
         fallbacks = (
-            Root(temporary / self.default, Scope.USER, f"MIOpen 3.5's fallback ({why})", TEMPORARY),
+            Root(temporary / self.home, Scope.USER, f"MIOpen 3.5's fallback ({why})", TEMPORARY),
             Root(temporary, Scope.USER, f"the fallback of MIOpen up to 3.3 ({why})", TEMPORARY),
         )
         if home == "/":
             return fallbacks
-        first = Root(environment.absolute(home) / self.default, Scope.USER, "default")
+        first = Root(environment.absolute(home) / self.home, Scope.USER, "default")
         return (first, *(root for root in fallbacks if root.path != first.path))
 
     def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
@@ -95,8 +94,8 @@ class UserPlace(declarations.Places):
 class SystemPlace(declarations.Places):
     """The databases that came with MIOpen; ``expands`` says whether every ``~`` in the variable means the home."""
 
-    expands: bool
     variable: str = "MIOPEN_SYSTEM_DB_PATH"
+    expands: bool = False
     #: Why the databases are not moved.
     reason: ClassVar[str] = f"{PACKAGED}; MIOpen finds them beside its library, or through MIOPEN_SYSTEM_DB_PATH"
 
@@ -120,8 +119,8 @@ class SystemPlace(declarations.Places):
 
 
 #: Up to MIOpen 3.3 the variable names the folder itself; MIOpen 3.5 makes its version folder in it.
-KERNELS: Final = UserPlace("MIOPEN_CUSTOM_CACHE_DIR", ".cache/miopen", ".miopen/cache", "miopen")
-TUNING: Final = UserPlace("MIOPEN_USER_DB_PATH", ".config/miopen", ".miopen/db", "miopen-db")
+KERNELS: Final = UserPlace("MIOPEN_CUSTOM_CACHE_DIR", home=".cache/miopen", profile=".miopen/cache", below="miopen")
+TUNING: Final = UserPlace("MIOPEN_USER_DB_PATH", home=".config/miopen", profile=".miopen/db", below="miopen-db")
 SYSTEM_KERNELS: Final = SystemPlace(expands=True)
 SYSTEM_TUNING: Final = SystemPlace(expands=False)
 

@@ -60,16 +60,13 @@ class TuningDatabases(databases.MIOpenDatabases):
     def __init__(self, asked_first: str = "") -> None:
         super().__init__(asked_first)
         self.counted = ("db",) if asked_first else ("udb",)
-
-    def refusals(self) -> Mapping[facts.Ability, str]:
-        """Refuse kernels, too."""
         reason = "a record has a problem and its solvers, not the kernels they run"
-        return {**super().refusals(), facts.Ability.KERNELS: reason}
+        self.refusals = {**self.refusals, facts.Ability.KERNELS: reason}
 
-    def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
+    def kind_of(self, root: facts.Root, path: str) -> str:
         """Compare with the names of databases, and of the files that their rewrites leave."""
-        name = parts[-1].removesuffix(_TIME).removesuffix(".temp")
-        return super().owns(root, (*parts[:-1], name))
+        is_key = databases.SEPARATOR in path
+        return super().kind_of(root, path if is_key else path.removesuffix(_TIME).removesuffix(".temp"))
 
     def row_file(self, root: facts.Root, file: str) -> None:
         """Return nothing: there are no rows."""

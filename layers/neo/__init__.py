@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from cachectl.layers.base import declarations, facts, lazy, parts, switches
+from cachectl.layers.base import declarations, facts, layer, lazy, parts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk import plain
 from cachectl.layers.host import driver_layers
@@ -26,7 +26,7 @@ STATISTICS: Final = "stats"
 COUNTS: Final = struct.Struct("=QQQ")
 _LEAF: Final = "neo_compiler_cache"
 # An empty variable counts as not set.
-_PLACES: Final = declarations.Rules(
+_PLACES: Final = declarations.Places(
     "NEO_CACHE_DIR",
     linux=(
         declarations.Rule("NEO_CACHE_DIR"),
@@ -64,25 +64,24 @@ class NeoCompilerCache(driver_layers.DriverLayer):
     name = "neo"
     title = "Intel NEO compiler cache"
     makers = ("Intel NEO",)
-    settings = (
-        switches.Setting(
-            "NEO_CACHE_PERSISTENT",
-            r"\s*0\s*",
-            r"\s*[+-]?0*[1-9].*",
-            facts.Severity.RECOMPILES,
-            "is no number: the driver takes it for 0, and keeps nothing",
-            "export NEO_CACHE_PERSISTENT=1",
-            disables=True,
-        ),
+    # The driver reads it once for each device.
+    switch = declarations.EnvSwitch(
+        "NEO_CACHE_PERSISTENT",
+        r"\s*0\s*",
+        r"\s*[+-]?0*[1-9].*",
+        facts.Severity.RECOMPILES,
+        "is no number: the driver takes it for 0, and keeps nothing",
+        "export NEO_CACHE_PERSISTENT=1",
+        disables=True,
+        read=declarations.at_load(*LIBRARIES),
+        value="0",
     )
     limit = driver_layers.Limit("NEO_CACHE_MAX_SIZE")
-    # The driver reads it once for each device.
-    switch = declarations.EnvSwitch("NEO_CACHE_PERSISTENT", off="0", read=declarations.at_load(*LIBRARIES))
     places = _PLACES
     store: Any = lazy.later("cachectl.layers.neo.entries", "programs")
     about = parts.About(lookups=NeoLookups())
 
-    def faults(self) -> Iterator[switches.Fault]:
+    def faults(self) -> Iterator[layer.Fault]:
         """Add a missing folder, and variables of the compiler."""
         yield from super().faults()
         for root in self.roots():
@@ -96,7 +95,7 @@ class NeoCompilerCache(driver_layers.DriverLayer):
                 yield facts.Condition.DISABLED, found
         for variable in sorted(name for name in self.environment.variables if name.startswith("IGC_"))[:1]:
             outcome = "switches the cache off in compute-runtime 25.31 to 26.31, and is in no key of earlier ones"
-            yield facts.Condition.UNKNOWN, switches.misread(self, variable, facts.Severity.RECOMPILES, outcome)
+            yield facts.Condition.UNKNOWN, layer.misread(self, variable, facts.Severity.RECOMPILES, outcome)
 
     def relocate(self, folder: Path) -> facts.Switch:
         """Return the path, and the folder to make first: the driver keeps nothing in a missing folder."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from cachectl.layers.base import declarations, facts, lazy, parts, switches
+from cachectl.layers.base import declarations, facts, lazy, parts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.host import distributions, driver_layers, drivers
 
@@ -22,7 +22,7 @@ _BITCODE: Final = "program.bc"
 # Where the answer of statx has the time of birth: seconds, then nanoseconds (linux/stat.h, linux/fcntl.h).
 _HERE, _NO_FOLLOW, _BIRTH, _BIRTH_AT, _STATX_SIZE = -100, 0x100, 0x800, 80, 256
 
-PLACES: Final = declarations.Rules(
+PLACES: Final = declarations.Places(
     "POCL_CACHE_DIR",
     linux=(
         declarations.Rule("POCL_CACHE_DIR", empty=declarations.Odd.NOWHERE),
@@ -179,16 +179,17 @@ class PoclKernels(driver_layers.DriverLayer):
     places = PLACES
     placeless = facts.Hazard(facts.Severity.FAILS, "is empty: PoCL finds no device; unset it")
     makers = ("PoCL",)
-    settings = (
-        switches.Setting(
-            "POCL_KERNEL_CACHE",
-            "n|no|f|false|off|0",
-            "1.*",
-            facts.Severity.RECOMPILES,
-            "switches the cache off: only a value that begins with 1 means on",
-            "export POCL_KERNEL_CACHE=1",
-            disables=True,
-        ),
+    # PoCL reads it once, when its first device is opened.
+    switch = declarations.EnvSwitch(
+        "POCL_KERNEL_CACHE",
+        "n|no|f|false|off|0",
+        "1.*",
+        facts.Severity.RECOMPILES,
+        "switches the cache off: only a value that begins with 1 means on",
+        "export POCL_KERNEL_CACHE=1",
+        disables=True,
+        read=declarations.at_load(*LIBRARIES),
+        value="0",
     )
     store: Any = lazy.later("cachectl.layers.pocl.programs", "Programs")
 
@@ -201,13 +202,9 @@ class PoclKernels(driver_layers.DriverLayer):
         yield from drivers.several_drivers(self, "PoCL")
         yield from super().diagnose()
 
-    def switched(self, *, on: bool) -> facts.Switch:
-        """Return the variable, which PoCL reads once, when its first device is opened."""
-        return facts.Switch(self.name, {"POCL_KERNEL_CACHE": "1" if on else "0"}, read_at_load=LIBRARIES)
-
-    def relocate(self, folder: Path) -> facts.Switch:
-        """Return PoCL's own variable; PoCL makes the folder."""
-        return facts.Switch(self.name, self.places.moved(self.name, folder), read_at_load=LIBRARIES)
+    def enable(self) -> facts.Switch:
+        """Return the variable with a value that means on, whatever the default."""
+        return replace(self.switch.read, layer=self.name, set={self.switch.variable: "1"})
 
 
 # ---------------------------------------------------------------------- running programs

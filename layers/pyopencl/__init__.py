@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from cachectl.layers import pyopencl_invoker, pytools
-from cachectl.layers.base import facts, layer, lazy, parts, switches
+from cachectl.layers.base import facts, layer, lazy, parts
 from cachectl.layers.base.environment import Environment, release_of
 from cachectl.layers.base.facts import Condition, Severity, State
 from cachectl.layers.disk.plain import read_plain
@@ -145,7 +145,7 @@ class PyOpenCLBinaries(layer.Layer):
 
     def state(self) -> State:
         """Read the variable, then the drivers: PyOpenCL does not use this cache on PoCL and NVIDIA."""
-        for finding in switches.diagnosed(self, "pyopencl", (pyopencl_invoker.VARIABLE,)):
+        for finding in pytools.diagnosed(self, "pyopencl", (pyopencl_invoker.VARIABLE,)):
             return State(Condition.DISABLED, finding.message)
         if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
             return State(Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
@@ -162,9 +162,13 @@ class PyOpenCLBinaries(layer.Layer):
         files = dict.fromkeys(driver.file for driver in found if driver.maker in used)
         return State(Condition.ENABLED, why, tuple(files))
 
-    def switched(self, *, on: bool) -> facts.Switch:
+    def disable(self) -> facts.Switch:
         """Return the switch that PyOpenCL reads at every build."""
-        return pyopencl_invoker.no_cache_switch(self.name, on=on)
+        return pyopencl_invoker.no_cache_switch(self.name, on=False)
+
+    def enable(self) -> facts.Switch:
+        """Return the same switch."""
+        return pyopencl_invoker.no_cache_switch(self.name, on=True)
 
     def relocate(self, folder: Path) -> facts.Switch:
         """Return the user cache folder, which PyOpenCL resolves at every build."""
@@ -172,8 +176,8 @@ class PyOpenCLBinaries(layer.Layer):
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables, and locks that have lost their holders."""
-        yield from switches.diagnosed(self, "pyopencl", (pyopencl_invoker.VARIABLE,))
-        yield from switches.relative_cache_home(self)
+        yield from pytools.diagnosed(self, "pyopencl", (pyopencl_invoker.VARIABLE,))
+        yield from pytools.relative_cache_home(self)
         consulted = self.state().condition in (Condition.ENABLED, Condition.UNKNOWN)
         for root in self.roots():
             yield from self.store.stale_locks(root, consulted=consulted)

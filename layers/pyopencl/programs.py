@@ -112,10 +112,12 @@ class ProgramFolders(Folders):
         is_stale, because = stale
         yield replace(entry, kernels=kernels, versions={"python": python}, stale=is_stale, stale_because=because)
 
-    def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
+    def kind_of(self, root: facts.Root, path: str) -> str:
         """Compare with the name of the folders of each Python."""
         del root
-        return _BASE.fullmatch(parts[0]) is not None
+        if self.shape.accepts(path):
+            return store.ENTRY
+        return store.OWN if _BASE.fullmatch(path.partition("/")[0]) else store.FOREIGN
 
     # ------------------------------------------------------------------ contents
 

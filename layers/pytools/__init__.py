@@ -13,15 +13,18 @@ from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ClassVar, Final
+from weakref import WeakKeyDictionary
 
-from cachectl.layers.base import facts, lazy, parts, switches
-from cachectl.layers.base.environment import Environment, is_common_cache_home, user_cache_folder
+from cachectl.layers.base import declarations, facts, lazy, parts
+from cachectl.layers.base.environment import Environment, is_common_cache_home, release_of, user_cache_folder
 from cachectl.layers.base.facts import Condition, Severity, State
-from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.layer import Layer, faults_of, misread
 
+#: The first releases that read the value of their variables.
+_BOOLEAN_SINCE: Final = {"loopy": (2025, 1), "pyopencl": (2024, 2)}
 #: Sumpy asks only whether its variables are set.
 _SETTINGS: Final = tuple(
-    switches.Setting(
+    declarations.EnvSwitch(
         variable,
         "y|yes|t|true|on|1",
         "(?!)",
@@ -142,7 +145,7 @@ class PytoolsDictionaries(Layer):
     def state(self) -> State:
         """Read the variables as the library does when it is imported; pytools has none, but sumpy has one."""
         library, root = self.library, self.roots()[0]
-        for finding in switches.diagnosed(self, library, self.variables):
+        for finding in diagnosed(self, library, self.variables):
             return State(Condition.DISABLED, finding.message)
         if not self.variables and self.environment.get("SUMPY_NO_CACHE") is not None:
             return State(Condition.ENABLED, "off for sumpy alone (SUMPY_NO_CACHE is set, its value is not read)")
@@ -153,16 +156,18 @@ class PytoolsDictionaries(Layer):
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables, those of sumpy for pytools."""
-        yield from switches.diagnosed(self, self.library, self.variables)
+        yield from diagnosed(self, self.library, self.variables)
         if not self.variables:
             known = 1 if self.environment.installed("sumpy") is None else 2
-            yield from (finding for _, finding in switches.setting_faults(self, _SETTINGS[:known]))
-        yield from switches.relative_cache_home(self)
+            yield from (finding for _, finding in faults_of(self, _SETTINGS[:known]))
+        yield from relative_cache_home(self)
 
-    def switched(self, *, on: bool) -> facts.Switch:
+    def enable(self) -> facts.Switch:
+        """Return sumpy's variable."""
+        return facts.Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=facts.When.NEXT_IMPORT)
+
+    def disable(self) -> facts.Switch:
         """Return sumpy's variable, and patches that replace the switch that pytools lacks in this process."""
-        if on:
-            return facts.Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=facts.When.NEXT_IMPORT)
         patches = tuple(
             facts.Patch("pytools.persistent_dict", owner, name, partial(_without, self.store.owns_identifier, name))
             for owner in ("PersistentDict", "WriteOncePersistentDict")
@@ -173,6 +178,30 @@ class PytoolsDictionaries(Layer):
     def relocate(self, folder: Path) -> facts.Switch:
         """Return the user cache folder; open dictionaries stay where they are."""
         return relocate_user_cache(self, folder, self.opened_by)
+
+
+def diagnosed(layer: Layer, distribution: str, variables: tuple[str, ...]) -> Iterator[facts.Finding]:
+    """Yield how variables switch a layer off that are read with ``pytools.strtobool`` at import."""
+    version = layer.environment.installed(distribution)
+    fine, severity = "n|no|f|false|off|0", Severity.FAILS
+    outcome = f"is not a boolean: import {distribution} raises ValueError"
+    if (release_of(version) or (9999,)) < _BOOLEAN_SINCE.get(distribution, ()):
+        fine, severity = "(?!)", Severity.RECOMPILES
+        outcome = f"switches {layer.title} off all the same: {distribution} {version} asks only whether it is set"
+    settings = (
+        declarations.EnvSwitch(variable, "y|yes|t|true|on|1", fine, severity, outcome) for variable in variables
+    )
+    yield from (finding for _, finding in faults_of(layer, settings))
+
+
+def relative_cache_home(layer: Layer) -> Iterator[facts.Finding]:
+    """Yield a finding if ``XDG_CACHE_HOME`` is not absolute: pytools and PyOpenCL ignore it, or resolve it anywhere."""
+    value = layer.environment.get("XDG_CACHE_HOME")
+    if layer.environment.platform == "linux" and value and not Path(value).is_absolute():
+        outcome = "is not absolute: pytools and PyOpenCL ignore it, and use ~/.cache"
+        if layer.environment.follows_relative_cache_home:
+            outcome = "is not absolute: pytools and PyOpenCL make a cache in every folder that a program starts in"
+        yield misread(layer, "XDG_CACHE_HOME", Severity.HARMLESS, outcome)
 
 
 def user_cache_roots(environment: Environment, application: str) -> tuple[facts.Root, ...]:
@@ -214,3 +243,24 @@ def _without(owns_identifier: Callable[[str], bool], name: str, method: Callable
         return None
 
     return elsewhere
+
+
+def forgetting(method: Callable[..., object]) -> Callable[..., object]:
+    """Return a replacement for a method that pytools' ``memoize_method`` wraps: every object starts with no memory.
+
+    What an object remembers meanwhile goes with the replacement. What it remembered before is kept for the original.
+    """
+    from inspect import unwrap
+
+    bare = unwrap(method)
+    memo: WeakKeyDictionary[Any, dict[object, object]] = WeakKeyDictionary()
+
+    @wraps(method)
+    def remember_again(owner: object, *arguments: object, **options: object) -> object:
+        remembered = memo.setdefault(owner, {})
+        key = (arguments, tuple(sorted(options.items())))
+        if key not in remembered:
+            remembered[key] = bare(owner, *arguments, **options)
+        return remembered[key]
+
+    return remember_again

@@ -63,11 +63,17 @@ class Dictionaries(row_store.Rows):
         name = pdict.parse_name(key.partition("/")[0], self.environment.python)
         return name if name is not None and self.owns_identifier(name.identifier) else None
 
-    def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
+    def kind_of(self, root: facts.Root, path: str) -> str:
         """Compare the identifier; other names belong to the layer that takes all other dictionaries."""
         del root
-        name = pdict.parse_name(database.without_companion(parts[0]), self.environment.python)
-        return self.owns_identifier("" if name is None else name.identifier)
+        dictionary, _, digest = path.partition("/")
+        if (name := self.named(dictionary)) is not None:
+            # The key of a row is any one word.
+            is_row = bool(digest) and "/" not in digest
+            if is_row if name.generation == "v5" else _FOLDERS.accepts(path):
+                return store.ENTRY
+        name = pdict.parse_name(database.without_companion(dictionary), self.environment.python)
+        return store.OWN if self.owns_identifier("" if name is None else name.identifier) else store.FOREIGN
 
     def dictionaries(self, root: facts.Root) -> Iterator[pdict.DictionaryName]:
         """Yield the names of the layer's dictionaries. Raises :class:`Unreachable`."""
@@ -78,13 +84,6 @@ class Dictionaries(row_store.Rows):
                 return
             raise errors.Unreachable(self.name, f"cannot be read: {error.strerror}", root.path) from error
         yield from filter(None, map(self.named, files))
-
-    def is_key(self, key: str) -> bool:
-        """Check the name of the dictionary and the form of the rest, which is any one word for a row."""
-        name, digest = self.named(key), key.partition("/")[2]
-        if name is None:
-            return False
-        return bool(digest) and "/" not in digest if name.generation == "v5" else _FOLDERS.accepts(key)
 
     def row_file(self, root: facts.Root, file: str) -> RowFile | None:
         """Return a dictionary of rows."""
@@ -161,7 +160,8 @@ class Dictionaries(row_store.Rows):
         """Yield the folders of older dictionaries, this layer's orphans, and problems of either."""
         for leaf in self._tree(root).scan():
             if isinstance(leaf, facts.Problem):
-                if leaf.path == root.path or self.owns(root, leaf.path.relative_to(root.path).parts):
+                path = os.path.relpath(leaf.path, root.path)
+                if path == "." or self.kind_of(root, path) != store.FOREIGN:
                     yield leaf
             # What an interrupted cachectl left belongs to the layer that takes all other dictionaries.
             elif self.owns_identifier("") if leaf.orphan_rule is not None else self.named(leaf.key) is not None:

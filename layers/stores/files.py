@@ -22,10 +22,7 @@ class TreeStore(store.Store):
 
     #: The mode of the files of an entry.
     file_mode = 0o600
-
-    def refusals(self) -> Mapping[facts.Ability, str]:
-        """Return the abilities that need directory handles, if the platform has none."""
-        return REFUSALS
+    refusals = REFUSALS
 
     @abstractmethod
     def tree_of(self, root: facts.Root, key: str) -> Tree:
@@ -241,14 +238,13 @@ class Files(TreeStore):
                 yield facts.Problem(root.path / leaf.key, "damaged", damage.message)
             yield leaf.entry(self.name, root.path, self.codec.describe(data))
 
-    def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
+    def kind_of(self, root: facts.Root, path: str) -> str:
         """Compare with the names of entries, temporaries, and files beside them."""
         del root
-        return any(shape.owns(parts) for shape in (*self.shapes, *self.index.shapes))
-
-    def is_key(self, key: str) -> bool:
-        """Compare with the pattern of entries."""
-        return self._shape_of(key).accepts(key)
+        if self._shape_of(path).accepts(path):
+            return store.ENTRY
+        parts = path.split("/")
+        return store.OWN if any(shape.owns(parts) for shape in (*self.shapes, *self.index.shapes)) else store.FOREIGN
 
     def _shape_of(self, key: str) -> Shape:
         above = key.count("/")
@@ -376,13 +372,9 @@ class Folders(TreeStore):
         del key
         return Tree(self.name, root.path, self.shape_of(root))
 
-    def is_key(self, key: str) -> bool:
-        """Compare with the pattern of entries."""
-        return self.shape.accepts(key)
-
-    def owns(self, root: facts.Root, parts: tuple[str, ...]) -> bool:
+    def kind_of(self, root: facts.Root, path: str) -> str:
         """Compare with the names of entries and orphans."""
-        return self.shape_of(root).owns(parts)
+        return self.shape_of(root).kind_of(path)
 
     def selected(self, root: facts.Root, selection: Selection) -> Tree:
         """Return a tree of a root with at least the selected entries."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from cachectl.layers.base import errors, facts, store
 from cachectl.layers.host import processes
@@ -25,7 +25,6 @@ class Rows(store.Store):
     The key of a damaged file is its name. An error of a file is that of each of its rows.
     """
 
-    separator: ClassVar[str]
     #: True because sqlite writes a journal before it deletes rows.
     clearing_needs_room = True
 
@@ -44,11 +43,6 @@ class Rows(store.Store):
     @abstractmethod
     def row_file(self, root: facts.Root, file: str) -> RowFile | None:
         """Return a database, existing or not, by the name that keys begin with; ``None`` for any other name."""
-
-    def file_of(self, root: Path, key: str) -> str:
-        """Return the database of a row; the parts of a key need not be names of files."""
-        file = key.partition(self.separator)[0]
-        return file if os.path.isfile(root / file) else key
 
     def opened(self, path: Path, schema: Schema, kind: type[RowFile] = RowFile) -> RowFile:
         """Return a database as this environment may use it."""

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.store import ENTRY, FOREIGN, OWN
 from cachectl.layers.disk import atomic, handles, plain
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores import archive
@@ -139,6 +140,10 @@ class Shape(NamedTuple):
         if self.companions is not None and len(parts) == len(self.levels) and self._names(parts[:-1]):
             return self.companions.fullmatch(parts[-1]) is not None
         return any(rule.pattern.fullmatch(parts[0]) for rule in self.orphans)
+
+    def kind_of(self, path: str) -> str:
+        """Return what a path is by name alone, as :meth:`Store.kind_of`."""
+        return ENTRY if self.accepts(path) else OWN if self.owns(path.split("/")) else FOREIGN
 
     def _names(self, parts: Sequence[str]) -> bool:
         return all(pattern.fullmatch(part) for pattern, part in zip(self.levels, parts, strict=False))

@@ -235,7 +235,7 @@ def _place(layer: Layer, artifacts: Sequence[facts.Artifact], done: Moved) -> No
 def root_of(environment: Environment, folder: Path) -> LayerSet | None:
     """Return the layers of an isolated root, of a folder for ``XDG_CACHE_HOME``, or of a home; ``None`` for others."""
     layers = tuple(LayerSet(environment))
-    switches = [layer.switched(on=False) for layer in layers if isolated.can_switch(layer)]
+    switches = [layer.disable() for layer in layers if isolated.can_switch(layer)]
     switches += isolated.relocations(layers, folder).values()
     # Variables that move a layer, or switch one off, are meant for other folders.
     variables: dict[str, str | None] = dict.fromkeys(name for switch in switches for name in switch.set)
@@ -279,7 +279,9 @@ def require_own(path: Path, folders: Iterable[Path] = ()) -> None:
 def place_of_file(layers: Iterable[Layer], file: Path) -> tuple[Layer, Path] | None:
     """Return the layer of a database file, and where the file belongs in its first root; ``None`` for other files."""
     for layer in layers:
-        if (place := layer.place_of_file(file)) is not None:
+        place_of = layer.about.place_of_file
+        place = None if place_of is None else place_of(layer, file)
+        if place is not None:
             return layer, place
     return None
 

@@ -74,7 +74,7 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
     stack = LayerSet()
     chosen = [layer for layer in stack.named(layers) if roots.can_switch(layer)]
     maps = processes.read("self", "maps")
-    off = {layer.name: layer.switched(on=False) for layer in chosen}
+    off = {layer.name: layer.disable() for layer in chosen}
     held = {layer.name: _judge(layer, off[layer.name], maps) for layer in chosen}
     still_on = {name: hold.why for name, hold in held.items() if hold.status == "on"}
     if still_on and strict:
@@ -130,7 +130,7 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
         _warn_of(late)
         root.mkdir(parents=True, exist_ok=True)
         roots.make_folders(moved.values())
-        enabled = (stack[name].switched(on=True) for name in moved if roots.can_switch(stack[name]))
+        enabled = (stack[name].enable() for name in moved if roots.can_switch(stack[name]))
         switches = [*moved.values(), *enabled]
         roots.link_cache_home(stack.environment, stack, root)
         hold = overlay.push(_settings(switches), _flags_left_behind(stack))
@@ -197,16 +197,16 @@ def _misfit(switch: facts.Switch) -> str | None:
         owner = module if patch.owner is None else getattr(module, patch.owner, None)
         if not callable(getattr(owner, patch.method, None)):
             return f"{patch.module} has no {'.'.join(filter(None, (patch.owner, patch.method)))}"
-    for flag in switch.flags:
-        if flag.module in sys.modules and not hasattr(sys.modules[flag.module], flag.attribute):
-            return f"{flag.module} has no {flag.attribute}"
+    for module_name, attribute in switch.flags:
+        if module_name in sys.modules and not hasattr(sys.modules[module_name], attribute):
+            return f"{module_name} has no {attribute}"
     return None
 
 
 def _is_off(layer: Layer, off: facts.Switch) -> bool:
     """Return whether variables have switched a layer off; asks the layer itself, which reads the disk, only then."""
     variables = layer.environment.variables
-    touched = any(name in variables for name in off.set.keys() | layer.switched(on=True).unset)
+    touched = any(name in variables for name in off.set.keys() | layer.enable().unset)
     return touched and layer.state().condition is facts.Condition.DISABLED
 
 
@@ -241,7 +241,7 @@ def _switched_along(stack: LayerSet, switches: Iterable[facts.Switch]) -> dict[s
     named = {switch.layer for switch in switches}
     held = Held("off", f"shares the switch of {', '.join(sorted(named))}")
     others = [layer for layer in stack if layer.name not in named and roots.can_switch(layer)]
-    return {layer.name: held for layer in others if ours & layer.switched(on=False).set.keys()}
+    return {layer.name: held for layer in others if ours & layer.disable().set.keys()}
 
 
 def _latched(switch: facts.Switch, maps: bytes | None) -> str | None:
@@ -281,15 +281,15 @@ def _settings(switches: Sequence[facts.Switch], salts: Iterable[facts.Patch] = (
 
 
 def _flags(switch: facts.Switch) -> dict[overlay.Slot, object]:
-    return {overlay.Slot(flag.attribute, flag.module): flag.value for flag in switch.flags}
+    return {overlay.Slot(attribute, module): value for (module, attribute), value in switch.flags.items()}
 
 
 def _flags_left_behind(layers: Iterable[Layer]) -> dict[overlay.Slot, object]:
     """Return the flags that modules imported in the block would have without it."""
     left: dict[overlay.Slot, object] = {}
     for layer in layers:
-        if (off := layer.switched(on=False)).flags:
-            left.update(_flags(off if _is_off(layer, off) else layer.switched(on=True)))
+        if (off := layer.disable()).flags:
+            left.update(_flags(off if _is_off(layer, off) else layer.enable()))
     return left
 
 

@@ -45,14 +45,14 @@ def variables_off(layers: Iterable[Layer], stack: LayerSet, folder: Path) -> dic
     then be neither switched nor moved.
     """
     chosen = tuple(layers)
-    changes = merged(layer.switched(on=False) for layer in chosen if isolated.can_switch(layer))
+    changes = merged(layer.disable() for layer in chosen if isolated.can_switch(layer))
     along = isolated.companions(chosen, stack, folder)
     staying = {variable for name in along for variable in stack[name].relocate(folder).set}
     for layer in chosen:
         moved = layer.relocate(folder).set if layer.abilities()[facts.Ability.RELOCATE] is None else {}
         if not staying & moved.keys():
             changes.update(moved)
-        elif layer.switched(on=False).patches:
+        elif layer.disable().patches:
             others = ", ".join(along)
             raise errors.Refused(layer.name, f"has no switch, and shares its folder with {others}; name these too")
     return changes
@@ -85,7 +85,7 @@ def environment_of(environment: Environment, root: Path) -> Environment:
 
 
 def _on_below(layers: Iterable[Layer], root: Path) -> list[facts.Switch]:
-    enabled = [layer.switched(on=True) for layer in layers if isolated.can_switch(layer)]
+    enabled = [layer.enable() for layer in layers if isolated.can_switch(layer)]
     return [*enabled, *isolated.relocations(layers, root).values()]
 
 

@@ -237,7 +237,9 @@ class Salting:
         for root in layer.roots():
             if tagging is None or root.path != path:
                 continue
-            for thing, tag in layer.store.find_tagged(root, pattern, self._since, known):
+            # Only the stores of such layers have it.
+            store: Any = layer.store
+            for thing, tag in store.find_tagged(root, pattern, self._since, known):
                 salt = traces.get(tag) or tag or known[thing.key]
                 if salt in idle:
                     self._built[salt].keys.add(thing.key)

@@ -188,7 +188,7 @@ def _settings(
     used: dict[Layer, set[str]] = {}
     for layer in layers:
         if entries.get(layer.name):
-            switch = layer.switched(on=False) if isolated.can_switch(layer) else facts.Switch(layer.name)
+            switch = layer.disable() if isolated.can_switch(layer) else facts.Switch(layer.name)
             used[layer] = {*switch.unset, *switch.set}
         else:
             unused[layer.name] = "the command stores nothing in it"
@@ -199,7 +199,7 @@ def _settings(
         how = "emptied: " + (
             f"its switch is that of {', '.join(sharing)} too" if sharing else "no variable switches it"
         )
-        if isolated.can_switch(layer) and not layer.switched(on=False).patches and not sharing:
+        if isolated.can_switch(layer) and not layer.disable().patches and not sharing:
             how = _SWITCHED
         if how != _SWITCHED and layer.abilities()[facts.Ability.CLEAR] is not None:
             unused[layer.name] = "no switch, and it cannot be emptied"
@@ -243,7 +243,7 @@ class _Work:
             else:
                 changes = child.variables_isolated(self.layers, root)
             if setting.layer is not None and setting.how == _SWITCHED:
-                changes |= child.merged([self.stack[setting.layer].switched(on=False)])
+                changes |= child.merged([self.stack[setting.layer].disable()])
             elif setting.layer is not None:
                 layer = self._moved(root)[setting.layer]
                 outcome = layer.clear(layer.plan_clear())

@@ -68,7 +68,7 @@ def env(
         if reason is not None:
             notes.append(f"{layer.name} cannot {ability.value}: {reason}")
             continue
-        switch = layer.switched(on=enable) if folder is None else layer.relocate(folder)
+        switch = layer.relocate(folder) if folder is not None else layer.enable() if enable else layer.disable()
         switches.append(switch)
         if switch.patches:
             notes.append(f"{layer.name}: no variable switches it off; cachectl run --no-cache does")

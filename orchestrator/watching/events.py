@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from cachectl.layers.base import errors, facts, parts
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.store import ENTRY, OWN
 from cachectl.layers.disk.plain import nearest
 
 # sys/inotify.h
@@ -180,18 +181,17 @@ class WatchedPlace:
 
     def owners(self, relative: str) -> frozenset[str]:
         """Return the names of the layers that recognise a path below the place as theirs, or as leading to theirs."""
-        names = tuple(relative.split("/"))
-        return frozenset(layer.name for layer, root in self.claims if _owns(layer, root, names))
+        return frozenset(layer.name for layer, root in self.claims if _kind_of(layer, root, relative) in (ENTRY, OWN))
 
     def is_unclear(self, name: str) -> bool:
         """Return whether a layer cannot say which files here are its own."""
-        return any(layer.name == name and _owns(layer, root, ("?",)) is None for layer, root in self.claims)
+        return any(layer.name == name and _kind_of(layer, root, "?") is None for layer, root in self.claims)
 
 
-def _owns(layer: Layer, root: facts.Root, names: tuple[str, ...]) -> bool | None:
-    """Ask a layer whether it owns a path; a layer that fails to answer counts as unknown."""
+def _kind_of(layer: Layer, root: facts.Root, path: str) -> str | None:
+    """Ask a layer what a path is to it; a layer that fails to answer counts as unknown."""
     try:
-        return layer.store.owns(root, names)
+        return layer.store.kind_of(root, path)
     except errors.FAILURES:
         return None
 
@@ -432,12 +432,10 @@ class EntryEvents:
                     self._doubt(place, f"{place.path}, where others keep files too, is not watched")
 
     def _assign(self, layer: Layer, root: facts.Root, key: str, history: History) -> None:
-        seen = self._seen[layer.name]
-        if not _owns(layer, root, tuple(key.split("/"))):
-            return
-        if layer.store.is_key(key):
+        seen, kind = self._seen[layer.name], _kind_of(layer, root, key)
+        if kind == ENTRY:
             seen.entries.append((root, key, history))
-        elif seen.files.shared is not None and seen.files.shared.fullmatch(key.rpartition("/")[2]):
+        elif kind == OWN and seen.files.shared is not None and seen.files.shared.fullmatch(key.rpartition("/")[2]):
             seen.shared[root.path / key] = history.openings
         else:
             return

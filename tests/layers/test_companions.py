@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cachectl.layers.base.conformance import LayerConformance
-from cachectl.layers.base.declarations import EnvPath, user_cache
+from cachectl.layers.base.declarations import Places, user_cache
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import LayerError, Unreachable
 from cachectl.layers.base.facts import Entry, Severity
@@ -51,7 +51,7 @@ class Numba(Layer):
     """Functions that Numba compiled with ``cache=True``."""
 
     name, title = "numba", "Numba functions"
-    places = EnvPath("NUMBA_CACHE_DIR", default=user_cache("numba"))
+    places = Places("NUMBA_CACHE_DIR", default=user_cache("numba"))
     store = Files(FUNCTIONS, codec=FunctionCodec())
 
 

@@ -96,7 +96,7 @@ def test_switched_off_the_driver_writes_nothing(home: Home) -> None:
     layer = CudaComputeCache(home.environment())
     home.cachectl("run", "--no-cache", "--", sys.executable, str(home.programs / "nvidia.py"), str(COUNT))
     assert not layer.roots()[0].exists
-    off = layer.switched(on=False)
+    off = layer.disable()
     home.python("nvidia.py", str(COUNT), **off.set)
     assert files(layer) == {}
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cachectl.layers.base.declarations import EnvPath, EnvSwitch, at_load
+from cachectl.layers.base.declarations import EnvSwitch, Places, at_load
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Artifact, Entry, Finding, Found, Root, Scope, State, Switch, Usage
 from cachectl.layers.base.layer import Layer
@@ -40,7 +40,7 @@ def _folder(environment: Environment) -> tuple[Path, str]:
 class Notes(Layer):
     name = "notes"
     title = "a third party's notes"
-    places = EnvPath("NOTES_DIR", default=_folder)
+    places = Places("NOTES_DIR", default=_folder)
     switch = EnvSwitch("NOTES_OFF", off="1", read=at_load())
     store = Files(r"[0-9a-f]{8}\.note", codec=NotesCodec())
 
@@ -95,7 +95,7 @@ class Talking(Notes):
     def state(self) -> State:
         raise TypeError("no state")
 
-    def switched(self, *, on: bool) -> Switch:
+    def disable(self) -> Switch:
         raise KeyError("switch")
 
     def relocate(self, folder: Path) -> Switch:

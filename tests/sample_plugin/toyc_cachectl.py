@@ -2,7 +2,7 @@
 
 import re
 
-from cachectl.layers.base.declarations import EnvPath, EnvSwitch, at_load, user_cache
+from cachectl.layers.base.declarations import EnvSwitch, Places, at_load, user_cache
 from cachectl.layers.base.facts import Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import About, Call, Lookups, Portability
@@ -28,7 +28,7 @@ class ToycCodec(Codec):
 
 class Toyc(Layer):
     name, title = "toyc", "toyc kernels"
-    places = EnvPath("TOYC_CACHE_DIR", default=user_cache("toyc"))
+    places = Places("TOYC_CACHE_DIR", default=user_cache("toyc"))
     switch = EnvSwitch("TOYC_CACHE", off="0", read=at_load("libtoyc.so"))
     store = Files(r"[0-9a-f]{16}\.toyc", codec=ToycCodec())
     about = About(

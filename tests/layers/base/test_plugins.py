@@ -278,4 +278,4 @@ class TestFoldersOfTwo(LayerConformance):
         root = seeded.roots()[0]
         (root.path / "00000003.note").symlink_to(tmp_path)
         assert [finding.code for finding in Store.verify(seeded.store, root)] == ["link"]
-        assert Store.is_key(seeded.store, "any")
+        assert Store.kind_of(seeded.store, root, "any") is None
