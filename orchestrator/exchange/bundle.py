@@ -1,8 +1,8 @@
-"""A bundle: a store in one file, a zip with the names of the store as members.
+"""A bundle: a store in one file, a zip with the names of the store as members, on a disk or in a registry.
 
 Members are stored without compression and without times, so that the same content gives the same bytes. The directory
 is measured before it is parsed, and no member is ever unpacked into a file: its name only says what it holds. A new
-bundle is written to an unnamed file and linked into its place.
+bundle is written to an unnamed file, then over the old one in one step.
 """
 
 from __future__ import annotations
@@ -171,24 +171,22 @@ class BundlePlace(place.StorePlace):
             return spooled(self._environment, pieces(file, rest=True), self.shown)
 
     def names(self, folder: str) -> Sequence[place.Stored]:
-        """List the names in a folder."""
-        sizes = {
-            info.filename: info.file_size
-            for members in (self._members, self._new)
-            for info in (() if members is None else members.infolist())
-        }
-        names = [name for name in sizes if name.startswith(f"{folder}/") and name not in self._removed]
-        return [place.Stored(name, sizes[name], None) for name in names]
+        """List the names in a folder of the old bundle."""
+        infos = [] if self._members is None else self._members.infolist()
+        return [
+            place.Stored(info.filename, info.file_size, None)
+            for info in infos
+            if info.filename.startswith(f"{folder}/") and info.filename not in self._removed
+        ]
 
     def read(self, name: str, most: int) -> bytes:
-        """Return the bytes of a name."""
-        for members in filter(None, (self._new, self._members)):
-            info = members.NameToInfo.get(name)
-            if info is not None and name not in self._removed:
-                self.require_small(name, info.file_size, most)
-                with _reading(self.shown):
-                    return members.read(info)
-        raise self.lacks(name)
+        """Return the bytes of a name of the old bundle."""
+        info = None if self._members is None else self._members.NameToInfo.get(name)
+        if self._members is None or info is None or name in self._removed:
+            raise self.lacks(name)
+        self.require_small(name, info.file_size, most)
+        with _reading(self.shown):
+            return self._members.read(info)
 
     def digest(self) -> str | None:
         """Return the SHA-256 of the file; ``None`` for no file."""

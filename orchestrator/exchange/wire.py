@@ -12,7 +12,8 @@ import hashlib
 import json
 import struct
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
@@ -191,23 +192,32 @@ class StoreKey(NamedTuple):
         return hashlib.sha256(self.to_bytes()).hexdigest()[:16]
 
 
+@contextmanager
+def _parsing(name: str) -> Iterator[None]:
+    """Turn the errors of reading what somebody else wrote into one line."""
+    try:
+        yield
+    except place.BadStore:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise place.BadStore(f"{name} cannot be read: {type(error).__name__}") from error
+
+
 def parse_key(name: str, document: bytes | Mapping[str, Any]) -> StoreKey:
     """Read a key document, or the first line of an index part, of the portability key of a name.
 
     Raises :class:`BadStore`.
     """
     shown = f"key-{name}"
-    try:
+    with _parsing(shown):
         value = json.loads(document) if isinstance(document, bytes) else document
         key = StoreKey(value["layer"], value["facts"])
         valid = isinstance(key.layer, str) and len(key.facts) <= errors.MOST_DETAILS
         valid = valid and all(isinstance(text, str) or text is None for text in key.facts.values())
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise place.BadStore(f"{shown} cannot be read: {type(error).__name__}") from error
-    _require(shown, valid, "no layer, or no facts")
-    is_same = not isinstance(document, bytes) or key.to_bytes() == document
-    _require(shown, is_same and key.name == name, _CHANGED)
-    return key
+        _require(shown, valid, "no layer, or no facts")
+        is_same = not isinstance(document, bytes) or key.to_bytes() == document
+        _require(shown, is_same and key.name == name, _CHANGED)
+        return key
 
 
 class Part(NamedTuple):
@@ -246,7 +256,7 @@ def parse_part(name: PartName, text: bytes) -> Part:
     lines = text.split(b"\n")
     _require(shown, max(map(len, lines)) <= _LONGEST_LINE, "a line that is too long")
     most, entries = _most_packed(errors.LARGEST_ENTRY), []
-    try:
+    with _parsing(shown):
         head = json.loads(lines[0])
         _require(shown, head["schema"] == SCHEMA, "an unknown schema; a newer cachectl may read it")
         _require(shown, head["made"] == name.made, "another time than its name says")
@@ -264,10 +274,6 @@ def parse_part(name: PartName, text: bytes) -> Part:
             _require(shown, wrong is None, str(wrong))
             _require(shown, item.offset + item.bytes <= pack.unpacked, "an entry that is not inside its pack")
             entries.append(item)
-    except place.BadStore:
-        raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise place.BadStore(f"{shown} cannot be read: {type(error).__name__}") from error
     _require(shown, not lines[-1], "no end")
     _require(shown, len({item.key for item in entries}) == len(entries), "an entry twice")
     return Part(name.made, key, tuple(entries))
