@@ -339,14 +339,10 @@ def make_own_root(environment: Environment, base: Path) -> Path:
     See :func:`~cachectl.layers.disk.temporaries.private_folder`. Raises :class:`CachectlError`, also if another
     user could replace what is in it.
     """
-    root = own_root(environment, base)
     try:
-        return temporaries.private_folder(root, make=True)
+        return temporaries.private_folder(own_root(environment, base), make=True)
     except (temporaries.NotPrivate, OSError) as error:
-        reason = str(error)
-        if not isinstance(error, temporaries.NotPrivate):
-            reason = f"{errors.printable(root)}: {errors.reason_of(error)}"
-        message = f"cannot make the own root: {reason}; --isolated=OWN names another one, for env --root OWN"
+        message = f"cannot make the own root: {error}; --isolated=OWN names another one, for env --root OWN"
         raise errors.CachectlError(message) from error
 
 
