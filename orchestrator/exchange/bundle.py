@@ -290,18 +290,18 @@ class RegistryPlace(BundlePlace):
             self._registry.auth.load_configs(self._container)
         session = self._registry.session
         session.request = partial(session.request, timeout=place.SILENCE)
-        self._seen: str | None = None
+        self._seen: bytes | None = None
         super().__init__(None, environment, shown=self.shown)
 
     def _open(self) -> BinaryIO | None:
         """Download the bundle of the tag; ``None`` if there is no such tag."""
-        manifest, self._seen = self._manifest()
+        self._seen = self._manifest()
         if self._seen is None:
             return None
         try:
-            (layer,) = manifest["layers"]
+            (layer,) = json.loads(self._seen)["layers"]
             digest, is_bundle = str(layer["digest"]), layer["mediaType"] == _BUNDLE
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, RecursionError):
             is_bundle = False
         if not is_bundle or not re.fullmatch("sha256:[0-9a-f]{64}", digest):
             raise place.BadStore(f"{self.shown} is not a bundle of cachectl; choose another tag")
@@ -314,7 +314,7 @@ class RegistryPlace(BundlePlace):
 
     def _publish(self, file: BinaryIO) -> None:
         """Upload the bundle, then the manifest of the tag."""
-        if self._manifest()[1] != self._seen:
+        if self._manifest() != self._seen:
             raise place.Changed(self.shown)
         digest = f"sha256:{hashlib.sha256(_EMPTY).hexdigest()}"
         empty = {"mediaType": "application/vnd.oci.empty.v1+json", "digest": digest, "size": len(_EMPTY)}
@@ -340,18 +340,14 @@ class RegistryPlace(BundlePlace):
         place += ("&" if urlsplit(place).query else "?") + urlencode({"digest": digest})
         self._asked(place, "PUT", data=data, headers={"Content-Type": "application/octet-stream"})
 
-    def _manifest(self) -> tuple[Any, str | None]:
-        """Return the manifest of the tag, and its digest; nothing if there is none."""
+    def _manifest(self) -> bytes | None:
+        """Return the manifest of the tag; ``None`` if there is none."""
         headers = {"Accept": _MANIFEST}
         response = self._asked(self._url(self._container.manifest_url()), "GET", headers=headers, stream=True)
         if response.status_code == HTTPStatus.NOT_FOUND:
-            return None, None
+            return None
         with self.reached("reach"):
-            text = response.raw.read(_LARGEST_MANIFEST + 1, decode_content=True)
-        try:
-            return json.loads(text), hashlib.sha256(text).hexdigest()
-        except (ValueError, RecursionError) as error:
-            raise place.BadStore(f"{self.shown} is not a bundle of cachectl; choose another tag") from error
+            return bytes(response.raw.read(_LARGEST_MANIFEST + 1, decode_content=True))
 
     def _url(self, path: str) -> str:
         return f"{self._registry.prefix}://{path}"

@@ -1,17 +1,27 @@
-"""Real servers on this machine: one of S3's protocol, and one of SFTP. Both say what they were asked for."""
+"""Real servers on this machine: of S3's protocol and of SFTP, which say what they were asked for; and a registry."""
 
 from __future__ import annotations
 
+import shutil
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pytest
 from homes import Home
+from tiers import absent
 
 BUCKET = "warm-caches"
+CONFIGURATION: Final = """\
+version: 0.1
+storage:
+  filesystem: {{rootdirectory: {folder}}}
+http: {{addr: "{address}", secret: asecretofthetests}}
+"""
 #: Arguments of a client, in the order of the variables.
 KEYWORDS = ("aws_access_key_id", "aws_secret_access_key", "region_name")
 
@@ -73,3 +83,28 @@ def sftp(tmp_path: Path, home: Home) -> Iterator[tuple[str, Path]]:
         assert server.stdout is not None
         yield f"ssh://ann:password@127.0.0.1:{int(server.stdout.readline())}{folder}", folder
         server.kill()
+
+
+@pytest.fixture
+def real_registry(tmp_path: Path, no_proxy: None) -> Iterator[str]:
+    """Yield the address of Debian's ``docker-registry`` with a folder of its own, which ends with the test."""
+    # A proxy is not asked about this machine.
+    del no_proxy
+    if shutil.which("docker-registry") is None:
+        absent("needs a registry: apt-get install docker-registry")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    address = f"127.0.0.1:{port}"
+    config = tmp_path / "registry.yml"
+    config.write_text(CONFIGURATION.format(folder=tmp_path / "registry", address=address))
+    with subprocess.Popen(["docker-registry", "serve", str(config)], stdout=-3, stderr=-3) as server:
+        for _ in range(600):
+            assert server.poll() is None, "the registry did not start"
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+            except ConnectionRefusedError:
+                time.sleep(0.05)
+            else:
+                break
+        yield f"oci://{address}"
+        server.terminate()
