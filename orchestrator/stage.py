@@ -10,33 +10,29 @@ mpi4py is imported here and nowhere else. Any launcher may start the ranks.
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import os
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from operator import or_
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from cachectl.exchange import bundle, copying, place, push_pull
+from cachectl.exchange import copying, place, push_pull
+from cachectl.exchange import trust as trusting
 from cachectl.exchange.store import StoreCollection, place_of
-from cachectl.exchange.trust import UNTRUSTED, Trust, allowed_lists
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.selection import ALL
 from cachectl.layers.disk import handles, temporaries
 from cachectl.layers.host import launcher
 from cachectl.switching import isolated, overlay, run
 
 if TYPE_CHECKING:
-    from tempfile import _TemporaryFileWrapper
-
     from mpi4py.MPI import Intracomm
 
     # The module mpi4py.MPI, which cannot be named as a type.
@@ -72,7 +68,7 @@ class NotConnected(errors.CachectlError):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Job:
     """What to stage: the source to start with, why it is trusted, and the target of what is compiled.
 
@@ -81,7 +77,7 @@ class Job:
     """
 
     source: str | None = None
-    trust: Trust | None = None
+    trust: trusting.Trust | None = None
     out: str | None = None
     sign: str | None = None
     scratch: Path | None = None
@@ -108,7 +104,7 @@ class Job:
         if name := next((name for name in (self.out, self.source) if name in layers), None):
             return f"{name!r} is a layer, not a FILE; write ./NAME for a file"
         if self.source is not None and self.trust is None and not os.path.isdir(environment.expand(self.source)):
-            return UNTRUSTED
+            return trusting.UNTRUSTED
         try:
             folder = None if self.out is None or "://" in self.out else environment.expand(self.out).parent
             if folder is not None and not folder.is_dir():
@@ -163,9 +159,9 @@ class NodeRoot:
     def stack(self) -> LayerSet:
         """Return the layers as programs of this node find them."""
         moved = self._environment.with_variables(self.variables)
-        return LayerSet(moved if self.root is None else replace(moved, temporary=self.root))
+        return LayerSet(moved if self.root is None else dataclasses.replace(moved, temporary=self.root))
 
-    def fill(self, source: str, trust: Trust | None) -> None:
+    def fill(self, source: str, trust: trusting.Trust | None) -> None:
         """Pull a source. A failure leaves programs cold."""
         if self.root is None:
             return
@@ -300,7 +296,7 @@ class Ranks:
             self._writes = False
             if self.rank == 0:
                 here.notes.append(f"nothing will be written to {self._job.out}, which stays as it is")
-        if why := dict.fromkeys(chain.from_iterable(trusted)):
+        if why := dict.fromkeys(reason for reasons in trusted for reason in reasons):
             nodes = f"{sum(number > 0 for number in placed)} of {errors.plural(leaders.size, 'node')}"
             self._inform(f"staged {sum(placed):,} entries on {nodes}; trusted: {', '.join(why)}")
         self._say_notes(leaders, here)
@@ -341,7 +337,7 @@ class Ranks:
         lower: frozenset[Name] | None = leaders.exscan(new, op=or_)
         if leaders.rank:
             with open(here.pack(new.difference(lower or ())) or os.devnull, "rb") as file:
-                for chunk in bundle.pieces(file, _CHUNK):
+                while chunk := file.read(_CHUNK):
                     leaders.ssend(chunk, dest=0)
             leaders.ssend(b"", dest=0)
             return
@@ -352,15 +348,17 @@ class Ranks:
         except (OSError, errors.CachectlError) as error:
             self.notice(f"new entries are lost: {self._job.out}: {_reason(error)}")
 
-    def _received(self, leaders: Intracomm, source: int, here: NodeRoot) -> _TemporaryFileWrapper[bytes] | None:
+    def _received(
+        self, leaders: Intracomm, source: int, here: NodeRoot
+    ) -> tempfile._TemporaryFileWrapper[bytes] | None:
         """Return a file with the bundle that a leader sends; ``None`` if it sends none, or it cannot be written."""
-        file: _TemporaryFileWrapper[bytes] | None = None
+        file: tempfile._TemporaryFileWrapper[bytes] | None = None
         failure = None
         while chunk := leaders.recv(source=source):
             try:
                 if failure is None:
                     folder = here.root or self.environment.temporary
-                    file = file or NamedTemporaryFile(dir=folder, suffix=".zip")  # noqa: SIM115
+                    file = file or tempfile.NamedTemporaryFile(dir=folder, suffix=".zip")  # noqa: SIM115
                     file.write(chunk)
                     file.flush()
             except OSError as error:  # noqa: PERF203
@@ -370,17 +368,17 @@ class Ranks:
         self.notice(f"the new entries of a node are lost: {_reason(failure)}")
         return None
 
-    def _push(self, here: NodeRoot, received: Sequence[str]) -> None:
+    def _push(self, here: NodeRoot, received: list[str]) -> None:
         job, stack = self._job, here.stack()
         # Temporary files lie on the node's own disk.
-        near = replace(self.environment, temporary=stack.environment.temporary)
-        with allowed_lists(self.environment, job.sign, None) as allowed:
+        near = dataclasses.replace(self.environment, temporary=stack.environment.temporary)
+        with trusting.allowed_lists(self.environment, job.sign, None) as allowed:
             target = place_of(job.out or "", near, writes=True, force=job.force)
             store = StoreCollection(target, self.environment, allowed, key=job.sign)
             result = push_pull.push_layers(stack, store, stack.clearable() if here.root is not None else ())
             for file in received:
                 parcel = StoreCollection(place_of(file, near), near)
-                plan = copying.missing(parcel, store, parcel.portability_keys(), ALL, result)
+                plan = copying.missing(parcel, store, parcel.portability_keys(), result)
                 copying.copy(parcel, store, plan, result)
             store.finish()
         digest = f"; digest {store.digest}" * bool(store.written or store.parts)
@@ -473,7 +471,7 @@ def staged(
     environment = Environment.here()
     vouchers = (allowed_signers, digest, trust)
     folder = None if scratch is None else Path(scratch).absolute()
-    job = Job(source, Trust(*vouchers) if any(vouchers) else None, out, sign, folder)
+    job = Job(source, trusting.Trust(*vouchers) if any(vouchers) else None, out, sign, folder)
     lines: list[str] = []
     warn = notice or partial(warnings.warn, category=RuntimeWarning, stacklevel=3)
     ranks = Ranks(environment, job, comm, notice=lines.append, inform=notice or (lambda _: None))

@@ -8,17 +8,16 @@ that.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from cachectl import listing
+from cachectl import listing, transfer
 from cachectl.exchange import wire
 from cachectl.exchange.store import StoreCollection
 from cachectl.exchange.trust import Untrusted
@@ -26,10 +25,9 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers.base import errors, facts
 from cachectl.layers.base.environment import Environment, own_roots_folder, user_name, user_state_folder
 from cachectl.layers.base.layer import Layer, get_many, put_many
-from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk import temporaries, trust
 from cachectl.switching import isolated, run
-from cachectl.transfer import Moved, Transfer
 
 #: Largest batch to read or place: entries, and bytes before its last entry.
 _MOST_AT_ONCE: Final = 1024
@@ -51,8 +49,8 @@ def missing(
     source: LayerCollection | StoreCollection,
     target: LayerCollection | StoreCollection,
     keys: Iterable[wire.StoreKey],
-    selection: Selection,
-    result: Transfer,
+    result: transfer.Transfer,
+    selection: Selection = Selection(),  # noqa: B008 - frozen
     *,
     besides: Mapping[str, Collection[str]] | None = None,
 ) -> CopyPlan:
@@ -79,7 +77,7 @@ def copy(
     source: LayerCollection | StoreCollection,
     target: LayerCollection | StoreCollection,
     plan: CopyPlan,
-    result: Transfer,
+    result: transfer.Transfer,
 ) -> None:
     """Carry out a plan."""
     for key, entries in plan:
@@ -87,7 +85,7 @@ def copy(
         target.write(key, source.read(key, entries, done), done)
 
 
-def list_plan(target: LayerCollection, plan: CopyPlan, result: Transfer) -> None:
+def list_plan(target: LayerCollection, plan: CopyPlan, result: transfer.Transfer) -> None:
     """List in the results what :func:`copy` would place."""
     for key, entries in plan:
         done, root = result.layer(key.layer), target.layers[key.layer].roots()[0].path
@@ -120,7 +118,7 @@ def batches(things: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T
 
 def keys_of(layer: Layer) -> frozenset[str]:
     """Return the keys of all entries of a layer; what cannot be listed is left out."""
-    return frozenset(entry.key for entry in listing.listed((layer,), ALL, lambda _: None, contents=False))
+    return frozenset(entry.key for entry in listing.listed((layer,), Selection(), lambda _: None, contents=False))
 
 
 class LayerCollection:
@@ -139,7 +137,7 @@ class LayerCollection:
         self._describes = describes
         self._known: dict[str, set[str]] = {}
 
-    def entries(self, key: wire.StoreKey, selection: Selection, done: Moved) -> Iterator[facts.Entry]:
+    def entries(self, key: wire.StoreKey, selection: Selection, done: transfer.Moved) -> Iterator[facts.Entry]:
         """Yield the selected entries of a layer, without those of other programs unless the selection names one."""
 
         def note(trouble: listing.Trouble) -> None:
@@ -160,7 +158,7 @@ class LayerCollection:
         return self._known[key.layer]
 
     def read(
-        self, key: wire.StoreKey, entries: Sequence[facts.Entry], done: Moved
+        self, key: wire.StoreKey, entries: Sequence[facts.Entry], done: transfer.Moved
     ) -> Iterator[tuple[facts.Entry, facts.Artifact]]:
         """Yield entries with their artifacts; those that cannot be read are noted."""
         layer = self.layers[key.layer]
@@ -169,7 +167,9 @@ class LayerCollection:
         for batch in batches(entries, lambda entry: entry.bytes):
             yield from _read(layer, batch, done)
 
-    def write(self, key: wire.StoreKey, contents: Iterable[tuple[facts.Entry, facts.Artifact]], done: Moved) -> None:
+    def write(
+        self, key: wire.StoreKey, contents: Iterable[tuple[facts.Entry, facts.Artifact]], done: transfer.Moved
+    ) -> None:
         """Place artifacts, and count the results."""
         for batch in batches(contents, lambda content: len(content[1].data)):
             # Nothing here keeps the bytes while the next batch is read.
@@ -179,14 +179,16 @@ class LayerCollection:
 def _described(layer: Layer, entries: Sequence[facts.Entry]) -> list[facts.Entry]:
     """Return entries with what their bytes say: kernels, and for some layers the device and versions."""
     described: dict[tuple[Path, str], facts.Entry] = {}
-    for selection in [Selection(key=entry.key) for entry in entries] if len(entries) <= _FEW else [ALL]:
+    for selection in [Selection(key=entry.key) for entry in entries] if len(entries) <= _FEW else [Selection()]:
         for entry in listing.listed((layer,), selection, lambda _: None):
             described[entry.root, entry.key] = entry
     # What cannot be read is noted when its artifact is read.
     return [described.get((entry.root, entry.key), entry) for entry in entries]
 
 
-def _read(layer: Layer, entries: Sequence[facts.Entry], done: Moved) -> Iterator[tuple[facts.Entry, facts.Artifact]]:
+def _read(
+    layer: Layer, entries: Sequence[facts.Entry], done: transfer.Moved
+) -> Iterator[tuple[facts.Entry, facts.Artifact]]:
     keys = [entry.key for entry in entries]
     read: Mapping[str, object]
     try:
@@ -203,7 +205,7 @@ def _read(layer: Layer, entries: Sequence[facts.Entry], done: Moved) -> Iterator
             done.failed.append(facts.Note(entry.key, errors.reason_of(artifact)))
 
 
-def _place(layer: Layer, artifacts: Sequence[facts.Artifact], done: Moved) -> None:
+def _place(layer: Layer, artifacts: Sequence[facts.Artifact], done: transfer.Moved) -> None:
     results: Sequence[bool | Exception]
     try:
         results = put_many(layer, artifacts)
@@ -212,7 +214,7 @@ def _place(layer: Layer, artifacts: Sequence[facts.Artifact], done: Moved) -> No
         results = [error for _ in artifacts]
     pairs = list(zip(artifacts, results, strict=True))
     held: Mapping[str, object] = {}
-    with suppress(*errors.FAILURES):
+    with contextlib.suppress(*errors.FAILURES):
         # An error may come after several entries of a batch were placed.
         doubtful = [artifact.key for artifact, result in pairs if not isinstance(result, (bool, errors.EntryExists))]
         held = get_many(layer, doubtful) if doubtful else {}
@@ -267,7 +269,7 @@ def require_own(path: Path, folders: Iterable[Path] = ()) -> None:
     else:
         reason = trust.shared_because(path.parent, (path.name,))
     for folder in folders if reason is None else ():
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             reason = reason or trust.shared_within(folder)
     if reason is not None:
         message = (
@@ -286,7 +288,7 @@ def place_of_file(layers: Iterable[Layer], file: Path) -> tuple[Layer, Path] | N
     return None
 
 
-@contextmanager
+@contextlib.contextmanager
 def layers_with_file(
     environment: Environment, layer: Layer, file: Path, place: Path
 ) -> Iterator[tuple[LayerSet, Path]]:
@@ -310,7 +312,7 @@ def copy_database(source: Path, target: Path) -> None:
             return
     try:
         there = sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)
-        with closing(there), closing(sqlite3.connect(target)) as here:
+        with contextlib.closing(there), contextlib.closing(sqlite3.connect(target)) as here:
             there.backup(here)
             here.execute("pragma journal_mode=delete")
     except sqlite3.Error as error:
@@ -381,8 +383,8 @@ def start_from(
         abilities = own[name].abilities()
         if name in source and abilities[facts.Ability.RELOCATE] is None and abilities[facts.Ability.PUT] is None:
             keys.append(wire.StoreKey(name, {}))
-    result, whole, part = Transfer(str(base)), LayerCollection(source), LayerCollection(own)
-    copy(whole, part, missing(whole, part, keys, ALL, result), result)
+    result, whole, part = transfer.Transfer(str(base)), LayerCollection(source), LayerCollection(own)
+    copy(whole, part, missing(whole, part, keys, result), result)
     for done in result.layers:
         said = {"copied": done.placed, "there before": done.there}
         if words := ", ".join(f"{number:,} {word}" for word, number in said.items() if number):
@@ -402,6 +404,8 @@ def base_keys(environment: Environment, base: Path, layers: Iterable[str] = ()) 
 
 def say_failed(layer: str, what: str, failed: Sequence[facts.Note], notice: Callable[[str], None]) -> None:
     """Give a line for each reason, not for each entry: a read-only home may refuse thousands."""
-    first = {note.because: note.key for note in reversed(failed)}
-    for because, number in Counter(note.because for note in failed).most_common(_REASONS):
-        notice(f"{layer}: {number:,} {what} ({first[because]}{', …' if number > 1 else ''}): {because}")
+    keys: dict[str, list[str]] = {}
+    for note in failed:
+        keys.setdefault(note.because, []).append(note.key)
+    for because, those in sorted(keys.items(), key=lambda item: -len(item[1]))[:_REASONS]:
+        notice(f"{layer}: {len(those):,} {what} ({those[0]}{', …' if len(those) > 1 else ''}): {because}")

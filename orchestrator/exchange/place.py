@@ -6,6 +6,7 @@ that whatever a reader finds there is complete.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import errno
 import io
@@ -17,7 +18,6 @@ import stat
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -125,7 +125,7 @@ class StorePlace(ABC):
     def remove(self, names: Sequence[str]) -> None:
         """Remove names."""
 
-    @contextmanager
+    @contextlib.contextmanager
     def reached(self, verb: str, name: str = "") -> Iterator[None]:
         """Turn the errors of a disk, a server or a library into one line."""
         try:
@@ -173,7 +173,7 @@ class FolderPlace(StorePlace):
         try:
             with self._opened("list", folder) as handle, os.scandir(handle) as entries:
                 for entry in entries:
-                    with suppress(FileNotFoundError):
+                    with contextlib.suppress(FileNotFoundError):
                         status = entry.stat(follow_symlinks=False)
                         if stat.S_ISREG(status.st_mode):
                             found.append(Stored(f"{folder}/{entry.name}", status.st_size, status.st_mtime))
@@ -200,14 +200,14 @@ class FolderPlace(StorePlace):
         with self.reached("write", name):
             os.makedirs(self._folder, exist_ok=True)
             mode = stat.S_IMODE(os.stat(self._folder).st_mode)
-            with suppress(FileExistsError):
+            with contextlib.suppress(FileExistsError):
                 os.mkdir(self._folder / part)
                 made = True
         with self._opened("write", name) as folder:
             # Another user may have put another folder into its
             if made and _is_new(folder):
                 os.fchmod(folder, mode)
-            with suppress(OSError):
+            with contextlib.suppress(OSError):
                 # A link in the place would be replaced; its mode must not be taken over.
                 if not stat.S_ISREG(os.stat(file, dir_fd=folder, follow_symlinks=False).st_mode):
                     atomic.remove_file(file, folder)
@@ -217,10 +217,10 @@ class FolderPlace(StorePlace):
     def remove(self, names: Sequence[str]) -> None:
         """Remove files."""
         for name in names:
-            with suppress(Gone), self._opened("remove", name) as folder:
+            with contextlib.suppress(Gone), self._opened("remove", name) as folder:
                 atomic.remove_file(_last(name), folder)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _opened(self, verb: str, name: str) -> Iterator[int]:
         """Open the folder of a name, which may not be a link, for a block."""
         with self.reached(verb, name):
@@ -346,14 +346,14 @@ class RemotePlace(StorePlace):
                     file.write(data)
                 self._system.mv(stage, path)
             except BaseException:
-                with suppress(Exception):
+                with contextlib.suppress(Exception):
                     atomic.remove_remote(self._system, [stage], together=False)
                 raise
 
     def _make(self, folder: str) -> None:
         # Another writer makes the same folders at the same time, which fsspec does not expect.
         for _ in range(_AGAIN):
-            with suppress(Exception):
+            with contextlib.suppress(Exception):
                 self._system.makedirs(folder, exist_ok=True)
                 break
         else:
@@ -375,7 +375,7 @@ class RemotePlace(StorePlace):
         with self._system.open(path, "rb") as file, io.BytesIO() as held:
             if hasattr(file, "prefetch"):
                 # Otherwise paramiko waits for every 32 KiB. It asks for the size, which not every server says.
-                with suppress(OSError):
+                with contextlib.suppress(OSError):
                     file.prefetch()
             while held.tell() < most and (piece := file.read(most - held.tell())):
                 held.write(piece)

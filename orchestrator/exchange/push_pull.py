@@ -6,9 +6,9 @@ needed is downloaded into a file that no other process can reach and verified th
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -80,7 +80,7 @@ def push(
 
         for _ in range(_PUSHES):
             # Another command may have written the file meanwhile.
-            with suppress(place.Changed):
+            with contextlib.suppress(place.Changed):
                 if file is not None and of_file is not None:
                     return _push_to_file(stack, file, *of_file, selection)
                 return place.in_time(deadline, to_store)
@@ -109,7 +109,7 @@ def push_layers(
             )
         elif named:
             done.failed.append(facts.Note("*", f"cannot get: {reason}"))
-    copying.copy(source, store, copying.missing(source, store, keys, selection, result, besides=besides), result)
+    copying.copy(source, store, copying.missing(source, store, keys, result, selection, besides=besides), result)
     for done in result.layers:
         done.sensitive = source.layers[done.layer].about.reveals if done.placed else None
     return result
@@ -125,7 +125,7 @@ def _push_to_file(stack: LayerSet, file: Path, layer: Layer, inside: Path, selec
     ):
         source = copying.LayerCollection([layer], prefix=inside.as_posix())
         copies = copying.LayerCollection([at[layer.name]])
-        plan = copying.missing(source, copies, [wire.StoreKey(layer.name, {})], selection, result)
+        plan = copying.missing(source, copies, [wire.StoreKey(layer.name, {})], result, selection)
         copying.copy(source, copies, plan, result)
         if done.placed:
             flat = copied.with_name(f"{copied.name}.flat")
@@ -144,7 +144,7 @@ def _push_to_file(stack: LayerSet, file: Path, layer: Layer, inside: Path, selec
     return result
 
 
-@contextmanager
+@contextlib.contextmanager
 def _locked(file: Path) -> Iterator[tuple[int, ...] | None]:
     """Yield the state of a database file while no other push changes it; ``None`` if there is no file.
 
@@ -169,7 +169,7 @@ def _locked(file: Path) -> Iterator[tuple[int, ...] | None]:
 
 
 def _state_of(file: Path) -> tuple[int, ...] | None:
-    with suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError):
         status = os.stat(file)
         return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
     return None
@@ -268,7 +268,7 @@ class _Pull:
             if source.layers[layer].abilities()[facts.Ability.GET] is None
             and here.layers[layer].abilities()[facts.Ability.PUT] is None
         ]
-        plan = copying.missing(source, here, keys, self.selection, result)
+        plan = copying.missing(source, here, keys, result, self.selection)
         (copying.list_plan if self.dry_run else partial(copying.copy, source))(here, plan, result)
         result.layers = tuple(done for done in result.layers if done.placed or done.there or done.failed)
         return result
@@ -307,7 +307,7 @@ class _Pull:
             raise trusting.Untrusted(message)
         result = before.of(shown, digest)
         keys, here = self._keys(store, result), copying.LayerCollection(self.chosen)
-        plan = copying.missing(store, here, keys, self.selection, result, besides=self.besides)
+        plan = copying.missing(store, here, keys, result, self.selection, besides=self.besides)
         if store.left_out and not store.trusted:
             what = "; ".join(f"{name}: {why}" for name, why in list(store.left_out.items())[:3])
             message = f"{shown}: no part of its index that is needed here is trusted ({what})"
@@ -385,7 +385,7 @@ class StoreUse:
             raise errors.BadRequest("the standard streams are the command's; name a store")
 
 
-@contextmanager
+@contextlib.contextmanager
 def shared_around(
     stack: LayerSet,
     use: StoreUse,

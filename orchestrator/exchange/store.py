@@ -6,6 +6,7 @@ packs that nothing lists, which ``store gc`` removes.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -13,7 +14,6 @@ import os
 import platform
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -100,12 +100,12 @@ class StoreMemory:
 
         What another process adds later may be newer than the listing.
         """
-        with suppress(OSError), self._opened() as folder:
+        with contextlib.suppress(OSError), self._opened() as folder:
             self._before = sorted(os.listdir(folder))
 
     def read(self, name: str, most: int) -> bytes | None:
         """Return the bytes that were kept, which may have been changed since; ``None`` if there are none."""
-        with suppress(OSError):
+        with contextlib.suppress(OSError):
             if name in self.new:
                 return self.new[name]
             with self._opened() as folder:
@@ -128,7 +128,7 @@ class StoreMemory:
 
         The newest of the ``trusted`` parts are remembered, unless newer ones are; ``afresh`` forgets what was before.
         """
-        with suppress(OSError), self._opened(make=bool(self.new or trusted)) as folder:
+        with contextlib.suppress(OSError), self._opened(make=bool(self.new or trusted)) as folder:
             # Another process may have seen newer ones meanwhile.
             made, parts, gone = (0, set(), []) if afresh else self.seen()
             for name in self._before:
@@ -147,7 +147,7 @@ class StoreMemory:
                 atomic.replace_file(name, [data], folder=folder)
         self.new.clear()
 
-    @contextmanager
+    @contextlib.contextmanager
     def _opened(self, *, make: bool = False) -> Iterator[int]:
         """Open the folder. Raises :class:`OSError` if another user could write there, and for a link."""
         if self._folder is None:
@@ -284,7 +284,7 @@ class StoreCollection:
     def _read(self, file: str, most: int, parse: Callable[[bytes], T]) -> T:
         """Return what is in a file of the index: one that this machine keeps, or that of the store."""
         if (kept := self.memory.read(file, most)) is not None:
-            with suppress(place.BadStore):
+            with contextlib.suppress(place.BadStore):
                 return parse(kept)
         with self._naming():
             data = self.place.read(wire.INDEX + file, most)
@@ -292,7 +292,7 @@ class StoreCollection:
         self.memory.new[file] = data
         return parsed
 
-    @contextmanager
+    @contextlib.contextmanager
     def _naming(self) -> Iterator[None]:
         """Say in an error which store is damaged."""
         try:
