@@ -29,7 +29,7 @@ from urllib.parse import urlencode, urljoin, urlsplit
 from cachectl.exchange import place, wire
 from cachectl.layers.base import errors
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.disk import atomic, handles
+from cachectl.layers.disk import atomic
 
 #: Bytes of the directory of a bundle, and members in it.
 _LARGEST_DIRECTORY: Final = 24 << 20
@@ -214,14 +214,8 @@ class BundlePlace(place.StorePlace):
                 self._old = open(self._path, "x+b")  # noqa: SIM115
             except FileExistsError:
                 raise place.Changed(self.shown) from None
-        handles.take_flock(self._old.fileno(), wait=True)
-        self._require_same(self._path, self._old)
+        place.lock(self._path, self._old)
         return zipfile.ZipFile(unnamed_file(self._path.parent), "w")
-
-    def _require_same(self, path: Path, old: BinaryIO) -> None:
-        """Raise :class:`Changed` if another command has replaced the bundle meanwhile."""
-        if not handles.is_same_file(path, old.fileno()):
-            raise place.Changed(self.shown)
 
     def finish(self) -> None:
         """Complete the new bundle with what stays of the old one, and put it in its place."""
@@ -256,7 +250,7 @@ class BundlePlace(place.StorePlace):
         if self._path is None:
             atomic.write_all(1, pieces(file))
             return
-        self._require_same(self._path, cast("BinaryIO", self._old))
+        place.lock(self._path, cast("BinaryIO", self._old))
         atomic.replace_file(self._path, pieces(file))
 
 

@@ -79,19 +79,16 @@ def copy(
     plan: CopyPlan,
     result: transfer.Transfer,
 ) -> None:
-    """Carry out a plan."""
+    """Carry out a plan, or in a dry run list what it would place."""
     for key, entries in plan:
         done = result.layer(key.layer)
-        target.write(key, source.read(key, entries, done), done)
-
-
-def list_plan(target: LayerCollection, plan: CopyPlan, result: transfer.Transfer) -> None:
-    """List in the results what :func:`copy` would place."""
-    for key, entries in plan:
-        done, root = result.layer(key.layer), target.layers[key.layer].roots()[0].path
-        done.entries = [*(done.entries or ()), *(replace(entry, root=root) for entry in entries)]
-        done.placed += len(entries)
-        done.bytes += sum(entry.bytes for entry in entries)
+        if result.dry_run and isinstance(target, LayerCollection):
+            root = target.layers[key.layer].roots()[0].path
+            done.entries = [*(done.entries or ()), *(replace(entry, root=root) for entry in entries)]
+            done.placed += len(entries)
+            done.bytes += sum(entry.bytes for entry in entries)
+        else:
+            target.write(key, source.read(key, entries, done), done)
 
 
 def batches(things: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:

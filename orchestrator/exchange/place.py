@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, BinaryIO, Final, NamedTuple, TypeVar, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from cachectl.layers.base import errors, lazy
@@ -405,6 +405,13 @@ def _moment(info: Mapping[str, Any]) -> float | None:
         if isinstance(value, (int, float)):
             return float(value)
     return None
+
+
+def lock(path: Path, file: BinaryIO) -> None:
+    """Wait until no other push replaces an open file. Raises :class:`Changed` if one has."""
+    handles.take_flock(file.fileno(), wait=True)
+    if not handles.is_same_file(path, file.fileno()):
+        raise Changed(errors.printable(path))
 
 
 def is_url(name: str) -> bool:

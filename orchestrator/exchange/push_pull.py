@@ -10,7 +10,6 @@ import contextlib
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -23,7 +22,7 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import Outlook
 from cachectl.layers.base.selection import ALL, Selection, moment_text
-from cachectl.layers.disk import atomic, handles
+from cachectl.layers.disk import atomic
 from cachectl.layers.stores import database
 from cachectl.transfer import Transfer
 
@@ -119,10 +118,12 @@ def _push_to_file(stack: LayerSet, file: Path, layer: Layer, inside: Path, selec
     """Add to a database file the entries of its layer that belong to it, through a copy of the file."""
     result, target = Transfer(str(file)), file.resolve()
     done = result.layer(layer.name)
-    with (
-        _locked(target) as before,
-        copying.layers_with_file(stack.environment, layer, target, inside) as (at, copied),
-    ):
+    with contextlib.ExitStack() as block:
+        if target.exists():
+            place.lock(target, block.enter_context(open(target, "rb")))
+            _require_unused(target)
+        before = _state_of(target)
+        at, copied = block.enter_context(copying.layers_with_file(stack.environment, layer, target, inside))
         source = copying.LayerCollection([layer], prefix=inside.as_posix())
         copies = copying.LayerCollection([at[layer.name]])
         plan = copying.missing(source, copies, [wire.StoreKey(layer.name, {})], result, selection)
@@ -144,28 +145,14 @@ def _push_to_file(stack: LayerSet, file: Path, layer: Layer, inside: Path, selec
     return result
 
 
-@contextlib.contextmanager
-def _locked(file: Path) -> Iterator[tuple[int, ...] | None]:
-    """Yield the state of a database file while no other push changes it; ``None`` if there is no file.
-
-    Raises :class:`TransferFailed` for a database with a log or a journal: it belongs to the file that is replaced.
-    """
-    try:
-        opened = open(file, "rb")  # noqa: SIM115 - closed below
-    except FileNotFoundError:
-        yield None
-        return
-    with opened:
-        handles.take_flock(opened.fileno(), wait=True)
-        if not handles.is_same_file(file, opened.fileno()):
-            raise place.Changed(str(file))
-        for suffix in database.COMPANIONS:
-            if os.path.lexists(beside := database.companion(file, suffix)):
-                why = f"a program uses it, or was killed while it did: {errors.printable(beside.name)} is there"
-                raise place.TransferFailed(
-                    f"cannot write {errors.printable(file)}: {why}; end the program, or push to a new FILE"
-                )
-        yield _state_of(file)
+def _require_unused(file: Path) -> None:
+    """Raise :class:`TransferFailed` for a database with a log or a journal: it belongs to the file to be replaced."""
+    for suffix in database.COMPANIONS:
+        if os.path.lexists(beside := database.companion(file, suffix)):
+            why = f"a program uses it, or was killed while it did: {errors.printable(beside.name)} is there"
+            raise place.TransferFailed(
+                f"cannot write {errors.printable(file)}: {why}; end the program, or push to a new FILE"
+            )
 
 
 def _state_of(file: Path) -> tuple[int, ...] | None:
@@ -269,7 +256,7 @@ class _Pull:
             and here.layers[layer].abilities()[facts.Ability.PUT] is None
         ]
         plan = copying.missing(source, here, keys, result, self.selection)
-        (copying.list_plan if self.dry_run else partial(copying.copy, source))(here, plan, result)
+        copying.copy(source, here, plan, result)
         result.layers = tuple(done for done in result.layers if done.placed or done.there or done.failed)
         return result
 
@@ -283,8 +270,7 @@ class _Pull:
             return store, *store.settled(lambda: self._downloaded(store, trust, file, before), attempts=_PULLS)
 
         store, plan, result = place.in_time(self.deadline, download)
-        here = copying.LayerCollection(self.chosen)
-        (copying.list_plan if self.dry_run else partial(copying.copy, store))(here, plan, result)
+        copying.copy(store, copying.LayerCollection(self.chosen), plan, result)
         if not self.dry_run:
             store.memory.save(store.files, store.trusted, afresh=trust.sha256 is not None)
         said = _SAID if trust.sha256 is None else "its digest is the given one"
