@@ -208,13 +208,8 @@ class BundlePlace(place.StorePlace):
         """Open the new bundle in an unnamed file; other pushes to the old one wait until it is in its place."""
         if self._path is None:
             return zipfile.ZipFile(unnamed_file(self._environment.temporary), "w")
-        if self._old is None:
-            try:
-                # An empty file, so that two first pushes find each other.
-                self._old = open(self._path, "x+b")  # noqa: SIM115
-            except FileExistsError:
-                raise place.Changed(self.shown) from None
-        place.lock(self._path, self._old)
+        if self._old is not None:
+            place.lock(self._path, self._old)
         return zipfile.ZipFile(unnamed_file(self._path.parent), "w")
 
     def finish(self) -> None:
@@ -250,8 +245,13 @@ class BundlePlace(place.StorePlace):
         if self._path is None:
             atomic.write_all(1, pieces(file))
             return
-        place.lock(self._path, cast("BinaryIO", self._old))
-        atomic.replace_file(self._path, pieces(file))
+        if self._old is not None:
+            place.lock(self._path, self._old)
+        try:
+            atomic.replace_file(self._path, pieces(file), new=self._old is None)
+        except FileExistsError as error:
+            # A first push was faster.
+            raise place.Changed(self.shown) from error
 
 
 class RegistryPlace(BundlePlace):

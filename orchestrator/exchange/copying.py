@@ -340,7 +340,7 @@ def make_own_root(environment: Environment, base: Path) -> Path:
     """
     try:
         return temporaries.private_folder(own_root(environment, base), make=True)
-    except (temporaries.NotPrivate, OSError) as error:
+    except errors.CachectlError as error:
         message = f"cannot make the own root: {error}; --isolated=OWN names another one, for env --root OWN"
         raise errors.CachectlError(message) from error
 

@@ -134,7 +134,7 @@ def _push_to_file(stack: LayerSet, file: Path, layer: Layer, inside: Path, selec
             if _state_of(target) != before:
                 raise place.Changed(str(file))
             try:
-                (atomic.new_file if before is None else atomic.replace_file)(target, [flat.read_bytes()])
+                atomic.replace_file(target, [flat.read_bytes()], new=before is None)
             except FileExistsError as error:
                 raise place.Changed(str(file)) from error
             except OSError as error:

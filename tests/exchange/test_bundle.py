@@ -225,11 +225,12 @@ def test_pushes_into_one_file_at_once_lose_nothing(home: Home, tmp_path: Path, n
 def test_a_first_push_does_not_replace_a_faster_one(home: Home, tmp_path: Path) -> None:
     first, second = (BundlePlace(tmp_path / "new.zip", home.environment(), writes=True) for _ in range(2))
     assert (first.names("index"), second.names("index")) == ([], [])
-    # Both have looked before either of them begins.
-    first.write(f"index/key-{0:016}", b"\n")
-    with pytest.raises(place.Changed):
-        second.write(f"index/key-{1:016}", b"\n")
+    # Both have looked before either of them is done.
+    for number, bundle in enumerate((first, second)):
+        bundle.write(f"index/key-{number:016}", b"\n")
     first.finish()
+    with pytest.raises(place.Changed):
+        second.finish()
     assert zipfile.ZipFile(tmp_path / "new.zip").namelist() == [f"index/key-{0:016}"]
     assert list(tmp_path.glob(".cachectl-*")) == []
 

@@ -335,8 +335,7 @@ class Sweep:
 
     def _miswritten(self, file: Path, done: Ended) -> Iterator[str]:
         """Yield what is wrong with the file that was to be written."""
-        # An empty bundle is like none: a push makes one to lock it, and the next one writes it.
-        data = (file.read_bytes() or None) if file.exists() else None
+        data = file.read_bytes() if file.exists() else None
         if data == self._written or (data is None and done.status != 0):
             return
         if data is None or self._written is None or file.name != "bundle.zip":
