@@ -160,7 +160,7 @@ class LayerCollection:
         """Yield entries with their artifacts; those that cannot be read are noted."""
         layer = self.layers[key.layer]
         if entries and self._describes:
-            entries = _described(layer, entries)
+            entries = _described(layer, entries, done)
         for batch in batches(entries, lambda entry: entry.bytes):
             yield from _read(layer, batch, done)
 
@@ -173,14 +173,21 @@ class LayerCollection:
             _place(self.layers[key.layer], [artifact for _, artifact in batch], done)
 
 
-def _described(layer: Layer, entries: Sequence[facts.Entry]) -> list[facts.Entry]:
-    """Return entries with what their bytes say: kernels, and for some layers the device and versions."""
+def _described(layer: Layer, entries: Sequence[facts.Entry], done: transfer.Moved) -> list[facts.Entry]:
+    """Return entries with what their bytes say: kernels, and for some layers the device and versions.
+
+    What cannot be read is noted, and entries that were not listed because of that are left out.
+    """
+    troubles: list[listing.Trouble] = []
     described: dict[tuple[Path, str], facts.Entry] = {}
     for selection in [Selection(key=entry.key) for entry in entries] if len(entries) <= _FEW else [Selection()]:
-        for entry in listing.listed((layer,), selection, lambda _: None):
+        for entry in listing.listed((layer,), selection, troubles.append):
             described[entry.root, entry.key] = entry
-    # What cannot be read is noted when its artifact is read.
-    return [described.get((entry.root, entry.key), entry) for entry in entries]
+    failed = dict.fromkeys(facts.Note(str(trouble.path), trouble.message) for trouble in troubles if trouble.failed)
+    done.failed += [note for note in failed if note not in done.failed]
+    if not failed:
+        return [described.get((entry.root, entry.key), entry) for entry in entries]
+    return [described[entry.root, entry.key] for entry in entries if (entry.root, entry.key) in described]
 
 
 def _read(
