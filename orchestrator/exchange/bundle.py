@@ -2,7 +2,7 @@
 
 Members are stored without compression and without times, so that the same content gives the same bytes. The directory
 is measured before it is parsed, and no member is ever unpacked into a file: its name only says what it holds. A new
-bundle is written to an unnamed file, then over the old one in one step.
+bundle is written to an unnamed file, copied next to its place, and moved there in one step.
 """
 
 from __future__ import annotations
