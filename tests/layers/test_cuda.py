@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.layers import got
+from support.layers import clear, got, root_of, usage_of, verified, write
 from support.products import PRODUCTS
 
 from cachectl.layers.base.environment import Environment
@@ -31,7 +31,7 @@ def layer(tmp_path: Path) -> Layer:
 
 
 def folder(layer: Layer) -> Path:
-    return layer.roots()[0].path
+    return root_of(layer)
 
 
 def index(folder: Path) -> form.SizeIndex:
@@ -49,10 +49,9 @@ def test_every_entry_is_decoded(layer: Layer) -> None:
     halves = [entry.detail["half"] for entry in entries]
     assert (halves.count("front end"), halves.count("back end")) == (20, 20)
     assert {entry.versions["driver"] for entry in entries if entry.detail["half"] == "front end"} == {"580.159.04"}
-    root = layer.roots()[0]
-    assert list(layer.store.verify(root)) == []
-    assert layer.store.usage(root).problems == ()
-    assert layer.store.usage(root).files == 41
+    assert verified(layer) == []
+    assert usage_of(layer).problems == ()
+    assert usage_of(layer).files == 41
 
 
 def test_an_index_is_made_in_the_opened_folder(layer: Layer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +78,7 @@ def test_an_index_is_made_in_the_opened_folder(layer: Layer, tmp_path: Path, mon
 def test_a_purge_and_a_put_keep_the_index_right(layer: Layer) -> None:
     entry, root = next(layer.entries(Selection(kernel="ka3"))), layer.roots()[0]
     artifact = got(layer, entry.key)
-    assert layer.clear(layer.plan_clear(Selection(kernel="ka3"))).removed == 2
+    assert clear(layer, kernel="ka3").removed == 2
     left = index(folder(layer))
     assert {identifier for identifier, _ in left} == {form.identifier_of(entry.key) for entry in layer.entries()}
     assert len(left) == 38
@@ -88,7 +87,7 @@ def test_a_purge_and_a_put_keep_the_index_right(layer: Layer) -> None:
     assert index(folder(layer))[-1] == (form.identifier_of(entry.key), len(artifact.data) - 28)
     assert (entry.root / entry.key).stat().st_mode & 0o777 == 0o644
     assert list(layer.store.verify(root)) == []
-    assert layer.clear(layer.plan_clear()).removed == 39
+    assert clear(layer).removed == 39
     assert [path.name for path in folder(layer).rglob("*") if path.is_file()] == ["index"]
     assert index(folder(layer)) == ()
 
@@ -104,12 +103,11 @@ def test_an_index_that_has_no_room_to_grow_stays_whole(disk: Path) -> None:
     """With 255 entries the index fills its page: one entry more, and on a full disk there is no other page."""
     layer = CudaComputeCache(Environment({"CUDA_CACHE_PATH": str(disk / "cache")}, disk))
     for key, data in map(made_up_entry, range(255)):
-        (folder(layer) / key).parent.mkdir(parents=True, exist_ok=True)
-        (folder(layer) / key).write_bytes(data)
+        write((folder(layer) / key), data)
     key, data = made_up_entry(255)
     artifact = Artifact("cuda", key, "cuda-entry/65", data)
     layer.put(key, artifact)
-    layer.clear(layer.plan_clear(Selection(key=key)))
+    clear(layer, key=key)
     before = (folder(layer) / "index").read_bytes()
     assert len(before) == os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
@@ -120,11 +118,11 @@ def test_an_index_that_has_no_room_to_grow_stays_whole(disk: Path) -> None:
         layer.put(key, artifact)
     assert (folder(layer) / key).read_bytes() == data
     assert (folder(layer) / "index").read_bytes() == before
-    assert [finding.code for finding in layer.store.verify(layer.roots()[0])] == ["index"]
+    assert [finding.code for finding in verified(layer)] == ["index"]
     (disk / "filler").unlink()
     layer.put(key, artifact)
-    assert layer.clear(layer.plan_clear(Selection(key=made_up_entry(0)[0]))).removed == 1
-    assert list(layer.store.verify(layer.roots()[0])) == []
+    assert clear(layer, key=made_up_entry(0)[0]).removed == 1
+    assert verified(layer) == []
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x41\x00\x00\x00" + b"\xff" * 12])
@@ -133,12 +131,11 @@ def test_an_index_that_is_not_whole_is_named_and_made_anew(layer: Layer, content
     (folder(layer) / "index").unlink()
     if content is not None:
         (folder(layer) / "index").write_bytes(content)
-    root = layer.roots()[0]
-    assert [finding.code for finding in layer.store.verify(root)] == ["index"]
-    assert [problem.code for problem in layer.store.usage(root).problems] == (["index"] if content else [])
-    assert layer.clear(layer.plan_clear(Selection(kernel="ka3"))).removed == 2
+    assert [finding.code for finding in verified(layer)] == ["index"]
+    assert [problem.code for problem in usage_of(layer).problems] == (["index"] if content else [])
+    assert clear(layer, kernel="ka3").removed == 2
     assert len(index(folder(layer))) == 38
-    assert list(layer.store.verify(root)) == []
+    assert verified(layer) == []
 
 
 @pytest.mark.parametrize(
@@ -147,23 +144,22 @@ def test_an_index_that_is_not_whole_is_named_and_made_anew(layer: Layer, content
 def test_an_index_of_another_version_is_left_alone(layer: Layer, content: bytes) -> None:
     path = folder(layer) / "index"
     path.write_bytes(content)
-    assert layer.clear(layer.plan_clear(Selection(kernel="ka3"))).removed == 2
-    (found,) = layer.store.verify(layer.roots()[0])
+    assert clear(layer, kernel="ka3").removed == 2
+    (found,) = verified(layer)
     assert ("drops every entry" in found.message, found.thing) == (True, None)
     assert layer.plan_clear(damaged=True).entries == ()
     assert path.read_bytes() == content
 
 
 def test_hostile_headers_cost_neither_memory_nor_time(layer: Layer) -> None:
-    path = folder(layer) / "0" / "0" / "0123456789abcd"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(form.HEADER.pack(form.VERSION, 2**64 - 1, 2**64 - 1, 0) + b"short")
+    path = folder(layer) / "0/0/0123456789abcd"
+    write(path, form.HEADER.pack(form.VERSION, 2**64 - 1, 2**64 - 1, 0) + b"short")
     sparse = path.with_name("0123456789abce")
     sparse.touch()
     os.truncate(sparse, 1 << 40)
     root = layer.roots()[0]
     assert len(list(layer.store.scan(root))) >= 41
-    assert "00123456789abcd" in "".join(finding.key or "" for finding in layer.store.verify(root)).replace("/", "")
+    assert "00123456789abcd" in "".join(finding.key or "" for finding in verified(layer)).replace("/", "")
 
 
 def test_an_unknown_format_is_opaque_where_its_index_vouches_for_it(layer: Layer) -> None:
@@ -180,7 +176,7 @@ def test_an_unknown_format_is_opaque_where_its_index_vouches_for_it(layer: Layer
     assert {(entry.kernels, entry.device, entry.detail["format"]) for entry in entries} == {(None, None, "unknown")}
     with pytest.raises(Damaged, match="format version 0x42"):
         layer.get(entries[0].key)
-    assert layer.clear(layer.plan_clear()).removed == 40
+    assert clear(layer).removed == 40
 
 
 def test_an_index_is_recounted_also_after_a_put_that_fails(layer: Layer) -> None:

@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 from homes import Home
-from support.layers import got, python, running
+from support.layers import clear, got, python, running
 from support.mesa import FOLDERS, RUSTICL, STORES, listed, rusticl
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.facts import Condition
-from cachectl.layers.base.selection import Selection
 from cachectl.layers.mesa.cache import MesaShaderCache
 
 
@@ -118,14 +117,14 @@ def test_rusticl_runs_what_was_put(store: str, cold: Home, new_home: Callable[[P
     code = {name for name, artifact in artifacts.items() if not artifact.detail["kernels"]}
     first = code & listed(MesaShaderCache(other.environment(**variables))).keys()
     (mine,), (foreign,) = first, code - first
-    layer.clear(layer.plan_clear())
+    clear(layer)
     for name, artifact in artifacts.items():
         layer.put(name, artifact)
     assert rusticl(cold, 2, **variables)["results"] == [2.0, 103.0]
     assert listed(layer).keys() == artifacts.keys()
     layer.put(mine, replace(artifacts[foreign], key=mine), replace=True)
     assert rusticl(cold, 2, **variables)["results"] == [103.0, 103.0]
-    layer.clear(layer.plan_clear(Selection(key=mine)))
+    clear(layer, key=mine)
     assert rusticl(cold, 2, **variables)["results"] == [2.0, 103.0]
     assert got(layer, mine).data == artifacts[mine].data
 
@@ -221,7 +220,7 @@ def test_a_home_that_is_not_the_account_s_is_one_of_two_places(cold: Home, tmp_p
     said = json.loads(home.run(*inside, sys.executable, "-m", "cachectl", "report", "mesa", "--json").stdout)
     roots = {Path(root["path"]): root["entries"] for root in said["layers"][0]["roots"]}
     assert {path for path, entries in roots.items() if entries == 2} == filled
-    assert {folder / ".cache" / "mesa_shader_cache" for folder in (account, cold.path)} <= roots.keys()
+    assert {folder / ".cache/mesa_shader_cache" for folder in (account, cold.path)} <= roots.keys()
 
 
 @pytest.mark.real

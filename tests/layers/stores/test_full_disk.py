@@ -61,7 +61,7 @@ def fill_dictionary(home: Path, identifier: str, rows: int = ROWS) -> Path:
         f"for n in range({rows}): mine[n] = bytes([n]) * 9000"
     )
     subprocess.run([sys.executable, "-c", program], env={"HOME": str(home)}, check=True)
-    return home / ".cache" / "pytools" / f"pdict-v5-{identifier}-{PYTHON}.sqlite"
+    return home / f".cache/pytools/pdict-v5-{identifier}-{PYTHON}.sqlite"
 
 
 def fill_up(disk: Path) -> Path:
