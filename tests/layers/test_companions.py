@@ -86,17 +86,6 @@ class TestNumba(LayerConformance):
         layer.put(artifact.key, artifact)
         assert layer.get(key) == artifact
 
-    def test_what_replaces_an_entry_leaves_nothing_of_it(self, tmp_path: Path) -> None:
-        layer = self.seeded(tmp_path)
-        one, other = (layer.get(f"{FOLDER}/k.{name}.py311.nbi") for name in ("f-2", "g-9"))
-        assert one is not None
-        assert other is not None
-        smaller = {"k.f-2.py311.nbi": unpack(one.data)["k.f-2.py311.nbi"] + b"!"}
-        layer.put(one.key, replace(one, data=pack(smaller)), replace=True)
-        found = got(layer, one.key)
-        assert unpack(found.data) == smaller
-        assert layer.get(other.key) == other
-
     def test_a_replacement_that_fails_leaves_the_old_entry(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

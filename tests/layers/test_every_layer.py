@@ -12,7 +12,7 @@ import pytest
 from support import mesa
 from support.layers import clear, got, keys_of, orphans, python, root_of, running, somebody, verified
 from support.miopen_files import FIND
-from support.miopen_kernels import ARGS, CODE, NAME, packed, store, user_file
+from support.miopen_kernels import ARGS, CODE, NAME, VERSION, packed, store, user_file
 from support.products import (
     BARE,
     DEEP,
@@ -83,14 +83,9 @@ class TestConformance(LayerConformance):
 
 #: Holds the lock of a file as its library does, until its input ends.
 HOLD = """
-import fcntl, sqlite3, sys
-kind, path = sys.argv[1:]
-if kind == "sqlite":
-    held = sqlite3.connect(path)
-    held.execute("begin exclusive")
-else:
-    held = open(path, "r+b")
-    getattr(fcntl, kind)(held, fcntl.LOCK_EX)
+import fcntl, sys
+held = open(sys.argv[2], "r+b")
+getattr(fcntl, sys.argv[1])(held, fcntl.LOCK_EX)
 print("held", flush=True)
 input()
 """
@@ -100,7 +95,6 @@ LOCKS = [
     ("mesa single-file", "flock", ".cache/*/*/*/foz_cache.foz"),
     ("mesa database", "flock", ".cache/*/mesa_cache.db"),
     ("miopen-tuning", "lockf", f".config/miopen/miopen-lockfiles/{FIND}.lock"),
-    ("pytools", "sqlite", ".cache/pytools/*.sqlite"),
 ]
 
 
@@ -229,6 +223,7 @@ STRANGERS = {
         ("llvmcache-" + "a" * 40, "Thin-abc", "llvmcache-" + "A" * 64, "llvmcache-" + "a" * 65),
         comgr_key("link"),
     ),
+    "miopen": (("notes.ukdb",), f"{VERSION}/gfx906_60.ukdb"),
     "miopen-tuning": (("notes.temp", "notes.txt"), FIND.replace("gfx90a6e", "gfx906_60")),
 }
 

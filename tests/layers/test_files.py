@@ -38,13 +38,13 @@ COUNTS = {"neo": (8, 8, 12), "comgr": (4, 3, 5)}
 @pytest.mark.parametrize("name", COUNTS)
 def test_every_entry_and_file_is_counted_and_one_kernel_goes_from_all_that_name_it(tmp_path: Path, name: str) -> None:
     layer, (entries, named, files) = PRODUCTS[name].filled(tmp_path), COUNTS[name]
-    root = layer.roots()[0]
+    root = root_of(layer)
     usage = usage_of(layer)
     assert (usage.entries, usage.files) == (entries, files)
     assert verified(layer) == []
     assert [entry.kernels for entry in layer.entries() if entry.kernels] == [("axpy", "scale")] * named
     plan = layer.plan_clear(Selection(kernel="axpy"))
-    left = f"{entries - named} entry has no known kernel name and was left, in {root.path}"
+    left = f"{entries - named} entry has no known kernel name and was left, in {root}"
     assert [note.because for note in plan.skipped] == ([left] if entries > named else [])
     assert layer.clear(plan).removed == named
     assert len(keys_of(layer)) == entries - named

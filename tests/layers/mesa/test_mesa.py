@@ -25,6 +25,12 @@ from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.cache import MesaShaderCache, read_limit
 from cachectl.verbs.prune import plan_prune
 
+
+def filled(home: Path, store: str, entries: dict[str, bytes]) -> tuple[MesaShaderCache, Path]:
+    """Fill a store; return the layer and the root."""
+    return layer_of(home, store), fill(home / ".cache", store, entries)
+
+
 # ---------------------------------------------------------------------- places and switches
 
 
@@ -61,8 +67,7 @@ def test_a_cache_that_is_nearly_full_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("store", STORES)
 def test_entries_of_gl_are_neither_counted_nor_cleared_unless_named(store: str, tmp_path: Path) -> None:
-    layer = layer_of(tmp_path / "home", store)
-    root = fill(tmp_path / "home/.cache", store, {**contents(), **graphics()})
+    layer, root = filled(tmp_path / "home", store, {**contents(), **graphics()})
     entries = listed(layer)
     assert {name for name, found in entries.items() if found.guest} == set(graphics())
     assert {found.detail["of"] for found in entries.values()} == {"OpenCL", "GL or Vulkan"}
@@ -78,8 +83,7 @@ def test_entries_of_gl_are_neither_counted_nor_cleared_unless_named(store: str, 
 
 
 def test_the_driver_of_entries_is_unknown_without_a_kernel(tmp_path: Path) -> None:
-    layer = layer_of(tmp_path / "home", "multi-file")
-    fill(tmp_path / "home/.cache", "multi-file", {key("x"): entry(b"\x7fELF" + bytes(9), "a" * 40)})
+    layer, _ = filled(tmp_path / "home", "multi-file", {key("x"): entry(b"\x7fELF" + bytes(9), "a" * 40)})
     assert listed(layer)[key("x")].detail["of"] == "unknown"
     assert layer.plan_clear().entries == ()
 
@@ -87,8 +91,7 @@ def test_the_driver_of_entries_is_unknown_without_a_kernel(tmp_path: Path) -> No
 def test_rusticls_own_entries_are_recognised_by_name(tmp_path: Path) -> None:
     words = [0x07230203, 0x10000, 0, 9, 0, (5 << 16) | 15, 6, 1, *struct.unpack("<2I", b"spirv_k\0")]
     module = struct.pack(f"<{len(words)}I", *words)
-    layer = layer_of(tmp_path / "home", "multi-file")
-    fill(tmp_path / "home/.cache", "multi-file", {key("x"): entry(module, "rusticl", "rusticl")})
+    layer, _ = filled(tmp_path / "home", "multi-file", {key("x"): entry(module, "rusticl", "rusticl")})
     assert listed(layer)[key("x")].kernels == ("spirv_k",)
     assert len(layer.plan_clear().entries) == 1
 
@@ -96,8 +99,7 @@ def test_rusticls_own_entries_are_recognised_by_name(tmp_path: Path) -> None:
 def test_without_zstd_entries_are_listed_and_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = b"\x28\xb5\x2f\xfd" + bytes(20)
     data = b"\1" + OPENCL.encode() + b"\0llvmpipe\0" + struct.pack("<BQIII", 8, 0, 0, crc(packed), 40) + packed
-    layer = layer_of(tmp_path / "home", "multi-file")
-    fill(tmp_path / "home/.cache", "multi-file", {key("x"): data})
+    layer, _ = filled(tmp_path / "home", "multi-file", {key("x"): data})
     # A Python may be built without it.
     monkeypatch.setitem(sys.modules, "cachectl.layers.formats.zstd", None)
     monkeypatch.delattr("cachectl.layers.formats.zstd", raising=False)
@@ -129,15 +131,9 @@ def test_a_payload_is_unpacked_no_further_than_its_header_says(announced: int, m
 # ---------------------------------------------------------------------- stores
 
 
-def filled(home: Path, store: str, entries: dict[str, bytes]) -> tuple[MesaShaderCache, Path]:
-    """Fill a store; return the layer and the root."""
-    return layer_of(home, store), fill(home / ".cache", store, entries)
-
-
 @pytest.mark.parametrize("store", STORES)
 def test_an_entry_goes_from_one_store_into_another(store: str, tmp_path: Path) -> None:
-    source = layer_of(tmp_path / "one", "multi-file")
-    fill(tmp_path / "one/.cache", "multi-file", contents())
+    source, _ = filled(tmp_path / "one", "multi-file", contents())
     target = layer_of(tmp_path / "two", store)
     for name in contents():
         artifact = got(source, name)

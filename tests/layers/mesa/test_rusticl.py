@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 from homes import Home
-from support.layers import clear, got, python, running
+from support.layers import assigned, clear, got, python, running
 from support.mesa import FOLDERS, RUSTICL, STORES, listed, rusticl
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.facts import Condition
 from cachectl.layers.mesa.cache import MesaShaderCache
+
+pytestmark = pytest.mark.real
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +43,6 @@ def cold(home: Home, rusticl_device: str) -> Home:
     return home
 
 
-@pytest.mark.real
 @pytest.mark.parametrize("store", STORES)
 def test_rusticl_runs_what_a_base_keeps(store: str, cold: Home, tmp_path: Path) -> None:
     """What is new is in the own root alone, and the second run stores nothing."""
@@ -65,7 +66,6 @@ def own_keys(home: Home, *root: str) -> set[str]:
     return {one["key"] for one in home.json("ls", "mesa", *root)["entries"]}
 
 
-@pytest.mark.real
 @pytest.mark.parametrize("store", STORES)
 def test_rusticl_fills_what_is_reported_listed_and_purged(store: str, cold: Home) -> None:
     variables = STORES[store]
@@ -104,7 +104,6 @@ def test_rusticl_fills_what_is_reported_listed_and_purged(store: str, cold: Home
     assert got(layer, bad).data == whole
 
 
-@pytest.mark.real
 @pytest.mark.parametrize("store", STORES)
 def test_rusticl_runs_what_was_put(store: str, cold: Home, new_home: Callable[[Path], Home], tmp_path: Path) -> None:
     """The machine code of one kernel under the key of the other: whatever that computes came out of the cache."""
@@ -129,7 +128,6 @@ def test_rusticl_runs_what_was_put(store: str, cold: Home, new_home: Callable[[P
     assert got(layer, mine).data == artifacts[mine].data
 
 
-@pytest.mark.real
 def test_read_only_files_are_left_and_reported(cold: Home) -> None:
     shipping = {**STORES["single-file"], "MESA_DISK_CACHE_READ_ONLY_FOZ_DBS": "ship"}
     rusticl(cold, 2, **shipping)
@@ -150,7 +148,6 @@ def test_read_only_files_are_left_and_reported(cold: Home) -> None:
     assert sum(path.stat().st_size > 16 for path in kept.rglob("foz_cache.foz")) == 1
 
 
-@pytest.mark.real
 def test_a_program_that_runs_on_meets_a_purge_without_an_error(cold: Home) -> None:
     for variables in STORES.values():
         program = (
@@ -167,7 +164,6 @@ def test_a_program_that_runs_on_meets_a_purge_without_an_error(cold: Home) -> No
         assert cold.json("verify", "mesa")["findings"] == []
 
 
-@pytest.mark.real
 @pytest.mark.parametrize("value", ["true", "1", "Yes", "T", "false", "0", "", "on", "2", "abc"])
 def test_rusticl_reads_the_switch_as_we_do(value: str, cold: Home) -> None:
     rusticl(cold, 1, MESA_SHADER_CACHE_DISABLE=value)
@@ -175,20 +171,19 @@ def test_rusticl_reads_the_switch_as_we_do(value: str, cold: Home) -> None:
     assert (layer.state().condition is Condition.DISABLED) == (not listed(layer))
 
 
-@pytest.mark.real
 @pytest.mark.parametrize(
     ("variables", "gone"),
     [
-        ({"MESA_SHADER_CACHE_DIR": "{home}/one"}, ()),
-        ({"MESA_SHADER_CACHE_DIR": "relative"}, ()),
-        ({"MESA_GLSL_CACHE_DIR": "{home}/old"}, ("MESA_SHADER_CACHE_DIR",)),
-        ({"XDG_CACHE_HOME": "{home}/xdg"}, ("MESA_SHADER_CACHE_DIR",)),
-        ({"XDG_CACHE_HOME": ""}, ("MESA_SHADER_CACHE_DIR",)),
-        ({"MESA_SHADER_CACHE_DIR": "", "XDG_CACHE_HOME": "{home}/xdg"}, ()),
+        ("MESA_SHADER_CACHE_DIR={home}/one", ()),
+        ("MESA_SHADER_CACHE_DIR=relative", ()),
+        ("MESA_GLSL_CACHE_DIR={home}/old", ("MESA_SHADER_CACHE_DIR",)),
+        ("XDG_CACHE_HOME={home}/xdg", ("MESA_SHADER_CACHE_DIR",)),
+        ("XDG_CACHE_HOME=", ("MESA_SHADER_CACHE_DIR",)),
+        ("MESA_SHADER_CACHE_DIR= XDG_CACHE_HOME={home}/xdg", ()),
     ],
 )
-def test_rusticl_keeps_its_cache_where_we_say(variables: dict[str, str], gone: Iterable[str], cold: Home) -> None:
-    changes = {name: value.format(home=cold.path) for name, value in variables.items()}
+def test_rusticl_keeps_its_cache_where_we_say(variables: str, gone: Iterable[str], cold: Home) -> None:
+    changes = assigned(variables.format(home=cold.path))
     kept = {name: value for name, value in cold.variables.items() if name not in gone}
     home = replace(cold, variables=kept)
     rusticl(home, 1, **changes)
@@ -198,7 +193,6 @@ def test_rusticl_keeps_its_cache_where_we_say(variables: dict[str, str], gone: I
     assert (layer.state().condition in (Condition.DISABLED, Condition.ABSENT)) == (not filled)
 
 
-@pytest.mark.real
 def test_a_home_that_is_not_the_account_s_is_one_of_two_places(cold: Home, tmp_path: Path) -> None:
     """Whichever of the two this Mesa goes by; under another password file, for the tester's own home is no place."""
     account = tmp_path / "account"
@@ -223,7 +217,6 @@ def test_a_home_that_is_not_the_account_s_is_one_of_two_places(cold: Home, tmp_p
     assert {folder / ".cache/mesa_shader_cache" for folder in (account, cold.path)} <= roots.keys()
 
 
-@pytest.mark.real
 def test_a_block_reports_whether_it_is_too_late_for_rusticl(cold: Home) -> None:
     """Loaded it may be, as it is in every program; only once a device is asked for has it read its variables."""
     program = """
@@ -250,7 +243,6 @@ else:
     assert len(cold.json("ls", "mesa")["entries"]) == 2
 
 
-@pytest.mark.real
 def test_purge_of_everything_leaves_what_gl_itself_has_stored(cold: Home) -> None:
     (cold.path / ".cache").mkdir()
     renderer = cold.python("gl_drawing.py", LIBGL_ALWAYS_SOFTWARE="1")["renderer"]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.layers import clear, environment_of, got, keys_of, python, root_of, running, verified
+from support.layers import clear, environment_of, got, keys_of, python, root_of, running, sql, verified
 from support.miopen_files import FIND
 from support.miopen_kernels import (
     ARGS,
@@ -27,7 +27,6 @@ from support.miopen_kernels import (
     key_of,
     packed,
     problems,
-    spoil,
     store,
     stored,
     user_file,
@@ -40,7 +39,7 @@ from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refuse
 from cachectl.layers.base.facts import Artifact, Entry, Problem, Root, Severity
 from cachectl.layers.base.layer import Layer, get_many, put_many
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenSystemTuning, MIOpenTuning
+from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenTuning
 from cachectl.layers.miopen.kernels import encode, kernel_key, split_kernel_key
 
 
@@ -184,26 +183,6 @@ def test_a_database_that_a_program_writes_all_the_time_is_read_and_cleared(tmp_p
     assert (path.stat().st_ino, stored(path)) == (inode, [])
 
 
-def test_a_purge_of_user_layers_leaves_the_rest(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    fill(home)
-    system = store(tmp_path / "rocm/share/miopen/db/gfx90a.kdb", {(NAME, ARGS): packed(CODE)})
-    system.with_name("gfx90a6e.HIP.fdb.txt").write_text("k=S:1,0,A\n")
-    (home / ".config/miopen").mkdir(parents=True)
-    (home / ".config/miopen/gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt").write_text("k=S:1,0,A\n")
-    (home / ".cache/miopen/notes.ukdb").write_text("not MIOpen's")
-    before = {**snapshot(tmp_path / "rocm"), **snapshot(home / ".config")}
-    environment = environment_of(home, MIOPEN_SYSTEM_DB_PATH=str(system.parent))
-    classes = (MIOpenKernels, MIOpenSystemKernels, MIOpenTuning, MIOpenSystemTuning)
-    for layer in (made(environment) for made in classes):
-        if layer.about.scope.value == "user" and not layer.about.precious:
-            outcome = clear(layer)
-            assert (outcome.removed, outcome.failed) == (4, ())
-    assert {**snapshot(tmp_path / "rocm"), **snapshot(home / ".config")} == before
-    assert list(MIOpenKernels(environment).entries()) == []
-    assert (home / ".cache/miopen/notes.ukdb").read_text() == "not MIOpen's"
-
-
 GOOD = packed(CODE)
 BLOB, MD5, SIZE = GOOD
 HALVES = bz2.compress(CODE[:100]) + bz2.compress(CODE[100:])
@@ -286,14 +265,6 @@ def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path, layer: M
     assert len(keys_of(layer)) == len(whole)
 
 
-def test_what_stands_in_the_place_of_a_packages_database_is_the_packages(tmp_path: Path) -> None:
-    (tmp_path / "db/gfx90a.kdb").mkdir(parents=True)
-    system = MIOpenSystemKernels(environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db")))
-    (finding,) = verified(system)
-    assert (finding.code, finding.severity) == ("no-file", Severity.FAILS)
-    assert "reinstall the package" in finding.fix
-
-
 RECORD = Artifact("miopen-tuning", f"{FIND}::b", "miopen-record/1", b"b=S:1")
 
 
@@ -337,7 +308,7 @@ def test_rows_that_break_statements_or_the_index_are_found(tmp_path: Path, layer
     assert findings(layer) == [("quote", Severity.FAILS)]
     assert clear(layer, key=key_of(name="it's.cl.o", args="")).removed == 1
     assert findings(layer) == []
-    spoil(path, f"DROP INDEX idx_kern_db; INSERT INTO kern_db({COLUMNS}) SELECT {COLUMNS} FROM kern_db")
+    sql(path, f"DROP INDEX idx_kern_db; INSERT INTO kern_db({COLUMNS}) SELECT {COLUMNS} FROM kern_db")
     assert findings(layer) == [("duplicate", Severity.FAILS)]
 
 
@@ -357,7 +328,7 @@ def test_unusable_files_are_problems(tmp_path: Path, layer: MIOpenKernels) -> No
     folder = user_file(tmp_path).parent
     tables = {"gfx900_56": "CREATE TABLE other(x)", "gfx90878": TABLE_2_3}
     for base, table in tables.items():
-        spoil(store(folder / f"{base}.ukdb", {}), f"DROP TABLE kern_db;{table}")
+        sql(store(folder / f"{base}.ukdb", {}), f"DROP TABLE kern_db;{table}")
     (folder / "gfx90a6e.ukdb").write_bytes(b"garbage" * 1000)
     store(folder / "gfx1030_36.ukdb", {(f"k{n}.s.o", ""): (os.urandom(5000), "0", 0) for n in range(9)})
     os.truncate(folder / "gfx1030_36.ukdb", 20_000)
@@ -377,17 +348,20 @@ def test_system_files_are_judged_by_their_header(tmp_path: Path) -> None:
     store(tmp_path / "db/gfx90a.kdb", {(NAME, ARGS): GOOD}, wal=True)
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 333916279\n"
     (tmp_path / "db/gfx906.kdb").write_text(pointer)
-    spoil(tmp_path / "db/gfx900.kdb", "CREATE TABLE other(x)")
+    sql(tmp_path / "db/gfx900.kdb", "CREATE TABLE other(x)")
+    (tmp_path / "db/gfx908.kdb").mkdir()
     system = MIOpenSystemKernels(environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db")))
     assert sorted(findings(system)) == [
         ("foreign", Severity.HARMLESS),
+        ("no-file", Severity.FAILS),
         ("too-small", Severity.RECOMPILES),
         ("wal", Severity.FAILS),
     ]
-    (wal,) = (finding for finding in verified(system) if finding.code == "wal")
-    assert "journal_mode=delete" in wal.fix
+    fixes = {finding.code: finding.fix for finding in verified(system)}
+    assert "journal_mode=delete" in fixes["wal"]
+    assert "reinstall the package" in fixes["no-file"]
     assert keys_of(system) == [key_of("gfx90a.kdb")]
-    assert sorted(os.listdir(tmp_path / "db")) == ["gfx900.kdb", "gfx906.kdb", "gfx90a.kdb"]
+    assert sorted(os.listdir(tmp_path / "db")) == ["gfx900.kdb", "gfx906.kdb", "gfx908.kdb", "gfx90a.kdb"]
 
 
 def test_a_custom_folder_is_searched_with_and_without_version_folders(tmp_path: Path) -> None:

@@ -88,8 +88,7 @@ SPELLED = "CREATE TABLE IF NOT EXISTS dict (keyhash TEXT NOT NULL PRIMARY KEY, k
 )
 def test_every_spelling_of_the_table_is_accepted(tmp_path: Path, statement: str) -> None:
     """As 2024.1.4 to 2026.1.1 wrote it, and as cachectl does."""
-    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
-        connection.execute(statement)
+    sql(tmp_path / FILE, statement)
     assert rows_in(tmp_path / FILE).sum() == Weight(0, 0)
 
 
@@ -221,8 +220,7 @@ def test_the_journal_of_a_running_program_is_left(home: Home) -> None:
 def test_a_log_is_unknown_until_it_is_applied_and_reading_leaves_no_file(tmp_path: Path) -> None:
     path = dictionary(tmp_path / FILE)
     rows = rows_in(path)
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("pragma journal_mode = wal")
+    sql(path, "pragma journal_mode = wal")
     assert rows.sum() == Weight(20, 20 * 504)
     assert os.listdir(tmp_path) == [FILE]
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -240,8 +238,7 @@ def test_a_log_is_unknown_until_it_is_applied_and_reading_leaves_no_file(tmp_pat
 
 def test_a_database_that_was_written_to_while_it_was_read_without_a_lock_is_no_damage(tmp_path: Path) -> None:
     path = dictionary(tmp_path / FILE, rows=2000)
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("pragma journal_mode = wal")
+    sql(path, "pragma journal_mode = wal")
     found = rows_in(path).rows_with("key_value")
     next(found)
     os.truncate(path, 5000)
