@@ -150,9 +150,9 @@ class NodeRoot:
             layers = LayerSet(environment).clearable()
             isolated.link_cache_home(environment, layers, self.root)
             self.variables = run.variables_isolated(layers, self.root)
-        except temporaries.NotPrivate as error:
+        except errors.CachectlError as error:
             self._give_up(str(error))
-        except (OSError, errors.CachectlError) as error:
+        except OSError as error:
             self._give_up(f"{scratch}: {_reason(error)}")
 
     def _give_up(self, why: str) -> None:

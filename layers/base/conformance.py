@@ -96,7 +96,7 @@ class LayerConformance(ABC):
         for ability, reason in layer.abilities().items():
             assert reason is None or len(reason.split()) > 2  # noqa: PLR2004
             if reason is not None and ability in acts:
-                error = raised(acts[ability])
+                error = store.attempt(acts[ability])
                 assert isinstance(error, errors.Refused)
                 assert reason in str(error)
 
@@ -145,9 +145,9 @@ class LayerConformance(ABC):
             return
         before = snapshot(tmp_path)
         layer.put(victim.key, victim)
-        foreign, *others = put_many(layer, [replace(victim, form="another/0"), *artifacts])
+        foreign, *others = put_many(layer, [replace(victim, form="another/0"), *artifacts[1:]])
         assert isinstance(foreign, errors.ForeignForm)
-        assert others == [False] * len(artifacts)
+        assert others == [False] * len(artifacts[1:])
         assert snapshot(tmp_path) == before
         if not can(layer, Ability.CLEAR):
             return
@@ -155,8 +155,7 @@ class LayerConformance(ABC):
             layer.clear(layer.plan_clear(Selection(key=victim.key)))
             assert layer.get(victim.key) is None
             if together:
-                placed = put_many(layer, [*artifacts, victim])
-                assert placed == [*(artifact == victim for artifact in artifacts), False]
+                assert put_many(layer, artifacts) == [artifact == victim for artifact in artifacts]
             else:
                 layer.put(victim.key, victim)
             assert layer.get(victim.key) == victim
@@ -171,13 +170,13 @@ class LayerConformance(ABC):
         before = snapshot(tmp_path)
         key = artifact.key
         for foreign in (replace(artifact, layer="another"), replace(artifact, form="another/0")):
-            assert isinstance(raised(partial(layer.put, key, foreign)), errors.ForeignForm)
-        assert isinstance(raised(partial(layer.put, "no such/../key", artifact)), errors.LayerError)
+            assert isinstance(store.attempt(partial(layer.put, key, foreign)), errors.ForeignForm)
+        assert isinstance(store.attempt(partial(layer.put, "no such/../key", artifact)), errors.LayerError)
         if other is not None and other.data != artifact.data:
-            assert isinstance(raised(partial(layer.put, key, other)), errors.LayerError)
+            assert isinstance(store.attempt(partial(layer.put, key, other)), errors.LayerError)
         for character in ("\n", "\x1b", "\x7f", "\u202e"):
             strange = replace(artifact, key=f"{key[:-1]}{character}{key[-1]}")
-            assert isinstance(raised(partial(layer.put, strange.key, strange)), errors.LayerError)
+            assert isinstance(store.attempt(partial(layer.put, strange.key, strange)), errors.LayerError)
             assert isinstance(put_many(layer, [strange])[0], errors.LayerError)
         assert snapshot(tmp_path) == before
 
@@ -191,7 +190,7 @@ class LayerConformance(ABC):
         # Padding at the end, as in a tar, carries nothing: an artifact without it is still whole.
         content = artifact.data.rstrip(b"\0") or artifact.data
         cut = replace(artifact, data=content[: len(content) // 2])
-        error = raised(partial(layer.put, artifact.key, cut, replace=True))
+        error = store.attempt(partial(layer.put, artifact.key, cut, replace=True))
         assert layer.get(artifact.key) == (cut if error is None else artifact)
 
     # ------------------------------------------------------------------ clear
@@ -287,15 +286,6 @@ def nobody(folder: Path) -> Path:
     (folder / "self" / "fd").mkdir(parents=True, exist_ok=True)
     (folder / "self" / "maps").touch()
     return folder
-
-
-def raised(attempt: Callable[[], object]) -> errors.LayerError | None:
-    """Return the layer error that an attempt raises, if any."""
-    try:
-        attempt()
-    except errors.LayerError as error:
-        return error
-    return None
 
 
 def snapshot(folder: Path, *, times: bool = False) -> dict[str, str]:

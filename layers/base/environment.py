@@ -140,6 +140,15 @@ def user_name(number: int) -> str:
         return f"user {number}"
 
 
+def node() -> str:
+    """Return the name of this machine, without an import where the system gives it."""
+    if sys.platform != "win32":
+        return os.uname().nodename
+    import platform
+
+    return platform.node()
+
+
 def process_variable(name: str) -> str | None:
     """Return a variable of this process as it is now."""
     return os.environ.get(name)

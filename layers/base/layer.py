@@ -15,12 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, final
 
-from cachectl.layers.base import declarations, errors, facts, lazy
+from cachectl.layers.base import declarations, errors, facts, lazy, parts
 from cachectl.layers.base.environment import Environment, own_roots_folder
-from cachectl.layers.base.facts import Ability, Entry, Note, Outcome, Plan, Root
-from cachectl.layers.base.parts import About
+from cachectl.layers.base.facts import Ability, Entry, Note, Plan, Root
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.base.store import ENTRY, Store, attempt
+from cachectl.layers.base.store import ENTRY, Store, attempt, each_part
 from cachectl.layers.disk import trust
 
 
@@ -42,7 +41,7 @@ class Layer:
     #: The store. The class declares it; an instance has it bound to its name and environment.
     store: Store
     #: What else is known of the library and its entries.
-    about: ClassVar[About] = About()
+    about: ClassVar[parts.About] = parts.About()
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -155,36 +154,20 @@ class Layer:
         not be cleared.
         """
         _require(self, Ability.CLEAR)
-        plan = Plan(self.name)
         if selection.kernel is not None and (reason := self.store.refusals.get(Ability.KERNELS)) is not None:
-            return replace(plan, skipped=(Note("*", f"cannot be selected by kernel: {reason}"),))
+            return Plan(self.name, skipped=(Note("*", f"cannot be selected by kernel: {reason}"),))
         plan_root = _plan_damaged if damaged else _plan_root
-        for root in every_root(self):
-            try:
-                plan = plan.plus(plan_root(self, root, selection))
-            except errors.FAILURES as error:  # noqa: PERF203 - one must not end the rest
-                plan = plan.plus(Plan(self.name, failed=(Note(str(root.path), errors.reason_of(error)),)))
-        return plan
+        plans = ((str(root.path), partial(plan_root, self, root, selection)) for root in every_root(self))
+        return each_part(Plan(self.name), plans)
 
     @final
-    def clear(self, plan: Plan) -> Outcome:
+    def clear(self, plan: Plan) -> facts.Outcome:
         """Remove the entries of a plan. Entries that have changed since are skipped."""
         _require(self, Ability.CLEAR)
-        outcome = Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
+        planned = facts.Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
         # Listed first: a folder of roots that cannot be listed must not hide what was removed.
-        for root in tuple(every_root(self)):
-            entries = tuple(entry for entry in plan.entries if entry.root == root.path)
-            try:
-                if entries:
-                    require_changeable(self, root)
-                    removed = self.store.remove(root, entries)
-                    left = {note.key for note in removed.skipped}
-                    orphans = {entry.key for entry in entries if entry.is_orphan} - left
-                    gone = sum(not os.path.lexists(root.path / key) for key in orphans)
-                    outcome = outcome.plus(replace(removed, orphans_removed=gone))
-            except errors.FAILURES as error:
-                outcome = outcome.plus(Outcome(self.name, failed=(Note(str(root.path), errors.reason_of(error)),)))
-        return outcome
+        roots = tuple(every_root(self))
+        return each_part(planned, ((str(root.path), partial(_clear_root, self, root, plan)) for root in roots))
 
 
 def _required_switch(layer: Layer) -> declarations.EnvSwitch:
@@ -253,7 +236,7 @@ def get_many(layer: Layer, keys: Sequence[str]) -> Mapping[str, facts.Artifact |
 
 
 def put_many(layer: Layer, artifacts: Sequence[facts.Artifact], *, replace: bool = False) -> list[bool | Exception]:
-    """Place artifacts, each whole or not at all, under its own key.
+    """Place artifacts, each whole or not at all, under its own key; no two have the same.
 
     Returns for each: ``True`` if it was placed, ``False`` if the same entry is present, else the error that
     :meth:`Layer.put` would raise. Raises :class:`Refused` if the layer cannot.
@@ -264,16 +247,10 @@ def put_many(layer: Layer, artifacts: Sequence[facts.Artifact], *, replace: bool
         why = layer.state().why
         raise errors.Refused(layer.name, f"cannot put: no place to keep entries in this environment ({why})")
     require_changeable(layer, root)
-    results: list[bool | Exception | None] = [
-        attempt(partial(_require_fit, layer, root, artifact)) for artifact in artifacts
-    ]
-    while waiting := [index for index, result in enumerate(results) if result is None]:
-        # Of artifacts with one key, the first is placed before the others are compared with it.
-        first = {artifacts[index].key: index for index in reversed(waiting)}
-        written = layer.store.write(root, [artifacts[index] for index in sorted(first.values())], replace=replace)
-        for key, index in first.items():
-            results[index] = written[key]
-    return [result for result in results if result is not None]
+    unfit = [attempt(partial(_require_fit, layer, root, artifact)) for artifact in artifacts]
+    fit = [artifact for artifact, error in zip(artifacts, unfit, strict=True) if error is None]
+    written = layer.store.write(root, fit, replace=replace) if fit else {}
+    return [written[artifact.key] if error is None else error for artifact, error in zip(artifacts, unfit, strict=True)]
 
 
 def _require_fit(layer: Layer, root: Root, artifact: facts.Artifact) -> None:
@@ -295,6 +272,17 @@ def _named(layer: Layer) -> Iterator[None]:
         raise
     except errors.FAILURES as error:
         raise errors.LayerError(layer.name, f"the layer failed: {errors.reason_of(error)}") from error
+
+
+def _clear_root(layer: Layer, root: Root, plan: Plan) -> facts.Outcome:
+    entries = tuple(entry for entry in plan.entries if entry.root == root.path)
+    if not entries:
+        return facts.Outcome(layer.name)
+    require_changeable(layer, root)
+    removed = layer.store.remove(root, entries)
+    left = {note.key for note in removed.skipped}
+    orphans = {entry.key for entry in entries if entry.is_orphan} - left
+    return replace(removed, orphans_removed=sum(not os.path.lexists(root.path / key) for key in orphans))
 
 
 # ---------------------------------------------------------------------- plans
@@ -338,26 +326,16 @@ def _plan_damaged(layer: Layer, root: Root, selection: Selection) -> Plan:
 
 
 def _plan_root(layer: Layer, root: Root, selection: Selection) -> Plan:
-    chosen: list[Entry] = []
-    problems: list[facts.Problem] = []
-    nameless: set[str] = set()
-    guests: Counter[str] = Counter()
-    for thing in layer.store.scan(root, contents=selection.needs_contents):
-        if isinstance(thing, facts.Problem):
-            problems.append(thing)
-        elif thing.sums is not None:
-            continue
-        elif not selection.matches(thing):
-            if selection.kernel and thing.kernels is None and thing.guest is None:
-                nameless.add(thing.key)
-        elif thing.guest is not None and selection.key is None:
-            guests[thing.guest] += 1
-        else:
-            chosen.append(thing)
-    plan = plan_removal(layer, chosen)
-    nameless -= {entry.key for entry in plan.entries}
+    things = list(layer.store.scan(root, contents=selection.needs_contents))
+    problems = [thing for thing in things if isinstance(thing, facts.Problem)]
+    entries = [thing for thing in things if isinstance(thing, Entry) and thing.sums is None]
+    matching = [entry for entry in entries if selection.matches(entry)]
+    # Those of other programs go only if their key is given.
+    plan = plan_removal(layer, (entry for entry in matching if entry.guest is None or selection.key is not None))
+    guests = Counter(entry.guest for entry in matching if entry.guest is not None and selection.key is None)
     left = [f"{count} in {root.path} left, each {whose}; --key names one" for whose, count in guests.items()]
-    if nameless:
+    nameless = {entry.key for entry in entries if selection.kernel and entry.kernels is None and entry.guest is None}
+    if nameless := nameless - {entry.key for entry in plan.entries}:
         have, were = ("entry has", "was") if len(nameless) == 1 else ("entries have", "were")
         left.insert(0, f"{len(nameless)} {have} no known kernel name and {were} left, in {root.path}")
     skipped = [*plan.skipped, *(Note("*", words) for words in left)]

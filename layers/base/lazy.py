@@ -1,4 +1,4 @@
-"""Patterns, modules and objects that cost next to nothing until they are used.
+"""Patterns and objects that cost next to nothing until they are used.
 
 Each start of the program defines many more patterns than it uses, and imports readers of bytes that ``report`` never
 asks. A type checker sees the pattern of the standard library.
@@ -38,11 +38,6 @@ if not TYPE_CHECKING:
     def regex(text, flags=0):  # noqa: ANN001, ANN201 - a type checker sees the standard library's
         """Return a regular expression that is compiled at its first use."""
         return _Lazy(partial(re.compile, text, flags), pattern=text, flags=flags)
-
-
-def module(name: str) -> Any:  # noqa: ANN401 - stands in for any module
-    """Return a stand-in for a module that is imported when an attribute is first read."""
-    return _Lazy(partial(import_module, name))
 
 
 def later(module: str, maker: str, *arguments: object) -> Any:  # noqa: ANN401 - stands in for any object

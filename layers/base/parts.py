@@ -113,8 +113,6 @@ class Lookups:
     watchers: Mapping[str, Path] = {}
     #: Those of the watched modules that must be watched for the numbers to be exact.
     modules: tuple[str, ...] = ()
-    #: The name under which watchers note events, if it is not the layer's own.
-    family: str = ""
     #: Packages whose import is part of a start.
     imports: tuple[str, ...] = ()
     #: OpenCL platforms with the file that listens to the driver of each: its class ``Listener`` hears whether a build
@@ -143,10 +141,9 @@ class Lookups:
         self.files = files or self.files
         self.mapped = mapped or self.mapped
 
-    def owns(self, event: Mapping[str, Any]) -> bool:
-        """Return whether an event that was noted under the layer's name, or its family's, is this layer's."""
-        del event
-        return True
+    def owns(self, event: Mapping[str, Any], layer: str) -> bool:
+        """Return whether an event is this layer's; its ``layer`` is the name under which the watcher noted it."""
+        return bool(event["layer"] == layer)
 
     def counters(self, environment: Environment) -> tuple[int, int] | None:
         """Return the hits and misses that the cache itself has counted since it was made; ``None`` if it has not."""
@@ -175,14 +172,12 @@ class Lookups:
         """Return the part of a driver's error stream that is not the driver's."""
         return heard
 
-    def is_alike(self, entry: Entry, event: Mapping[str, Any]) -> bool:
-        """Return whether an entry of the same kernel might have answered a lookup that missed."""
-        del entry, event
-        return True
+    def part_of(self, detail: Mapping[str, Any]) -> str | None:
+        """Return the name of a part of the cache, as a dictionary's, by an event or the detail of an entry.
 
-    def part_of(self, event: Mapping[str, Any]) -> str | None:
-        """Return the name of the part of the cache that was asked, as a dictionary's; ``None`` if it has no parts."""
-        del event
+        ``None`` if it has no parts. Only entries of the part that was asked can have answered a lookup.
+        """
+        del detail
         return None
 
     def difference(self, alike: Sequence[Entry], event: Mapping[str, Any]) -> str:

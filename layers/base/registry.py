@@ -81,6 +81,4 @@ def _wrong(layer: object) -> str | None:
         return f"takes the name of the built-in layer {layer.name}"
     if not isinstance(layer.title, str) or not isinstance(made(layer.store), Store):
         return "has no title, or no store"
-    if hasattr(layer, "refusals"):
-        return "defines refusals, which is a method of its store"
     return None

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cachectl.layers.formats import details
 
 T = TypeVar("T")
+Sum = TypeVar("Sum", facts.Plan, facts.Outcome)
 #: What can go wrong with one entry of several.
 EntryError = errors.LayerError | OSError
 #: The damage of an entry's bytes, and its effect on the library.
@@ -198,18 +199,17 @@ def write_each(
 
 
 #: A part of a removal: a name for its failures, and what removes its entries.
-Part = tuple[str, Callable[[], "facts.Outcome"]]
+Part = tuple[str, Callable[[], facts.Outcome]]
 
 
-def each_part(layer: str, parts: Iterable[Part]) -> facts.Outcome:
-    """Do the parts of a removal; return the sum of their outcomes. All parts run and count even if one fails."""
-    outcome = facts.Outcome(layer)
+def each_part(total: Sum, parts: Iterable[tuple[str, Callable[[], Sum]]]) -> Sum:
+    """Return the sum of a total and what each part gives; all parts run and count even if one fails."""
     for name, act in parts:
         try:
-            outcome = outcome.plus(act())
-        except (errors.LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
-            outcome = outcome.plus(facts.Outcome(layer, failed=(facts.Note(name, errors.reason_of(error)),)))
-    return outcome
+            total = total.plus(act())
+        except errors.FAILURES as error:  # noqa: PERF203 - one must not end the rest
+            total = total.plus(type(total)(total.layer, failed=(facts.Note(name, errors.reason_of(error)),)))
+    return total
 
 
 @contextmanager

@@ -67,12 +67,14 @@ def create(name: str, folder: int | None = None, mode: int = 0o600) -> int:
     return os.open(name, _NEW, mode, dir_fd=folder)
 
 
-def replace_file(path: str | Path, chunks: Iterable[bytes], *, folder: int | None = None, mode: int = 0) -> None:
+def replace_file(
+    path: str | Path, chunks: Iterable[bytes], *, folder: int | None = None, mode: int = 0, new: bool = False
+) -> None:
     """Replace a file atomically, or create it; the mode of the old one is kept. Raises :class:`OSError`.
 
-    ``folder`` is the open folder of the file; without it, the parent of ``path`` is opened. A new file has the
-    permissions of the umask and those of ``mode``. An interruption leaves the old file or the new one. A kill may leave
-    a stage beside it, which the next call removes.
+    With ``new`` it raises :class:`FileExistsError` if there is a file. ``folder`` is the open folder of the file, by
+    default the parent of ``path``. A new file has the permissions of the umask and those of ``mode``. An interruption
+    leaves the old file or the new one. A kill may leave a stage beside it, which the next call removes.
     """
     above, name = os.path.split(os.path.abspath(path))
     with ExitStack() as stack:
@@ -94,7 +96,7 @@ def replace_file(path: str | Path, chunks: Iterable[bytes], *, folder: int | Non
             write_all(handle, chunks)
             os.fsync(handle)
             # Under its lock, so that nobody takes the stage for an abandoned one.
-            os.replace(stage, name, src_dir_fd=folder, dst_dir_fd=folder)
+            (place_new if new else os.replace)(stage, name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with suppress(OSError):
                 os.unlink(stage, dir_fd=folder)
@@ -124,31 +126,23 @@ def _stage(name: str, folder: int | None) -> tuple[str, int]:
     return stage, create(stage, folder, 0o666)
 
 
-def place_new(source: str | Path, target: str | Path, *, src: int | None = None, dst: int | None = None) -> None:
+def place_new(
+    source: str | Path, target: str | Path, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
+) -> None:
     """Move a file to a free place. Raises :class:`FileExistsError` if the place is taken.
 
     A hard link, unlike a rename, never replaces a file.
     """
     try:
-        os.link(source, target, src_dir_fd=src, dst_dir_fd=dst, follow_symlinks=False)
+        os.link(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, follow_symlinks=False)
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
-        if plain.status_at(target, dir_fd=dst) is not None:
+        if plain.status_at(target, dir_fd=dst_dir_fd) is not None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target)) from error
-        os.rename(source, target, src_dir_fd=src, dst_dir_fd=dst)
+        os.rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
     else:
-        os.unlink(source, dir_fd=src)
-
-
-def new_file(path: str | Path, chunks: Iterable[bytes]) -> None:
-    """Write a whole file into a free place. Raises :class:`FileExistsError` if the place is taken."""
-    stage = Path(path).with_name(plain.own_name())
-    try:
-        replace_file(stage, chunks)
-        place_new(stage, path)
-    finally:
-        remove_file(stage)
+        os.unlink(source, dir_fd=src_dir_fd)
 
 
 # ---------------------------------------------------------------------- removal

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from cachectl.layers.disk import plain
 
@@ -80,24 +80,20 @@ def opened(name: str, handle: int | None = None) -> Iterator[int]:
         os.close(folder)
 
 
-def descend(stack: ExitStack, handle: int, parts: Sequence[str], *, make: bool = False) -> int | None:
-    """Open a folder below a handle component by component; ``None`` if it is missing, or a link is on the way.
-
-    Raises :class:`OSError` if that cannot be determined.
-    """
-    try:
-        return stack.enter_context(made_below(handle, parts, make=make))
-    except OSError as error:
-        if make or not (plain.means_absent(error) or error.errno == errno.ELOOP):
-            raise
-        return None
-
-
 @contextmanager
-def below(handle: int, parts: Sequence[str]) -> Iterator[int | None]:
-    """Open a folder as :func:`descend` does, for a block."""
+def below(handle: int, parts: Sequence[str], *, make: bool = False) -> Iterator[int | None]:
+    """Open a folder below a handle for a block, component by component; ``None`` if it is missing, or a link is there.
+
+    Raises :class:`OSError` if that cannot be determined, or if it cannot be made.
+    """
     with ExitStack() as stack:
-        yield descend(stack, handle, parts)
+        try:
+            folder = stack.enter_context(made_below(handle, parts, make=make))
+        except OSError as error:
+            if make or not (plain.means_absent(error) or error.errno == errno.ELOOP):
+                raise
+            folder = None
+        yield folder
 
 
 @contextmanager
@@ -112,13 +108,8 @@ def made_below(handle: int, parts: Sequence[str], *, make: bool = True) -> Itera
         yield handle
 
 
-class Visited(NamedTuple):
-    """Something that :func:`walk` meets: its name in an open folder, its path below the start, and its status."""
-
-    folder: int
-    name: str
-    path: str
-    status: os.stat_result
+#: What :func:`walk` meets: an open folder, a name in it, the path below the start, and the status.
+Visited = tuple[int, str, str, os.stat_result]
 
 
 def walk(
@@ -146,7 +137,7 @@ def walk(
             raise
         errors.append(error)
     else:
-        yield Visited(handle, name, path, status)
+        yield handle, name, path, status
 
 
 def is_left_own(root: int, name: str, status: os.stat_result) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from cachectl.layers.base import errors
-from cachectl.layers.base.environment import LOCK_TIMEOUT
+from cachectl.layers.base.environment import LOCK_TIMEOUT, node
 from cachectl.layers.disk import handles, plain
 from cachectl.layers.disk.atomic import remove_file
 
@@ -106,17 +105,12 @@ def presence_lock(
         yield
 
 
-def is_abandoned(path: Path, abandoned: Callable[[float], bool]) -> bool:
-    """Return whether :func:`presence_lock` would consider a lock abandoned."""
+def is_abandoned(path: Path, abandoned: Callable[[float], bool], *, remove: bool = False) -> bool:
+    """Return whether :func:`presence_lock` would consider a lock abandoned; with ``remove``, whether it was removed."""
     with suppress(OSError), handles.opened(str(path.parent)) as folder:
+        if remove:
+            return _take_over(folder, path.name, abandoned)
         return _nobody_holds(folder, path.name, time.time() - path.lstat().st_mtime, abandoned)
-    return False
-
-
-def remove_abandoned(path: Path, abandoned: Callable[[float], bool]) -> bool:
-    """Remove a lock if it is abandoned; return whether it was removed."""
-    with suppress(OSError), handles.opened(str(path.parent)) as folder:
-        return _take_over(folder, path.name, abandoned)
     return False
 
 
@@ -191,12 +185,3 @@ def _stamp(folder: int, name: str) -> tuple[int, ...]:
     """Return a version stamp that differs between locks even if the file system reuses an inode."""
     status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
-
-
-def node() -> str:
-    """Return the name of this machine, without an import where the system gives it."""
-    if sys.platform != "win32":
-        return os.uname().nodename
-    import platform
-
-    return platform.node()

@@ -19,13 +19,6 @@ from cachectl.layers.base.errors import LARGEST_ENTRY, too_large
 _ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 _NO_LINKS: Final = getattr(os, "O_NOFOLLOW", 0)
 _FLAGS: Final = os.O_RDONLY | _NO_LINKS | getattr(os, "O_NONBLOCK", 0)
-#: Kinds of files that may block or act when they are opened.
-_SPECIAL: Final = {
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
 #: Reading must not change access times: some caches evict by them.
 _UNNOTICED: Final = getattr(os, "O_NOATIME", 0)
 #: The folder in which the system shows the open files of this process.
@@ -86,32 +79,28 @@ def open_plain(path: str | Path, *, dir_fd: int | None = None, flags: int = _FLA
     Raises :class:`OSError` for a folder, a pipe, a socket or a device, so that nothing in a cache can block this. Links
     are refused too, unless ``follow`` is set: that is for files of an installation, never for files of a cache.
     """
-    with suppress(FileNotFoundError):
-        # Opening a device can already have an effect.
-        _refuse(os.stat(path, dir_fd=dir_fd, follow_symlinks=follow), path)
+    # Opening a device can already have an effect. A link fails when it is opened.
+    if (status := status_at(path, dir_fd=dir_fd, follow=follow)) is not None and not stat.S_ISLNK(status.st_mode):
+        _require_plain(status, path)
     # O_NONBLOCK: a pipe that replaces the file now must not block the open either.
     handle = os.open(path, (flags | _FLAGS) & ~(_NO_LINKS if follow else 0), 0o644, dir_fd=dir_fd)
     try:
-        status = os.fstat(handle)
-        _refuse(status, path)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "a folder, no plain file", str(path))
+        _require_plain(os.fstat(handle), path)
     except OSError:
         os.close(handle)
         raise
     return handle
 
 
-def _refuse(status: os.stat_result, path: str | Path) -> None:
-    if (kind := _SPECIAL.get(stat.S_IFMT(status.st_mode))) is not None:
-        raise OSError(errno.EINVAL, f"{kind}, no plain file", str(path))
+def _require_plain(status: os.stat_result, path: str | Path) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "no plain file, or a link, which is not followed", str(path))
 
 
 def plain_status(path: Path) -> os.stat_result:
     """Return the status of a plain file that is no link. Raises :class:`OSError` for anything else."""
     status = path.lstat()
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "no plain file, or a link, which is not followed", str(path))
+    _require_plain(status, path)
     return status
 
 
@@ -175,24 +164,22 @@ def read_locked(path: str | Path, *, limit: int = -1) -> bytes:
 
 
 def read_installed(path: str | Path) -> bytes:
-    """Read a file of an installation, following links. Raises :class:`OSError` as :func:`open_plain`."""
-    handle = open_plain(path, follow=True)
-    try:
-        return _read_all(handle, path, -1)
-    finally:
-        os.close(handle)
+    """Read a file of an installation, following links. Raises :class:`OSError` as :func:`read_plain`."""
+    return read_plain(path, follow=True)
 
 
-def read_plain(path: str | Path, *, dir_fd: int | None = None, limit: int = -1, most: int = LARGEST_ENTRY) -> bytes:
+def read_plain(
+    path: str | Path, *, dir_fd: int | None = None, limit: int = -1, most: int = LARGEST_ENTRY, follow: bool = False
+) -> bytes:
     """Read a plain file, or its first ``limit`` bytes.
 
     Raises :class:`OSError` as :func:`open_plain`, and for a whole file of more than ``most`` bytes.
     """
     try:
-        handle = open_plain(path, dir_fd=dir_fd, flags=_UNNOTICED)
+        handle = open_plain(path, dir_fd=dir_fd, flags=_UNNOTICED, follow=follow)
     except PermissionError:
         # Only the owner may open with O_NOATIME.
-        handle = open_plain(path, dir_fd=dir_fd)
+        handle = open_plain(path, dir_fd=dir_fd, follow=follow)
     try:
         return _read_all(handle, path, limit, most)
     finally:

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.base import lazy
-from cachectl.layers.base.environment import Environment, user_name, user_state_folder
+from cachectl.layers.base.environment import Environment, node, user_name, user_state_folder
 from cachectl.layers.base.errors import CachectlError, printable
 from cachectl.layers.base.facts import Entry, orphan
 from cachectl.layers.disk import atomic, handles, plain, trust
-from cachectl.layers.disk.locks import node
 from cachectl.layers.host import mounts, processes
 
 #: Prefix of the names of temporary folders.
@@ -172,45 +171,43 @@ def _flock(handle: int) -> bool | None:
 # ---------------------------------------------------------------------- private folders
 
 
-class NotPrivate(CachectlError):
-    """Another user could put files into a folder, or another folder in its place."""
-
-    def __init__(self, folder: Path, why: str) -> None:
-        super().__init__(f"{printable(folder)}: {why}")
-
-
 def private_folder(place: Path, *, make: bool = False) -> Path:
     """Return ``place`` if it is this user's own and has mode 0700, else the folder ``cachectl-UID`` in it, which is.
 
     ``cachectl-UID`` is made if missing and never removed, so that nobody else can make it while a program that was
     started with its path still runs. With ``make``, a missing ``place`` is made with mode 0700. Raises
-    :class:`NotPrivate` if another user could replace either of them or owns a link on the way, :class:`OSError` if
-    neither can be made.
+    :class:`CachectlError` if another user could replace either of them or owns a link on the way, or if neither can be
+    made.
     """
+    try:
+        folder, why = _own_place(place, make=make)
+    except OSError as error:
+        folder, why = Path(error.filename or place), error.strerror
+    if why is not None:
+        raise CachectlError(f"{printable(folder)}: {why}")
+    return folder
+
+
+def _own_place(place: Path, *, make: bool) -> tuple[Path, str | None]:
+    """Return the folder, and why it is not private."""
     has_users = hasattr(os, "geteuid")
     if has_users and (decides := trust.deciding_owner(place)) is not None:
-        raise NotPrivate(place, f"a part of the path belongs to {user_name(decides.st_uid)}, who can replace it")
+        return place, f"a part of the path belongs to {user_name(decides.st_uid)}, who can replace it"
     place = Path(os.path.realpath(place))
     missing = [folder for folder in (*reversed(place.parents), place) if make and not folder.exists()]
-    for folder in missing:
-        _require_unshared(missing[0].parent)
-        with suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
-    _require_unshared(place)
+    for present, folders in ((missing[0].parent if missing else place, missing), (place, [])):
+        if (reason := trust.shared_because(present, sticky=True)) is not None:
+            return present, f"others can replace what is in it: {reason}"
+        for folder in folders:
+            with suppress(FileExistsError):
+                os.mkdir(folder, 0o700)
     # On Windows the temporary folder is private.
     if not has_users or _why_not_private(place) is None:
-        return place
+        return place, None
     own = _own_folder_in(place)
     with suppress(FileExistsError):
         os.mkdir(own, 0o700)
-    if (why := _why_not_private(own)) is not None:
-        raise NotPrivate(own, why)
-    return own
-
-
-def _require_unshared(folder: Path) -> None:
-    if (reason := trust.shared_because(folder, sticky=True)) is not None:
-        raise NotPrivate(folder, f"others can replace what is in it: {reason}")
+    return own, _why_not_private(own)
 
 
 def _own_folder_in(place: Path) -> Path:
@@ -234,24 +231,15 @@ def temporary_parent(environment: Environment) -> tuple[Path, str | None]:
 
     Raises :class:`CachectlError` if there is no private folder.
     """
-    folder = _attempt(environment.temporary)
-    if isinstance(folder, Path):
-        return folder, None
-    elsewhere = _scratch_folder(environment)
-    other = _attempt(elsewhere, make=True)
-    if isinstance(other, Path):
-        return other, f"{folder}; temporary folders are made in {elsewhere}"
-    raise CachectlError(f"no place for temporary folders: {folder}; {other}; set TMPDIR to a folder of mode 700")
-
-
-def _attempt(place: Path, *, make: bool = False) -> Path | str:
-    """Return a private folder, or why there is none."""
     try:
-        return private_folder(place, make=make)
-    except NotPrivate as error:
-        return str(error)
-    except OSError as error:
-        return f"{printable(str(error.filename))}: {error.strerror}"
+        return private_folder(environment.temporary), None
+    except CachectlError as error:
+        reason, elsewhere = str(error), _scratch_folder(environment)
+    try:
+        return private_folder(elsewhere, make=True), f"{reason}; temporary folders are made in {elsewhere}"
+    except CachectlError as error:
+        advice = "set TMPDIR to a folder of mode 700"
+        raise CachectlError(f"no place for temporary folders: {reason}; {error}; {advice}") from error
 
 
 def temporary_parents(environment: Environment) -> Iterator[Path]:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.base import errors
-from cachectl.layers.base.environment import Environment, user_state_folder
+from cachectl.layers.base.environment import Environment, node, user_state_folder
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.disk import atomic, locks
+from cachectl.layers.disk import atomic
 from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.host import distributions, mounts
 
@@ -274,7 +274,7 @@ def _places(path: Path) -> list[str]:
         device = folder.stat().st_dev
         # A file system of the network has no major number.
         kind, source = ("", "") if os.name != "posix" or os.major(device) else mounts.mount_of(folder)
-        places.append(source if kind in mounts.NETWORK else f"{locks.node()}:{device}")
+        places.append(source if kind in mounts.NETWORK else f"{node()}:{device}")
     return places
 
 

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, TypeAlias
 from cachectl.layers.base import errors, facts, lazy
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk import atomic, handles, plain, trust
-from cachectl.layers.disk.handles import NO_ROOM, descend, opened_root, status_of
+from cachectl.layers.disk.handles import NO_ROOM, below, opened_root, status_of
 from cachectl.layers.mesa import entries
 
 _CHUNK: Final = 1 << 20
@@ -393,7 +393,8 @@ class Pair:
         if make:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         root = stack.enter_context(opened_root(self.root))
-        folder = None if root is None else descend(stack, root, [*filter(None, self.folder.split("/"))], make=make)
+        above = [*filter(None, self.folder.split("/"))]
+        folder = None if root is None else stack.enter_context(below(root, above, make=make))
         missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
         if root is None or folder is None:
             raise missing

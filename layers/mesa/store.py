@@ -248,7 +248,7 @@ class ShaderCache(files.TreeStore):
         gone = facts.Outcome(
             self.name, skipped=tuple(facts.Note(entries.key_of(name), "already gone") for name in sorted(left))
         )
-        return outcome.plus(gone).plus(each_part(self.name, parts))
+        return outcome.plus(gone).plus(each_part(facts.Outcome(self.name), parts))
 
     def _remove_files(self, root: facts.Root, targets: Iterable[facts.Entry]) -> facts.Outcome:
         """Remove files by their shapes; any tree removes cachectl's own."""
@@ -260,7 +260,7 @@ class ShaderCache(files.TreeStore):
             (str(root.path), partial(self.tree_of(root, shape=shape).remove, own, tidy=tidy))
             for shape, own in groups.items()
         )
-        return each_part(self.name, removals)
+        return each_part(facts.Outcome(self.name), removals)
 
     def _recount(self, root: facts.Root) -> None:
         """Write the true size into the index, to which Mesa only adds, and by which it decides when to drop entries.

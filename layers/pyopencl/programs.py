@@ -17,6 +17,7 @@ from typing import Final
 
 from cachectl.layers import pyopencl
 from cachectl.layers.base import errors, facts, lazy, store
+from cachectl.layers.base.environment import node
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.disk import handles, locks, plain
 from cachectl.layers.formats import opencl_source
@@ -65,7 +66,7 @@ class ProgramFolders(Folders):
         """Return the words for who may hold a lock: the cachectl that it names, else those who use PyOpenCL."""
         with suppress(OSError):
             match = re.fullmatch(rb"cachectl (\d+) (.*)\n", plain.read_plain(lock, limit=300))
-            if match is not None and match[2] == os.fsencode(locks.node()):
+            if match is not None and match[2] == os.fsencode(node()):
                 return f"process {int(match[1])}"
         users = processes.using(_EXTENSION, processes=self.environment.processes)
         return processes.process_names(users) if users != () else "a program of another machine"
@@ -174,11 +175,11 @@ class ProgramFolders(Folders):
         for base, planned in sorted(by_base.items()):
             guard: Guard = partial(self._locked, root, base) if _BASE.fullmatch(base) else nullcontext
             parts.append((base, partial(self.tree_of(root).remove, planned, guard=guard)))
-        return store.each_part(self.name, parts)
+        return store.each_part(facts.Outcome(self.name), parts)
 
     def _remove_lock(self, root: facts.Root, target: facts.Entry) -> facts.Outcome:
         lock = root.path / target.key
-        if locks.remove_abandoned(lock, partial(self._is_abandoned, lock.parent)):
+        if locks.is_abandoned(lock, partial(self._is_abandoned, lock.parent), remove=True):
             return facts.Outcome(self.name, bytes_freed=target.bytes)
         reason = CHANGED if os.path.lexists(lock) else GONE
         return facts.Outcome(self.name, skipped=(facts.Note(target.key, reason),))

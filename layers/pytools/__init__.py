@@ -71,7 +71,6 @@ class DictionaryLookups(parts.Lookups):
     by = "pytools"
     modules = ("pytools.persistent_dict",)
     watchers: Mapping[str, Path] = dict.fromkeys(modules, Path(__file__).parents[1] / "inside" / "dictionaries.py")
-    family = "pytools"
     imports: tuple[str, ...] = ("pytools",)
     opened = ("/pdict-v5-",)
 
@@ -79,18 +78,14 @@ class DictionaryLookups(parts.Lookups):
         super().__init__()
         self._owns = owns_identifier
 
-    def owns(self, event: Mapping[str, Any]) -> bool:
+    def owns(self, event: Mapping[str, Any], layer: str) -> bool:
         """Return whether the dictionary of an event is the layer's."""
-        return self._owns(str(event.get("dictionary") or ""))
+        del layer
+        return event["layer"] == "pytools" and self._owns(str(event.get("dictionary") or ""))
 
-    def is_alike(self, entry: facts.Entry, event: Mapping[str, Any]) -> bool:
-        """Return whether an entry lies in the dictionary of the event, whatever versions its name bears."""
-        named = event.get("dictionary")
-        return named is None or _without_versions(entry.detail.get("dictionary")) == _without_versions(named)
-
-    def part_of(self, event: Mapping[str, Any]) -> str | None:
-        """Return the dictionary's identifier without versions."""
-        return _without_versions(event["dictionary"]) if event.get("dictionary") else None
+    def part_of(self, detail: Mapping[str, Any]) -> str | None:
+        """Return the dictionary's identifier without the versions that loopy and PyOpenCL append."""
+        return re.sub(r"-v\d.*", "", str(detail["dictionary"])) if detail.get("dictionary") else None
 
     def difference(self, alike: Sequence[facts.Entry], event: Mapping[str, Any]) -> str:
         """Compare the versions in the identifiers of the dictionaries; the keys themselves are hashes."""
@@ -102,11 +97,6 @@ class DictionaryLookups(parts.Lookups):
         if here and len(named) == len(alike):
             return f"an entry of the same kernel is there, but it {min(named, key=len)}"
         return super().difference(alike, event)
-
-
-def _without_versions(identifier: object) -> str:
-    """Return an identifier without the versions that loopy and PyOpenCL append."""
-    return re.sub(r"-v\d.*", "", str(identifier))
 
 
 def _owns(identifier: str) -> bool:

@@ -302,7 +302,7 @@ class Files(TreeStore):
             tidy = always if alone else None
             trees = ((Tree(self.name, root.path, shape), own) for shape, own in planned.items())
             parts = [(str(root.path), partial(tree.remove, own, tidy=tidy)) for tree, own in trees]
-            return store.each_part(self.name, parts)
+            return store.each_part(facts.Outcome(self.name), parts)
 
         return store.remove_counted(self.name, self.index.changing(self, root), remove)
 

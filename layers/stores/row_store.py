@@ -113,7 +113,7 @@ class Rows(store.Store):
                 others += planned
             else:
                 parts.append((file, partial(self._remove_from, rows, file, planned)))
-        return store.each_part(self.name, [*parts, *self.remove_others(root, others)])
+        return store.each_part(facts.Outcome(self.name), [*parts, *self.remove_others(root, others)])
 
     def _remove_from(self, rows: RowFile, file: str, targets: Sequence[facts.Entry]) -> facts.Outcome:
         if not os.path.lexists(rows.path):

@@ -392,7 +392,7 @@ class Tree:
                 return None
             try:
                 own = name if self.shape.companions is not None else ""
-                beside = (handles.Visited(parent, file, file, status) for file in self._files_of(parent, name)[1:])
+                beside = ((parent, file, file, status) for file in self._files_of(parent, name)[1:])
                 for folder, child, path, found in chain(handles.walk(parent, name), beside):
                     if not stat.S_ISDIR(found.st_mode):
                         contents[path or own] = plain.read_plain(child, dir_fd=folder)
@@ -587,7 +587,7 @@ class Tree:
             if replace:
                 os.rename(staged, name, src_dir_fd=stage, dst_dir_fd=parent)
             else:
-                atomic.place_new(staged, name, src=stage, dst=parent)
+                atomic.place_new(staged, name, src_dir_fd=stage, dst_dir_fd=parent)
             return
         for attempt in range(_TRIES if replace else 1):
             old = f".old{attempt}"
@@ -617,12 +617,12 @@ class Tree:
             try:
                 for source, file, to, place in moves:
                     with suppress(FileNotFoundError) if source == parent else nullcontext():
-                        atomic.place_new(file, place, src=source, dst=to)
+                        atomic.place_new(file, place, src_dir_fd=source, dst_dir_fd=to)
                         moved.append((source, file, to, place))
             except OSError:
                 for source, file, to, place in reversed(moved):
                     with suppress(OSError):
-                        atomic.place_new(place, file, src=to, dst=source)
+                        atomic.place_new(place, file, src_dir_fd=to, dst_dir_fd=source)
                 raise
 
     def _move_out(self, parent: int, name: str, folder: int, to: str, freed: list[int] | None = None) -> None:

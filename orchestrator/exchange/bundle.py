@@ -265,7 +265,7 @@ class BundlePlace(place.StorePlace):
         except OSError:
             # It lies elsewhere, or the system does not show open files.
             try:
-                (atomic.new_file if self._old is None else atomic.replace_file)(self._path, pieces(file))
+                atomic.replace_file(self._path, pieces(file), new=self._old is None)
             except FileExistsError as error:
                 raise place.Changed(self.shown) from error
         finally:

@@ -387,11 +387,8 @@ def make_own_root(environment: Environment, base: Path) -> Path:
     root = own_root(environment, base)
     try:
         return temporaries.private_folder(root, make=True)
-    except (temporaries.NotPrivate, OSError) as error:
-        reason = str(error)
-        if not isinstance(error, temporaries.NotPrivate):
-            reason = f"{errors.printable(root)}: {errors.reason_of(error)}"
-        message = f"cannot make the own root: {reason}; --isolated=OWN names another one, for env --root OWN"
+    except errors.CachectlError as error:
+        message = f"cannot make the own root: {error}; --isolated=OWN names another one, for env --root OWN"
         raise errors.CachectlError(message) from error
 
 

@@ -116,7 +116,7 @@ def _push_to_file(stack: LayerSet, file: Path, layer: Layer, place: Path, select
             if _state_of(target) != before:
                 raise Changed(str(file))
             try:
-                (atomic.new_file if before is None else atomic.replace_file)(target, [flat.read_bytes()])
+                atomic.replace_file(target, [flat.read_bytes()], new=before is None)
             except FileExistsError as error:
                 raise Changed(str(file)) from error
             except OSError as error:

@@ -117,7 +117,7 @@ class Evidence:
 
     def owns(self, event: Event) -> bool:
         """Return whether a lookup or store that a program noted was the layer's."""
-        return event["layer"] == (self.part.family or self.layer.name) and self.part.owns(event)
+        return self.part.owns(event, self.layer.name)
 
     def _list(self) -> dict[str, facts.Entry] | None:
         if self._is_system or self._modules:
@@ -300,7 +300,8 @@ class Evidence:
         if event.get("root") and any(entry.key == event.get("key") for entry in self._known):
             return "its entry was there before, and was damaged or removed"
         named = [entry for entry in self._known if set(kernels) & set(entry.kernels or ())]
-        alike = [entry for entry in named if self.part.is_alike(entry, event)]
+        asked = self.part.part_of(event)
+        alike = [entry for entry in named if asked in (None, self.part.part_of(entry.detail))]
         if not alike:
             nameless = sum(entry.kernels is None for entry in self._known)
             known = f"no entry like it is known; {nameless} have no known kernel name"

@@ -232,5 +232,5 @@ def test_whatever_lies_in_the_folder_the_status_is_the_commands(home: Home) -> N
     # A process may have noted there what was not read.
     loopy = layer_of(document, "loopy")
     assert loopy["evidence"] == "inferred"
-    for name in ("1.events: a pipe, no plain file", "2.events", "3.events", "999999999999.events: over the limit"):
+    for name in ("1.events: no plain file", "2.events", "3.events", "999999999999.events: over the limit"):
         assert name in loopy["why"]

@@ -15,7 +15,7 @@ from homes import Home
 from tiers import thorough
 
 from cachectl.layers.base.errors import CachectlError
-from cachectl.layers.disk.temporaries import NotPrivate, private_folder, temporary_parent
+from cachectl.layers.disk.temporaries import private_folder, temporary_parent
 from cachectl.stage import NodeRoot
 
 NOBODY = 65534
@@ -43,7 +43,7 @@ def test_a_folder_of_ones_own_is_used_itself_and_made_where_it_is_missing(tmp_pa
     assert private_folder(tmp_path / "a/b", make=True) == tmp_path / "a/b"
     assert mode(tmp_path / "a/b") == 0o700
     assert private_folder(shared / "job", make=True) == shared / "job"
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(CachectlError, match="No such file"):
         private_folder(tmp_path / "missing")
     # Others can look into this one, but write nothing: a folder is made in it.
     (tmp_path / "open").mkdir(mode=0o755)
@@ -66,7 +66,7 @@ def test_a_planted_folder_is_refused_and_the_home_takes_its_place(home: Home, sh
         place.chmod(0o750 if planted == "wide" else 0o700)
     if planted == "theirs":
         os.chown(place, NOBODY, NOBODY)
-    with pytest.raises(NotPrivate, match=f"^{place}: "):
+    with pytest.raises(CachectlError, match=f"^{place}: "):
         private_folder(shared)
     done = home.cachectl("run", "--isolated", "--", "sh", "-c", 'echo "$XDG_CACHE_HOME"', TMPDIR=str(shared))
     scratch = home.path / ".local/state/cachectl/scratch"
@@ -77,7 +77,7 @@ def test_a_planted_folder_is_refused_and_the_home_takes_its_place(home: Home, sh
 
 def test_without_any_place_one_line_says_so(home: Home, shared: Path) -> None:
     shared.chmod(0o777)
-    with pytest.raises(NotPrivate, match="other users can write to"):
+    with pytest.raises(CachectlError, match="other users can write to"):
         private_folder(shared)
     environment = replace(home.environment(XDG_STATE_HOME=str(shared)), temporary=shared)
     with pytest.raises(CachectlError, match="no place for temporary folders"):
