@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from homes import Home
-from support.drivers import register_driver
-from support.layers import clear, got, orphans, python, root_of, running, usage_of, verified, write
+from support.layers import clear, got, orphans, python, register_driver, root_of, running, usage_of, verified, write
 
 from cachectl.layers import pyopencl as pyopencl_cache
 from cachectl.layers.base.errors import Busy

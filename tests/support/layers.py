@@ -107,3 +107,13 @@ def running(*command: str | Path, **options: Any) -> Iterator[subprocess.Popen[s
 def python(script: str, *arguments: str | Path) -> tuple[str | Path, ...]:
     """Return the command that runs a script of the test."""
     return (sys.executable, "-c", script, *arguments)
+
+
+def register_driver(folder: Path, name: str) -> str:
+    """Register a driver that is never loaded; return the ICD file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / name
+    library.symlink_to(sys.executable)
+    file = folder / f"{name}.icd"
+    file.write_text(f"{library}\n")
+    return str(file)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from homes import Home
-from support.drivers import register_driver
+from support.layers import register_driver
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.drivers import driver_files, driver_libraries, only_library, opencl_drivers
