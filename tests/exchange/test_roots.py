@@ -15,7 +15,8 @@ import pytest
 from homes import CACHECTL, Home
 from support.bundles import TRUSTED
 from support.kernels import add_kernels, kernels_in
-from support.miopen_kernels import ARGS, CODE, FIND, RAW, environment_of, packed, store, stored, user_file
+from support.miopen_files import FIND, RAW, store, stored
+from support.miopen_kernels import ARGS, CODE, environment_of, packed, user_file
 
 from cachectl.exchange.trust import Untrusted
 from cachectl.layers.base.conformance import snapshot
@@ -98,7 +99,7 @@ def test_a_root_has_no_entries_of_the_machine(home: Home, tmp_path: Path, new_ho
 
 def test_a_database_in_use_becomes_a_file_to_install(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    kernels = {("conv.cl.o", ARGS): packed(CODE), ("wino.s.o", ARGS): packed(RAW)}
+    kernels = {"conv.cl.o": packed(CODE), "wino.s.o": packed(RAW)}
     path = store(user_file(home), kernels, wal=True)
     target = tmp_path / "db/gfx90a6e.kdb"
     target.parent.mkdir()
@@ -106,7 +107,7 @@ def test_a_database_in_use_becomes_a_file_to_install(tmp_path: Path) -> None:
     done = Stack(environment_of(home)).push(str(target))
     assert snapshot(home / ".cache") == before
     assert (done.total.placed, done.total.failed, done.digest) == (2, 0, None)
-    assert {row[:2]: row[2:] for row in stored(target)} == kernels
+    assert stored(target) == kernels
     # Rollback mode: others than its owner can open it, where they may not write next to it.
     assert target.read_bytes()[18:20] == b"\x01\x01"
     installed = environment_of(tmp_path / "another", MIOPEN_SYSTEM_DB_PATH=str(target.parent))
@@ -116,10 +117,10 @@ def test_a_database_in_use_becomes_a_file_to_install(tmp_path: Path) -> None:
     assert found is not None
     assert found.data == CODE
     # It is completed, and nothing in it is replaced.
-    store(path, {("conv.cl.o", ARGS): packed(RAW), ("new.cl.o", ARGS): packed(CODE)})
+    store(path, {"conv.cl.o": packed(RAW), "new.cl.o": packed(CODE)})
     again = Stack(environment_of(home)).push(str(target))
     assert again.total.placed == 1
-    assert ("conv.cl.o", ARGS, *packed(CODE)) in stored(target)
+    assert stored(target)["conv.cl.o"] == packed(CODE)
 
 
 def test_a_database_that_a_program_has_open_is_not_replaced(home: Home, tmp_path: Path) -> None:

@@ -26,8 +26,6 @@ COLUMNS = "kernel_name, kernel_args, kernel_blob, kernel_hash, uncompressed_size
 INSERT = f"INSERT OR REPLACE INTO kern_db({COLUMNS}) VALUES(?, ?, ?, ?, ?)"
 NAME = "MIOpenConvUni.cl.o"
 ARGS = " -DMLO_HW_WAVE_SZ=64 -mcpu=gfx90a"
-RAW = b"\x7fELF raw"
-FIND = "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
 CODE = b"\x7fELF" + b"some code that packs well " * 400
 VERSION = "3.3.0.a85ca8a54"
 

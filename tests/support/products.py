@@ -26,7 +26,8 @@ from cachectl.layers.pytools import PytoolsDictionaries
 from support import mesa
 from support.dictionaries import NONE, dictionary
 from support.layers import environment_of
-from support.miopen_kernels import ARGS, CODE, FIND, NAME, RAW, packed, store, user_file
+from support.miopen_files import FIND
+from support.miopen_kernels import ARGS, CODE, NAME, packed, store, user_file
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -130,7 +131,7 @@ OTHER = ("Conv_Winograd_v21_1_3.s.o", " -mcpu=gfx90a")
 
 def fill_kernels(home: Path) -> None:
     """Make one cache of each generation of MIOpen."""
-    store(user_file(home), {(NAME, ARGS): packed(CODE), OTHER: packed(RAW)}, wal=True)
+    store(user_file(home), {(NAME, ARGS): packed(CODE), OTHER: packed(b"\x7fELF raw")}, wal=True)
     store(user_file(home, "gfx906_60", "3.2.0.x"), {(NAME, ARGS): (CODE, packed(CODE)[1], 0)})
     path = home / ".cache" / "miopen" / OBJECT
     path.parent.mkdir(parents=True)
