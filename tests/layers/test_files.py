@@ -27,10 +27,6 @@ def neo(tmp_path: Path) -> Layer:
     return PRODUCTS["neo"].filled(tmp_path)
 
 
-def folder_of(layer: Layer) -> Path:
-    return root_of(layer)
-
-
 #: The numbers of entries, of those that name kernels, and of all files.
 COUNTS = {"neo": (8, 8, 12), "comgr": (4, 3, 5)}
 
@@ -138,7 +134,7 @@ def test_a_zebin_names_kernels_device_and_version(tmp_path: Path, kind: int, val
 
 
 def accounted(layer: Layer) -> int:
-    (size,) = struct.unpack("=Q", (folder_of(layer) / "config.file").read_bytes())
+    (size,) = struct.unpack("=Q", (root_of(layer) / "config.file").read_bytes())
     assert isinstance(size, int)
     return size
 
@@ -159,7 +155,7 @@ def test_put_and_a_purge_set_the_account_right(neo: Layer) -> None:
 @pytest.mark.parametrize("content", [None, b"size = 5 # somebody's own"])
 def test_an_account_that_is_missing_or_not_the_drivers_is_not_written(neo: Layer, content: bytes | None) -> None:
     """Without one the driver counts itself."""
-    path = folder_of(neo) / "config.file"
+    path = root_of(neo) / "config.file"
     path.unlink()
     if content is not None:
         path.write_bytes(content)
@@ -174,13 +170,13 @@ def test_an_account_that_is_missing_or_not_the_drivers_is_not_written(neo: Layer
 
 @pytest.mark.parametrize(("counted", "words"), [(10**9, "too early"), (1, "beyond its limit")])
 def test_an_account_with_a_wrong_sum_is_reported(neo: Layer, counted: int, words: str) -> None:
-    (folder_of(neo) / "config.file").write_bytes(struct.pack("=Q", counted))
+    (root_of(neo) / "config.file").write_bytes(struct.pack("=Q", counted))
     (found,) = verified(neo)
     assert (found.code, words in found.message) == ("index", True)
 
 
 def test_the_effect_of_an_unreadable_entry_is_reported(neo: Layer) -> None:
-    large = folder_of(neo) / "0123456789abcdef.cl_cache"
+    large = root_of(neo) / "0123456789abcdef.cl_cache"
     large.touch()
     os.truncate(large, (1 << 30) + 1)
     (given,) = (finding for finding in verified(neo) if finding.key == large.name)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from homes import Home
-from support.layers import clear, got, orphans, root_of, usage_of, verified, write
+from support.layers import clear, got, orphans, programs, root_of, usage_of, verified, write
 from support.products import BITCODE, POCL_KEY
 from support.products import NATIVE as ELF
 from support.products import place as lay_out
 
 from cachectl.layers.base.errors import Damaged
-from cachectl.layers.base.facts import Artifact, Entry, Finding, Problem, Severity
+from cachectl.layers.base.facts import Artifact, Entry, Problem, Severity
 from cachectl.layers.base.layer import put_many
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.stores.archive import pack, unpack
@@ -194,7 +194,7 @@ def test_empty_folders_stay_while_a_program_may_build(layer: PoclKernels, monkey
     os.utime(root / "AB", (1, 1))
     planned_before = layer.plan_clear()
     assert [target.key for target in planned_before.entries] == ["AB"]
-    monkeypatch.setattr("cachectl.layers.host.processes.using", lambda _libraries, **_: (4711,))
+    programs(monkeypatch, 4711)
     plan = layer.plan_clear()
     assert plan.entries == ()
     assert [(note.key, "process 4711" in note.because) for note in plan.skipped] == [("AB", True)]
@@ -203,7 +203,7 @@ def test_empty_folders_stay_while_a_program_may_build(layer: PoclKernels, monkey
         outcome = layer.clear(planned_before)
         assert [note.key for note in outcome.skipped] == ["AB"]
         assert (root / "AB").is_dir()
-        monkeypatch.setattr("cachectl.layers.host.processes.using", lambda _libraries, **_: ())
+        programs(monkeypatch)
         program = place(layer, NAME, {"program.bc": BITCODE}) / "program.bc"
         os.utime(root / "AB", (1, 1))
     assert program.is_file()
@@ -240,22 +240,18 @@ def test_what_is_not_checked_is_said(warm: Home) -> None:
     assert json.loads(warm.cachectl("verify", "pocl", "--json").stdout)["not_checked"] == {"pocl": said}
 
 
-def findings_of(layer: PoclKernels) -> list[Finding]:
-    return [finding for root in layer.roots() for finding in layer.store.verify(root)]
-
-
 @pytest.mark.real
 def test_a_pocl_that_links_itself_replaces_a_damaged_object(home: Home, built_pocl: Driver) -> None:
     home.python("kernels.py", "1", **built_pocl.variables)
     layer = PoclKernels(home.environment())
-    assert findings_of(layer) == []
+    assert verified(layer) == []
     path = next(root_of(layer).glob("*/*/*/*/*.so.o"))
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
-    assert [finding.severity for finding in findings_of(layer)] == [Severity.HEALS]
+    assert [finding.severity for finding in verified(layer)] == [Severity.HEALS]
     shutil.rmtree(home.path / ".cache/pytools")
     home.python("kernels.py", "1", **built_pocl.variables)
-    assert findings_of(layer) == []
+    assert verified(layer) == []
 
 
 def test_an_entry_with_a_file_that_is_never_carried_equals_its_artifact(layer: PoclKernels) -> None:

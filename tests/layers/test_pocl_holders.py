@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from homes import Home
-from support.layers import assigned, clear, python, root_of, running, write
+from support.layers import assigned, clear, programs, python, root_of, running, write
 from tiers import needing
 
 from cachectl.layers.pocl import PoclKernels
@@ -94,7 +94,7 @@ def test_an_entry_is_held_by_programs_that_ran_when_it_was_used(home: Home, monk
         write(folder / "program.bc", b"BC\xc0\xde")
         for path in (folder / "program.bc", folder):
             os.utime(path, (time.time() - age * 3600,) * 2)
-    monkeypatch.setattr("cachectl.layers.host.processes.using", lambda _libraries, **_: (4711, 4712))
+    programs(monkeypatch, 4711, 4712)
     monkeypatch.setattr("cachectl.layers.host.processes.age_of", lambda pid, **_: {4711: 7200.0, 4712: 3600.0}[pid])
     plan = layer.plan_clear()
     assert [target.key for target in plan.entries] == ["AB/" + "D" * 37]

@@ -14,7 +14,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 from homes import Home
-from support.layers import clear, got, orphans, python, register_driver, root_of, running, usage_of, verified, write
+from support.layers import (
+    clear,
+    got,
+    orphans,
+    programs,
+    python,
+    register_driver,
+    root_of,
+    running,
+    usage_of,
+    verified,
+    write,
+)
 
 from cachectl.layers import pyopencl as pyopencl_cache
 from cachectl.layers.base.errors import Busy
@@ -165,10 +177,10 @@ def test_a_lock_that_nobody_holds_goes(warm: Home, layer: PyOpenCLBinaries, monk
     assert (lock.exists(), list(orphans(layer)), layer.clear(plan).removed) == (True, [], 0)
     os.utime(lock, (1, 1))
     assert list(orphans(layer)) == [f"{lock.parent.name}/lock"]
-    monkeypatch.setattr("cachectl.layers.host.processes.using", lambda _libraries, **_: (4711,))
+    programs(monkeypatch, 4711)
     assert (layer.store.usage(root).orphan_files, layer.clear(plan).removed) == (0, 0)
     assert lock.exists()
-    monkeypatch.setattr("cachectl.layers.host.processes.using", lambda _libraries, **_: ())
+    programs(monkeypatch)
     # A purge takes it over.
     assert layer.clear(plan).removed == 3
     assert not lock.exists()

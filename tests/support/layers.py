@@ -12,6 +12,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cachectl.layers.base.conformance import nobody
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Artifact, Entry, Finding, Outcome, Usage
@@ -90,6 +92,11 @@ def root_of(layer: Layer) -> Path:
 def usage_of(layer: Layer) -> Usage:
     """Return the usage of the first root."""
     return layer.store.usage(layer.roots()[0])
+
+
+def programs(monkeypatch: pytest.MonkeyPatch, *processes: int) -> None:
+    """Let these processes use the library of any layer."""
+    monkeypatch.setattr("cachectl.layers.host.processes.using", lambda _libraries, **_: processes)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from cachectl.layers.base.facts import Ability, Artifact, Problem, Severity
 from cachectl.layers.base.layer import get_many, put_many
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen import MIOpenSystemTuning, MIOpenTuning
+from cachectl.stack import Stack
 
 
 def artifact(key: str, line: str, layer: str = "miopen-tuning") -> Artifact:
@@ -58,6 +59,8 @@ def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path, layer: MIOpen
 def test_tuning_is_precious_and_knows_no_kernels(tmp_path: Path, layer: MIOpenTuning) -> None:
     fill(tmp_path)
     assert layer.about.precious
+    stack = Stack(layer.environment, plugins=False)
+    assert "miopen-tuning" not in {one.name for one in stack.clearable()}
     assert layer.abilities()[Ability.KERNELS] is not None
     plan = layer.plan_clear(Selection(kernel="*"))
     assert (plan.entries, "kernel" in plan.skipped[0].because) == ((), True)
